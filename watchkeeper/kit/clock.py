@@ -1,0 +1,83 @@
+"""Time as a thing that is handed over, so that tests and simulated fleets can choose it.
+
+`hub.py`, `agent.py` and the simulator own a clock and give `now` to the stages below them; no
+stage reads a clock itself. A `ScaledClock` lets a simulated hour pass in a minute: the hub and the
+simulator share its epoch and speed, so they agree about the time without talking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """The time now, and a way to wait for later."""
+
+    def now(self) -> datetime: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class ScaledClock:
+    """Wall time, or a multiple of it counted from an epoch; speed 1 is the ordinary clock."""
+
+    def __init__(self, *, speed: float = 1.0, epoch_seconds: float | None = None) -> None:
+        if speed <= 0:
+            raise ValueError(f"clock speed {speed} must be above 0")
+        self.speed = speed
+        self.epoch_seconds = time.time() if epoch_seconds is None else epoch_seconds
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.epoch_seconds + (time.time() - self.epoch_seconds) * self.speed, UTC)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds) / self.speed)
+
+
+class ManualClock:
+    """A clock that only moves when a test says so; sleepers wake in the order of their deadlines."""
+
+    def __init__(self, start: datetime) -> None:
+        self._now = start
+        self._sleepers: list[tuple[datetime, asyncio.Future[None]]] = []
+
+    def now(self) -> datetime:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self._now + timedelta(seconds=max(0.0, seconds)), future))
+        await future
+
+    async def advance(self, seconds: float) -> None:
+        """Move time forward, letting every sleeper whose deadline passes run at its own time."""
+        until = self._now + timedelta(seconds=seconds)
+        while True:
+            due = min((s for s in self._sleepers if s[0] <= until), key=lambda s: s[0], default=None)
+            if due is None:
+                break
+            self._sleepers.remove(due)
+            self._now = max(self._now, due[0])
+            if not due[1].cancelled():
+                due[1].set_result(None)
+            await settle()
+        self._now = until
+        await settle()
+
+
+async def settle() -> None:
+    """Let every task that is ready run until it waits again."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def to_ms(at: datetime) -> int:
+    """Milliseconds since 1970, as Prometheus counts time."""
+    return round(at.timestamp() * 1000)
+
+
+def from_ms(at_ms: int | float) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000, UTC)

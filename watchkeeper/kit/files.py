@@ -1,0 +1,69 @@
+"""Files that are whole or not there, and directories that have one owner."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from watchkeeper.errors import StartRefused
+
+OWNER_MARK = "watchkeeper.data"
+
+
+def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Replace a file so that a reader, or a crash, sees the old content or the new one."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+class DataDirectory:
+    """A directory that this process alone uses, marked as ours and locked while we live."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = -1
+
+    def claim(self) -> None:
+        """Create or take over the directory; refuse one that is someone else's, or in use."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o750)
+            mark = self.path / OWNER_MARK
+            if not mark.exists():
+                self._refuse_foreign()
+                write_whole(mark, b"format 1\n")
+            self._lock = os.open(mark, os.O_RDWR)
+        except OSError as error:
+            raise StartRefused(
+                f"the data directory cannot be used: {error.strerror}",
+                where=str(self.path),
+                remedy="Choose another with --data DIR",
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise StartRefused(
+                "another Watchkeeper is using this data directory",
+                where=str(self.path),
+                remedy="Stop it first, or choose another directory with --data DIR",
+            ) from error
+
+    def _refuse_foreign(self) -> None:
+        strangers = sorted(entry.name for entry in self.path.iterdir())
+        if strangers:
+            raise StartRefused(
+                f"the data directory holds files of someone else ({', '.join(strangers[:3])})",
+                where=str(self.path),
+                remedy="Choose an empty or new directory with --data DIR",
+            )
+
+    def release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1

@@ -1,0 +1,194 @@
+"""The one way in which our dataclasses become JSON and come back.
+
+Used for everything that crosses a wire or is kept: events, incidents, settings, API bodies. It is
+plain standard library because the agent uses it too. Decoding reads the type hints, checks
+everything, and reports all problems at once, each with its dotted path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar
+
+from watchkeeper.errors import WireError, quote
+
+T = TypeVar("T")
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses, enums, times and containers as what `json` can write; None fields are kept."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: to_plain(getattr(value, name)) for name in _field_types(type(value))}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return format_time(value)
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON with sorted keys: equal values give equal text, which the journal's hash needs."""
+    return json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def loads(kind: type[T], text: str | bytes) -> T:
+    """Decode JSON text into `kind`, or raise WireError with every problem found."""
+    try:
+        plain = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError((f"not JSON: {error}",)) from error
+    return from_plain(kind, plain)
+
+
+def from_plain(kind: type[T], plain: Any, *, path: str = "") -> T:
+    """Build `kind` from plain values, or raise WireError with every problem found."""
+    problems: list[str] = []
+    value = _build(kind, plain, path, problems)
+    if problems:
+        raise WireError(tuple(problems))
+    return typing.cast(T, value)
+
+
+def format_time(at: datetime) -> str:
+    """RFC 3339 in UTC with microseconds: sorts as text in the order of time."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_time(text: str) -> datetime:
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError("has no time zone; end it with Z for UTC")
+    return at.astimezone(UTC)
+
+
+@cache
+def _field_types(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+
+
+def _complain(problems: list[str], path: str, what: str) -> None:
+    problems.append(f"{path}: {what}" if path else what)
+
+
+def _build(kind: Any, plain: Any, path: str, problems: list[str]) -> Any:
+    """Dispatch on the shape of the type hint; complaints are collected, never raised."""
+    kind = getattr(kind, "__supertype__", kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return plain
+    if origin in (typing.Union, types.UnionType):
+        return _build_union(args, plain, path, problems)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _build_dataclass(kind, plain, path, problems)
+    if origin in (tuple, list, frozenset, Sequence):
+        return _build_sequence(origin, args, plain, path, problems)
+    if origin in (dict, Mapping):
+        return _build_mapping(args, plain, path, problems)
+    return _build_leaf(kind, plain, path, problems)
+
+
+def _build_union(args: tuple[Any, ...], plain: Any, path: str, problems: list[str]) -> Any:
+    if plain is None and type(None) in args:
+        return None
+    choices = [arg for arg in args if arg is not type(None)]
+    for choice in choices[:-1]:
+        trial: list[str] = []
+        value = _build(choice, plain, path, trial)
+        if not trial:
+            return value
+    return _build(choices[-1], plain, path, problems)
+
+
+def _build_dataclass(kind: type, plain: Any, path: str, problems: list[str]) -> Any:
+    if not isinstance(plain, Mapping):
+        _complain(problems, path, f"expected a table, found {quote(plain)}")
+        return None
+    known, values, before = _field_types(kind), {}, len(problems)
+    for name in plain:
+        if name not in known:
+            _complain(problems, f"{path}.{name}".lstrip("."), f"unknown key; known here: {', '.join(known)}")
+    for field in dataclasses.fields(kind):
+        if field.name in plain and field.name in known:
+            values[field.name] = _build(
+                known[field.name], plain[field.name], f"{path}.{field.name}".lstrip("."), problems
+            )
+        elif field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            _complain(problems, f"{path}.{field.name}".lstrip("."), "is missing")
+    if len(problems) > before:
+        return None
+    try:
+        return kind(**values)
+    except ValueError as error:
+        _complain(problems, path, str(error))
+        return None
+
+
+def _build_sequence(origin: Any, args: tuple[Any, ...], plain: Any, path: str, problems: list[str]) -> Any:
+    if not isinstance(plain, (list, tuple)):
+        _complain(problems, path, f"expected a list, found {quote(plain)}")
+        return None
+    if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
+        if len(plain) != len(args):
+            _complain(problems, path, f"expected {len(args)} items, found {len(plain)}")
+            return None
+        return tuple(
+            _build(arg, item, f"{path}[{at}]", problems) for at, (arg, item) in enumerate(zip(args, plain, strict=True))
+        )
+    items = [_build(args[0], item, f"{path}[{at}]", problems) for at, item in enumerate(plain)]
+    return items if origin is list else frozenset(items) if origin is frozenset else tuple(items)
+
+
+def _build_mapping(args: tuple[Any, ...], plain: Any, path: str, problems: list[str]) -> Any:
+    if not isinstance(plain, Mapping):
+        _complain(problems, path, f"expected a table, found {quote(plain)}")
+        return None
+    return {
+        _build(args[0], key, f"{path}.{key}".lstrip("."), problems): _build(
+            args[1], item, f"{path}.{key}".lstrip("."), problems
+        )
+        for key, item in plain.items()
+    }
+
+
+def _build_leaf(kind: Any, plain: Any, path: str, problems: list[str]) -> Any:
+    try:
+        if kind is datetime:
+            return parse_time(plain)
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return kind(plain)
+        if kind is float and isinstance(plain, int) and not isinstance(plain, bool):
+            return float(plain)
+        if kind is float and isinstance(plain, float) and not math.isfinite(plain):
+            raise ValueError
+        if isinstance(kind, type) and isinstance(plain, kind) and not (kind is int and isinstance(plain, bool)):
+            return plain
+        raise ValueError
+    except (ValueError, TypeError):
+        _complain(problems, path, f"expected {_describe(kind)}, found {quote(plain)}")
+        return None
+
+
+def _describe(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "one of " + ", ".join(str(member.value) for member in kind)
+    names = {
+        str: "text",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        datetime: "a time such as 2026-01-31T09:00:00Z",
+    }
+    return names.get(kind, getattr(kind, "__name__", str(kind)))

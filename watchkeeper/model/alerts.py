@@ -1,0 +1,61 @@
+"""An alert is one rule and one label set; its state moves as Prometheus moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from watchkeeper.model.labels import Labels
+
+
+class Severity(StrEnum):
+    """Three tiers: wake someone, open a ticket, keep in mind. The same word as in rule files."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    INFO = "info"
+
+    @property
+    def rank(self) -> int:
+        """Higher is worse."""
+        return {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}[self]
+
+
+class AlertState(StrEnum):
+    PENDING = "pending"
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+ALERT_MOVES: Mapping[AlertState | None, frozenset[AlertState | None]] = {
+    None: frozenset({AlertState.PENDING, AlertState.FIRING}),
+    AlertState.PENDING: frozenset({None, AlertState.FIRING}),
+    AlertState.FIRING: frozenset({AlertState.RESOLVED}),
+    AlertState.RESOLVED: frozenset({None, AlertState.PENDING, AlertState.FIRING}),
+}
+"""Which state may follow which; None is inactive, which is not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One rule, one label set. `labels` includes `alertname`; `value` is the expression's at the last evaluation."""
+
+    labels: Labels
+    state: AlertState
+    active_at: datetime
+    value: float
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    fired_at: datetime | None = None
+    resolved_at: datetime | None = None
+
+    @property
+    def name(self) -> str:
+        return self.labels.get("alertname", "")
+
+    @property
+    def severity(self) -> Severity:
+        """The rule's `severity` label; a rule of someone else without one counts as a warning."""
+        text = self.labels.get("severity", "")
+        return Severity(text) if text in set(Severity) else Severity.WARNING

@@ -1,0 +1,140 @@
+"""Events happen, conditions live.
+
+An event is immutable and has an id that a retried push repeats. A condition is what is so because of
+events: it opens with the first, repeats, and clears by a rule. It is never stored as a truth of its
+own: `fold` computes it from events, so a restart changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from watchkeeper.model.fleet import Place
+
+
+class EventKind(StrEnum):
+    """What sort of thing happened; `code` tells more where the kind has numbers."""
+
+    XID = "xid"
+    SXID = "sxid"
+    GPU_LOST = "gpu_lost"
+    PCIE_ERROR = "pcie_error"
+    MACHINE_CHECK = "machine_check"
+    OOM_KILL = "oom_kill"
+    GPU_RESET = "gpu_reset"
+    NODE_BOOT = "node_boot"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Who was using the GPU; either part may be unknown."""
+
+    pid: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened. `at` is the source's clock, `received_at` the hub's (None until it got there)."""
+
+    id: str
+    kind: EventKind
+    code: int | None
+    place: Place
+    at: datetime
+    text: str
+    received_at: datetime | None = None
+    process: Process | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Where a stream of events comes from; `event_id` makes ids that stay the same on a retry."""
+
+    cluster: str
+    node: str
+    boot: str
+    name: str
+
+    def event_id(self, sequence: int) -> str:
+        return f"{self.cluster}/{self.node}/{self.boot}/{self.name}/{sequence}"
+
+
+ConditionKey = tuple[Place, EventKind, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What is so at a place since some time, folded from events of one kind and code."""
+
+    key: ConditionKey
+    since: datetime
+    last: datetime
+    count: int
+    cleared_at: datetime | None = None
+    cleared_why: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.cleared_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class ClearRule:
+    """When a condition is over: after a quiet time, or by an event at the same or an enclosing place."""
+
+    quiet_seconds: float | None = None
+    cleared_by: frozenset[EventKind] = frozenset()
+
+
+def fold(events: Iterable[Event], rule: ClearRule, now: datetime) -> dict[ConditionKey, Condition]:
+    """The newest condition of each key at `now`.
+
+    Order and repetition of the events do not matter: they are taken by time, each id once. A
+    condition that cleared and came back starts anew.
+    """
+    conditions: dict[ConditionKey, Condition] = {}
+    unique = {event.id: event for event in events}
+    for event in sorted(unique.values(), key=lambda event: (event.at, event.id)):
+        if event.at > now:
+            continue
+        if event.kind in rule.cleared_by:
+            _clear_by(conditions, event)
+            continue
+        key = (event.place, event.kind, event.code)
+        known = _settle(conditions[key], rule, event.at) if key in conditions else None
+        if known is None or not known.is_open:
+            conditions[key] = Condition(key, since=event.at, last=event.at, count=1)
+        else:
+            conditions[key] = Condition(key, since=known.since, last=event.at, count=known.count + 1)
+    return {key: _settle(condition, rule, now) for key, condition in conditions.items()}
+
+
+def _settle(condition: Condition, rule: ClearRule, now: datetime) -> Condition:
+    """The condition at `now`: cleared if it has been quiet for long enough."""
+    if not condition.is_open or rule.quiet_seconds is None:
+        return condition
+    quiet_until = condition.last + timedelta(seconds=rule.quiet_seconds)
+    if now < quiet_until:
+        return condition
+    why = f"quiet for {rule.quiet_seconds:g} s"
+    return Condition(
+        condition.key, condition.since, condition.last, condition.count, cleared_at=quiet_until, cleared_why=why
+    )
+
+
+def _clear_by(conditions: dict[ConditionKey, Condition], event: Event) -> None:
+    for key, condition in conditions.items():
+        if condition.is_open and event.place.encloses(key[0]):
+            conditions[key] = Condition(
+                key,
+                condition.since,
+                condition.last,
+                condition.count,
+                cleared_at=event.at,
+                cleared_why=f"{event.kind} {event.id}",
+            )

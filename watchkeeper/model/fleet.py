@@ -1,0 +1,127 @@
+"""The fleet: nodes, GPUs, and `Place`, the name of anything that can break.
+
+A GPU is named by its UUID, because index, PCI address and even serial number move. What a node
+should have (`expected_gpus`) is kept apart from what it reports: without an expectation nobody may
+claim that something is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from urllib.parse import quote, unquote
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """What can break, from a whole cluster down to a MIG slice or a port.
+
+    `domain` names a failure domain such as `rack=r12`; a place has a domain or a node, not both.
+    """
+
+    cluster: str
+    node: str | None = None
+    gpu: str | None = None
+    slice: str | None = None
+    port: str | None = None
+    domain: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.cluster:
+            raise ValueError("a place needs a cluster")
+        if self.node is None and (self.gpu or self.slice or self.port):
+            raise ValueError("a GPU, slice or port needs its node")
+        if self.node is not None and self.domain is not None:
+            raise ValueError("a place has a node or a domain, not both")
+        if self.slice is not None and self.gpu is None:
+            raise ValueError("a slice needs its GPU")
+        if self.gpu is not None and self.port is not None:
+            raise ValueError("a place has a GPU or a port, not both")
+
+    @property
+    def parent(self) -> Place | None:
+        """The next larger place that is known from the name alone; None for a cluster."""
+        if self.slice is not None:
+            return replace(self, slice=None)
+        if self.gpu is not None or self.port is not None:
+            return replace(self, gpu=None, port=None)
+        if self.node is not None or self.domain is not None:
+            return Place(self.cluster)
+        return None
+
+    def encloses(self, other: Place) -> bool:
+        """True when `other` is this place or lies inside it; domains need the inventory, see `Node.places`."""
+        inner: Place | None = other
+        while inner is not None:
+            if inner == self:
+                return True
+            inner = inner.parent
+        return False
+
+    def __str__(self) -> str:
+        """`cluster/node=n1/gpu=GPU-…`; `parse` reads it back."""
+        parts = [
+            ("node", self.node),
+            ("gpu", self.gpu),
+            ("slice", self.slice),
+            ("port", self.port),
+            ("domain", self.domain),
+        ]
+        return "/".join(
+            [
+                quote(self.cluster, safe=""),
+                *(f"{name}={quote(value, safe='')}" for name, value in parts if value is not None),
+            ]
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        cluster, *parts = text.split("/")
+        named = dict(part.split("=", 1) for part in parts if "=" in part)
+        if len(named) != len(parts):
+            raise ValueError(f"`{text}` is not a place such as main/node=n1/gpu=GPU-1")
+        try:
+            return cls(unquote(cluster), **{name: unquote(value) for name, value in named.items()})
+        except TypeError as error:
+            raise ValueError(f"`{text}` is not a place: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as its node reports it; what is not reported is None."""
+
+    uuid: str
+    index: int | None = None
+    pci: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine of the fleet, as the inventory expects it. `expected_gpus` None means unknown."""
+
+    cluster: str
+    name: str
+    pool: str = ""
+    aliases: frozenset[str] = frozenset()
+    expected_gpus: int | None = None
+    domains: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.cluster, node=self.name)
+
+    def enclosing(self) -> tuple[Place, ...]:
+        """The failure domains this node lies in, for example its rack and its leaf switch."""
+        return tuple(Place(self.cluster, domain=f"{kind}={name}") for kind, name in sorted(self.domains.items()))
+
+
+def same_pci(text: str) -> str:
+    """One spelling of a PCI address, `dddd:bb:dd`, whatever tool wrote it.
+
+    The kernel log writes `PCI:0000:5d:00`, dcgm-exporter `00000000:5D:00.0`, lspci `5d:00.0`.
+    """
+    address = text.lower().removeprefix("pci:").split(".")[0]
+    domain, bus, device = ("0000:" + address if address.count(":") == 1 else address).split(":")
+    return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}"

@@ -1,0 +1,91 @@
+"""An incident is what people work on: one place, one family of causes, everything seen about it.
+
+The life cycle is a table. `version` rises with each change, so that two writers cannot overwrite
+each other without noticing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import NewType
+
+from watchkeeper.errors import IllegalMove
+from watchkeeper.model.alerts import Severity
+from watchkeeper.model.fleet import Place
+
+IncidentId = NewType("IncidentId", str)
+
+
+class IncidentState(StrEnum):
+    OPEN = "open"
+    ACKNOWLEDGED = "acknowledged"
+    RESOLVED = "resolved"
+
+
+INCIDENT_MOVES: Mapping[IncidentState, frozenset[IncidentState]] = {
+    IncidentState.OPEN: frozenset({IncidentState.ACKNOWLEDGED, IncidentState.RESOLVED}),
+    IncidentState.ACKNOWLEDGED: frozenset({IncidentState.OPEN, IncidentState.RESOLVED}),
+    # A fault that returns soon after is the same incident: flapping must not page twice.
+    IncidentState.RESOLVED: frozenset({IncidentState.OPEN}),
+}
+
+
+class MemberKind(StrEnum):
+    EVENT = "event"
+    ALERT = "alert"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One signal that belongs to an incident.
+
+    `ref` is the event's id, or the alert's label set as text. `since` is when it was first true,
+    `until` when it stopped (None while it lasts).
+    """
+
+    kind: MemberKind
+    ref: str
+    place: Place
+    cause: str
+    since: datetime
+    text: str
+    severity: Severity
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    id: IncidentId
+    place: Place
+    title: str
+    severity: Severity
+    state: IncidentState
+    opened_at: datetime
+    cause: str
+    family: str
+    members: tuple[Member, ...]
+    workloads: tuple[str, ...] = ()
+    resolved_at: datetime | None = None
+    assignee: str | None = None
+    version: int = 1
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is not IncidentState.RESOLVED
+
+
+def move(incident: Incident, to: IncidentState, *, at: datetime) -> Incident:
+    """The incident in its next state, or IllegalMove if the life cycle does not allow it."""
+    if to not in INCIDENT_MOVES[incident.state]:
+        allowed = ", ".join(sorted(INCIDENT_MOVES[incident.state]))
+        raise IllegalMove(
+            f"{incident.state} cannot become {to}",
+            where=incident.id,
+            now=f"It is {incident.state}",
+            remedy=f"Possible: {allowed}",
+        )
+    resolved_at = at if to is IncidentState.RESOLVED else None
+    return replace(incident, state=to, resolved_at=resolved_at, version=incident.version + 1)

@@ -1,0 +1,65 @@
+"""Label sets as Prometheus understands them: names to values, where an empty value means absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from watchkeeper.kit.own_metrics import escape
+
+METRIC_NAME = "__name__"
+
+
+class Labels(Mapping[str, str]):
+    """An immutable label set, kept sorted by name so that equal sets compare and hash alike."""
+
+    __slots__ = ("_hash", "pairs")
+
+    def __init__(self, labels: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
+        pairs = labels.items() if isinstance(labels, Mapping) else labels
+        self.pairs: tuple[tuple[str, str], ...] = tuple(sorted(pair for pair in dict(pairs).items() if pair[1]))
+        self._hash = hash(self.pairs)
+
+    @property
+    def name(self) -> str:
+        """The metric name, or an empty text where there is none."""
+        return self.get(METRIC_NAME, "")
+
+    def only(self, names: Iterable[str]) -> Labels:
+        wanted = frozenset(names)
+        return Labels(pair for pair in self.pairs if pair[0] in wanted)
+
+    def without(self, *names: str) -> Labels:
+        return Labels(pair for pair in self.pairs if pair[0] not in names)
+
+    def having(self, **labels: str) -> Labels:
+        """The same set with these labels set; an empty value takes a label away."""
+        return Labels(dict(self.pairs) | labels)
+
+    def __getitem__(self, name: str) -> str:
+        for own, value in self.pairs:
+            if own == name:
+                return value
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self.pairs == other.pairs if isinstance(other, Labels) else NotImplemented
+
+    def __lt__(self, other: Labels) -> bool:
+        return self.pairs < other.pairs
+
+    def __repr__(self) -> str:
+        return f"Labels({self})"
+
+    def __str__(self) -> str:
+        """As PromQL writes a series: `up{node="n1"}`."""
+        inside = ", ".join(f'{name}="{escape(value)}"' for name, value in self.pairs if name != METRIC_NAME)
+        return f"{self.name}{{{inside}}}" if inside or not self.name else self.name

@@ -1,0 +1,28 @@
+"""A sample is a number of one series at a time; times are whole milliseconds, as in Prometheus.
+
+A series that stopped is told by a sample with the stale marker, one particular NaN. Any other NaN is
+an ordinary value.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from watchkeeper.model.labels import Labels
+
+# The bit pattern that Prometheus reserves for "this series is no longer reported".
+STALE_BITS = 0x7FF0000000000002
+STALE: float = struct.unpack("<d", struct.pack("<Q", STALE_BITS))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    labels: Labels
+    at_ms: int
+    value: float
+
+
+def is_stale(value: float) -> bool:
+    """True for the stale marker only, not for other NaN values."""
+    return bool(struct.unpack("<Q", struct.pack("<d", value))[0] == STALE_BITS)

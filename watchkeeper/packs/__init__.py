@@ -1,0 +1,1 @@
+"""All shipped knowledge as data; catalogue/, rules/ and sim/ read it."""

@@ -1,0 +1,137 @@
+"""The interface every rule, page, report and check asks through, whichever engine answers.
+
+Answers are columnar: label sets, times, and a values matrix with a presence mask. Absent is
+`present=False`, never NaN, because NaN is a value in PromQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import Sample
+
+Floats = npt.NDArray[np.float64]
+Millis = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Kind(StrEnum):
+    """What an expression answers, in Prometheus' words."""
+
+    VECTOR = "vector"
+    MATRIX = "matrix"
+    SCALAR = "scalar"
+    STRING = "string"
+
+
+class MatchOp(StrEnum):
+    EQUAL = "="
+    NOT_EQUAL = "!="
+    REGEX = "=~"
+    NOT_REGEX = "!~"
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """One label condition of a selector; a label that is absent has the empty value."""
+
+    name: str
+    op: MatchOp
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range query's times: start, end (both included) and step, in milliseconds."""
+
+    start_ms: int
+    end_ms: int
+    step_ms: int
+
+    def __post_init__(self) -> None:
+        if self.step_ms <= 0:
+            raise ValueError(f"step of {self.step_ms} ms must be above 0")
+        if self.end_ms < self.start_ms:
+            raise ValueError("end is before start")
+
+    @property
+    def times(self) -> Millis:
+        return np.arange(self.start_ms, self.end_ms + 1, self.step_ms, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """Series over a time axis: `values[s, t]` belongs to `labels[s]` at `times_ms[t]` where `present[s, t]`."""
+
+    labels: Sequence[Labels]
+    times_ms: Millis
+    values: Floats
+    present: Mask
+
+    def __post_init__(self) -> None:
+        shape = (len(self.labels), len(self.times_ms))
+        if self.values.shape != shape or self.present.shape != shape:
+            raise ValueError(f"frame of {shape} has values {self.values.shape} and present {self.present.shape}")
+
+    def rows(self) -> Iterator[tuple[Labels, Millis, Floats]]:
+        """Each series with the times and values that are present."""
+        for at, labels in enumerate(self.labels):
+            mask = self.present[at]
+            yield labels, self.times_ms[mask], self.values[at][mask]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What an engine says. A scalar is a frame of one row without labels; a string has only `text`."""
+
+    kind: Kind
+    frame: Frame
+    text: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    def latest(self) -> dict[Labels, float]:
+        """The last present value of each series: what an instant query answered."""
+        return {labels: float(values[-1]) for labels, _, values in self.frame.rows() if len(values)}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this engine refuses, so that a caller can say it before asking; None means no limit."""
+
+    max_samples: int | None = 50_000_000
+    max_steps: int | None = 11_000
+    max_expression_bytes: int | None = 64 * 1024
+    max_depth: int | None = 100
+    max_series: int | None = 1_000_000
+    lookback_ms: int = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What became of the samples of one append: how many were kept, and why others were not."""
+
+    kept: int
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """PromQL over stored samples; every method raises QueryError or StoreError, never a library's error."""
+
+    def instant(self, expr: str, at_ms: int) -> Answer: ...
+
+    def range(self, expr: str, span: Span) -> Answer: ...
+
+    def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
+        """Label sets of series with samples in the time; each inner list is one selector, the outer one is `or`."""
+        ...
+
+    def append(self, samples: Iterable[Sample]) -> Appended: ...
+
+    def limits(self) -> Limits: ...

@@ -1,0 +1,1 @@
+"""One module per system that can change machines; each is a `driver.Driver`."""

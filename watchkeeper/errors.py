@@ -59,6 +59,10 @@ class WireError(WatchkeeperError):
         self.problems = problems
 
 
+class PackError(WatchkeeperError):
+    """A row of the shipped knowledge is broken; `where` is its file and line."""
+
+
 class RuleFileError(WatchkeeperError):
     """A rule file cannot be used; one error per problem, with the line it stands on."""
 

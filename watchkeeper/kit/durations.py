@@ -14,7 +14,7 @@ UNITS_MS = {
     "s": 1000,
     "ms": 1,
 }
-PATTERN = re.compile("".join(rf"(?:(\d+){unit})?" for unit in UNITS_MS) + r"\Z")
+PATTERN = re.compile("".join(rf"(?:([0-9]+){unit})?" for unit in UNITS_MS) + r"\Z")
 # Go keeps a duration in 64 bits of nanoseconds: about 292 years.
 LONGEST_MS = (2**63 - 1) // 1_000_000
 
@@ -25,7 +25,7 @@ def parse_ms(text: str) -> int:
         return 0
     match = PATTERN.match(text)
     if not text or match is None:
-        if text.isdigit():
+        if text.isascii() and text.isdecimal():
             raise ValueError(f"`{text}` has no unit; write `{text}s` for seconds or `{text}m` for minutes")
         raise ValueError(f"`{text[:40]}` is not a duration such as 30s, 5m or 1h30m")
     total = sum(int(number) * unit for number, unit in zip(match.groups(), UNITS_MS.values(), strict=True) if number)

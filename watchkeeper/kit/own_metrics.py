@@ -52,7 +52,8 @@ class Registry:
             lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
             for labels, value in (metric.values or {(): 0.0}).items():
                 inside = ",".join(f'{name}="{escape(text)}"' for name, text in labels)
-                lines.append(f"{metric.name}{{{inside}}} {value:.15g}" if inside else f"{metric.name} {value:.15g}")
+                name = f"{metric.name}{{{inside}}}" if inside else metric.name
+                lines.append(f"{name} {float(value)!r}".removesuffix(".0"))
         return "\n".join(lines) + "\n"
 
 

@@ -63,7 +63,8 @@ def from_plain(kind: type[T], plain: Any, *, path: str = "") -> T:
 
 def format_time(at: datetime) -> str:
     """RFC 3339 in UTC with microseconds: sorts as text in the order of time."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # Not strftime, which writes the year 999 with three digits.
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def parse_time(text: str) -> datetime:
@@ -173,10 +174,12 @@ def _build_leaf(kind: Any, plain: Any, path: str, problems: list[str]) -> Any:
             return float(plain)
         if kind is float and isinstance(plain, float) and not math.isfinite(plain):
             raise ValueError
+        if kind is str and isinstance(plain, str):
+            plain.encode()  # JSON can spell half a surrogate pair, which no file, page or database accepts.
         if isinstance(kind, type) and isinstance(plain, kind) and not (kind is int and isinstance(plain, bool)):
             return plain
         raise ValueError
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         _complain(problems, path, f"expected {_describe(kind)}, found {quote(plain)}")
         return None
 

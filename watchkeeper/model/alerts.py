@@ -40,7 +40,10 @@ ALERT_MOVES: Mapping[AlertState | None, frozenset[AlertState | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule, one label set. `labels` includes `alertname`; `value` is the expression's at the last evaluation."""
+    """One rule, one label set. `labels` includes `alertname`; `value` is the expression's at the last evaluation.
+
+    `kept_since` is when the expression went silent, while `keep_firing_for` still holds the alert.
+    """
 
     labels: Labels
     state: AlertState
@@ -49,6 +52,7 @@ class Alert:
     annotations: Mapping[str, str] = field(default_factory=dict)
     fired_at: datetime | None = None
     resolved_at: datetime | None = None
+    kept_since: datetime | None = None
 
     @property
     def name(self) -> str:

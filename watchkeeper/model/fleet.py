@@ -125,3 +125,15 @@ def same_pci(text: str) -> str:
     address = text.lower().removeprefix("pci:").split(".")[0]
     domain, bus, device = ("0000:" + address if address.count(":") == 1 else address).split(":")
     return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}"
+
+
+# dcgm-exporter writes the holder of a GPU into these labels; Prometheus renames them when they clash with its own.
+HOLDER_LABELS = (("namespace", "pod"), ("exported_namespace", "exported_pod"), ("", "hpc_job"))
+
+
+def holder(labels: Mapping[str, str]) -> str | None:
+    """Which workload holds a GPU, as the labels of its samples say: `namespace/pod`, or a Slurm job's id."""
+    for space, name in HOLDER_LABELS:
+        if labels.get(name):
+            return f"{labels.get(space, '')}/{labels[name]}" if space else labels[name]
+    return None

@@ -23,7 +23,8 @@ class Observed:
 class Driver(Protocol):
     """`describe` is the dry run: the exact call, without making it. `perform` is idempotent by action id."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def observe(self, place: Place) -> Observed: ...
 

@@ -1,0 +1,52 @@
+# The ways in. Each target prepares what it needs and does nothing twice; scripts/bootstrap says how.
+#   make up ARGS="--gpus 64 --port 9490"      make test ARGS="tests/kit -k durations"
+
+ARGS ?=
+REQUIRE_SERVERS ?=
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help up install test test-fast check format bench golden lock clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+up: install ## everything on this machine, with a simulated fleet; prints the address
+	@exec $(BIN)/watchkeeper up $(ARGS)
+
+install: ## .venv with .venv/bin/watchkeeper and the built console
+	@scripts/bootstrap hub console
+
+test: ## all tests; as root also gets the real servers they talk to
+	@scripts/bootstrap dev console servers
+	@REQUIRE_SERVERS=$(REQUIRE_SERVERS) $(BIN)/python -m pytest -rs $(ARGS)
+
+test-fast: ## the tests that need no server and take no time
+	@scripts/bootstrap dev
+	@$(BIN)/python -m pytest -rs -m "not slow and not servers" $(ARGS)
+
+check: ## format, lint, types, layers; changes nothing
+	@scripts/bootstrap dev
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: ## put the code in house form
+	@scripts/bootstrap dev
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: ## measurements as JSON: make bench ARGS="sim --gpus 10000"
+	@scripts/bootstrap dev
+	@$(BIN)/python -m bench $(ARGS)
+
+golden: ## rewrite the pages that are made from the code; review the diff
+	@scripts/bootstrap dev
+	@$(BIN)/python -m tests.house.generate
+
+lock: ## resolve requirements.lock anew from pyproject.toml
+	@scripts/bootstrap dev lock
+
+clean: ## remove what the targets above made
+	@rm -rf .venv watchkeeper/web/static console/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,46 @@
+// Numbers and times as people read them; unknown is said, never shown as 0.
+
+const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+export const count = (n: number | null | undefined) => (n == null ? "unknown" : grouped.format(n));
+export const percent = (n: number | null | undefined) => (n == null ? "unknown" : `${n.toFixed(n < 9.95 && Math.abs(n - Math.round(n)) >= 0.05 ? 1 : 0)} %`);
+
+export function watts(w: number | null | undefined): string {
+  if (w == null) return "unknown";
+  return w >= 1e6 ? `${(w / 1e6).toFixed(2)} MW` : w >= 1e3 ? `${(w / 1e3).toFixed(1)} kW` : `${w.toFixed(0)} W`;
+}
+
+export function quantity(n: number | null | undefined, unit: string): string {
+  if (n == null || Number.isNaN(n)) return "no reading";
+  if (unit === "B/s") {
+    const step = n >= 1e9 ? 1e9 : n >= 1e6 ? 1e6 : 1e3;
+    return `${(n / step).toFixed(1)} ${step === 1e9 ? "G" : step === 1e6 ? "M" : "k"}B/s`;
+  }
+  return `${Math.abs(n) >= 100 || Number.isInteger(n) ? n.toFixed(0) : n.toFixed(1)} ${unit}`;
+}
+
+const pad = (n: number) => String(n).padStart(2, "0");
+/** Local wall time with seconds; the title attribute beside it carries UTC. */
+export function clock(iso: string | number, millis = false): string {
+  const d = new Date(iso);
+  const text = `${pad(d.getHours())}:${pad(d.getMinutes())}:${pad(d.getSeconds())}`;
+  return millis ? `${text}.${String(d.getMilliseconds()).padStart(3, "0")}` : text;
+}
+export function day(iso: string): string {
+  const d = new Date(iso);
+  return `${d.getFullYear()}-${pad(d.getMonth() + 1)}-${pad(d.getDate())} ${clock(iso)}`;
+}
+export const utc = (iso: string | number) => `${new Date(iso).toISOString().replace("T", " ").slice(0, 19)} UTC`;
+
+export function ago(ms: number): string {
+  const s = Math.max(0, Math.round(ms / 1000));
+  if (s < 90) return `${s} s`;
+  if (s < 5400) return `${Math.round(s / 60)} min`;
+  return s < 129600 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} d`;
+}
+export const zone = () => {
+  const m = -new Date().getTimezoneOffset();
+  return m === 0 ? "UTC" : `UTC${m > 0 ? "+" : "−"}${Math.floor(Math.abs(m) / 60)}${m % 60 ? `:${pad(Math.abs(m) % 60)}` : ""}`;
+};
+/** `gpu_fell_off_bus` → `gpu fell off bus`. */
+export const words = (id: string) => id.replace(/^incident\./, "").replace(/[_.]/g, " ");
+export const many = (n: number, noun: string) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;

@@ -1,0 +1,52 @@
+// The shapes of the hub's API, as watchkeeper/web/{fleet_api,cards,frames}.py write them.
+
+export interface Place { cluster: string; node: string | null; gpu: string | null; domain: string | null }
+export interface Colour { title: string; unit: string; low: number; high: number }
+export interface Status {
+  version: string; cluster: string; mode: string; now: string; ready: boolean;
+  not_ready_because: string | null; simulated: boolean; colours: Record<string, Colour>;
+}
+export interface Gpu { uuid: string; index: number | null; model: string | null; pci: string | null }
+export interface FleetNode {
+  name: string; pool: string; rack: string | null; domains: Record<string, string>;
+  expected_gpus: number | null; gpus: (Gpu | null)[];
+}
+export interface Fleet { version: string; nodes: FleetNode[]; workloads: Record<string, string> | null }
+export type Severity = "critical" | "warning" | "info";
+export interface Incident {
+  id: string; place: Place; place_name: string; title: string; severity: Severity;
+  state: "open" | "acknowledged" | "resolved"; opened_at: string; resolved_at: string | null;
+  cause: string; family: string; workloads: string[]; assignee: string | null;
+}
+export interface Card extends Incident {
+  signals: number; why: string | null; confidence: number | null; next_step: string | null; plan: string[];
+}
+export interface Member {
+  kind: "event" | "alert"; ref: string; place: Place; cause: string; since: string; until: string | null;
+  text: string; severity: Severity; incident?: string;
+}
+export interface Evidence { source: string; text: string; at: string | null }
+export interface Finding {
+  cause: string; confidence: number; title: string; why: string; evidence: Evidence[];
+  actions: { do: string; command: string | null; risk: string }[]; ruled_out: { cause: string; why: string }[];
+}
+export interface Receipt { action: { id: string; kind: string; why: string }; at: string; result: string; text: string }
+export interface Detail {
+  incident: Incident & { members: Member[] };
+  diagnosis: { at: string; findings: Finding[]; looked_at: string[] } | null;
+  plan: { mode: string; made_at: string; next_step: string; receipts: Receipt[] } | null;
+  timeline: { at: string; actor: string; kind: string; body: unknown }[];
+}
+export interface GpuDetail {
+  gpu: Gpu; node: { name: string; pool?: string; domains?: Record<string, string> };
+  labels: Record<string, string> | null; events: Member[]; incidents: Card[];
+}
+export interface Summary {
+  gpus: number; working_percent: number | null; gpu_util_percent: number | null; held: number | null; teams: number;
+  power_watts: number | null; nodes: number; nodes_reporting: number;
+  ok: number; down: number; event: number; throttled: number; silent: number; held_idle: number; unknown: number;
+}
+export interface Frame {
+  at: string; colour: string; version: string; count: number; summary: Summary;
+  values: Float32Array; states: Uint8Array;
+}

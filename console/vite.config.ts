@@ -1,0 +1,12 @@
+import { defineConfig } from "vite";
+
+// The hub serves the result; nothing is loaded from anywhere else.
+export default defineConfig({
+  build: {
+    outDir: "../watchkeeper/web/static",
+    emptyOutDir: true,
+    target: "es2022",
+    modulePreload: { polyfill: false },
+    assetsInlineLimit: 0,
+  },
+});

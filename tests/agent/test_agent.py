@@ -1,0 +1,107 @@
+"""The whole agent: a kernel line goes in, an event arrives at the hub."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.collect.loopback import Heard, reply, serve, until
+from watchkeeper import agent
+from watchkeeper.errors import CollectError, StartRefused
+from watchkeeper.kit.clock import ScaledClock
+from watchkeeper.kit.own_metrics import Registry
+from watchkeeper.kit.wire import loads
+from watchkeeper.model.events import Event
+from watchkeeper.model.fleet import Place
+
+UUID = "GPU-509665ad-b600-ac93-3616-d754b23d636d"
+XID = "4,{},1000000,-;NVRM: Xid (PCI:0000:5d:00): 79, pid=7, name=python, GPU has fallen off the bus.\n"
+
+
+def machine(root: Path) -> Path:
+    """A /proc with one GPU, and a pipe in place of /dev/kmsg."""
+    page = root / "proc/driver/nvidia/gpus/0000:5d:00.0/information"
+    page.parent.mkdir(parents=True)
+    page.write_text(f"Model: \t NVIDIA H200\nGPU UUID: \t {UUID}\nBus Location: \t 0000:5d:00.0\n")
+    boot = root / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("b00t\n")
+    os.mkfifo(root / "kmsg")
+    return root
+
+
+def settings(root: Path, hub: str) -> agent.AgentSettings:
+    return agent.AgentSettings(
+        hub,
+        root / "spool",
+        cluster="sim",
+        node="n1",
+        kmsg=root / "kmsg",
+        proc=root / "proc",
+        metrics_file=root / "agent.prom",
+    )
+
+
+async def run_until(root: Path, hub: str, lines: list[str], *, done: Callable[[Registry], bool]) -> Registry:
+    stop, registry = asyncio.Event(), Registry()
+    pipe = os.open(root / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    os.write(pipe, "".join(lines).encode())
+    running = asyncio.create_task(agent.run(settings(root, hub), ScaledClock(), stop, registry=registry))
+    try:
+        await until(lambda: running.done() or (bool(registry.metrics) and done(registry)))
+    finally:
+        stop.set()
+        await running
+        os.close(pipe)
+    return registry
+
+
+def pushed(count: int) -> Callable[[Registry], bool]:
+    return lambda registry: registry.metrics["watchkeeper_agent_events_pushed_total"].get() == count
+
+
+def events(heard: list[Heard]) -> list[Event]:
+    return [event for one in heard for event in loads(tuple[Event, ...], one.body)]  # type: ignore[arg-type]
+
+
+def test_an_xid_in_the_kernel_log_arrives_at_the_hub(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serve(lambda _: reply('{"ok":true}')) as server:
+            registry = await run_until(machine(tmp_path), server.origin, [XID.format(5)], done=pushed(1))
+            (event,) = events(server.heard)
+            assert (event.id, event.code) == ("sim/n1/b00t/kmsg/5", 79)
+            assert event.place == Place("sim", node="n1", gpu=UUID)
+            assert registry.metrics["watchkeeper_agent_events_total"].get(kind="xid") == 1
+            assert "watchkeeper_agent_spool_bytes" in (tmp_path / "agent.prom").read_text()
+
+    asyncio.run(story())
+
+
+def test_events_wait_for_an_absent_hub_and_are_sent_once_by_the_next_agent(tmp_path: Path) -> None:
+    async def story() -> None:
+        root, silent = machine(tmp_path), "http://127.0.0.1:9"
+        read = "watchkeeper_agent_events_total"
+        await run_until(root, silent, [XID.format(5)], done=lambda own: own.metrics[read].get(kind="xid") == 1)
+        async with serve(lambda _: reply('{"ok":true}')) as server:
+            await run_until(root, server.origin, [XID.format(5), XID.format(6)], done=pushed(2))
+            assert [event.id[-6:] for event in events(server.heard)] == ["kmsg/5", "kmsg/6"]
+
+    asyncio.run(story())
+
+
+def test_an_agent_that_cannot_read_the_kernel_log_does_not_pretend_to_watch(tmp_path: Path) -> None:
+    root = machine(tmp_path)
+    (root / "kmsg").unlink()
+    with pytest.raises(CollectError, match="kernel log cannot be opened"):
+        asyncio.run(agent.run(settings(root, "http://127.0.0.1:9"), ScaledClock(), asyncio.Event()))
+
+
+def test_an_agent_without_room_for_its_spool_does_not_start(tmp_path: Path) -> None:
+    root = machine(tmp_path)
+    (root / "spool").write_text("a file stands where the spool should be")
+    with pytest.raises(StartRefused, match="the spool cannot be used"):
+        asyncio.run(agent.run(settings(root, "http://127.0.0.1:9"), ScaledClock(), asyncio.Event()))

@@ -1,0 +1,206 @@
+"""The console in a real browser against the fake hub: what a person sees, types and clicks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests import servers
+from tests.web import stories
+from tests.web.fake_hub import FakeHub
+from tests.web.running import Site, serving
+from tests.web.test_access import SECRETS, TOKENS
+from watchkeeper.web import pages
+from watchkeeper.web.auth import Role
+
+pytestmark = pytest.mark.servers
+FLAGS = [
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--no-first-run"),
+]
+# Counts the distinct colours of the heat map; an empty canvas has one.
+COLOURS = """canvas => { const d = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  const seen = new Set(); for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]);
+  return seen.size; }"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not (pages.STATIC / "index.html").is_file():
+        pytest.skip(f"the console is not built. `{pages.BUILD_COMMAND}` builds it")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=servers.require("chromium"), args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving(FakeHub(racks=4, per_rack=4, simulator_url="http://127.0.0.1:1")) as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page whose errors fail the test: scripts that throw, and anything the security policy stops."""
+    opened = browser.new_page(viewport={"width": 1600, "height": 1000}, color_scheme="dark")
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("console", lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None)
+    yield opened
+    opened.close()
+    assert problems == []
+
+
+def open_fleet(page: Page, site: Site, path: str = "/") -> None:
+    page.goto(site.url + path)
+    expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live")
+    expect(page.get_by_test_id("heatmap")).to_have_attribute("data-drawn", re.compile(r"^20"))
+
+
+def test_the_fleet_is_drawn_with_figures_that_have_a_meaning(page: Page, site: Site) -> None:
+    open_fleet(page, site)
+    assert page.get_by_test_id("heatmap").evaluate(COLOURS) > 5
+    expect(page.get_by_test_id("tile-gpus")).to_contain_text("128")
+    expect(page.get_by_test_id("tile-working")).to_contain_text("GPU_UTIL says")
+    expect(page.get_by_test_id("open-incidents")).to_contain_text("Nothing is open")
+    expect(page.get_by_test_id("now")).to_have_attribute("data-ready", "yes")
+
+
+def test_an_incident_appears_live_and_is_acknowledged(page: Page, site: Site) -> None:
+    open_fleet(page, site)
+    site.call(stories.lose_gpu, site.hub)
+    card = page.get_by_test_id("incident-card")
+    expect(card).to_contain_text("GPU 3 on gpu-r01-02 fell off the bus", timeout=1000)
+    expect(card).to_contain_text("cause 97 %")
+    expect(page.get_by_test_id("next-step")).to_contain_text("Cordon and drain gpu-r01-02")
+    expect(page.get_by_test_id("tile-gpus")).to_contain_text("1 down")
+    card.get_by_test_id("acknowledge").click()
+    expect(card).to_contain_text("acknowledged")
+    assert site.hub.kept["INC-1"].assignee == "local"
+
+
+def test_the_incident_page_says_why_what_not_and_what_to_do(page: Page, site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    page.goto(f"{site.url}/incidents/INC-1")
+    expect(page.get_by_test_id("title")).to_have_text("GPU 3 on gpu-r01-02 fell off the bus")
+    expect(page.get_by_test_id("finding").first).to_contain_text("gpu_fell_off_bus")
+    expect(page.get_by_test_id("ruled-out").first).to_contain_text("no Xid 13, 31 or 43")
+    expect(page.get_by_test_id("evidence-panel")).to_contain_text("Xid (PCI:0000:5d:00): 79")
+    kinds = [step.get_attribute("data-kind") for step in page.get_by_test_id("plan-step").all()]
+    assert kinds == ["cordon", "drain", "reboot", "validate", "uncordon"]
+    expect(page.get_by_test_id("timeline")).to_have_attribute("data-ready", "yes")
+    page.keyboard.press("n")
+    page.keyboard.type("reseated the riser")
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("notes-panel")).to_contain_text("reseated the riser")
+    page.get_by_test_id("resolve").click()
+    page.keyboard.type("rebooted")
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("incident-page")).to_contain_text("resolved")
+
+
+def test_the_keyboard_reaches_everything(page: Page, site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    site.call(stories.heat_up, site.hub)
+    open_fleet(page, site)
+    page.keyboard.press("?")
+    expect(page.get_by_test_id("keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_test_id("keys")).to_be_hidden()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("a")
+    expect(page.get_by_test_id("notice")).to_have_text("INC-2 acknowledged")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{site.url}/incidents/INC-2")
+    page.keyboard.press("g")
+    page.keyboard.press("i")
+    expect(page.get_by_test_id("incident-row")).to_have_count(2)
+    page.keyboard.press("g")
+    page.keyboard.press("f")
+    page.keyboard.press("/")
+    page.keyboard.type("gpu-r03-02")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{site.url}/?q=gpu-r03-02")
+
+
+def test_a_view_is_in_its_address_and_comes_back_with_it(page: Page, site: Site) -> None:
+    open_fleet(page, site)
+    page.get_by_test_id("colour").select_option("temperature")
+    expect(page).to_have_url(f"{site.url}/?colour=temperature")
+    page.get_by_test_id("range").select_option("6h")
+    page.reload()
+    expect(page.get_by_test_id("colour")).to_have_value("temperature")
+    expect(page.get_by_test_id("range")).to_have_value("6h")
+    expect(page.get_by_test_id("legend")).to_contain_text("90 °C")
+
+
+def test_a_cell_opens_its_gpu(page: Page, site: Site) -> None:
+    open_fleet(page, site)
+    page.get_by_test_id("heatmap").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_test_id("tip")).to_contain_text("gpu-r01-01 · GPU 0")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{site.url}/gpu/GPU-r01-01-0")
+    expect(page.get_by_test_id("title")).to_have_text("GPU 0 on gpu-r01-01")
+    expect(page.get_by_test_id("gpu-strips")).to_have_attribute("data-ready", "yes")
+    page.go_back()
+    expect(page.get_by_test_id("heatmap")).to_be_visible()
+
+
+def test_a_lost_hub_is_said_and_the_page_recovers(page: Page) -> None:
+    hub = FakeHub()
+    with serving(hub) as site:
+        port = site.port
+        open_fleet(page, site)
+    expect(page.get_by_test_id("lost")).to_contain_text("Connection to the hub lost; showing what was known at")
+    with serving(hub, port=port):
+        expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live", timeout=15000)
+        expect(page.get_by_test_id("lost")).to_be_hidden()
+        page.goto("about:blank")
+
+
+def test_a_drill_is_started_from_the_page(page: Page, site: Site) -> None:
+    open_fleet(page, site)
+    page.get_by_test_id("drills").click()
+    page.get_by_test_id("drill-xid-79").click()
+    expect(page.get_by_test_id("notice")).to_have_text("Drill xid-79 started on gpu-r01-01 GPU 3")
+    assert site.hub.drills[-1] == b'POST /faults {"scenario":"xid-79"}'
+
+
+def test_signing_in_opens_the_console(page: Page) -> None:
+    with serving(FakeHub(), TOKENS) as site:
+        page.goto(site.url)
+        page.get_by_test_id("token").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_have_text("no such token")
+        page.get_by_test_id("token").fill(SECRETS[Role.OPERATOR])
+        page.keyboard.press("Enter")
+        expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live")
+        page.goto("about:blank")
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_both_themes_show_the_same_fleet(page: Page, site: Site, theme: str, tmp_path: Path) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    page.emulate_media(color_scheme="light" if theme == "light" else "dark")
+    open_fleet(page, site)
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == {"dark": "rgb(12, 15, 20)", "light": "rgb(246, 247, 249)"}[theme]
+    assert len(page.screenshot(path=tmp_path / f"{theme}.png")) > 20_000
+    page.get_by_test_id("theme").click()
+    assert page.evaluate("document.documentElement.dataset.theme") != theme
+
+
+def test_the_console_loads_nothing_from_elsewhere_and_stays_small(page: Page, site: Site) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    open_fleet(page, site)
+    assert [url for url in asked if not url.startswith((site.url, "data:"))] == []
+    # What travels, JavaScript and CSS together; the decision record has the figures.
+    assert sum(len(pages.compressed(path)) for path in (pages.STATIC / "assets").iterdir()) <= 80_000

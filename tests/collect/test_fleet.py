@@ -1,0 +1,101 @@
+"""What the fleet knows of its nodes and GPUs."""
+
+from __future__ import annotations
+
+from watchkeeper.collect.fleet import Fleet, gpu_of, inventory_samples
+from watchkeeper.model.fleet import Gpu, Node, Place
+
+NODE = Node("sim", "gpu-r07-12", pool="h200", aliases=frozenset({"10.0.0.7"}), expected_gpus=8, domains={"rack": "r07"})
+FIRST, SECOND = Gpu("GPU-1", index=0, pci="0000:0a:00"), Gpu("GPU-2", index=3, pci="0000:5d:00", model="NVIDIA H200")
+BOTH = {gpu.uuid: gpu for gpu in (FIRST, SECOND)}
+
+
+def fleet() -> Fleet:
+    known = Fleet()
+    known.expect([NODE], 0)
+    known.saw(NODE, BOTH, at_ms=1000, source="page")
+    return known
+
+
+def test_a_node_is_found_by_name_and_by_alias() -> None:
+    assert fleet().node("gpu-r07-12") == fleet().node("10.0.0.7", "sim") == NODE
+    assert fleet().node("gpu-r07-12", "other") is None
+    assert fleet().node("unknown") is None
+
+
+def test_a_gpu_is_found_by_uuid_and_by_every_spelling_of_its_address() -> None:
+    found = fleet().gpu("GPU-2")
+    assert found is not None
+    assert found.place == Place("sim", node="gpu-r07-12", gpu="GPU-2")
+    assert fleet().gpu_by_pci(NODE, "00000000:5D:00.0") == fleet().gpu_by_pci(NODE, "PCI:0000:5d:00") == found
+    assert fleet().gpu_by_pci(NODE, "nonsense") is None
+
+
+def test_places_are_named_as_people_say_them() -> None:
+    known = fleet()
+    assert known.place_name(Place("sim", node="gpu-r07-12", gpu="GPU-2")) == "GPU 3 on gpu-r07-12"
+    assert known.place_name(Place("sim", node="gpu-r07-12", gpu="GPU-9")) == "GPU-9 on gpu-r07-12"
+    assert known.place_name(Place("sim", domain="rack=r07")) == "rack r07"
+    assert known.place_name(Place("sim", node="n1")) == "n1"
+    assert known.place_name(Place("sim")) == "cluster sim"
+
+
+def test_a_gpu_that_is_no_longer_reported_is_gone_since_it_was_last_seen() -> None:
+    known = fleet()
+    known.saw(NODE, {"GPU-1": FIRST}, at_ms=2000, source="page")
+    gone = known.gpu("GPU-2")
+    assert gone is not None
+    assert gone.gone_since_ms == 1000
+    assert [seen.gone_since_ms for seen in known.gpus_of(NODE)] == [None, 1000]
+    known.saw(NODE, BOTH, at_ms=3000, source="page")
+    assert [seen.gone_since_ms for seen in known.gpus_of(NODE)] == [None, None]
+
+
+def test_a_second_exporter_that_knows_fewer_gpus_loses_none() -> None:
+    known = fleet()
+    known.saw(NODE, {"GPU-1": FIRST}, at_ms=2000, source="other page")
+    known.saw(NODE, {}, at_ms=3000, source="other page")
+    assert [seen.gone_since_ms for seen in known.gpus_of(NODE)] == [None, None]
+
+
+def test_a_gpu_that_moved_to_another_node_is_not_gone() -> None:
+    known, other = fleet(), Node("sim", "gpu-r07-13")
+    known.saw(other, {"GPU-2": SECOND}, at_ms=2000, source="its page")
+    known.saw(NODE, {"GPU-1": FIRST}, at_ms=2500, source="page")
+    moved = known.gpu("GPU-2")
+    assert moved is not None
+    assert (moved.node, moved.first_seen_ms, moved.gone_since_ms) == ("gpu-r07-13", 1000, None)
+    assert [seen.gpu.uuid for seen in known.gpus_of(NODE)] == ["GPU-1"]
+
+
+def test_a_node_that_discovery_forgets_is_gone_and_comes_back() -> None:
+    known = fleet()
+    known.expect([], 5000)
+    assert (known.nodes(), known.gone_nodes()) == ([], [(NODE, 5000)])
+    known.expect([NODE], 6000)
+    assert (known.nodes(), known.gone_nodes()) == ([NODE], [])
+
+
+def test_a_node_nobody_expects_is_learned_from_its_gpus() -> None:
+    known, stranger = Fleet(), Node("main", "box", source="http://box:9400/metrics")
+    known.saw(stranger, {"GPU-1": FIRST}, at_ms=1, source="page")
+    known.expect([], 2)
+    assert (known.nodes(), known.node("box"), known.gone_nodes()) == ([stranger], stranger, [])
+
+
+def test_dcgm_labels_describe_a_gpu_and_other_labels_none() -> None:
+    labels = {"UUID": "GPU-2", "gpu": "3", "pci_bus_id": "00000000:5D:00.0", "modelName": "NVIDIA H200"}
+    assert gpu_of(labels) == SECOND
+    assert gpu_of({"UUID": "GPU-2", "gpu": "x", "pci_bus_id": "?"}) == Gpu("GPU-2")
+    assert gpu_of({"gpu": "3"}) is None
+
+
+def test_join_series_tell_each_node_and_claim_no_expectation_that_is_unknown() -> None:
+    known = Fleet()
+    known.expect([NODE, Node("sim", "n2")], 0)
+    told = {str(sample.labels): sample.value for sample in inventory_samples(known, 7)}
+    assert told == {
+        'watchkeeper_node_info{Hostname="gpu-r07-12", cluster="sim", pool="h200", rack="r07"}': 1.0,
+        'watchkeeper_node_expected_gpus{Hostname="gpu-r07-12", cluster="sim"}': 8.0,
+        'watchkeeper_node_info{Hostname="n2", cluster="sim"}': 1.0,
+    }

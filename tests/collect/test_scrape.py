@@ -1,0 +1,308 @@
+"""Scraping: what a page becomes, what a silent target becomes, and when each is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.collect.loopback import Heard, Loopback, reply, serve, until
+from watchkeeper.collect import schedule
+from watchkeeper.collect.discovery import Target
+from watchkeeper.collect.fleet import Fleet
+from watchkeeper.collect.scrape import SYNTHESISED, Health, Scraper, ScrapeSettings, TargetLoop
+from watchkeeper.errors import StoreError
+from watchkeeper.kit.clock import ManualClock, settle
+from watchkeeper.model.fleet import Node
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import is_stale
+from watchkeeper.readers.exposition import Family
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+OWN = {"job": "gpu", "instance": "n1", "cluster": "sim"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    dropped: dict[str, int]
+
+
+@dataclass
+class Kept:
+    """A sink that remembers every append."""
+
+    known: dict[Labels, int] = field(default_factory=dict)
+    appends: list[tuple[str, Sequence[int], int, Sequence[float]]] = field(default_factory=list)
+    forgotten: set[int] = field(default_factory=set)
+    max_series: int = 1000
+
+    def series_id(self, label_set: Labels) -> int:
+        if len(self.known) >= self.max_series:
+            raise StoreError(f"{len(self.known)} series, the limit is {self.max_series}")
+        return self.known.setdefault(label_set, len(self.known) + len(self.forgotten))
+
+    def append_scrape(self, group_key: str, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Outcome:
+        assert len(ids) == len(set(ids)) == len(values)
+        self.appends.append((group_key, ids, at_ms, values))
+        return Outcome({"forgotten": forgotten} if (forgotten := len(self.forgotten.intersection(ids))) else {})
+
+    def forget(self, name: str) -> None:
+        """Let a series go, as a store does after its retention: its id means nothing from now on."""
+        for labels in [labels for labels in self.known if labels.name == name]:
+            self.forgotten.add(self.known.pop(labels))
+
+    def told(self, append: int = -1) -> dict[str, float | str]:
+        """One append as `metric{labels of the exporter}` to value."""
+        names = {number: str(labels.without(*OWN)) for labels, number in self.known.items()}
+        _, ids, _, values = self.appends[append]
+        pairs = {names[n]: "stale" if is_stale(v) else v for n, v in zip(ids, values, strict=True)}
+        return {name: value for name, value in pairs.items() if name != "scrape_duration_seconds"}
+
+
+Story = Callable[[TargetLoop, Kept, Fleet], Awaitable[None]]
+
+
+def with_pages(*pages: bytes, settings: ScrapeSettings | None = None) -> Callable[[Story], None]:
+    """Run a story with a target that serves these pages one after another."""
+    remaining = list(pages)
+
+    def run(story: Story) -> None:
+        async def told() -> None:
+            async with serve(lambda _: remaining.pop(0)) as server:
+                sink, known = Kept(), Fleet()
+                loop = TargetLoop(target(server), settings or ScrapeSettings(), sink=sink, known=known)
+                await story(loop, sink, known)
+                await loop.close(99_000)
+
+        asyncio.run(told())
+
+    return run
+
+
+def target(server: Loopback, path: str = "/metrics") -> Target:
+    return Target(server.address, server.origin + path, Labels(OWN), "sim", node="n1")
+
+
+def test_a_page_is_appended_with_what_prometheus_says_about_a_scrape() -> None:
+    @with_pages(reply('a{gpu="0"} 1\nb 2\n'))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        state = await loop.scrape(1000)
+        assert (state.health, state.last_scrape_ms, state.samples, state.error) == (Health.UP, 1000, 2, None)
+        assert sink.told() == {
+            'a{gpu="0"}': 1.0,
+            "b": 2.0,
+            "up": 1.0,
+            "scrape_samples_scraped": 2.0,
+            "scrape_samples_post_metric_relabeling": 2.0,
+            "scrape_series_added": 2.0,
+        }
+        assert Labels({**OWN, "__name__": "a", "gpu": "0"}) in sink.known
+
+
+def test_an_unchanged_page_hands_over_the_same_list_of_series() -> None:
+    @with_pages(reply("a 1\n"), reply("a 2\n"), reply("a 3\n"))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        for at_ms in (1000, 2000, 3000):
+            await loop.scrape(at_ms)
+        assert sink.appends[0][1] is sink.appends[1][1] is sink.appends[2][1]
+        assert sink.told()["scrape_series_added"] == 0.0
+        assert sink.told()["a"] == 3.0
+
+
+def test_a_series_that_vanished_is_marked_stale_once() -> None:
+    @with_pages(reply("a 1\nb 2\n"), reply("a 1\n"), reply("a 1\n"))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        for at_ms in (1000, 2000, 3000):
+            await loop.scrape(at_ms)
+        assert sink.told(1)["b"] == "stale"
+        assert "b" not in sink.told(2)
+
+
+def test_a_series_that_was_away_for_long_is_asked_for_anew() -> None:
+    @with_pages(reply("a 1\nb 2\n"), reply("a 1\n"), reply("a 1\nb 3\n"))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        await loop.scrape(1000)
+        await loop.scrape(2000)
+        sink.forget("b")
+        await loop.scrape(3000)
+        assert sink.told()["b"] == 3.0
+
+
+def test_ids_that_the_store_has_forgotten_are_replaced_by_the_next_scrape() -> None:
+    @with_pages(reply("a 1\n"), reply("a 2\n"), reply("a 3\n"))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        await loop.scrape(1000)
+        sink.forget("a")
+        sink.forget("up")
+        await loop.scrape(2000)
+        await loop.scrape(3000)
+        present = [number for number in sink.appends[-1][1] if number not in sink.forgotten]
+        assert {sink.known[labels] for labels in sink.known} == set(present)
+
+
+def test_a_target_that_fails_ends_its_series_and_says_down() -> None:
+    @with_pages(reply("a 1\n"), reply("no", status=500), reply("no", status=500), reply("a 2\n"))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        await loop.scrape(1000)
+        state = await loop.scrape(2000)
+        assert state.health is Health.DOWN
+        assert state.error is not None
+        assert state.error.endswith("answered 500")
+        assert (sink.told()["a"], sink.told()["up"]) == ("stale", 0.0)
+        await loop.scrape(3000)
+        assert "a" not in sink.told()
+        await loop.scrape(4000)
+        assert (sink.told()["a"], sink.told()["up"], sink.told()["scrape_series_added"]) == (2.0, 1.0, 1.0)
+
+
+def test_a_page_with_bad_lines_is_up_and_names_them() -> None:
+    @with_pages(reply("a 1\nb\n"))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        state = await loop.scrape(1000)
+        assert (state.health, state.samples, state.bad_lines) == (Health.UP, 1, 1)
+        assert state.error is not None
+        assert state.error.startswith("line 2:")
+
+
+def test_samples_with_their_own_time_keep_it_and_never_turn_stale() -> None:
+    @with_pages(reply("a 1\nb 2 500\n"), reply("a 1\nb 2\n"), reply("a 1\nb 3 700\n"), reply("c 1\n"))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        for at_ms in (1000, 2000, 3000, 4000):
+            await loop.scrape(at_ms)
+        times = [(at_ms, sink.told(n).get("b")) for n, (_, _, at_ms, _) in enumerate(sink.appends)]
+        assert times == [(500, 2.0), (1000, None), (2000, 2.0), (700, 3.0), (3000, None), (4000, None)]
+        assert sink.told()["a"] == "stale"
+
+
+def test_a_clash_of_labels_is_settled_as_prometheus_does() -> None:
+    @with_pages(reply('a{job="x",exported_job="y"} 1\n'))
+    async def ours(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        await loop.scrape(1000)
+        assert Labels({**OWN, "__name__": "a", "exported_job": "y", "exported_exported_job": "x"}) in sink.known
+
+    @with_pages(reply('a{job="x"} 1\n'), settings=ScrapeSettings(honor_labels=True))
+    async def theirs(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        await loop.scrape(1000)
+        assert Labels({**OWN, "__name__": "a", "job": "x"}) in sink.known
+
+
+def test_the_fleet_learns_gpus_and_notices_when_one_vanishes() -> None:
+    line = 'T{{gpu="{0}",UUID="GPU-{0}",pci_bus_id="00000000:0{0}:00.0",Hostname="n1"}} 1\n'
+
+    @with_pages(reply(line.format(1) + line.format(2)), reply(line.format(1)), reply("other 1\n"))
+    async def story(loop: TargetLoop, _: Kept, known: Fleet) -> None:
+        known.expect([Node("sim", "n1")], 0)
+        gone = []
+        for at_ms in (1000, 2000, 3000):
+            await loop.scrape(at_ms)
+            gone.append([seen.gone_since_ms for seen in known.gpus_of(Node("sim", "n1"))])
+        assert gone == [[None, None], [None, 1000], [2000, 1000]]
+
+
+def test_a_full_store_is_the_targets_error_and_not_our_end() -> None:
+    @with_pages(reply("a 1\nb 1\n"), reply("a 1\n"))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        sink.max_series = len(sink.known) + 1
+        state = await loop.scrape(1000)
+        assert (state.health, state.error) == (Health.DOWN, "6 series, the limit is 6")
+
+
+def test_openmetrics_is_read_as_such_when_the_exporter_says_so() -> None:
+    kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+    @with_pages(reply('a_total 3 # {x="y"} 1\n# EOF\n', Content_Type=kind))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        await loop.scrape(1000)
+        assert sink.told()["a_total"] == 3.0
+
+
+def scraper(sink: Kept, clock: ManualClock, **options: float) -> Scraper:
+    settings = ScrapeSettings(interval_seconds=10.0, concurrency=int(options.get("concurrency", 64)))
+    return Scraper(settings, time=clock, sink=sink, known=Fleet())
+
+
+async def pass_time(clock: ManualClock, seconds: float, done: Callable[[], bool]) -> None:
+    # Tasks that have just been started must first get to their sleep.
+    await settle()
+    await clock.advance(seconds)
+    await until(done)
+
+
+def test_every_target_is_read_once_in_each_interval_at_its_own_slot() -> None:
+    async def story() -> None:
+        sink, clock = Kept(), ManualClock(START)
+        async with serve(lambda _: reply("a 1\n")) as server:
+            watched = [target(server, f"/{n}") for n in range(5)]
+            scrapes = scraper(sink, clock)
+            await scrapes.watch(watched)
+            assert {state.health for state in scrapes.states()} == {Health.UNKNOWN}
+            for round_number in range(3):
+                for _ in range(100):
+                    await pass_time(clock, 0.1, lambda: len(server.heard) == len(sink.appends))
+                assert len(sink.appends) == 5 * (round_number + 1)
+            for one in watched:
+                times = [at_ms for key, _, at_ms, _ in sink.appends if key == one.key]
+                assert [at_ms % 10_000 for at_ms in times] == [schedule.offset_ms(one.key, 10_000)] * 3
+            assert {state.health for state in scrapes.states()} == {Health.UP}
+            await scrapes.close()
+
+    asyncio.run(story())
+
+
+def test_a_target_that_is_no_longer_listed_ends_and_the_others_go_on() -> None:
+    async def story() -> None:
+        sink, clock = Kept(), ManualClock(START)
+        async with serve(lambda _: reply("# TYPE a gauge\na 1\n")) as server:
+            stays, goes = target(server, "/stays"), target(server, "/goes")
+            scrapes = scraper(sink, clock)
+            await scrapes.watch([stays, goes])
+            await pass_time(clock, 10, lambda: len(sink.appends) == 2)
+            assert scrapes.families() == {"a": Family("gauge")}
+            await scrapes.watch([stays])
+            assert set(sink.told().values()) == {"stale"}
+            assert len(sink.told()) == len(SYNTHESISED)
+            await pass_time(clock, 10, lambda: len(sink.appends) == 4)
+            assert [state.target for state in scrapes.states()] == [stays]
+            await scrapes.close()
+
+    asyncio.run(story())
+
+
+def test_no_more_targets_are_read_at_once_than_allowed() -> None:
+    async def story() -> None:
+        sink, clock, running, most = Kept(), ManualClock(START), 0, 0
+
+        async def slow(_: Heard) -> bytes:
+            nonlocal running, most
+            running, most = running + 1, max(most, running + 1)
+            await asyncio.sleep(0.002)
+            running -= 1
+            return reply("a 1\n")
+
+        async with serve(slow) as server:
+            scrapes = scraper(sink, clock, concurrency=2)
+            await scrapes.watch([target(server, f"/{n}") for n in range(8)])
+            await pass_time(clock, 10, lambda: len(sink.appends) == 8)
+            assert most == 2
+            await scrapes.close()
+
+    asyncio.run(story())
+
+
+@given(st.text(max_size=20), st.integers(1, 10**6), st.integers(0, 10**13))
+def test_the_next_slot_lies_ahead_within_one_interval_and_in_place(key: str, interval_ms: int, now_ms: int) -> None:
+    offset = schedule.offset_ms(key, interval_ms)
+    slot = schedule.next_slot(now_ms, offset, interval_ms=interval_ms)
+    assert 0 <= offset < interval_ms
+    assert now_ms < slot <= now_ms + interval_ms
+    assert slot % interval_ms == offset
+
+
+@pytest.mark.parametrize(("now_ms", "written"), [(10_000, 10_000), (10_150, 10_000), (10_151, 10_151)])
+def test_a_slightly_late_sample_carries_its_slot_and_a_late_one_the_truth(now_ms: int, written: int) -> None:
+    assert schedule.sample_time(10_000, now_ms, interval_ms=15_000) == written

@@ -1,0 +1,87 @@
+"""The whole diagnosis: gaps are said, broken checks are named, and there is always an answer."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.diagnose.stories import HEALTHY, NODE, NOON, an_incident, facts_about, gpu, xid
+from watchkeeper.diagnose.checks import CHECKS
+from watchkeeper.diagnose.evidence import FIELDS, Facts
+from watchkeeper.diagnose.explain import diagnose
+from watchkeeper.model.diagnosis import Finding
+from watchkeeper.model.incidents import MemberKind
+from watchkeeper.query import embedded, engine
+from watchkeeper.store import head
+
+
+def test_what_could_not_be_seen_is_said() -> None:
+    facts = facts_about(an_incident("gpu_idle_waste", gpu(1), family="waste"))
+    assert "no DCGM_FI_DEV_MEMORY_TEMP for GPU 1 on n1" in facts.unseen
+    assert f"{len(HEALTHY)} of {len(FIELDS)} series of n1" in facts.looked_at
+    assert "not seen: no DCGM_FI_DEV_MEMORY_TEMP for GPU 1 on n1" in diagnose(facts, NOON).looked_at
+
+
+def test_an_unseen_temperature_rules_no_heat_out() -> None:
+    empty = embedded.EmbeddedEngine(head.Head())
+    incident = an_incident("gpu_fell_off_bus", gpu(3), family="gpu_lost", kind=MemberKind.EVENT)
+    found = diagnose(facts_about(incident, happened=[xid(79, gpu(3))], engine=empty), NOON)
+    assert [ruled.cause for finding in found.findings for ruled in finding.ruled_out] == ["app_illegal_access"]
+    assert "no watchkeeper_node_expected_gpus for n1" in " ".join(found.looked_at)
+
+
+class CountingEngine(embedded.EmbeddedEngine):
+    asked = 0
+
+    def instant(self, expr: str, at_ms: int) -> engine.Answer:
+        self.asked += 1
+        return super().instant(expr, at_ms)
+
+
+def test_gathering_asks_at_most_twenty_questions() -> None:
+    counting = CountingEngine(head.Head())
+    facts_about(an_incident("gpu_missing", NODE, family="gpu_lost"), engine=counting)
+    assert 0 < counting.asked <= 20
+
+
+def test_an_engine_that_refuses_is_a_fact_and_not_a_failure() -> None:
+    strict = embedded.EmbeddedEngine(head.Head(), engine.Limits(max_expression_bytes=1))
+    facts = facts_about(an_incident("gpu_missing", NODE, family="gpu_lost"), engine=strict)
+    assert facts.reporting is None
+    assert any("DCGM_FI_DEV_GPU_TEMP could not be asked" in gap for gap in facts.unseen)
+
+
+def test_a_broken_check_is_named_and_does_not_cost_the_other_answers(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_: Facts) -> Finding | None:
+        raise ZeroDivisionError("nothing to divide by")
+
+    incident = an_incident("gpu_fell_off_bus", gpu(3), family="gpu_lost", kind=MemberKind.EVENT)
+    with caplog.at_level(logging.ERROR):
+        found = diagnose(facts_about(incident, happened=[xid(79, gpu(3))]), NOON, checks=[broken, *CHECKS])
+    assert found.best is not None
+    assert found.best.cause == "gpu_fell_off_bus"
+    assert "check broken gave no answer: ZeroDivisionError: nothing to divide by" in found.looked_at
+    assert "Check failed" in caplog.messages
+
+
+def test_a_cause_without_its_own_check_is_answered_by_the_catalogue() -> None:
+    incident = an_incident("gsp_timeout", gpu(1), family="gpu_firmware", kind=MemberKind.EVENT)
+    found = diagnose(facts_about(incident, happened=[xid(119, gpu(1))]), NOON).best
+    assert found is not None
+    assert (found.cause, found.confidence) == ("gsp_timeout", 0.75)
+    assert found.evidence[0].text == xid(119, gpu(1)).text
+
+
+def test_an_unknown_cause_says_what_the_code_means_and_what_to_collect() -> None:
+    incident = an_incident("unknown", gpu(1), family="unknown", kind=MemberKind.EVENT)
+    found = diagnose(facts_about(incident, happened=[xid(109, gpu(1))]), NOON).best
+    assert found is not None
+    assert found.cause == "unknown"
+    assert found.why.startswith("Xid 109: context-switch timeout")
+    assert any(step.command == "nvidia-bug-report.sh" for step in found.actions)
+
+
+def test_the_same_facts_give_the_same_answer() -> None:
+    facts = facts_about(an_incident("gpu_missing", NODE, family="gpu_lost"), happened=[xid(79, gpu(3))])
+    assert diagnose(facts, NOON) == diagnose(facts, NOON)

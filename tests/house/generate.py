@@ -1,0 +1,186 @@
+"""Pages and blocks that are written from the code, so that they cannot disagree with it.
+
+`make golden` runs this as a program; `test_docs` compares what it would write with what is committed.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from tests.house.tree import PACKAGE, ROOT, Source, sources, summary
+from watchkeeper.cli import main as cli_main
+from watchkeeper.config import settings
+
+REFERENCE = ROOT / "docs" / "reference"
+RULE_FILES = PACKAGE / "packs" / "rules"
+TREE_START, TREE_END = "<!-- tree: written by make golden -->\n```\n", "```\n<!-- end of tree -->\n"
+ADDED_SERIES = {
+    "watchkeeper_node_info": "1 for each expected node; its pool and failure domains such as rack and leaf are labels",
+    "watchkeeper_node_expected_gpus": "GPUs that the inventory expects in a node; absent where that is unknown",
+    "watchkeeper_gpu_workload_info": "1 for each GPU that a workload holds; workload, namespace and team are labels",
+}
+HEAD = "# {title}\n\n{law} Written by `make golden`; do not edit.\n"
+
+
+def cli_page() -> str:
+    parts = [HEAD.format(title="Commands", law="What a person types, as `--help` prints it.")]
+    for name, command in sorted(commands().items()):
+        context = click.Context(command, info_name=name, terminal_width=100, max_content_width=100)
+        parts.append(f"## {name}\n\n```\n{command.get_help(context)}\n```\n")
+    return "\n".join(parts)
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command by its full name, groups before what is in them."""
+    root = next(value for value in vars(cli_main).values() if isinstance(value, click.Group))
+
+    def walk(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+        yield name, command
+        if isinstance(command, click.Group):
+            context = click.Context(command, info_name=name)
+            for inner in command.list_commands(context):
+                found = command.get_command(context, inner)
+                if found is not None and not found.hidden:
+                    yield from walk(f"{name} {inner}", found)
+
+    return dict(walk("watchkeeper", root))
+
+
+def settings_page() -> str:
+    law = "One TOML file; every key is optional. Durations are Prometheus durations such as `15s` or `1h30m`."
+    parts = [HEAD.format(title="Settings", law=law)]
+    for section, kind in typing.get_type_hints(settings.Settings).items():
+        rows = [
+            f"| `{field.name}` | {_type_words(typing.get_type_hints(kind)[field.name])} "
+            f"| `{_as_toml(field.default)}` | {field.metadata['help']} |"
+            for field in dataclasses.fields(kind)
+        ]
+        table = "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
+        parts.append(f"## [{section}]\n\n{summary(kind.__doc__ or '')}.\n\n{table}\n")
+    return "\n".join(parts)
+
+
+def _type_words(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        return f"{_type_words(hint.__args__[0])}, optional"
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return " or ".join(f"`{member}`" for member in hint)
+    return {str: "text", int: "whole number", bool: "true or false"}.get(hint, "list of texts")
+
+
+def _as_toml(value: Any) -> str:
+    if value is None:
+        return "none"
+    return str(list(value)) if isinstance(value, tuple) else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def metrics_page() -> str:
+    law = "What Watchkeeper says about itself and adds to the samples of others."
+    own = [f"| `{name}` | {kind} | {help.rstrip('.')} |" for name, kind, help in sorted(own_metrics())]
+    added = [f"| `{name}` | {meaning} |" for name, meaning in sorted(ADDED_SERIES.items())]
+    parts = [
+        HEAD.format(title="Own metrics", law=law),
+        "\n".join(
+            [
+                "## On /metrics of the hub, and in the metrics file of an agent\n",
+                "| name | type | meaning |",
+                "|---|---|---|",
+                *own,
+                "",
+            ]
+        ),
+        "\n".join(["## Added to the store, for joins in PromQL\n", "| name | meaning |", "|---|---|", *added, ""]),
+    ]
+    return "\n".join(parts)
+
+
+def own_metrics() -> set[tuple[str, str, str]]:
+    """Name, type and help of every metric that is declared on a registry, found in the source."""
+    return {
+        (_text(call.args[0], source), kind, _text(call.args[1], source))
+        for source in sources(PACKAGE)
+        for call in ast.walk(source.syntax)
+        if isinstance(call, ast.Call)
+        and (kind := ast.unparse(call.func).rpartition(".")[2]) in ("counter", "gauge")
+        and len(call.args) == 2
+        and isinstance(call.args[0], ast.Constant | ast.JoinedStr)
+    }
+
+
+def _text(node: ast.expr, source: Source) -> str:
+    """A text, or an f-string over names that the same module sets to texts."""
+    if not isinstance(node, ast.JoinedStr):
+        return str(ast.literal_eval(node))
+    names = {
+        ast.unparse(assignment.targets[0]): assignment.value.value
+        for assignment in ast.walk(source.syntax)
+        if isinstance(assignment, ast.Assign) and isinstance(assignment.value, ast.Constant)
+    }
+    return "".join(
+        str(part.value) if isinstance(part, ast.Constant) else str(names[ast.unparse(typing.cast(Any, part).value)])
+        for part in node.values
+    )
+
+
+def alerts_page() -> str:
+    law = "The rules that are shipped, in Prometheus' own rule format (`watchkeeper/packs/rules`)."
+    parts = [HEAD.format(title="Alerts", law=law)]
+    by_name: dict[str, list[str]] = {}
+    for file, rule in shipped_alerts():
+        annotations, labels = rule.get("annotations", {}), rule.get("labels", {})
+        facts = f"{labels.get('severity')}, after {rule.get('for', '0s')}, from `{file.name}`"
+        lines = [f"{annotations.get('summary')} ({facts})", f"```promql\n{str(rule['expr']).strip()}\n```\n"]
+        by_name.setdefault(rule["alert"], []).append("\n\n".join(lines))
+    return "\n".join([*parts, *(f"## {name}\n\n" + "\n".join(by_name[name]) for name in sorted(by_name))])
+
+
+def shipped_alerts() -> list[tuple[Path, dict[str, Any]]]:
+    found = []
+    for path in sorted(RULE_FILES.glob("*.y*ml")):
+        for group in yaml.safe_load(path.read_text())["groups"]:
+            found += [(path, rule) for rule in group["rules"] if "alert" in rule]
+    return found
+
+
+def tree_block() -> str:
+    """Every package and module of watchkeeper with the first sentence of its docstring."""
+    lines = []
+    for source in sorted(sources(PACKAGE), key=lambda source: (source.path.parent.as_posix(), source.path.name)):
+        parts = source.path.relative_to(ROOT).parts
+        is_package = parts[-1] == "__init__.py"
+        depth = len(parts) - (2 if is_package else 1)
+        name = f"{parts[-2]}/" if is_package else parts[-1]
+        lines.append(f"{'  ' * depth + name:<26} {summary(ast.get_docstring(source.syntax) or '')}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def architecture() -> str:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    before, rest = text.split(TREE_START)
+    return before + TREE_START + tree_block() + TREE_END + rest.split(TREE_END)[1]
+
+
+WRITTEN: dict[Path, Callable[[], str]] = {
+    ROOT / "ARCHITECTURE.md": architecture,
+    REFERENCE / "settings.md": settings_page,
+    REFERENCE / "metrics.md": metrics_page,
+    REFERENCE / "alerts.md": alerts_page,
+    REFERENCE / "cli.md": cli_page,
+}
+
+
+if __name__ == "__main__":
+    for path, write in WRITTEN.items():
+        path.write_text(write())
+        sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")

@@ -1,0 +1,84 @@
+"""The documents say what the code does, and lead where they point."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import watchkeeper
+from tests.house import generate
+from tests.house.tree import PACKAGE, ROOT, files, sources
+
+PAGES = [path for path in files() if path.suffix == ".md"]
+# [text](path) but not [text](https://…) nor [text](#heading)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+MAKE_TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
+# `make up ARGS=…` on a line of its own or in back quotes
+MAKE_USE = re.compile(r"(?:^|`)make ((?:[a-z-]+ ?)+)", re.MULTILINE)
+COMMAND_USE = re.compile(r"(?:^|`|bin/)watchkeeper ((?:[a-z-]+ ?)+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", generate.WRITTEN, ids=lambda path: path.name)
+def test_a_written_page_is_up_to_date(path: Path) -> None:
+    assert path.read_text() == generate.WRITTEN[path](), "run `make golden` and review the diff"
+
+
+def test_every_link_leads_somewhere() -> None:
+    links = [(page, link) for page in PAGES for link in LINK.findall(page.read_text())]
+    assert not [f"{page}: {link}" for page, link in links if not (page.parent / link).exists()]
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(MAKE_TARGET.findall((ROOT / "Makefile").read_text()))
+    named = {
+        (page.name, target) for page in PAGES for uses in MAKE_USE.findall(page.read_text()) for target in uses.split()
+    }
+    assert not [use for use in named if use[1] not in targets]
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_every_command_that_is_named_exists(name: str) -> None:
+    known = set(generate.commands())
+    for found in COMMAND_USE.findall((ROOT / name).read_text()):
+        assert f"watchkeeper {found.split()[0]}" in known, found
+
+
+def test_every_own_metric_is_named_by_stage_and_unit_and_explained() -> None:
+    for name, kind, help in generate.own_metrics():
+        assert re.fullmatch(r"watchkeeper(_[a-z0-9]+){2,}", name), name
+        assert name.endswith("_total") == (kind == "counter"), f"{name} is a {kind}"
+        assert help, f"{name} has no help"
+
+
+def test_every_shipped_alert_says_how_bad_it_is_and_what_it_means() -> None:
+    for file, rule in generate.shipped_alerts():
+        where = f"{file.name}: {rule['alert']}"
+        assert rule.get("labels", {}).get("severity") in ("critical", "warning", "info"), where
+        assert rule.get("annotations", {}).get("summary"), where
+
+
+def test_every_series_of_ours_that_a_rule_asks_for_is_made_by_someone() -> None:
+    asked = {
+        name
+        for path in generate.RULE_FILES.glob("*.y*ml")
+        for name in re.findall(r"\bwatchkeeper_[a-z_]+", path.read_text())
+    }
+    made = "\n".join(source.text for source in sources(PACKAGE))
+    assert not [name for name in asked | set(generate.ADDED_SERIES) if f'"{name}"' not in made]
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"## [{watchkeeper.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_decisions_are_numbered_once_and_have_all_parts() -> None:
+    records = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    numbers = [path.name[:4] for path in records]
+    assert len(set(numbers)) == len(numbers) > 0
+    for path in records:
+        missing = [
+            part for part in ("Context", "Decision", "Evidence", "Consequences") if f"## {part}" not in path.read_text()
+        ]
+        assert not missing, path.name

@@ -1,0 +1,90 @@
+"""Places, events and alerts for the stories of this stage, and a room in which they happen."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from watchkeeper.incidents.core import Incidents
+from watchkeeper.model import alerts, events, fleet, incidents, labels
+from watchkeeper.store.journal import Journal
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+
+
+def later(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def gpu(index: int, node: str = "n1") -> fleet.Place:
+    return fleet.Place("main", node=node, gpu=f"GPU-{node}-{index}")
+
+
+def node(name: str = "n1") -> fleet.Place:
+    return fleet.Place("main", node=name)
+
+
+def event(
+    kind: events.EventKind, place: fleet.Place, at: float, *, code: int | None = None, id: str | None = None
+) -> events.Event:
+    text = f"{kind} {code}" if code is not None else str(kind)
+    return events.Event(id or f"{kind}/{code}/{place}/{at}", kind, code, place, later(at), text)
+
+
+def xid(code: int, place: fleet.Place, at: float) -> events.Event:
+    return event(events.EventKind.XID, place, at, code=code)
+
+
+def alert(
+    cause: str, place: fleet.Place, at: float, *, ends: float | None = None, severity: str = "critical"
+) -> alerts.Alert:
+    pairs = {"alertname": f"Alert {cause}", "cause": cause, "cluster": place.cluster, "severity": severity}
+    pairs |= {"Hostname": place.node or "", "UUID": place.gpu or ""}
+    return alerts.Alert(
+        labels=labels.Labels(pairs),
+        state=alerts.AlertState.FIRING if ends is None else alerts.AlertState.RESOLVED,
+        active_at=later(at),
+        value=1.0,
+        annotations={"summary": f"{cause} here"},
+        fired_at=later(at),
+        resolved_at=None if ends is None else later(ends),
+    )
+
+
+class Room:
+    """A journal and the incidents on it; `restart` forgets everything but the file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "journal.db"
+        self.journal = Journal(self.path)
+        self.incidents = self._start(NOON)
+
+    def _start(self, now: datetime) -> Incidents:
+        return Incidents(
+            self.journal,
+            now=now,
+            names=lambda place: f"GPU {place.gpu[-1]} on {place.node}" if place.gpu else str(place.node),
+            workloads=lambda place: [f"job on {place.node}"],
+        )
+
+    def restart(self, at: float) -> None:
+        self.journal.close()
+        self.journal = Journal(self.path)
+        self.incidents = self._start(later(at))
+
+    def push(self, *batch: events.Event, at: float | None = None) -> tuple[incidents.Incident, ...]:
+        now = max(found.at for found in batch) if at is None else later(at)
+        return self.incidents.take_events(batch, now).changed
+
+    def hear(self, *heard: alerts.Alert) -> None:
+        for one in heard:
+            self.incidents.take_alert(one, one.resolved_at or one.fired_at or one.active_at)
+
+    def tick(self, at: float) -> list[incidents.Incident]:
+        return self.incidents.tick(later(at))
+
+    def open(self) -> list[tuple[str, fleet.Place, str]]:
+        return [(incident.id, incident.place, incident.cause) for incident in self.incidents.open()]
+
+    def steps(self, id: str = "INC-1") -> list[str]:
+        return [entry.kind for entry in self.journal.timeline(id)]

@@ -1,0 +1,115 @@
+"""Many signals, one incident: which belong together, and which cause, place and severity win."""
+
+from __future__ import annotations
+
+from tests.incidents.stories import Room, alert, gpu, node, xid
+from watchkeeper.incidents.correlate import MOST_MEMBERS
+from watchkeeper.model import alerts
+from watchkeeper.model.incidents import IncidentState
+
+
+def test_an_xid_opens_an_incident_that_says_what_where_and_who_suffers(room: Room) -> None:
+    (incident,) = room.push(xid(79, gpu(3), 0))
+    assert (incident.id, incident.place, incident.cause) == ("INC-1", gpu(3), "gpu_fell_off_bus")
+    assert incident.title == "GPU 3 on n1 fell off the bus"
+    assert incident.severity is alerts.Severity.CRITICAL
+    assert incident.workloads == ("job on n1",)
+
+
+def test_the_count_alert_of_the_node_joins_the_gpu_that_fell_off_and_changes_neither_place_nor_cause(
+    room: Room,
+) -> None:
+    room.push(xid(79, gpu(3), 0))
+    room.hear(alert("gpu_missing", node(), 30))
+    assert room.open() == [("INC-1", gpu(3), "gpu_fell_off_bus")]
+    assert len(room.incidents.open()[0].members) == 2
+
+
+def test_an_xid_after_the_count_alert_explains_it_and_narrows_the_place(room: Room) -> None:
+    room.hear(alert("gpu_missing", node(), 0))
+    assert "n1 is missing" in room.incidents.open()[0].title
+    room.push(xid(79, gpu(3), 5))
+    assert room.open() == [("INC-1", gpu(3), "gpu_fell_off_bus")]
+    assert room.incidents.open()[0].title == "GPU 3 on n1 fell off the bus"
+
+
+def test_two_gpus_with_memory_errors_are_two_incidents(room: Room) -> None:
+    room.push(xid(48, gpu(1), 0), xid(48, gpu(2), 0))
+    assert [place for _, place, _ in room.open()] == [gpu(1), gpu(2)]
+
+
+def test_different_families_at_one_gpu_are_different_incidents(room: Room) -> None:
+    room.push(xid(48, gpu(1), 0), xid(79, gpu(1), 0))
+    assert {cause for _, _, cause in room.open()} == {"ecc_uncorrectable", "gpu_fell_off_bus"}
+
+
+def test_hot_gpus_become_one_incident_of_the_node_when_its_cooling_fails(room: Room) -> None:
+    for index in (1, 2, 3):
+        room.hear(alert("thermal_throttle", gpu(index), index, severity="warning"))
+    assert len(room.open()) == 3
+    room.hear(alert("cooling_failure", node(), 10))
+    assert room.open() == [("INC-1", node(), "cooling_failure")]
+    assert len(room.incidents.open()[0].members) == 4
+    assert [entry.text for entry in room.journal.timeline("INC-2")][-1] == "Part of INC-1"
+    room.hear(alert("thermal_throttle", gpu(4), 20, severity="warning"))
+    assert len(room.open()) == 1
+
+
+def test_a_cooling_failure_seen_at_one_gpu_belongs_to_its_node(room: Room) -> None:
+    room.hear(alert("cooling_failure", gpu(1), 0))
+    assert room.open() == [("INC-1", node(), "cooling_failure")]
+
+
+def test_an_application_fault_moments_before_a_hardware_fault_was_its_first_sign(room: Room) -> None:
+    room.push(xid(31, gpu(1), 0))
+    room.push(xid(48, gpu(1), 8))
+    assert room.open() == [("INC-1", gpu(1), "ecc_uncorrectable")]
+    assert [member.cause for member in room.incidents.open()[0].members] == ["app_illegal_access", "ecc_uncorrectable"]
+
+
+def test_an_application_fault_long_before_a_hardware_fault_stays_its_own(room: Room) -> None:
+    room.push(xid(31, gpu(1), 0))
+    room.push(xid(48, gpu(1), 11))
+    assert [cause for _, _, cause in room.open()] == ["app_illegal_access", "ecc_uncorrectable"]
+
+
+def test_applications_that_die_on_a_broken_gpu_open_nothing_of_their_own(room: Room) -> None:
+    room.push(xid(79, gpu(1), 0))
+    room.push(xid(45, gpu(1), 20), xid(154, gpu(1), 20), xid(31, gpu(2), 20))
+    assert [(place, cause) for _, place, cause in room.open()] == [
+        (gpu(1), "gpu_fell_off_bus"),
+        (gpu(2), "app_illegal_access"),
+    ]
+
+
+def test_severity_is_the_worst_of_the_members(room: Room) -> None:
+    room.push(xid(63, gpu(1), 0))
+    assert room.incidents.open()[0].severity is alerts.Severity.WARNING
+    room.push(xid(48, gpu(1), 1))
+    assert room.incidents.open()[0].severity is alerts.Severity.CRITICAL
+
+
+def test_an_acknowledged_incident_that_gets_worse_asks_for_attention_again(room: Room) -> None:
+    room.push(xid(63, gpu(1), 0))
+    room.incidents.acknowledge("INC-1", "ada", room.incidents.open()[0].opened_at)
+    room.push(xid(48, gpu(1), 1))
+    assert room.incidents.open()[0].state is IncidentState.OPEN
+    assert room.incidents.open()[0].assignee == "ada"
+
+
+def test_a_storm_of_the_same_xid_is_one_member_and_one_entry(room: Room) -> None:
+    for second in range(50):
+        room.push(xid(31, gpu(1), second))
+    assert len(room.incidents.open()[0].members) == 1
+    assert room.steps() == ["opened"]
+
+
+def test_alerts_of_other_peoples_rules_meet_in_one_incident_per_place(room: Room) -> None:
+    room.hear(alert("", node(), 0, severity="none"), alert("made_up", node(), 1))
+    assert [(place, cause) for _, place, cause in room.open()] == [(node(), "unknown")]
+
+
+def test_an_incident_does_not_grow_without_end(room: Room) -> None:
+    for index in range(MOST_MEMBERS + 5):
+        room.hear(alert(f"made_up_{index}", node(), index))
+    assert len(room.incidents.open()[0].members) == MOST_MEMBERS

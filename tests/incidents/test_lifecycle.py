@@ -1,0 +1,130 @@
+"""How incidents end, return, are worked on, and survive a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.incidents.stories import Room, alert, event, gpu, later, node, xid
+from watchkeeper.errors import IllegalMove, JournalConflict
+from watchkeeper.model.events import EventKind
+from watchkeeper.model.incidents import IncidentState
+
+
+def test_a_hardware_fault_ends_with_a_boot_of_its_node_and_resolves_after_the_hold(room: Room) -> None:
+    room.push(xid(79, gpu(3), 0))
+    room.tick(3600)
+    assert len(room.open()) == 1
+    room.push(event(EventKind.NODE_BOOT, node(), 4000))
+    room.tick(4059)
+    assert len(room.open()) == 1
+    (done,) = room.tick(4060)
+    assert (done.state, done.resolved_at) == (IncidentState.RESOLVED, later(4060))
+    assert room.steps() == ["opened", "ended", "resolved"]
+
+
+def test_a_reset_of_another_gpu_ends_nothing(room: Room) -> None:
+    room.push(xid(48, gpu(3), 0))
+    room.push(event(EventKind.GPU_RESET, gpu(4), 10))
+    room.tick(1000)
+    assert len(room.open()) == 1
+
+
+def test_an_application_fault_ends_when_it_has_been_quiet_for_ten_minutes(room: Room) -> None:
+    room.push(xid(31, gpu(1), 0))
+    room.push(xid(31, gpu(1), 300))
+    room.tick(899)
+    assert room.incidents.open()[0].members[0].until is None
+    room.tick(960)
+    assert room.open() == []
+
+
+def test_an_incident_waits_for_its_last_signal(room: Room) -> None:
+    room.push(xid(79, gpu(3), 0))
+    room.hear(alert("gpu_missing", node(), 30))
+    room.push(event(EventKind.NODE_BOOT, node(), 100))
+    room.tick(500)
+    assert len(room.open()) == 1
+    room.hear(alert("gpu_missing", node(), 30, ends=600))
+    room.tick(660)
+    assert room.open() == []
+
+
+def test_an_alert_that_returns_soon_reopens_the_same_incident(room: Room) -> None:
+    room.hear(alert("cooling_failure", node(), 0), alert("cooling_failure", node(), 0, ends=100))
+    room.tick(160)
+    assert room.open() == []
+    room.hear(alert("cooling_failure", node(), 400))
+    assert room.open() == [("INC-1", node(), "cooling_failure")]
+    assert room.steps() == ["opened", "ended", "resolved", "reopened"]
+
+
+def test_an_alert_that_returns_much_later_is_a_new_incident(room: Room) -> None:
+    room.hear(alert("cooling_failure", node(), 0), alert("cooling_failure", node(), 0, ends=100))
+    room.tick(160)
+    room.tick(1000)
+    room.hear(alert("cooling_failure", node(), 1001))
+    assert [id for id, _, _ in room.open()] == ["INC-2"]
+
+
+def test_an_alert_that_blinks_within_the_hold_stays_one_open_incident(room: Room) -> None:
+    room.hear(alert("cooling_failure", node(), 0), alert("cooling_failure", node(), 0, ends=10))
+    room.hear(alert("cooling_failure", node(), 30))
+    room.tick(100)
+    assert len(room.open()) == 1
+    assert len(room.incidents.open()[0].members) == 1
+
+
+def test_the_same_alert_told_twice_changes_nothing(room: Room) -> None:
+    room.hear(alert("cooling_failure", node(), 0), alert("cooling_failure", node(), 0))
+    assert room.steps() == ["opened"]
+    room.hear(alert("cooling_failure", node(), 0, ends=5), alert("cooling_failure", node(), 0, ends=5))
+    assert room.steps() == ["opened", "ended"]
+
+
+def test_what_a_spool_delivers_late_from_before_a_reboot_opens_nothing(room: Room) -> None:
+    room.push(event(EventKind.NODE_BOOT, node(), 100))
+    assert room.push(xid(79, gpu(3), 50), at=200) == ()
+    assert room.open() == []
+
+
+def test_a_person_takes_and_closes_an_incident_and_its_alert_does_not_bring_it_back(room: Room) -> None:
+    room.hear(alert("cooling_failure", node(), 0))
+    room.incidents.acknowledge("INC-1", "ada", later(10))
+    room.incidents.note("INC-1", "ada", text="Fan tray ordered", now=later(20))
+    room.incidents.resolve("INC-1", "ada", why="Replaced the fan tray", now=later(30))
+    room.hear(alert("cooling_failure", node(), 0))
+    assert room.open() == []
+    assert [(entry.kind, entry.actor, entry.text) for entry in room.journal.timeline("INC-1")][1:] == [
+        ("acknowledged", "ada", "ada is working on it"),
+        ("noted", "ada", "Fan tray ordered"),
+        ("resolved", "ada", "Replaced the fan tray"),
+    ]
+
+
+def test_a_resolved_incident_cannot_be_acknowledged_and_an_unknown_one_is_named(room: Room) -> None:
+    room.hear(alert("cooling_failure", node(), 0))
+    room.incidents.resolve("INC-1", "ada", why="done", now=later(1))
+    with pytest.raises(IllegalMove, match="resolved cannot become acknowledged"):
+        room.incidents.acknowledge("INC-1", "ada", later(2))
+    with pytest.raises(IllegalMove, match="INC-9: there is no such incident"):
+        room.incidents.note("INC-9", "ada", text="?", now=later(2))
+
+
+def test_a_hub_that_lost_the_lead_changes_nothing_in_memory(room: Room) -> None:
+    from watchkeeper.store.journal import Journal
+
+    Journal(room.path).close()
+    with pytest.raises(JournalConflict):
+        room.push(xid(79, gpu(3), 0))
+    assert room.open() == []
+
+
+def test_a_restart_changes_nothing_and_what_was_pending_still_happens(room: Room) -> None:
+    room.push(xid(79, gpu(3), 0), xid(31, gpu(1), 0), xid(31, gpu(1), 300))
+    before = room.incidents.open()
+    room.restart(400)
+    assert room.incidents.open() == before
+    assert room.push(xid(31, gpu(1), 500)) == ()
+    room.push(event(EventKind.NODE_BOOT, node("n1"), 600))
+    room.tick(700)
+    assert room.open() == []

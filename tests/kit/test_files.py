@@ -1,0 +1,57 @@
+"""Files that are whole, and directories with one owner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from watchkeeper.errors import StartRefused
+from watchkeeper.kit import files
+
+
+def claimed(path: Path) -> files.DataDirectory:
+    directory = files.DataDirectory(path)
+    directory.claim()
+    return directory
+
+
+def test_a_new_directory_is_made_and_can_be_claimed_again_after_release(tmp_path: Path) -> None:
+    claimed(tmp_path / "new" / "data").release()
+    claimed(tmp_path / "new" / "data").release()
+
+
+def test_a_directory_in_use_is_refused_until_it_is_released(tmp_path: Path) -> None:
+    first = claimed(tmp_path)
+    with pytest.raises(StartRefused, match="another Watchkeeper is using this data directory"):
+        claimed(tmp_path)
+    first.release()
+    claimed(tmp_path).release()
+
+
+def test_a_directory_with_files_of_someone_else_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("dear reader")
+    with pytest.raises(StartRefused, match=r"files of someone else \(thesis.tex\).*Choose an empty or new directory"):
+        claimed(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    with pytest.raises(StartRefused, match="cannot be used: File exists"):
+        claimed(tmp_path / "data")
+
+
+def test_releasing_twice_is_harmless(tmp_path: Path) -> None:
+    directory = claimed(tmp_path)
+    directory.release()
+    directory.release()
+
+
+def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    files.write_whole(path, b"old")
+    files.write_whole(path, b"new", mode=0o600)
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tokens"]

@@ -1,0 +1,257 @@
+"""Run Prometheus' own PromQL tests against the embedded engine: `python -m tests.query.promqltest DIR --json`.
+
+Each file is a script of loads and questions (see `notation`); the outcome of every question is
+passed, failed or skipped with a reason. Skipped is what this product does not claim: native
+histograms and what Prometheus keeps behind a feature flag. The wording of errors and annotations
+is not compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from tests.query import notation
+from watchkeeper import errors
+from watchkeeper.model import labels, samples
+from watchkeeper.query import embedded, engine
+from watchkeeper.query.promql import ast, functions, parser, patterns
+from watchkeeper.store import head
+
+# Relative to the sum of both sides, as Prometheus' almost.Equal; the smallest normal float stands in near zero.
+TOLERANCE = 1e-6
+# Longer than any script, so that nothing is forgotten between a load and a question.
+KEPT_MS = 366 * 86_400_000
+SMALLEST = sys.float_info.min
+# Whole files about features that Prometheus has behind a flag, or about hashes that only it has.
+FLAGGED = frozenset(
+    ("duration_expression", "extended_vectors", "fill-modifier", "info", "limit", "start_timestamps", "type_and_unit")
+)
+# Experiments that the parser or the engine says it does not have.
+UNCLAIMED = re.compile("experimental|has no function")
+# What a classic histogram's series end in; `load_with_nhcb` makes a native one of them beside.
+CLASSIC_SUFFIXES = ("_bucket", "_count", "_sum")
+
+
+class Status(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    file: str
+    line: int
+    text: str
+    status: Status
+    wanted: str = ""
+    got: str = ""
+
+
+class Skip(Exception):
+    """This question is about something the product does not claim; the text says what."""
+
+
+class Script:
+    """One file's state: the engine and the series it could not be given."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=KEPT_MS))
+        self.unreadable: list[tuple[labels.Labels, str]] = []
+
+    def load(self, load: notation.Load) -> None:
+        # As in Prometheus, the last line of a series is the one that counts.
+        unique = {series.labels: series for series in load.series}
+        rows: list[samples.Sample] = []
+        for series in unique.values():
+            if series.unreadable:
+                self.unreadable.append((series.labels, series.unreadable))
+            if load.adds_histograms and series.labels.name.endswith(CLASSIC_SUFFIXES):
+                self.unreadable.append((_without_bucket(series.labels), notation.HISTOGRAM))
+            rows += [
+                samples.Sample(series.labels, at * load.step_ms, value)
+                for at, value in enumerate(series.points)
+                if value is not None
+            ]
+        rows.sort(key=lambda sample: sample.at_ms)
+        self.engine.append(rows)
+
+    def ask(self, question: notation.Eval) -> tuple[str, str]:
+        """What was wanted and what came, as text; they are equal if the engine is right."""
+        if any(series.unreadable for series in question.series):
+            raise Skip(notation.HISTOGRAM)
+        must_fail = "fail" in question.expects
+        wanted = "an error" if must_fail else _show_wanted(question)
+        try:
+            self.refuse_unclaimed(parser.parse(question.text))
+            answer = self.answer(question)
+        except errors.QueryError as error:
+            if UNCLAIMED.search(error.problem):
+                raise Skip("experimental PromQL") from error
+            return wanted, wanted if must_fail else f"error: {error}"
+        is_same = not must_fail and _is_same(question, answer)
+        return wanted, wanted if is_same else _show(answer)
+
+    def refuse_unclaimed(self, tree: ast.Expr) -> None:
+        for node in walk(tree):
+            if isinstance(node, ast.Aggregate) and node.op in functions.EXPERIMENTAL_AGGREGATIONS:
+                raise Skip("experimental PromQL")
+            if not isinstance(node, ast.Selector):
+                continue
+            for label_set, reason in self.unreadable:
+                if all(patterns.matches(matcher, label_set.get(matcher.name, "")) for matcher in node.matchers):
+                    raise Skip(reason)
+
+    def answer(self, question: notation.Eval) -> engine.Answer:
+        if question.step_ms is None:
+            return self.engine.instant(question.text, question.start_ms)
+        span = engine.Span(question.start_ms, question.end_ms, question.step_ms)
+        return self.engine.range(question.text, span)
+
+
+def walk(expr: ast.Expr) -> Iterator[ast.Expr]:
+    """Every node of a tree."""
+    yield expr
+    for each in fields(expr):
+        value = getattr(expr, each.name)
+        for child in value if isinstance(value, tuple) else (value,):
+            if isinstance(child, ast.Expr):
+                yield from walk(child)
+
+
+def _without_bucket(label_set: labels.Labels) -> labels.Labels:
+    name = label_set.name
+    for suffix in CLASSIC_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return label_set.without("le").having(__name__=name)
+
+
+def is_close(left: float, right: float) -> bool:
+    if left == right or (left != left and right != right):
+        return samples.is_stale(left) == samples.is_stale(right)
+    total, difference = abs(left) + abs(right), abs(left - right)
+    if left == 0 or right == 0 or total < SMALLEST:
+        return difference < TOLERANCE * SMALLEST
+    return difference / min(total, sys.float_info.max) < TOLERANCE
+
+
+def _wanted_series(question: notation.Eval) -> list[tuple[labels.Labels, dict[int, float]]]:
+    start, step = question.window or (question.start_ms, question.step_ms or 1)
+    return [
+        (series.labels, {start + at * step: value for at, value in enumerate(series.points) if value is not None})
+        for series in question.series
+    ]
+
+
+def _is_same(question: notation.Eval, answer: engine.Answer) -> bool:
+    if question.string is not None or answer.kind is engine.Kind.STRING:
+        return answer.text == question.string
+    got = [(own, dict(zip(map(int, at), map(float, of), strict=True))) for own, at, of in answer.frame.rows()]
+    got = [row for row in got if row[1]]
+    if question.scalar is not None:
+        wanted = [(labels.Labels(), {question.start_ms: question.scalar})]
+        if answer.kind is not engine.Kind.SCALAR:
+            return False
+    else:
+        wanted = [row for row in _wanted_series(question) if row[1]]
+    if "ordered" not in question.expects or question.step_ms is not None:
+        got.sort(key=lambda row: row[0])
+        wanted.sort(key=lambda row: row[0])
+    return len(got) == len(wanted) and all(
+        own == theirs and values.keys() == others.keys() and all(is_close(values[at], others[at]) for at in values)
+        for (own, values), (theirs, others) in zip(wanted, got, strict=True)
+    )
+
+
+def _show_wanted(question: notation.Eval) -> str:
+    if question.string is not None:
+        return repr(question.string)
+    if question.scalar is not None:
+        return f"scalar {question.scalar}"
+    rows = _wanted_series(question)
+    return "; ".join(f"{own} {_show_values(values)}" for own, values in rows) or "nothing"
+
+
+def _show(answer: engine.Answer) -> str:
+    if answer.text is not None:
+        return repr(answer.text)
+    rows = [(own, dict(zip(map(int, at), map(float, of), strict=True))) for own, at, of in answer.frame.rows()]
+    return f"{answer.kind} " + ("; ".join(f"{own} {_show_values(values)}" for own, values in rows) or "nothing")
+
+
+def _show_values(values: dict[int, float]) -> str:
+    shown = [f"{value:g}@{at / 1000:g}" for at, value in values.items()]
+    return " ".join(shown[:12]) + (" …" if len(shown) > 12 else "")
+
+
+def run_file(path: Path) -> Iterator[Outcome]:
+    """The outcome of every question of a file."""
+    script = Script()
+    for command in notation.read(path.read_text()):
+        if isinstance(command, notation.Clear):
+            script.clear()
+        elif isinstance(command, notation.Load):
+            script.load(command)
+        else:
+            yield _outcome(script, command, path.stem)
+
+
+def _outcome(script: Script, question: notation.Eval, file: str) -> Outcome:
+    place = file, question.line, question.text
+    if file in FLAGGED:
+        return Outcome(*place, Status.SKIPPED, got="behind a feature flag of Prometheus")
+    try:
+        wanted, got = script.ask(question)
+    except Skip as skip:
+        return Outcome(*place, Status.SKIPPED, got=str(skip))
+    except Exception as error:  # a crash of the engine is a miss like any other, and must not hide the rest
+        return Outcome(*place, Status.FAILED, "no crash", f"{type(error).__name__}: {error}")
+    return Outcome(*place, Status.PASSED if wanted == got else Status.FAILED, wanted, got)
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, Any]:
+    by_file: dict[str, Counter[str]] = {}
+    for outcome in outcomes:
+        by_file.setdefault(outcome.file, Counter())[outcome.status] += 1
+    totals = Counter(outcome.status for outcome in outcomes)
+    reasons = Counter(outcome.got for outcome in outcomes if outcome.status is Status.SKIPPED)
+    return {
+        **{status.value: totals[status] for status in Status},
+        "skipped_because": dict(reasons),
+        "by_file": {file: {status.value: counts[status] for status in Status} for file, counts in by_file.items()},
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("place", type=Path, help="a .test file, or a folder of them")
+    options.add_argument("--json", action="store_true", help="print the counts as JSON")
+    options.add_argument("-v", "--verbose", action="store_true", help="print every miss")
+    chosen = options.parse_args(argv)
+    files = sorted(chosen.place.glob("*.test")) if chosen.place.is_dir() else [chosen.place]
+    outcomes = [outcome for file in files for outcome in run_file(file)]
+    missed = [outcome for outcome in outcomes if outcome.status is Status.FAILED]
+    for miss in missed if chosen.verbose else ():
+        sys.stderr.write(
+            f"{miss.file}.test:{miss.line}: {miss.text}\n  wanted: {miss.wanted[:600]}\n  got:    {miss.got[:600]}\n"
+        )
+    counts = summary(outcomes)
+    short = f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
+    sys.stdout.write((json.dumps(counts, indent=2) if chosen.json else short) + "\n")
+    return 1 if missed or not outcomes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The policy: every cause has an answer, and a file with mistakes is refused with their keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from watchkeeper.catalogue import causes
+from watchkeeper.errors import SettingsError
+from watchkeeper.model.actions import ActionKind
+from watchkeeper.remediate.policy import HARDWARE_ACTIONS, load, parse
+
+UNKNOWN = '[cause.unknown]\nsteps = [{ action = "inspect", why = "look" }]\n'
+
+
+def kinds(cause: str) -> list[str]:
+    return [step.action for step in load().steps(cause)]
+
+
+def test_the_shipped_policy_answers_every_cause() -> None:
+    assert set(load().cause) == {row.cause for row in causes.all()}
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        ("gpu_fell_off_bus", ["cordon", "drain", "reboot", "validate", "uncordon"]),
+        ("ecc_uncorrectable", ["cordon", "drain", "reset_gpu", "validate", "uncordon"]),
+        ("app_illegal_access", ["restart_app", "notify_owner"]),
+        ("cooling_failure", ["cordon", "drain", "inspect"]),
+        ("gpu_missing", ["inspect", "cordon"]),
+        ("gpu_idle_waste", ["notify_owner"]),
+        ("nobody_knows_this", ["inspect"]),
+    ],
+)
+def test_the_scenarios_of_this_release_get_the_right_steps(cause: str, expected: list[str]) -> None:
+    assert kinds(cause) == expected
+
+
+def test_a_fault_of_a_workload_never_leads_to_an_action_on_hardware() -> None:
+    workload = [row.cause for row in causes.all() if row.scope == "workload"]
+    assert not {step.action for cause in workload for step in load().steps(cause)} & HARDWARE_ACTIONS
+
+
+def test_every_node_that_is_given_back_was_validated_first() -> None:
+    for cause, entry in load().cause.items():
+        actions = [step.action for step in entry.steps]
+        if ActionKind.UNCORDON in actions:
+            assert actions[-2:] == [ActionKind.VALIDATE, ActionKind.UNCORDON], cause
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            '[cause.unknown]\nsteps = [{ action = "explode", why = "no" }]',
+            r"cause.unknown.steps\[0\].action: expected one",
+        ),
+        (UNKNOWN + '[cause.nonsense]\nsteps = [{ action = "inspect", why = "x" }]', "cause.nonsense: unknown cause"),
+        (UNKNOWN + "[cause.power_cap]\nsteps = []", "cause.power_cap.steps: is empty"),
+        ('[cause.power_cap]\nsteps = [{ action = "inspect", why = "x" }]', "cause.unknown: is missing"),
+        (
+            UNKNOWN + '[cause.cuda_oom]\nsteps = [{ action = "reboot", why = "x" }]',
+            "cause.cuda_oom.steps: reboot on hardware",
+        ),
+        ("[cause", "not TOML"),
+    ],
+)
+def test_a_mistake_names_file_and_key(text: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem) as caught:
+        parse(text, where="mine.toml")
+    assert str(caught.value).startswith("mine.toml: ")
+
+
+def test_a_policy_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"absent.toml: the policy cannot be read"):
+        load(tmp_path / "absent.toml")

@@ -1,0 +1,103 @@
+"""The driver of the simulator against the real simulator, and against things that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from watchkeeper.errors import ActionFailed, ActionRefused
+from watchkeeper.model import fleet, incidents
+from watchkeeper.model.actions import Action, ActionId, ActionKind
+from watchkeeper.remediate.drivers.simulated import Simulated
+from watchkeeper.sim import server, simulation
+
+
+@pytest.fixture(scope="module")
+def simulator() -> Iterator[tuple[Simulated, fleet.Place]]:
+    """A small fleet on a free port, and its first node."""
+    settings = simulation.SimSettings(gpus=16, port=0)
+    listener = server.open_listener(settings)
+    listener.listen()
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(settings, stop, listener=listener),))
+    thread.start()
+    node = simulation.Simulation(settings).layout.nodes[0].name
+    yield Simulated(f"http://127.0.0.1:{listener.getsockname()[1]}"), fleet.Place("sim", node=node)
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+    loop.close()
+
+
+def action(kind: ActionKind, place: fleet.Place, *, step: int = 1, incident: str = "INC-1") -> Action:
+    return Action(ActionId(f"{step}-{kind}"), kind, place, incidents.IncidentId(incident), "why")
+
+
+def test_a_cordon_is_written_on_the_node_once_and_taken_off_by_its_own_incident(
+    simulator: tuple[Simulated, fleet.Place],
+) -> None:
+    driver, node = simulator
+    cordon = action(ActionKind.CORDON, node)
+    assert driver.observe(node).is_schedulable is True
+    assert driver.describe(cordon) == f"POST /cluster/nodes/{node.node}/cordon by watchkeeper:INC-1/1-cordon"
+    driver.perform(cordon)
+    driver.perform(cordon)
+    seen = driver.observe(node)
+    assert (seen.is_schedulable, seen.cordoned_by) == (False, cordon.mark)
+    with pytest.raises(ActionRefused, match="the cordon belongs to watchkeeper:INC-1/1-cordon, not to INC-2"):
+        driver.perform(action(ActionKind.UNCORDON, node, step=5, incident="INC-2"))
+    driver.perform(action(ActionKind.UNCORDON, node, step=5))
+    assert driver.observe(node).is_schedulable is True
+
+
+def test_a_node_that_the_simulator_does_not_have_does_not_exist(simulator: tuple[Simulated, fleet.Place]) -> None:
+    driver, _ = simulator
+    stranger = fleet.Place("sim", node="no such node")
+    assert driver.observe(stranger).exists is False
+    with pytest.raises(ActionFailed, match="it answered 404"):
+        driver.perform(action(ActionKind.CORDON, stranger))
+
+
+def test_a_reset_of_an_unknown_gpu_fails_with_the_simulators_words(simulator: tuple[Simulated, fleet.Place]) -> None:
+    driver, node = simulator
+    with pytest.raises(ActionFailed, match=r"gpus/GPU-none/reset did not succeed: it answered 404"):
+        driver.perform(action(ActionKind.RESET_GPU, fleet.Place("sim", node=node.node, gpu="GPU-none")))
+
+
+def test_what_only_a_person_can_do_is_described_and_refused(simulator: tuple[Simulated, fleet.Place]) -> None:
+    driver, node = simulator
+    look = action(ActionKind.INSPECT, node)
+    assert driver.describe(look) == f"a person looks at {node.node}"
+    with pytest.raises(ActionRefused, match="no call for inspect"):
+        driver.perform(look)
+
+
+def test_a_simulator_that_is_not_there_is_a_failure_with_words() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ActionFailed, match=r"GET /cluster/nodes/n1 did not succeed: .*refused"):
+        Simulated(url).observe(fleet.Place("sim", node="n1"))
+
+
+class Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>hello</html>")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_server_that_speaks_no_json_is_a_failure_with_words() -> None:
+    with HTTPServer(("127.0.0.1", 0), Page) as other:
+        thread = threading.Thread(target=other.handle_request)
+        thread.start()
+        with pytest.raises(ActionFailed, match="the answer is not a JSON object"):
+            Simulated(f"http://127.0.0.1:{other.server_port}").observe(fleet.Place("sim", node="n1"))
+        thread.join()

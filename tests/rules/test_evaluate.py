@@ -1,0 +1,159 @@
+"""A rule group, evaluated: what is written back, what changed, and what a failure leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from tests.rules.fake_engine import FakeEngine
+from watchkeeper.model.alerts import AlertState
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import Sample, is_stale
+from watchkeeper.rules import evaluate, rulefile
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+HOT = Labels({"__name__": "celsius", "node": "n7"})
+WARM = Labels({"__name__": "celsius", "node": "n8"})
+FIRING = Labels({"__name__": "ALERTS", "alertname": "Hot", "alertstate": "firing", "node": "n7"})
+SINCE = Labels({"__name__": "ALERTS_FOR_STATE", "alertname": "Hot", "node": "n7"})
+
+
+def group(*rules: str, head: str = "") -> rulefile.Group:
+    text = f"groups:\n- name: g\n{head}  rules:\n" + "".join(f"  - {{{rule}}}\n" for rule in rules)
+    return rulefile.read({"r.yaml": text}).groups[0]
+
+
+HOT_GROUP = group("alert: Hot, expr: celsius > 90, for: 1m")
+HOT_KEY = evaluate.rule_key(HOT_GROUP, HOT_GROUP.rules[0])
+
+
+def minute(count: float) -> datetime:
+    return START + timedelta(minutes=count)
+
+
+def shown(samples: tuple[Sample, ...]) -> dict[str, float | str]:
+    return {str(sample.labels): "stale" if is_stale(sample.value) else sample.value for sample in samples}
+
+
+def test_a_recording_rule_renames_relabels_and_marks_what_vanished() -> None:
+    engine = FakeEngine({"celsius": {HOT: 95.0, WARM: 50.0}})
+    rules = group("record: 'node:celsius', expr: celsius, labels: {site: east}")
+    first = evaluate.evaluate(rules, engine, {}, now=START)
+    assert shown(first.samples) == {
+        'node:celsius{node="n7", site="east"}': 95.0,
+        'node:celsius{node="n8", site="east"}': 50.0,
+    }
+    engine.answers["celsius"] = {HOT: 96.0}
+    second = evaluate.evaluate(rules, engine, first.state, now=minute(1))
+    assert shown(second.samples)['node:celsius{node="n8", site="east"}'] == "stale"
+    assert evaluate.evaluate(rules, engine, second.state, now=minute(2)).samples == (
+        Sample(Labels({"__name__": "node:celsius", "node": "n7", "site": "east"}), 1767225720000, 96.0),
+    )
+
+
+def test_an_alert_is_written_as_prometheus_writes_it() -> None:
+    engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
+    pending = evaluate.evaluate(HOT_GROUP, engine, {}, now=START)
+    assert shown(pending.samples) == {
+        str(FIRING.having(alertstate="pending")): 1.0,
+        str(SINCE): START.timestamp(),
+    }
+    firing = evaluate.evaluate(HOT_GROUP, engine, pending.state, now=minute(1))
+    assert shown(firing.samples)[str(FIRING)] == 1.0
+    assert shown(firing.samples)[str(FIRING.having(alertstate="pending"))] == "stale"
+    assert [alert.name for alert in firing.changes] == ["Hot"]
+    engine.answers["celsius > 90"] = {}
+    ended = evaluate.evaluate(HOT_GROUP, engine, firing.state, now=minute(2))
+    assert shown(ended.samples) == {str(FIRING): "stale", str(SINCE): "stale"}
+    assert [alert.state for alert in ended.changes] == [AlertState.RESOLVED]
+
+
+def test_a_rule_that_fails_keeps_its_alerts_and_does_not_stop_the_group() -> None:
+    rules = group("alert: Hot, expr: celsius > 90", "record: a, expr: vector(1)")
+    engine = FakeEngine({"celsius > 90": {HOT: 95.0}, "vector(1)": {Labels(): 1.0}})
+    first = evaluate.evaluate(rules, engine, {}, now=START)
+    del engine.answers["celsius > 90"]
+    second = evaluate.evaluate(rules, engine, first.state, now=minute(1))
+    failed, fine = second.results
+    assert (failed.state.health, fine.state.health) == (evaluate.Health.ERROR, evaluate.Health.OK)
+    assert "no answer" in failed.state.last_error
+    assert [alert.state for alert in failed.state.alerts.values()] == [AlertState.FIRING]
+    assert (failed.samples, failed.changes) == ((), ())
+    assert failed.state.evaluated_at == minute(1)
+
+
+def test_a_group_over_its_limit_says_both_numbers_and_writes_nothing() -> None:
+    rules = group("record: a, expr: celsius", head="  limit: 1\n")
+    result = evaluate.evaluate(rules, FakeEngine({"celsius": {HOT: 1.0, WARM: 2.0}}), {}, now=START)
+    assert result.samples == ()
+    assert result.results[0].state.last_error == "a answers 2 series; its group allows 1"
+
+
+def test_two_recorded_series_that_become_one_are_an_error() -> None:
+    rules = group("record: a, expr: celsius, labels: {node: all}")
+    result = evaluate.evaluate(rules, FakeEngine({"celsius": {HOT: 1.0, WARM: 2.0}}), {}, now=START)
+    assert "same a" in result.results[0].state.last_error
+
+
+def test_a_rule_reads_what_an_earlier_one_recorded_in_the_same_evaluation() -> None:
+    engine = FakeEngine({"celsius": {HOT: 95.0}, "hot": {}})
+    engine.on_append = lambda sample: engine.answers.update({"hot": {sample.labels: sample.value}})
+    rules = group("record: hot, expr: celsius", "alert: Hot, expr: hot")
+    changes = []
+    for result in evaluate.evaluate_each(rules, engine, {}, now=START):
+        engine.append(result.samples)
+        changes += result.changes
+    assert [alert.value for alert in changes] == [95.0]
+
+
+def test_a_query_offset_asks_for_the_past_and_writes_for_now() -> None:
+    engine = FakeEngine({"celsius": {HOT: 95.0}})
+    result = evaluate.evaluate(
+        group("record: a, expr: celsius", head="  query_offset: 1m\n"), engine, {}, now=minute(1)
+    )
+    assert engine.asked == [("celsius", 1767225600000)]
+    assert [sample.at_ms for sample in result.samples] == [1767225660000]
+
+
+def test_annotations_may_ask_the_engine() -> None:
+    rules = group("""alert: Hot, expr: celsius > 90, annotations: {more: '{{ query "power" | first | value }} W'}""")
+    engine = FakeEngine({"celsius > 90": {HOT: 95.0}, "power": {WARM: 700.0}})
+    assert evaluate.evaluate(rules, engine, {}, now=START).changes[0].annotations == {"more": "700 W"}
+
+
+def test_alerts_given_back_after_a_restart_go_on_without_a_second_change() -> None:
+    engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
+    state: evaluate.State = {}
+    for at in (0, 1):
+        state = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(at)).state
+    kept = list(state[HOT_KEY].alerts.values())
+    strangers = [replace(alert, labels=alert.labels.having(alertname="Other")) for alert in kept]
+    restored = evaluate.restore(HOT_GROUP, {}, [*kept, *strangers])
+    assert list(restored[HOT_KEY].alerts.values()) == kept
+    after = evaluate.evaluate(HOT_GROUP, engine, restored, now=minute(3))
+    assert after.changes == ()
+    engine.answers["celsius > 90"] = {}
+    ended = evaluate.evaluate(HOT_GROUP, engine, restored, now=minute(3))
+    assert [alert.state for alert in ended.changes] == [AlertState.RESOLVED]
+    assert shown(ended.samples) == {str(FIRING): "stale", str(SINCE): "stale"}
+
+
+def test_a_pending_alert_goes_on_from_the_time_the_series_remembers() -> None:
+    remembered = {SINCE: minute(-10).timestamp()}
+    engine = FakeEngine({"celsius > 90": {HOT: 95.0}, "last_over_time(ALERTS_FOR_STATE[1h])": remembered})
+    first = evaluate.evaluate(HOT_GROUP, engine, {}, now=START)
+    state = evaluate.restore_holds(first.state, engine, now=START)
+    second = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(0.25))
+    assert [(alert.state, alert.active_at) for alert in second.changes] == [(AlertState.FIRING, minute(-10))]
+
+
+def test_a_rule_that_a_reload_took_away_resolves_its_alerts_and_ends_its_series() -> None:
+    engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
+    state: evaluate.State = {}
+    for at in (0, 1):
+        state = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(at)).state
+    left, samples, resolved = evaluate.retire(state, rulefile.RuleSet(), now=minute(2))
+    assert left == {}
+    assert shown(samples) == {str(FIRING): "stale", str(SINCE): "stale"}
+    assert [(alert.state, alert.resolved_at) for alert in resolved] == [(AlertState.RESOLVED, minute(2))]
+    assert evaluate.retire(state, rulefile.RuleSet((HOT_GROUP,)), now=minute(2))[0] == state

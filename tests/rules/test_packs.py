@@ -1,0 +1,59 @@
+"""The shipped rules: every alert says what, how bad, why and what next, and its tests hold on both engines."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import servers
+from watchkeeper.catalogue import causes, xid
+from watchkeeper.rules import rulefile, unit_tests
+
+RULES = Path(rulefile.__file__).parents[1] / "packs" / "rules"
+FILES = sorted(RULES.glob("*.yaml"))
+TESTS = sorted((RULES / "tests").glob("*.yaml"))
+ALERTS = [rule for rule in rulefile.load(FILES).rules if isinstance(rule, rulefile.AlertingRule)]
+EACH_ALERT = pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: f"{rule.name}:{rule.line}")
+
+
+@EACH_ALERT
+def test_an_alert_names_a_shipped_cause_with_its_severity_and_runbook(rule: rulefile.AlertingRule) -> None:
+    row = causes.lookup(rule.labels["cause"].text)
+    assert row.cause == rule.labels["cause"].text
+    assert rule.labels["severity"].text == row.severity
+    assert rule.annotations["runbook_url"].text == row.runbook
+
+
+@EACH_ALERT
+def test_an_alert_has_words_for_people(rule: rulefile.AlertingRule) -> None:
+    assert {"summary", "description", "action", "runbook_url"} == set(rule.annotations)
+    assert re.search(r"\$labels\.(Hostname|rack)", rule.annotations["summary"].text), "a summary says where"
+
+
+def test_xid_rules_agree_with_the_catalogue() -> None:
+    rules = [rule for rule in ALERTS if rule.name == "GPUHardwareFailure"]
+    coded = [(code, rule) for rule in rules for code in re.findall(r"XID_ERRORS == (\d+)", rule.expr)]
+    assert {int(code) for code, _ in coded} >= {48, 79, 95, 119}
+    for code, rule in coded:
+        assert (xid.lookup(int(code)).cause, xid.lookup(int(code)).severity) == (rule.labels["cause"].text, "critical")
+
+
+def test_every_rule_file_has_tests_that_know_silence() -> None:
+    assert [path.name for path in TESTS] == [path.name for path in FILES]
+    assert all("silent" in path.read_text() for path in TESTS)
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_the_tests_of_a_file_hold_on_our_engine(path: Path) -> None:
+    assert unit_tests.run(path) == []
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(("command", "paths"), [("check", FILES), ("test", TESTS)])
+def test_promtool_comes_to_the_same_verdict(command: str, paths: list[Path]) -> None:
+    promtool = servers.require("promtool")
+    ran = subprocess.run([promtool, command, "rules", *paths], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,0 +1,124 @@
+"""promtool's test format on our engine: notation, expectations that fail, and the two commands."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from watchkeeper.cli import rules
+from watchkeeper.errors import QueryError, RuleFileError
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import is_stale
+from watchkeeper.rules import notation, unit_tests
+
+RULES = """\
+groups:
+  - name: g
+    rules:
+      - {alert: Hot, expr: celsius > 90, for: 2m, labels: {severity: warning}, annotations: {summary: "{{ $value }}"}}
+      - {record: "double", expr: celsius * 2}
+"""
+STORY = """\
+rule_files: [rules.yaml]
+evaluation_interval: 1m
+tests:
+  - name: a hot node
+    interval: 1m
+    input_series: [{series: 'celsius{node="n1"}', values: '80 95x5'}]
+    alert_rule_test:
+      - {eval_time: 2m, alertname: Hot, exp_alerts: }
+      - eval_time: 3m
+        alertname: Hot
+        exp_alerts: [{exp_labels: {node: n1, severity: warning}, exp_annotations: {summary: "95"}}]
+    promql_expr_test:
+      - {expr: double, eval_time: 90s, exp_samples: [{labels: 'double{node="n1"}', value: 190}]}
+"""
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Path:
+    (tmp_path / "rules.yaml").write_text(RULES)
+    (tmp_path / "test.yaml").write_text(STORY)
+    return tmp_path / "test.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1 2.5 -3", [1, 2.5, -3]),
+        ("1x2", [1, 1, 1]),
+        ("0x2", [0, 0, 0]),
+        ("0+10x3", [0, 10, 20, 30]),
+        ("10-2x2", [10, 8, 6]),
+        ("-1-1x1", [-1, -2]),
+        ("_ 1 _x2", [None, 1, None, None]),
+        ("1e3 Inf -Inf", [1000, math.inf, -math.inf]),
+        ("", []),
+    ],
+)
+def test_values_are_read_as_promtool_reads_them(text: str, values: list[float | None]) -> None:
+    assert notation.values(text) == values
+
+
+def test_a_stale_marker_is_a_value_of_its_own() -> None:
+    (marker,) = notation.values("stale")
+    assert marker is not None
+    assert is_stale(marker)
+
+
+@pytest.mark.parametrize("text", ["1y3", "x", "1x", "_+1x2x3", "1x9999999"])
+def test_values_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(QueryError):
+        notation.values(text)
+
+
+def test_a_series_is_read_with_and_without_a_name() -> None:
+    assert notation.labels('up{node="n1"}') == Labels({"__name__": "up", "node": "n1"})
+    assert notation.labels('{node="n1"}') == Labels({"node": "n1"})
+    assert notation.labels("{}") == Labels()
+    with pytest.raises(QueryError, match="not a series"):
+        notation.labels('up{node=~"n.*"}')
+
+
+def test_a_story_that_holds_has_no_failures(story: Path) -> None:
+    assert unit_tests.run(story) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "failure"),
+    [
+        ("value: 190", "value: 191", '`double` at 90s: expected double{node="n1"} 191; found double{node="n1"} 190'),
+        ('summary: "95"', 'summary: "96"', "alert Hot at 3m: expected"),
+        ("eval_time: 2m", "eval_time: 4m", "alert Hot at 4m: expected none; found"),
+        ("95x5", "95y5", "is not a value"),
+    ],
+)
+def test_an_expectation_that_does_not_hold_is_told(story: Path, right: str, wrong: str, failure: str) -> None:
+    story.write_text(STORY.replace(right, wrong))
+    (found,) = unit_tests.run(story)
+    assert found.startswith("a hot node: ")
+    assert failure in found
+
+
+def test_a_test_file_with_an_unknown_key_is_refused(story: Path) -> None:
+    story.write_text(STORY.replace("eval_time: 2m", "evaltime: 2m"))
+    with pytest.raises(RuleFileError, match="evaltime: unknown key"):
+        unit_tests.run(story)
+
+
+def test_the_commands_say_what_they_found_and_exit_by_it(story: Path) -> None:
+    run, rule_file = CliRunner().invoke, story.with_name("rules.yaml")
+    fine = run(rules.command, ["check", str(rule_file)])
+    assert (fine.exit_code, fine.output) == (0, "2 rules in 1 groups: no problem found\n")
+    assert run(rules.command, ["test", str(story)]).exit_code == 0
+    story.write_text(STORY.replace("value: 190", "value: 191"))
+    assert run(rules.command, ["test", str(story)]).exit_code == 1
+    rule_file.write_text(RULES.replace("for: 2m", "for: 2").replace("celsius * 2", "celsius *"))
+    broken = run(rules.command, ["check", str(rule_file)])
+    assert broken.exit_code == 1
+    assert "has no unit" in broken.output
+    assert "2 problems found" in broken.output
+    assert run(rules.command, ["check", "no-such-file.yaml"]).exit_code == 2

@@ -1,0 +1,128 @@
+"""Templates of labels and annotations expand as Prometheus expands them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.rules import templates
+from watchkeeper.rules.template_functions import TemplateError
+
+HOT = templates.Context({"gpu": "3", "Hostname": "n7"}, 95.25, external_labels={"site": "east"})
+
+
+def expand(text: str, context: templates.Context = HOT) -> str:
+    return templates.parse(text).expand(context)
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("plain", "plain"),
+        ("GPU {{ $labels.gpu }} of {{ .Labels.Hostname }}: {{ $value }}", "GPU 3 of n7: 95.25"),
+        ("{{ $externalLabels.site }} {{ .ExternalLabels.site }}", "east east"),
+        ("{{ $labels.absent }}|", "|"),
+        ('{{ printf "%.1f" .Value }} {{ $value | printf "%5.0f|%%" }}', "95.2    95|%"),
+        ('{{ printf "%s-%v" $labels.gpu $value }} {{ printf "%d" $value }}', "3-95.25 %!d(float64=95.25)"),
+        ('{{ printf "%s" }} {{ printf "x" 1 }}', "%!s(MISSING) x%!(EXTRA int=1)"),
+        ("{{ if gt $value 90.0 }}hot{{ else }}cool{{ end }}", "hot"),
+        ('{{ if eq $labels.gpu "4" }}a{{ else if eq $labels.gpu "3" }}b{{ else }}c{{ end }}', "b"),
+        ("{{ if and $labels.gpu (not $labels.absent) }}yes{{ end }}", "yes"),
+        ("{{ with $labels.gpu }}[{{ . }}]{{ end }}{{ with $labels.absent }}never{{ else }}none{{ end }}", "[3]none"),
+        ("a {{- /* quiet */ -}} b {{- $labels.gpu }}", "ab3"),
+        ("{{ $x := $labels.gpu }}{{ $x }}{{ $x }}", "33"),
+        ('{{ reReplaceAll "n(.+)" "node-$1" $labels.Hostname }} {{ match "^n" $labels.Hostname }}', "node-7 true"),
+        ('{{ "rack one" | title }} {{ toUpper "a" }} {{ toLower "B" }} {{ stripPort "n1:9400" }}', "Rack One A b n1"),
+        ("{{ `raw \\d` }}", "raw \\d"),
+    ],
+)
+def test_a_template_expands(text: str, expanded: str) -> None:
+    assert expand(text) == expanded
+
+
+@pytest.mark.parametrize(
+    ("value", "function", "expanded"),
+    [
+        (0.0, "humanize", "0"),
+        (1234567.0, "humanize", "1.235M"),
+        (0.00123, "humanize", "1.23m"),
+        (math.inf, "humanize", "+Inf"),
+        (-4_000_000.0, "humanize1024", "-3.815Mi"),
+        (0.5, "humanize1024", "0.5"),
+        (0.0, "humanizeDuration", "0s"),
+        (0.05, "humanizeDuration", "50ms"),
+        (59.4567, "humanizeDuration", "59.46s"),
+        (899.99, "humanizeDuration", "14m 59s"),
+        (90_061.0, "humanizeDuration", "1d 1h 1m 1s"),
+        (-3600.0, "humanizeDuration", "-1h 0m 0s"),
+        (0.1234567, "humanizePercentage", "12.35%"),
+        (1435065584.128, "humanizeTimestamp", "2015-06-23 13:19:44.128 +0000 UTC"),
+        (math.nan, "humanizeTimestamp", "NaN"),
+    ],
+)
+def test_numbers_are_made_readable_as_prometheus_does(value: float, function: str, expanded: str) -> None:
+    assert expand(f"{{{{ $value | {function} }}}}", templates.Context({}, value)) == expanded
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (95.0, "95"),
+        (0.05, "0.05"),
+        (1e20, "100000000000000000000"),
+        (1e21, "1e+21"),
+        (1e-5, "1e-05"),
+        (1.5e-7, "1.5e-07"),
+    ],
+)
+def test_a_value_is_shown_as_go_prints_it(value: float, shown: str) -> None:
+    assert expand("{{ $value }}", templates.Context({}, value)) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{{ humanise $value }}", 'function "humanise" not defined'),
+        ("{{ $lables.gpu }}", "undefined variable $lables"),
+        ("{{ if $value }}x", "has no `{{end}}`"),
+        ("x{{ end }}", "unexpected {{end}}"),
+        ("{{ $value", "no matching"),
+        ("{{ $value | $labels.gpu }}", "only a function"),
+        ("{{ $labels.gpu 3 }}", "cannot be given arguments"),
+        ('{{ printf "%s" (toUpper $labels.gpu }}', "no matching `)`"),
+        ("{{ }}", "empty"),
+        ('{{ template "x" }}', "not supported"),
+        ("{{ " + "(" * 200 + "1" + ")" * 200 + " }}", "deeper than 30"),
+        ("{{ if 1 }}" * 200 + "{{ end }}" * 200, "deeper than 30"),
+    ],
+)
+def test_a_mistake_is_found_when_the_file_is_loaded(text: str, problem: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        templates.parse(text)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{{ "x" | humanize }}', '{{ query "up" | first | value }}', "{{ toUpper }}", '{{ lt "a" 1 }}', "{{ $value.x }}"],
+)
+def test_a_template_that_fails_leaves_a_note_and_the_alert_goes_out(text: str) -> None:
+    assert expand(text).startswith("<error expanding template: ")
+
+
+def test_a_query_feeds_a_range() -> None:
+    rows = [{"Labels": {"gpu": "1"}, "Value": 2.0}, {"Labels": {"gpu": "5"}, "Value": 3.0}]
+    context = templates.Context({}, 0.0, query=lambda expr: rows if expr == "up" else [])
+    assert expand('{{ range query "up" }}{{ .Labels.gpu }}={{ .Value }} {{ end }}', context) == "1=2 5=3 "
+    assert expand('{{ query "up" | first | value }}{{ query "up" | first | label "gpu" }}', context) == "21"
+    assert expand('{{ range query "nothing" }}x{{ else }}none{{ end }}', context) == "none"
+
+
+@given(st.text(alphabet='{}-$.|"` abgpulesif()end%_:=0', max_size=60))
+def test_no_text_breaks_the_reader(text: str) -> None:
+    with contextlib.suppress(TemplateError):
+        templates.parse(text).expand(HOT)

@@ -1,0 +1,123 @@
+"""Real programs that tests talk to: finding them, starting them, stopping them.
+
+`require("promtool")` gives the path, or skips the test by name with the way to get the program; with
+REQUIRE_SERVERS=1 that skip is a failure. `running` starts a server on a free loopback port and waits until
+it is ready. `python -m tests.servers` prints the packages that are missing, for scripts/bootstrap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+STOP_SECONDS = 5.0
+READY_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Names under which a program may be installed, and the packages that may bring it, best first."""
+
+    names: tuple[str, ...]
+    packages: tuple[str, ...]
+
+
+PROGRAMS = {
+    # Debian 12 and Ubuntu 24.04 ship promtool inside prometheus, Debian 13 in a package of its own.
+    "promtool": Program(("promtool",), ("promtool", "prometheus")),
+    # Ubuntu's chromium is a snap that apt cannot install in a container; Google's name is accepted where it exists.
+    "chromium": Program(("chromium", "chromium-browser", "google-chrome"), ("chromium",)),
+}
+
+
+def find(name: str) -> Path | None:
+    paths = (shutil.which(known) for known in PROGRAMS[name].names)
+    return next((Path(path) for path in paths if path), None)
+
+
+def require(name: str) -> Path:
+    """The program's path; without it the test is skipped, or failed where servers are required."""
+    path = find(name)
+    if path is not None:
+        return path
+    package = PROGRAMS[name].packages[-1]
+    why = f"{name} is not installed. `sudo apt-get install {package}` gets it; so does `make test` as root"
+    if os.environ.get("REQUIRE_SERVERS") == "1":
+        pytest.fail(f"{why} (REQUIRE_SERVERS=1)", pytrace=False)
+    pytest.skip(why)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago, below the range that outgoing connections take theirs from."""
+    for port in range(20_000 + os.getpid() % 5_000, 32_000):
+        with socket.socket() as trial, contextlib.suppress(OSError):
+            trial.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free port between 20000 and 32000")
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str | Path], *, ready_url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server from the moment `ready_url` answers until the block ends; its output is in `log`."""
+    with log.open("wb") as output:
+        server = subprocess.Popen([str(part) for part in command], stdout=output, stderr=subprocess.STDOUT)
+        try:
+            wait_until_ready(server, ready_url, log=log)
+            yield server
+        finally:
+            stop(server)
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], url: str, *, log: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            pytest.fail(f"{server.args!r} ended with {server.returncode}:\n{log.read_text()[-2000:]}", pytrace=False)
+        # URLError, a refused connection and a timeout are all OSError.
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{url} did not answer within {READY_SECONDS:g} s:\n{log.read_text()[-2000:]}", pytrace=False)
+
+
+def stop(server: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, and end it when it does not listen."""
+    if server.poll() is None:
+        server.send_signal(signal.SIGTERM)
+    try:
+        server.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+def missing_packages() -> list[str]:
+    """For each program that is not there, the first of its packages that apt knows."""
+    return [
+        next((package for package in program.packages if _apt_knows(package)), program.packages[-1])
+        for name, program in PROGRAMS.items()
+        if find(name) is None
+    ]
+
+
+def _apt_knows(package: str) -> bool:
+    if shutil.which("apt-cache") is None:
+        return False
+    answer = subprocess.run(["apt-cache", "show", package], capture_output=True, check=False)
+    return answer.returncode == 0 and bool(answer.stdout)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(" ".join(missing_packages()))

@@ -1,0 +1,26 @@
+"""A reader of exporter pages for these tests: small, strict, and not the product's own."""
+
+from __future__ import annotations
+
+import re
+
+# DCGM_FI_DEV_SM_CLOCK{gpu="0",UUID="GPU-…",…} 1980
+SAMPLE = re.compile(r'([A-Z][A-Z0-9_]+)\{((?:[A-Za-z_]+="[^"\\]*",?)+)\} (-?\d+(?:\.\d{6})?)\Z')
+LABEL = re.compile(r'([A-Za-z_]+)="([^"]*)"')
+
+Sample = tuple[str, dict[str, str], float]
+
+
+def samples(page: bytes) -> list[Sample]:
+    found = []
+    for line in page.decode().splitlines():
+        if not line.startswith("#"):
+            match = SAMPLE.match(line)
+            assert match, line
+            found.append((match[1], dict(LABEL.findall(match[2])), float(match[3])))
+    return found
+
+
+def by_gpu(page: bytes, name: str) -> dict[int, float]:
+    """One metric of a page: GPU index → value."""
+    return {int(labels["gpu"]): value for metric, labels, value in samples(page) if metric == name}

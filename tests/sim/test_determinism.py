@@ -1,0 +1,61 @@
+"""The same seed and the same calls give the same bytes."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from watchkeeper.sim.simulation import SimSettings, Simulation
+
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("advance"), st.integers(1, 40)),
+        st.tuples(st.just("inject"), st.sampled_from(["xid-79", "xid-48", "xid-31", "fan-failure", "held-idle"])),
+        st.tuples(st.just("drain"), st.integers(0, 5)),
+        st.tuples(st.just("reboot"), st.integers(0, 5)),
+    ),
+    max_size=6,
+)
+
+
+def play(seed: int, calls: list[tuple[str, int | str]]) -> list[bytes]:
+    fleet = Simulation(SimSettings(gpus=48, seed=seed))
+    told: list[bytes] = []
+    for call, what in calls:
+        if call == "advance":
+            fleet.advance(int(what))
+            told += [fleet.page(node.name) for node in fleet.layout.nodes if fleet.cluster.is_up(node)]
+        elif call == "inject":
+            fault = fleet.inject(str(what))
+            told.append(f"{fault.node.name} {fault.gpu}".encode())
+        else:
+            node = fleet.layout.nodes[int(what)]
+            outcome = (
+                fleet.cluster.drain(node, "test")
+                if call == "drain"
+                else fleet.cluster.reboot(node, "test", now=fleet.second)
+            )
+            told.append(repr(outcome).encode())
+    return [*told, repr(fleet.kernel_records_since(0)).encode()]
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**40), calls=CALLS)
+def test_same_seed_and_same_calls_give_identical_bytes(seed: int, calls: list[tuple[str, int | str]]) -> None:
+    assert play(seed, calls) == play(seed, calls)
+
+
+def test_reading_changes_nothing() -> None:
+    quiet, watched = Simulation(SimSettings(gpus=16)), Simulation(SimSettings(gpus=16))
+    for _ in range(30):
+        quiet.advance(1)
+        watched.advance(1)
+        watched.page("gpu-r01-01")
+        watched.inventory("gpu-r01-02")
+    assert quiet.page("gpu-r01-01") == watched.page("gpu-r01-01")
+
+
+def test_another_seed_is_another_fleet() -> None:
+    one, other = Simulation(SimSettings(gpus=16, seed=1)), Simulation(SimSettings(gpus=16, seed=2))
+    uuids = [{gpu["uuid"] for gpu in fleet.inventory("gpu-r01-01")["gpus"]} for fleet in (one, other)]
+    assert not uuids[0] & uuids[1]

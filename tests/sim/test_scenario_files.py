@@ -1,0 +1,64 @@
+"""A scenario file is data: new ones need no code, broken ones say where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from watchkeeper.catalogue import causes
+from watchkeeper.errors import PackError
+from watchkeeper.sim import scenario
+from watchkeeper.sim.simulation import SimSettings, Simulation
+
+SLOW_CARD = """
+name: slow-card
+title: A GPU runs at half its clocks
+story: Somebody left a clock limit behind.
+strikes: gpu
+for: 2m
+effects:
+  - clock: 0.5
+  - pcie_replays: 40
+    after: 10s
+repaired_by: [reset_gpu]
+truth: {cause: unknown, action: inspect, severity: warning, place: gpu}
+"""
+
+
+def test_the_six_scenarios_are_shipped_with_causes_that_the_catalogue_knows() -> None:
+    known = scenario.load_all()
+    assert list(known) == ["fan-failure", "gpu-missing", "held-idle", "xid-31", "xid-48", "xid-79"]
+    assert {one.truth.cause for one in known.values()} <= {row.cause for row in causes.all()}
+
+
+def test_a_new_scenario_with_known_effects_needs_no_code(tmp_path: Path) -> None:
+    (tmp_path / "slow-card.yaml").write_text(SLOW_CARD)
+    fleet = Simulation(SimSettings(gpus=8))
+    fleet.scenarios = scenario.load_all(tmp_path)
+    before = int(fleet.machines.physics.pcie_replays[2])
+    fleet.inject("slow-card", node="gpu-r01-01", gpu=2)
+    fleet.advance(15)
+    assert fleet.machines.physics.clock_share[2] <= 0.5 < fleet.machines.physics.clock_share[3]
+    assert int(fleet.machines.physics.pcie_replays[2]) == before + 40
+    fleet.advance(120)
+    assert fleet.machines.physics.clock_share[2] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("strikes: gpu", "strikes: rack"), r"strikes: expected one of gpu, node, found 'rack'"),
+        (("clock: 0.5", "clok: 0.5"), r"effects\[0\]\.clok: unknown key"),
+        (("clock: 0.5", "clock: 1.5"), r"effects\[0\]: `clock: 1.5` is not a share"),
+        (("clock: 0.5", "after: 5s"), r"effects\[0\]: an effect must change something"),
+        (("for: 2m", "for: 120"), r"for: expected text, found 120"),
+        (("title: A GPU", "titel: A GPU"), r"title: is missing"),
+        (("name: slow-card", "name: fast-card"), r"name: `fast-card` must be the file's own name"),
+        (("effects:", "kernel: ['NVRM: {bus}']\neffects:"), r"unknown placeholder \{bus\}"),
+        (("story: Some", "story: [Some"), r"not YAML"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_key(change: tuple[str, str], problem: str) -> None:
+    with pytest.raises(PackError, match=rf"packs/scenarios/slow-card\.yaml: .*{problem}"):
+        scenario.read(SLOW_CARD.replace(*change), file="slow-card.yaml")

@@ -1,0 +1,123 @@
+"""Each shipped scenario shows what it promises, and its repair ends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim import pages
+from watchkeeper.errors import SettingsError
+from watchkeeper.sim.fleet import UnknownName
+from watchkeeper.sim.simulation import SimSettings, Simulation
+
+UTIL, SM = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_SM_ACTIVE"
+
+
+@pytest.fixture
+def fleet() -> Simulation:
+    return Simulation(SimSettings(gpus=128, seed=7))
+
+
+def kernel_texts(fleet: Simulation, node: str) -> list[str]:
+    records = fleet.kernel_records_since(0)
+    return [one.record.split(";", 1)[1] for one in records if one.node == node and "NVRM" in one.record]
+
+
+def test_xid_79_takes_the_gpu_off_the_page_and_stalls_its_peers(fleet: Simulation) -> None:
+    fault = fleet.inject("xid-79")
+    fleet.advance(10)
+    assert fault.gpu is not None
+    lines = kernel_texts(fleet, fault.node.name)
+    assert lines[0] == f"NVRM: GPU at PCI:{fault.gpu.kernel_pci}: {fault.gpu.uuid}"
+    assert lines[2].startswith(f"NVRM: Xid (PCI:{fault.gpu.kernel_pci}): 79, ")
+    page = fleet.page(fault.node.name)
+    util, sm = pages.by_gpu(page, UTIL), pages.by_gpu(page, SM)
+    assert set(util) == set(range(8)) - {fault.gpu.index}
+    assert all(util[gpu] >= 90 and sm[gpu] < 0.2 for gpu in util)
+    assert len(fleet.inventory(fault.node.name)["gpus"]) == 7
+
+
+def test_gpu_missing_says_nothing_in_the_kernel_log(fleet: Simulation) -> None:
+    fault = fleet.inject("gpu-missing", node="gpu-r01-03", gpu=5)
+    fleet.advance(5)
+    assert set(pages.by_gpu(fleet.page("gpu-r01-03"), UTIL)) == set(range(8)) - {5}
+    assert kernel_texts(fleet, "gpu-r01-03") == []
+    fleet.end_fault(fault.id)
+    assert len(pages.by_gpu(fleet.page("gpu-r01-03"), UTIL)) == 8
+
+
+def test_xid_48_counts_marks_the_row_and_keeps_reporting(fleet: Simulation) -> None:
+    fault = fleet.inject("xid-48", node="gpu-r01-01", gpu=3)
+    fleet.advance(5)
+    page = fleet.page("gpu-r01-01")
+    assert pages.by_gpu(page, "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL")[3] == 1
+    assert pages.by_gpu(page, "DCGM_FI_DEV_ROW_REMAP_PENDING") == {gpu: float(gpu == 3) for gpu in range(8)}
+    assert pages.by_gpu(page, SM)[3] == 0
+    codes = [line.split("): ")[1].split(",")[0] for line in kernel_texts(fleet, "gpu-r01-01") if "Xid (" in line]
+    assert codes == ["48", "63", "45", "154"]
+    node, gpu = fault.node, fault.node.gpus[3]
+    fleet.cluster.drain(node, "test")
+    fleet.cluster.reset_gpu(node, gpu, "test")
+    fleet.advance(1)
+    assert pages.by_gpu(fleet.page("gpu-r01-01"), "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL")[3] == 0
+    assert fleet.faults.active == {}
+
+
+def test_xid_31_kills_the_program_which_comes_back_on_healthy_hardware(fleet: Simulation) -> None:
+    fault = fleet.inject("xid-31")
+    assert fault.gpu is not None
+    fleet.advance(30)
+    page = fleet.page(fault.node.name)
+    assert pages.by_gpu(page, SM)[fault.gpu.index] == 0
+    assert pages.by_gpu(page, "DCGM_FI_DEV_FB_USED")[fault.gpu.index] < 10
+    assert pages.by_gpu(page, "DCGM_FI_DEV_XID_ERRORS")[fault.gpu.index] == 31
+    fleet.advance(150)
+    page = fleet.page(fault.node.name)
+    assert pages.by_gpu(page, "DCGM_FI_DEV_FB_USED")[fault.gpu.index] > 1000
+    assert pages.by_gpu(page, "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL")[fault.gpu.index] == 0
+    assert pages.by_gpu(page, "DCGM_FI_DEV_XID_ERRORS")[fault.gpu.index] == 31
+
+
+@pytest.mark.parametrize("node", ["gpu-r01-01", "gpu-r02-01", "gpu-r02-04", "gpu-r02-08"])
+def test_fan_failure_throttles_every_gpu_of_the_node_and_no_other(fleet: Simulation, node: str) -> None:
+    fleet.inject("fan-failure", node=node)
+    fleet.advance(210)
+    page = fleet.page(node)
+    temperature, reasons = (pages.by_gpu(page, f"DCGM_FI_DEV_{name}") for name in ("GPU_TEMP", "CLOCKS_EVENT_REASONS"))
+    assert all(temperature[gpu] >= 85 and int(reasons[gpu]) & 0x60 for gpu in range(8))
+    other = pages.by_gpu(fleet.page("gpu-r01-05"), "DCGM_FI_DEV_GPU_TEMP")
+    assert max(other.values()) < 75
+
+
+def test_held_idle_keeps_memory_and_does_nothing(fleet: Simulation) -> None:
+    fault = fleet.inject("held-idle")
+    assert fault.gpu is not None
+    fleet.advance(120)
+    page, gpu = fleet.page(fault.node.name), fault.gpu.index
+    assert pages.by_gpu(page, SM)[gpu] == 0
+    assert pages.by_gpu(page, "DCGM_FI_DEV_FB_USED")[gpu] > 10_000
+    _name, labels, _ = next(one for one in pages.samples(page) if one[1]["gpu"] == str(gpu))
+    assert "notebook-reserved" in labels.get("pod", "") or "hpc_job" in labels
+
+
+def test_a_fault_of_limited_length_ends_by_itself(fleet: Simulation) -> None:
+    fleet.inject("xid-31")
+    fleet.advance(599)
+    assert len(fleet.faults.active) == 1
+    fleet.advance(2)
+    assert fleet.faults.active == {}
+
+
+def test_an_unknown_scenario_names_the_known_ones(fleet: Simulation) -> None:
+    with pytest.raises(
+        UnknownName, match=r"xid-97.*Known: fan-failure, gpu-missing, held-idle, xid-31, xid-48, xid-79"
+    ):
+        fleet.inject("xid-97")
+
+
+def test_a_place_that_does_not_fit_the_scenario_is_refused(fleet: Simulation) -> None:
+    with pytest.raises(SettingsError, match="strikes a whole node"):
+        fleet.inject("fan-failure", node="gpu-r01-01", gpu=2)
+    with pytest.raises(UnknownName, match="GPUs 0 to 7"):
+        fleet.inject("xid-79", node="gpu-r01-01", gpu=8)
+    with pytest.raises(SettingsError, match="without its node"):
+        fleet.inject("xid-79", gpu=1)

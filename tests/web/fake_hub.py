@@ -1,0 +1,217 @@
+"""A hub written by hand: a small fleet, canned readings, and incidents a test can open at will."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from watchkeeper.config import settings
+from watchkeeper.errors import QueryError
+from watchkeeper.kit import broadcast, clock, own_metrics
+from watchkeeper.model import actions, alerts, diagnosis, events, fleet, incidents
+from watchkeeper.model.labels import Labels
+from watchkeeper.query import engine
+
+START = datetime(2026, 2, 12, 2, 14, 7, tzinfo=UTC)
+UNREADABLE = "many-to-many matching is not allowed"
+METRICS = {
+    "SM_ACTIVE": 0.72,
+    "GPU_UTIL": 88.0,
+    "POWER_USAGE": 560.0,
+    "GPU_TEMP": 61.0,
+    "SM_CLOCK": 1755.0,
+    "FB_USED": 98_000.0,
+    "PCIE_TX": 9e9,
+    "NVLINK_TX": 120e9,
+    "TENSOR": 0.4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    node: str
+    gpu: fleet.Gpu
+    gone_since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    at: datetime
+    actor: str
+    kind: str
+    body: Any
+
+
+class FakeFleet:
+    def __init__(self, racks: int, per_rack: int) -> None:
+        self._nodes = [
+            fleet.Node("main", f"gpu-r{rack:02}-{row:02}", "h200", expected_gpus=8, domains={"rack": f"r{rack:02}"})
+            for rack in range(1, racks + 1)
+            for row in range(1, per_rack + 1)
+        ]
+        self.seen = [
+            Seen(node.name, fleet.Gpu(f"GPU-{node.name[4:]}-{index}", index, f"0000:{index:02x}:00", "NVIDIA H200"))
+            for node in self._nodes
+            for index in range(8)
+        ]
+
+    def nodes(self) -> list[fleet.Node]:
+        return list(self._nodes)
+
+    def gpus(self) -> Sequence[Seen]:
+        return self.seen
+
+    def place_name(self, place: fleet.Place) -> str:
+        index = next((seen.gpu.index for seen in self.seen if seen.gpu.uuid == place.gpu), None)
+        return place.node or place.cluster if index is None else f"GPU {index} on {place.node}"
+
+
+class FakeEngine:
+    """Answers every expression with a steady number per GPU, chosen by the metric it names."""
+
+    def __init__(self, hub: FakeHub) -> None:
+        self._hub = hub
+
+    def instant(self, expr: str, at_ms: int) -> engine.Answer:
+        if "CLOCKS_EVENT" in expr:
+            return answer([], [at_ms], np.zeros((0, 1)))
+        rows = [seen for seen in self._hub.fleet.seen if seen.gpu.uuid not in self._hub.silent]
+        if 'UUID="' in expr:
+            rows = [seen for seen in rows if seen.gpu.uuid in expr]
+        return answer([self._labels(seen) for seen in rows], [at_ms], np.array([[self._value(s, expr)] for s in rows]))
+
+    def range(self, expr: str, span: engine.Span) -> engine.Answer:
+        size = next((size for name, size in METRICS.items() if name in expr), 93.0)
+        size *= 100 if expr.startswith("100 * ") and size < 1 else 1
+        times, opened = span.times, clock.to_ms(self._hub.clock.now() - timedelta(minutes=4))
+        wave = size * (1 + 0.02 * np.sin(times / 47_000) + 0.015 * np.sin(times / 11_000))
+        if 'UUID="' in expr:
+            wave = np.where(times > opened, np.nan, wave)
+        present = ~np.isnan(wave)
+        frame = engine.Frame([Labels()], times, np.nan_to_num(wave)[None, :], present[None, :])
+        return engine.Answer(engine.Kind.MATRIX, frame)
+
+    def series(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
+        return [self._labels(seen).having(__name__="DCGM_FI_DEV_GPU_TEMP") for seen in self._hub.fleet.seen[:4]]
+
+    def metadata(self) -> dict[str, dict[str, str]]:
+        return {"DCGM_FI_DEV_GPU_TEMP": {"type": "gauge", "help": "GPU temperature", "unit": ""}}
+
+    def append(self, samples: object) -> engine.Appended:
+        raise NotImplementedError
+
+    def limits(self) -> engine.Limits:
+        return engine.Limits()
+
+    def _labels(self, seen: Seen) -> Labels:
+        named = {"UUID": seen.gpu.uuid, "gpu": str(seen.gpu.index), "Hostname": seen.node}
+        job = zlib.crc32(seen.node.encode()) % 16
+        if job < 15:
+            named |= {"namespace": ("research", "vision", "speech")[job % 3], "pod": f"train-{job}"}
+        return Labels(named)
+
+    def _value(self, seen: Seen, expr: str) -> float:
+        size = next((size for name, size in METRICS.items() if name in expr), 1.0)
+        spread = zlib.crc32(f"{seen.node}".encode()) % 100 / 100
+        own = zlib.crc32(seen.gpu.uuid.encode()) % 100 / 100
+        if "SM_ACTIVE" in expr or "TENSOR" in expr:
+            share = 0.0 if spread < 0.08 else min(1.0, 0.35 + 0.6 * spread + 0.06 * own)
+            return share * (100 if expr.startswith("100 * ") else 1)
+        return size * (0.8 + 0.2 * spread + 0.04 * own)
+
+
+def answer(labels: list[Labels], times: list[int], values: Any) -> engine.Answer:
+    matrix = values.reshape(len(labels), len(times))
+    frame = engine.Frame(labels, np.array(times), matrix, np.ones(matrix.shape, dtype=np.bool_))
+    return engine.Answer(engine.Kind.VECTOR, frame)
+
+
+@dataclass
+class FakeHub:
+    racks: int = 2
+    per_rack: int = 2
+    settings: settings.Settings = field(default_factory=settings.Settings)
+    clock: clock.Clock = field(default_factory=lambda: clock.ScaledClock(epoch_seconds=START.timestamp()))
+    version: str = "0.0.test"
+    metrics: own_metrics.Registry = field(default_factory=own_metrics.Registry)
+    changes: broadcast.Broadcast = field(default_factory=broadcast.Broadcast)
+    is_ready: bool = True
+    not_ready_because: str | None = None
+    simulator_url: str | None = None
+    silent: set[str] = field(default_factory=set)
+    taken: list[events.Event] = field(default_factory=list)
+    kept: dict[str, incidents.Incident] = field(default_factory=dict)
+    diagnoses: dict[str, diagnosis.Diagnosis] = field(default_factory=dict)
+    plans: dict[str, actions.Plan] = field(default_factory=dict)
+    entries: dict[str, list[Entry]] = field(default_factory=dict)
+    drills: list[bytes] = field(default_factory=list)
+    failing: bool = False
+
+    def __post_init__(self) -> None:
+        self.fleet = FakeFleet(self.racks, self.per_rack)
+        self.engine = FakeEngine(self)
+
+    async def ask(self, expr: str, at_ms: int) -> engine.Answer:
+        if self.failing:
+            raise QueryError(UNREADABLE)
+        return self.engine.instant(expr, at_ms)
+
+    async def ask_range(self, expr: str, span: engine.Span) -> engine.Answer:
+        return self.engine.range(expr, span)
+
+    def targets(self) -> list[Any]:
+        return []
+
+    def rule_groups(self) -> list[Any]:
+        return []
+
+    def alerts(self) -> list[alerts.Alert]:
+        labels = Labels({"alertname": "GpuHot", "severity": "warning"})
+        return [alerts.Alert(labels, alerts.AlertState.FIRING, START, 91.5, {"summary": "hot"})]
+
+    async def take_events(self, batch: list[events.Event]) -> int:
+        self.taken += batch
+        return len(batch)
+
+    def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[incidents.Incident]:
+        return [incident for incident in self.kept.values() if incident.is_open or not open_only][:limit]
+
+    def incident(self, id: str) -> incidents.Incident | None:
+        return self.kept.get(id)
+
+    def diagnosis(self, id: str) -> diagnosis.Diagnosis | None:
+        return self.diagnoses.get(id)
+
+    def plan(self, id: str) -> actions.Plan | None:
+        return self.plans.get(id)
+
+    def timeline(self, id: str) -> list[Entry]:
+        return self.entries.get(id, [])
+
+    async def acknowledge(self, id: str, actor: str) -> incidents.Incident:
+        moved = incidents.move(self.kept[id], incidents.IncidentState.ACKNOWLEDGED, at=self.clock.now())
+        return self._keep(replace(moved, assignee=actor), Entry(self.clock.now(), actor, "incident.acknowledged", {}))
+
+    async def resolve(self, id: str, actor: str, why: str) -> incidents.Incident:
+        moved = incidents.move(self.kept[id], incidents.IncidentState.RESOLVED, at=self.clock.now())
+        return self._keep(moved, Entry(self.clock.now(), actor, "incident.resolved", {"why": why}))
+
+    async def note(self, id: str, actor: str, text: str) -> None:
+        self._keep(self.kept[id], Entry(self.clock.now(), actor, "note", {"text": text}))
+
+    async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        self.drills.append(b"%s %s %s" % (method.encode(), path.encode(), body or b""))
+        if path == "/scenarios":
+            return 200, b'[{"name":"xid-79","title":"GPU falls off the bus","truth":{"cause":"gpu_fell_off_bus"}}]'
+        return 200, b'{"id":"f1","scenario":"xid-79","node":"gpu-r01-01","gpu":3}'
+
+    def _keep(self, incident: incidents.Incident, entry: Entry) -> incidents.Incident:
+        self.kept[incident.id] = incident
+        self.entries.setdefault(incident.id, []).append(entry)
+        self.changes.send("incidents")
+        return incident

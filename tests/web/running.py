@@ -1,0 +1,80 @@
+"""The application on a real socket in a thread, and a plain client for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.web.fake_hub import FakeHub
+from watchkeeper.web import server
+from watchkeeper.web.app import create_app
+from watchkeeper.web.auth import Auth
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A running application; `call` runs a function on its event loop, where the hub lives."""
+
+    hub: FakeHub
+    port: int
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def call(self, function: Any, *args: Any, **named: Any) -> Any:
+        async def run() -> Any:
+            return function(*args, **named)
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+    def ask(self, path: str, *, method: str = "GET", body: Any = None, headers: dict[str, str] | None = None) -> Reply:
+        sent = dict(headers or {})
+        if body is not None and not isinstance(body, (bytes, str)):
+            body = json.dumps(body)
+            sent.setdefault("Content-Type", "application/json")
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        with contextlib.closing(connection):
+            connection.request(method, path, body=body, headers=sent)
+            answer = connection.getresponse()
+            return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+
+
+@contextlib.contextmanager
+def serving(hub: FakeHub, auth: Auth | None = None, *, interval_seconds: float = 0.5, port: int = 0) -> Iterator[Site]:
+    """Serve the application until the block ends; leaving it checks that the stop is quick."""
+    listener = server.listen("127.0.0.1", port)
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+
+    async def run() -> None:
+        app = create_app(hub, auth or Auth(), live_interval_seconds=interval_seconds)
+        await server.serve(app, listener, stop=stop)
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    site = Site(hub, listener.getsockname()[1], loop)
+    thread.start()
+    try:
+        yield site
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(5)
+        assert not thread.is_alive(), "the server did not stop within 5 s"
+        loop.close()

@@ -1,0 +1,156 @@
+"""Every route against every kind of caller, and the guards against other people's web pages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.web.fake_hub import FakeHub
+from tests.web.running import Site, serving
+from watchkeeper.errors import SettingsError, StartRefused
+from watchkeeper.web import auth
+from watchkeeper.web.app import create_app
+from watchkeeper.web.auth import SATISFIED_BY, Auth, Role, Token
+
+NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
+SECRETS = {role: f"{role}-".ljust(40, "x") for role in Role}
+TOKENS = Auth(tuple(Token(role, role, hashlib.sha256(SECRETS[role].encode()).digest()) for role in Role))
+# What the gate says; an endpoint itself never answers with these.
+TURNED_AWAY = {401, 403}
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Site]:
+    with serving(FakeHub(simulator_url="http://127.0.0.1:1"), TOKENS) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Site]:
+    with serving(FakeHub()) as site:
+        yield site
+
+
+def all_rows() -> list[tuple[str, str, Role | None]]:
+    table = create_app(FakeHub(), Auth()).state.endpoints
+    return [(method, row.path, row.role) for row in table for method in row.methods]
+
+
+@pytest.mark.parametrize(("method", "path", "role"), all_rows())
+def test_a_route_opens_to_its_roles_and_to_nobody_else(
+    guarded: Site, method: str, path: str, role: Role | None
+) -> None:
+    filled = path.format(id="INC-9", uuid="GPU-9", name="x")
+    body = {} if method != "GET" else None
+    if role is None:
+        if filled != "/api/login":
+            assert guarded.ask(filled, method=method, body=body).status not in TURNED_AWAY
+        return
+    assert guarded.ask(filled, method=method, body=body).status == 401
+    for caller, secret in SECRETS.items():
+        status = guarded.ask(filled, method=method, body=body, headers={"Authorization": f"Bearer {secret}"}).status
+        assert (status in TURNED_AWAY) == (caller not in SATISFIED_BY[role]), f"{caller} at {filled}: {status}"
+
+
+def test_an_agent_may_push_events_and_nothing_else() -> None:
+    opened = {(method, path) for method, path, role in all_rows() if role and Role.AGENT in SATISFIED_BY[role]}
+    assert opened == {("POST", "/api/events")}
+
+
+def test_every_http_route_of_the_application_is_in_the_table() -> None:
+    app = create_app(FakeHub(), Auth())
+    assert {route.path for route in app.routes} == {row.path for row in app.state.endpoints} | {"/api/live"}
+
+
+def test_a_wrong_token_is_told_from_a_missing_right(guarded: Site) -> None:
+    wrong = guarded.ask("/api/status", headers={"Authorization": "Bearer nobody"})
+    assert (wrong.status, wrong.json["ok"], wrong.json["status"]) == (401, False, 401)
+    low = guarded.ask(
+        "/api/incidents/INC-1/acknowledge",
+        method="POST",
+        body={},
+        headers={"Authorization": f"Bearer {SECRETS[Role.VIEWER]}"},
+    )
+    assert low.json["error"] == "viewer is viewer; this needs operator"
+
+
+def test_signing_in_sets_a_cookie_that_scripts_cannot_read(guarded: Site) -> None:
+    page = {"Origin": guarded.url, "Host": f"127.0.0.1:{guarded.port}"}
+    assert guarded.ask("/api/login", method="POST", body={"token": "wrong"}, headers=page).status == 401
+    reply = guarded.ask("/api/login", method="POST", body={"token": SECRETS[Role.VIEWER]}, headers=page)
+    cookie = reply.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "samesite=strict" in cookie.lower()
+    seen = guarded.ask("/api/whoami", headers={"Cookie": cookie.split(";")[0]})
+    assert seen.json == {"ok": True, "name": "viewer", "role": "viewer", "needs_sign_in": True}
+
+
+def test_a_session_ends_with_its_time_and_with_its_token() -> None:
+    token = TOKENS.tokens[0]
+    cookies = {auth.COOKIE: TOKENS.session(token, now=NOW)}
+    late = NOW + auth.SESSION + timedelta(seconds=1)
+    assert TOKENS.caller({}, cookies, now=NOW) is not None
+    assert TOKENS.caller({}, cookies, now=late) is None
+    assert Auth(TOKENS.tokens[1:]).caller({}, cookies, now=NOW) is None
+    forged = {auth.COOKIE: cookies[auth.COOKIE].replace("viewer", "admin")}
+    assert TOKENS.caller({}, forged, now=NOW) is None
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:9480", "127.0.0.1.evil.example", "[::1", ""])
+def test_a_rebound_name_is_refused_without_tokens(local: Site, host: str) -> None:
+    assert local.ask("/api/status", headers={"Host": host}).status == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:9480", "127.0.0.1", "[::1]:9480", "LOCALHOST"])
+def test_loopback_names_are_welcome_without_tokens(local: Site, host: str) -> None:
+    assert local.ask("/api/status", headers={"Host": host}).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example", "Content-Type": "application/json"},
+        {"Origin": "null", "Content-Type": "application/json"},
+        {"Sec-Fetch-Site": "cross-site", "Content-Type": "application/json"},
+        {"Sec-Fetch-Site": "same-site", "Content-Type": "application/json"},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+    ],
+)
+def test_another_sites_page_cannot_change_anything(local: Site, headers: dict[str, str]) -> None:
+    assert local.ask("/api/events", method="POST", body="[]", headers=headers).status == 403
+    assert local.ask("/api/events", method="POST", body=[]).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False)]
+)
+def test_only_loopback_may_be_listened_on_without_tokens(host: str, allowed: bool) -> None:
+    auth.check_listen(host, TOKENS)
+    if allowed:
+        auth.check_listen(host, Auth())
+    else:
+        with pytest.raises(StartRefused, match="everyone who reaches this address would be admin"):
+            auth.check_listen(host, Auth())
+
+
+def test_a_token_file_is_read_with_plain_and_hashed_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    digest = hashlib.sha256(b"secret").hexdigest()
+    path.write_text(f"# people\nann admin {'a' * 32}\n\nnode-1 agent sha256:{digest}\n")
+    tokens = auth.load(path)
+    assert [(token.name, token.role) for token in tokens.tokens] == [("ann", Role.ADMIN), ("node-1", Role.AGENT)]
+    assert tokens.find("secret") == tokens.tokens[1]
+
+
+def test_a_wrong_token_file_names_every_line(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("ann admin short\nbob king x\nonly-two words\n")
+    with pytest.raises(SettingsError) as raised:
+        auth.load(path)
+    assert [problem.split(":")[0] for problem in raised.value.problems] == ["line 1", "line 2", "line 3"]
+    assert "5 characters, at least 32" in str(raised.value)

@@ -1,0 +1,138 @@
+"""The hub's own API over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.web import stories
+from tests.web.fake_hub import FakeHub
+from tests.web.running import Site, serving
+from watchkeeper.kit import wire
+from watchkeeper.model import events, fleet
+from watchkeeper.web import fleet_api
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving(FakeHub(simulator_url="http://127.0.0.1:1")) as running:
+        yield running
+
+
+def event(number: int) -> dict[str, Any]:
+    place, at = fleet.Place("main", node="gpu-r01-01"), datetime(2026, 1, 31, tzinfo=UTC)
+    plain: dict[str, Any] = wire.to_plain(events.Event(f"e{number}", events.EventKind.XID, 79, place, at, "NVRM: Xid"))
+    return plain
+
+
+def test_the_status_says_who_watches_what(site: Site) -> None:
+    status = site.ask("/api/status").json
+    assert (status["ok"], status["cluster"], status["mode"], status["simulated"]) == (True, "main", "observe", True)
+    assert "sm_active" in status["colours"]
+
+
+def test_the_inventory_lists_nodes_by_rack_with_their_holders(site: Site) -> None:
+    stock = site.ask("/api/fleet").json
+    assert [node["name"] for node in stock["nodes"]] == ["gpu-r01-01", "gpu-r01-02", "gpu-r02-01", "gpu-r02-02"]
+    assert stock["nodes"][0]["rack"] == "r01"
+    assert [gpu["index"] for gpu in stock["nodes"][0]["gpus"]] == list(range(8))
+    assert stock["workloads"]["GPU-r01-01-0"].count("/") == 1
+
+
+def test_holders_are_unknown_when_the_engine_cannot_say(site: Site) -> None:
+    site.hub.failing = True
+    assert site.ask("/api/fleet").json["workloads"] is None
+
+
+def test_an_incident_is_told_with_cause_plan_and_timeline(site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    card = site.ask("/api/incidents").json["incidents"][0]
+    assert (card["id"], card["confidence"], card["place_name"]) == ("INC-1", 0.97, "GPU 3 on gpu-r01-02")
+    assert card["next_step"] == "Cordon and drain gpu-r01-02, then reboot it"
+    detail = site.ask("/api/incidents/INC-1").json
+    assert detail["diagnosis"]["findings"][0]["ruled_out"][0]["cause"] == "app_illegal_access"
+    assert [step["action"]["kind"] for step in detail["plan"]["receipts"]][:2] == ["cordon", "drain"]
+    assert detail["timeline"][0]["kind"] == "incident.opened"
+
+
+def test_people_acknowledge_note_and_resolve(site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    assert site.ask("/api/incidents/INC-1/acknowledge", method="POST", body={}).json["incident"]["assignee"] == "local"
+    again = site.ask("/api/incidents/INC-1/acknowledge", method="POST", body={})
+    assert (again.status, again.json["ok"]) == (409, False)
+    noted = site.ask("/api/incidents/INC-1/note", method="POST", body={"text": " reseated "}).json
+    assert noted["timeline"][-1]["body"] == {"text": "reseated"}
+    assert site.ask("/api/incidents/INC-1/resolve", method="POST", body={}).status == 400
+    closed = site.ask("/api/incidents/INC-1/resolve", method="POST", body={"why": "rebooted"}).json
+    assert closed["incident"]["state"] == "resolved"
+    assert site.ask("/api/incidents").json["incidents"] == []
+    assert len(site.ask("/api/incidents?open=0").json["incidents"]) == 1
+
+
+@pytest.mark.parametrize("path", ["/api/incidents/INC-7", "/api/gpu/GPU-7", "/api/nothing", "/nothing"])
+def test_what_is_not_there_is_said_in_our_shape(site: Site, path: str) -> None:
+    reply = site.ask(path)
+    assert (reply.status, reply.json["ok"], reply.json["status"]) == (404, False, 404)
+
+
+def test_pushed_events_reach_the_hub_whole(site: Site) -> None:
+    reply = site.ask("/api/events", method="POST", body=[event(1), event(2)])
+    assert reply.json == {"ok": True, "kept": 2}
+    assert [taken.id for taken in site.hub.taken] == ["e1", "e2"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ("{", 400, "not JSON"),
+        ("{}", 400, "JSON array"),
+        ('[{"id": "e1"}]', 400, "kind: is missing"),
+        ("[" + ",".join(["{}"] * 1001) + "]", 400, "1,001 events, the limit is 1,000"),
+        ("[" + " " * 1024 * 1024 + "]", 413, "1,048,578 bytes or more, the limit is 1,048,576"),
+    ],
+)
+def test_a_batch_that_cannot_be_taken_is_refused_with_both_numbers(
+    site: Site, body: str, status: int, words: str
+) -> None:
+    reply = site.ask("/api/events", method="POST", body=body, headers={"Content-Type": "application/json"})
+    assert reply.status == status
+    assert words in reply.json["error"]
+    assert site.hub.taken == []
+
+
+def test_a_full_intake_asks_agents_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_api, "PUSHES_IN_FLIGHT", 0)
+    reply = site.ask("/api/events", method="POST", body=[event(1)])
+    assert (reply.status, reply.headers["retry-after"]) == (429, "2")
+    assert "the limit is 0" in reply.json["error"]
+
+
+def test_a_gpu_is_shown_with_what_happened_to_it(site: Site) -> None:
+    incident = site.call(stories.lose_gpu, site.hub)
+    gpu = site.ask(f"/api/gpu/{incident.place.gpu}").json
+    assert (gpu["gpu"]["index"], gpu["node"]["name"], gpu["labels"]) == (3, "gpu-r01-02", None)
+    assert gpu["events"][0]["incident"] == "INC-1"
+    assert site.ask("/api/gpu/GPU-r01-01-0").json["labels"]["Hostname"] == "gpu-r01-01"
+
+
+def test_a_drill_goes_through_to_the_simulator(site: Site) -> None:
+    assert site.ask("/api/sim/scenarios").json[0]["name"] == "xid-79"
+    site.ask("/api/sim/faults", method="POST", body={"scenario": "xid-79"})
+    assert site.ask("/api/sim/faults/f1", method="DELETE").status == 200
+    assert site.hub.drills[1:] == [b'POST /faults {"scenario": "xid-79"}', b"DELETE /faults/f1 "]
+
+
+def test_a_real_fleet_has_no_drills() -> None:
+    with serving(FakeHub()) as site:
+        reply = site.ask("/api/sim/scenarios")
+    assert (reply.status, "this fleet is real" in reply.json["error"]) == (404, True)
+
+
+def test_an_event_survives_the_way_over_the_wire() -> None:
+    body = wire.dumps([wire.from_plain(events.Event, event(1))]).encode()
+    assert wire.to_plain(fleet_api.read_events(body)) == [event(1)]
+    assert asyncio.run(FakeHub().take_events(fleet_api.read_events(body))) == 1

@@ -1,0 +1,107 @@
+"""What the heat map shows: order, numbers, and states from worst to best."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+
+import numpy as np
+
+from tests.web import stories
+from tests.web.fake_hub import FakeHub, Seen, answer
+from watchkeeper.model import fleet
+from watchkeeper.model.labels import Labels
+from watchkeeper.web import frames, inventory
+from watchkeeper.web.frames import Readings, State
+
+
+def reading(hub: FakeHub, value: float, *, held: bool = False, but: str = "") -> object:
+    owner = {"namespace": "ml", "pod": "train"} if held else {}
+    labels = [Labels({"UUID": seen.gpu.uuid} | owner) for seen in hub.fleet.seen if seen.gpu.uuid != but]
+    return answer(labels, [0], np.full((len(labels), 1), value))
+
+
+def draw(hub: FakeHub, **readings: object) -> frames.Picture:
+    steady = {"work": reading(hub, 0.7), "power": reading(hub, 500.0)} | readings
+    return frames.draw(inventory.take(hub.fleet), Readings(**steady), hub.incidents())  # type: ignore[arg-type]
+
+
+def test_racks_and_nodes_are_counted_as_people_count() -> None:
+    hub = FakeHub(racks=0)
+    hub.fleet._nodes = [fleet.Node("main", f"n{n}", domains={"rack": f"r{n}"}) for n in (10, 2, 1)]
+    assert [node.name for node in inventory.take(hub.fleet).nodes] == ["n1", "n2", "n10"]
+
+
+def test_an_expected_gpu_that_never_reported_is_drawn_silent() -> None:
+    hub = FakeHub(racks=1, per_rack=1)
+    del hub.fleet.seen[5]
+    stock = inventory.take(hub.fleet)
+    assert [slot.gpu is None for slot in stock.slots] == [False] * 7 + [True]
+    picture = draw(hub, colour=reading(hub, 70.0))
+    assert picture.states.tolist() == [State.OK] * 7 + [State.SILENT]
+    assert np.isnan(picture.values[7])
+
+
+def test_an_exchanged_gpu_leaves_its_slot_to_its_successor() -> None:
+    hub = FakeHub(racks=1, per_rack=1)
+    old = hub.fleet.seen[0]
+    hub.fleet.seen[0] = replace(old, gone_since_ms=1000)
+    assert old.gpu.uuid in inventory.take(hub.fleet).position
+    hub.fleet.seen.append(Seen(old.node, fleet.Gpu("GPU-new", 0)))
+    stock = inventory.take(hub.fleet)
+    assert (old.gpu.uuid in stock.position, "GPU-new" in stock.position, len(stock.slots)) == (False, True, 8)
+
+
+def test_zero_is_a_reading_and_missing_is_not() -> None:
+    hub = FakeHub(racks=1, per_rack=1)
+    gone = hub.fleet.seen[2].gpu.uuid
+    picture = draw(
+        hub, colour=reading(hub, 0.0, but=gone), work=reading(hub, 0.0, but=gone), power=reading(hub, 70.0, but=gone)
+    )
+    assert picture.values[1] == 0.0
+    assert np.isnan(picture.values[2])
+    assert picture.states[1:3].tolist() == [State.OK, State.SILENT]
+    assert picture.summary["silent"] == 1
+
+
+def test_a_held_gpu_without_work_is_held_idle() -> None:
+    hub = FakeHub(racks=1, per_rack=1)
+    assert set(draw(hub, work=reading(hub, 0.01, held=True)).states) == {State.HELD_IDLE}
+    assert set(draw(hub, work=reading(hub, 0.01)).states) == {State.OK}
+    assert set(draw(hub, work=reading(hub, 0.9, held=True)).states) == {State.OK}
+
+
+def test_only_heat_and_brakes_count_as_throttled() -> None:
+    hub = FakeHub(racks=1, per_rack=1)
+    assert set(draw(hub, throttle=reading(hub, 0x4)).states) == {State.OK}
+    assert set(draw(hub, throttle=reading(hub, 0x40)).states) == {State.THROTTLED}
+
+
+def test_an_open_incident_is_drawn_over_the_readings() -> None:
+    hub = FakeHub()
+    lost, hot = stories.lose_gpu(hub), stories.heat_up(hub)
+    picture, stock = draw(hub), inventory.take(hub.fleet)
+    assert picture.states[stock.position[lost.place.gpu or ""]] == State.DOWN
+    assert set(picture.states[list(stock.by_node[hot.place.node or ""])]) == {State.THROTTLED}
+    assert (picture.summary["down"], picture.summary["throttled"]) == (1, 8)
+
+
+def test_without_any_answer_everything_is_unknown() -> None:
+    hub = FakeHub(racks=1, per_rack=1)
+    picture = draw(hub, work=None, power=None)
+    assert set(picture.states) == {State.UNKNOWN}
+    assert picture.summary["working_percent"] is None
+    assert picture.summary["power_watts"] is None
+
+
+def test_a_packed_frame_has_header_values_and_states_in_line() -> None:
+    picture = frames.Picture(np.array([1.5, np.nan], dtype=np.float32), np.array([0, 4], dtype=np.uint8), {"gpus": 2})
+    packed = frames.pack(picture, {"kind": "frame", "odd": "x"})
+    (length,) = struct.unpack_from("<I", packed)
+    assert length % 4 == 0
+    assert json.loads(packed[4 : 4 + length])["count"] == 2
+    values = np.frombuffer(packed, "<f4", 2, 4 + length)
+    assert values[0] == 1.5
+    assert np.isnan(values[1])
+    assert packed[-2:] == b"\x00\x04"

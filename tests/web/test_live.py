@@ -1,0 +1,121 @@
+"""Live updates over a real WebSocket: a fault reaches the screen at once, and nobody is slowed down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from tests.web import stories
+from tests.web.fake_hub import FakeHub
+from tests.web.running import Site, serving
+from tests.web.test_access import SECRETS, TOKENS
+from watchkeeper.web.auth import Role
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving(FakeHub(), interval_seconds=30) as running:
+        yield running
+
+
+def viewer(site: Site, **headers: str) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{site.port}/api/live", additional_headers=headers, proxy=None)
+
+
+def header(frame: bytes) -> dict[str, Any]:
+    (length,) = struct.unpack_from("<I", frame)
+    plain: dict[str, Any] = json.loads(frame[4 : 4 + length])
+    return plain
+
+
+def next_incidents(socket: ClientConnection) -> dict[str, Any]:
+    while isinstance(message := socket.recv(5), bytes):
+        pass
+    plain: dict[str, Any] = json.loads(message)
+    return plain
+
+
+def next_frame(socket: ClientConnection) -> dict[str, Any]:
+    while isinstance(message := socket.recv(5), str):
+        pass
+    return header(message)
+
+
+def test_a_viewer_gets_incidents_and_a_picture_at_once(site: Site) -> None:
+    with viewer(site) as socket:
+        assert next_incidents(socket)["open"] == []
+        frame = next_frame(socket)
+    assert (frame["colour"], frame["count"], frame["summary"]["ok"]) == ("sm_active", 32, 32)
+    assert frame["version"] == site.ask("/api/fleet").json["version"]
+
+
+def test_a_fault_is_on_the_screen_within_a_second(site: Site) -> None:
+    with viewer(site) as socket:
+        next_incidents(socket)
+        next_frame(socket)
+        began = time.monotonic()
+        site.call(stories.lose_gpu, site.hub)
+        card = next_incidents(socket)["open"][0]
+        frame = next_frame(socket)
+        took = time.monotonic() - began
+    assert card["title"] == "GPU 3 on gpu-r01-02 fell off the bus"
+    assert frame["summary"]["down"] == 1
+    assert took < 1.0
+
+
+def test_each_viewer_chooses_its_colour(site: Site) -> None:
+    with viewer(site) as plain, viewer(site) as hot:
+        next_frame(plain)
+        hot.send('{"colour": "nonsense"}')
+        hot.send("not json")
+        hot.send('{"colour": "temperature"}')
+        while (frame := next_frame(hot))["colour"] != "temperature":
+            pass
+        assert frame["count"] == 32
+
+
+def test_a_fleet_that_grows_gets_another_version(site: Site) -> None:
+    with viewer(site) as socket:
+        before = next_frame(socket)
+        site.call(site.hub.fleet.seen.pop)
+        site.call(site.hub.changes.send, "fleet")
+        after = next_frame(socket)
+    assert (before["version"] != after["version"], after["summary"]["silent"]) == (True, 1)
+
+
+def test_an_engine_that_fails_makes_the_picture_unknown(site: Site) -> None:
+    site.hub.failing = True
+    with viewer(site) as socket:
+        assert next_frame(socket)["summary"]["unknown"] == 32
+
+
+def test_another_sites_page_gets_no_socket(site: Site) -> None:
+    with pytest.raises(InvalidStatus):
+        viewer(site, Origin="http://evil.example")
+    with viewer(site, Origin=site.url) as socket:
+        assert next_incidents(socket)["open"] == []
+
+
+def test_a_socket_needs_a_token_where_there_are_tokens() -> None:
+    with serving(FakeHub(), TOKENS) as site:
+        for headers in ({}, {"Authorization": f"Bearer {SECRETS[Role.AGENT]}"}):
+            with pytest.raises(InvalidStatus):
+                viewer(site, **headers)
+        with viewer(site, Authorization=f"Bearer {SECRETS[Role.VIEWER]}") as socket:
+            assert next_incidents(socket)["kind"] == "incidents"
+
+
+def test_the_server_stops_quickly_with_open_sockets() -> None:
+    with contextlib.ExitStack() as later:
+        with serving(FakeHub()) as site:
+            next_incidents(later.enter_context(viewer(site)))
+            began = time.monotonic()
+        assert time.monotonic() - began < 5

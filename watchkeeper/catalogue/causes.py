@@ -1,0 +1,74 @@
+"""Every cause that a finding may name, from packs/causes.csv: family, severity, and the words for people.
+
+Incidents are keyed by `family`, so that two signals of one fault meet; titles and next steps are
+templates over `{place}` and `{node}`, filled by `CauseRow.headline` and `CauseRow.advice`.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from watchkeeper.catalogue import pack
+from watchkeeper.model import alerts, diagnosis
+
+FILE = "causes.csv"
+SCOPES = frozenset({"gpu", "node", "rack", "workload", "fleet"})
+PLACEHOLDERS = frozenset({"place", "node"})
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRow:
+    """One cause id. `scope` is the kind of place the fault belongs to; `runbook` is a slug in docs/runbooks."""
+
+    cause: str
+    family: str
+    severity: alerts.Severity
+    scope: str
+    title: str
+    why: str
+    next_step: str
+    runbook: str
+
+    def headline(self, place: str, node: str | None = None) -> str:
+        """The title with the place as people call it, for example `gpu 3 of n7`; `node` is its machine."""
+        return self.title.format(place=place, node=node or place)
+
+    def advice(self, place: str, node: str | None = None) -> str:
+        return self.next_step.format(place=place, node=node or place)
+
+
+def lookup(cause: str) -> CauseRow:
+    """The row of a cause id; an id that is not shipped gets the row of `unknown`."""
+    return _by_id().get(cause) or _by_id()[diagnosis.UNKNOWN_CAUSE]
+
+
+def all() -> tuple[CauseRow, ...]:
+    return tuple(_by_id().values())
+
+
+def read_row(cells: Mapping[str, str]) -> CauseRow:
+    return CauseRow(
+        cause=pack.filled(cells["cause"]),
+        family=pack.filled(cells["family"]),
+        severity=alerts.Severity(cells["severity"]),
+        scope=pack.one_of(cells["scope"], SCOPES),
+        title=_template(cells["title"]),
+        why=pack.filled(cells["why"]),
+        next_step=_template(cells["next_step"]),
+        runbook=pack.filled(cells["runbook"]),
+    )
+
+
+def _template(text: str) -> str:
+    names = {name for _, name, _, _ in string.Formatter().parse(pack.filled(text)) if name is not None}
+    if names - PLACEHOLDERS:
+        raise ValueError(f"unknown placeholder {', '.join(sorted(names - PLACEHOLDERS))}; known: place, node")
+    return text
+
+
+@cache
+def _by_id() -> dict[str, CauseRow]:
+    return {row.cause: row for row in pack.load(FILE, read_row)}

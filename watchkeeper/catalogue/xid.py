@@ -1,0 +1,140 @@
+"""What each Xid code of NVIDIA's driver means, from packs/xid.csv.
+
+The collector asks for `settle_seconds` and severity, diagnosis for `cause`, and people through
+`watchkeeper explain xid`. A code that nobody has described is an answer too: its row says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from watchkeeper.catalogue import pack
+from watchkeeper.model import alerts, diagnosis
+
+FILE = "xid.csv"
+CLASSES = frozenset(
+    {"application", "driver", "gsp_firmware", "memory_ecc", "nvlink", "other", "pcie", "thermal_power", "unknown"}
+)
+SCOPES = frozenset({"process", "gpu", "node", "fabric", "unknown"})
+ACTIONS = frozenset(
+    {
+        "check_fabric",
+        "contact_vendor",
+        "drain_then_reset",
+        "investigate",
+        "monitor",
+        "none",
+        "reboot_node",
+        "replace_gpu",
+        "reset_gpu",
+        "restart_app",
+    }
+)
+# The facts know four levels; people are told three. `fatal` adds nothing to "wake someone".
+SEVERITIES = {
+    "fatal": alerts.Severity.CRITICAL,
+    "critical": alerts.Severity.CRITICAL,
+    "warning": alerts.Severity.WARNING,
+    "info": alerts.Severity.INFO,
+}
+# How long to gather before a verdict on a code that nobody has described: the same as for most others.
+UNKNOWN_SETTLE_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class XidRow:
+    """One Xid code. `is_known` is False for a code outside the catalogue; texts nobody has written are empty."""
+
+    code: int
+    name: str
+    fault_class: str
+    severity: alerts.Severity
+    scope: str
+    likely_cause: str
+    action: str
+    needs_drain: bool
+    nvidia_immediate: str
+    nvidia_investigatory: str
+    mnemonic: str
+    is_unused: bool
+    device_plugin: str
+    note: str
+    source: str
+    cause: str
+    settle_seconds: int
+    is_known: bool = True
+
+    @property
+    def certainty(self) -> str:
+        """How far the row can be trusted, in words."""
+        if not self.is_known:
+            return "not in the catalogue: nothing is claimed about it"
+        if self.is_unused:
+            return "low: NVIDIA marks the code as unused on current GPUs"
+        if not self.nvidia_immediate:
+            return "medium: NVIDIA's catalogue gives no resolution for it"
+        if self.cause == diagnosis.UNKNOWN_CAUSE:
+            return "medium: the meaning is documented, the cause behind it is not one thing"
+        return "high: NVIDIA's catalogue gives meaning and resolution"
+
+
+def lookup(code: int) -> XidRow:
+    return _by_code().get(code) or _undescribed(code)
+
+
+def rows() -> tuple[XidRow, ...]:
+    return tuple(_by_code().values())
+
+
+def read_row(cells: Mapping[str, str]) -> XidRow:
+    severity = pack.one_of(cells["severity"], frozenset(SEVERITIES))
+    return XidRow(
+        code=int(cells["code"]),
+        name=pack.filled(cells["short_name"]),
+        fault_class=pack.one_of(cells["class"], CLASSES),
+        severity=SEVERITIES[severity],
+        scope=pack.one_of(cells["scope"], SCOPES),
+        likely_cause=pack.filled(cells["likely_cause"]),
+        action=pack.one_of(cells["immediate_action"], ACTIONS),
+        needs_drain=pack.yes_or_no(cells["needs_drain"]),
+        nvidia_immediate=cells["nvidia_immediate_resolution"],
+        nvidia_investigatory=cells["nvidia_investigatory_resolution"],
+        mnemonic=cells["mnemonic"],
+        is_unused=pack.yes_or_no(cells["unused_in_catalogue"]),
+        device_plugin=pack.one_of(cells["k8s_device_plugin_default"], frozenset({"ignored", "marks_unhealthy"})),
+        note=cells["note"],
+        source=pack.filled(cells["source"]),
+        cause=pack.filled(cells["cause"]),
+        settle_seconds=int(cells["settle_seconds"]),
+    )
+
+
+@cache
+def _by_code() -> dict[int, XidRow]:
+    return {row.code: row for row in pack.load(FILE, read_row)}
+
+
+def _undescribed(code: int) -> XidRow:
+    return XidRow(
+        code=code,
+        name=f"Xid {code} is not in the catalogue",
+        fault_class="unknown",
+        severity=alerts.Severity.WARNING,
+        scope="unknown",
+        likely_cause="",
+        action="investigate",
+        needs_drain=False,
+        nvidia_immediate="",
+        nvidia_investigatory="",
+        mnemonic="",
+        is_unused=False,
+        # The plugin's default list names the codes it ignores; every other code marks the GPU unhealthy.
+        device_plugin="marks_unhealthy",
+        note="Keep the whole kernel line and the driver version; look it up in NVIDIA's current Xid catalogue.",
+        source="",
+        cause=diagnosis.UNKNOWN_CAUSE,
+        settle_seconds=UNKNOWN_SETTLE_SECONDS,
+        is_known=False,
+    )

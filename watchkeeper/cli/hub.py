@@ -1,0 +1,110 @@
+"""`watchkeeper hub`: the fleet's side, from a settings file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from watchkeeper import hub
+from watchkeeper.cli import processes
+from watchkeeper.config import loading, settings
+from watchkeeper.kit import clock, logs
+from watchkeeper.web import app, auth, server
+
+
+@click.command("hub")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings as TOML; see docs/reference/settings.md.",
+)
+@click.option("--host", help="Address to listen on, instead of [hub] host.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port, instead of [hub] port.")
+@click.option("--data", metavar="DIR", help="Data directory, instead of [hub] data.")
+@click.option("--log-json", is_flag=True, help="Log as JSON.")
+def command(config_file: Path | None, host: str | None, port: int | None, data: str | None, log_json: bool) -> None:
+    """The fleet's side: finds targets, scrapes, stores, evaluates rules, opens incidents, says why."""
+    logs.start(as_json=log_json)
+    configured = loading.load(config_file, {"hub.host": host, "hub.port": port, "hub.data": data})
+    asyncio.run(processes.until_stopped(lambda stop: run(configured, stop)))
+
+
+async def run(configured: settings.Settings, stop: asyncio.Event) -> None:
+    with opened(configured) as door:
+        await serve(configured, door, time=clock.ScaledClock(), stop=stop, say=f"Watchkeeper is at {door.url}")
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where the hub listens and who may come in. `local_url` is for processes of this machine."""
+
+    listener: socket.socket
+    access: auth.Auth
+    url: str
+    local_url: str
+    agent_token: str | None
+
+
+@contextlib.contextmanager
+def opened(configured: settings.Settings) -> Iterator[Door]:
+    """Check who may come in and take the port, before anything else is touched."""
+    access = auth.load(Path(configured.hub.tokens)) if configured.hub.tokens else auth.Auth()
+    auth.check_listen(configured.hub.host, access)
+    agent_token = None
+    if access.tokens:
+        # The agent that `up` runs beside the hub needs a token of its own; it lives as long as the process.
+        agent_token = secrets.token_hex(32)
+        own = auth.Token("agent of this machine", auth.Role.AGENT, hashlib.sha256(agent_token.encode()).digest())
+        access = replace(access, tokens=(*access.tokens, own))
+    listener = server.listen(configured.hub.host, configured.hub.port)
+    host, port = configured.hub.host, listener.getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    local = shown if auth.is_loopback(host) else "127.0.0.1"
+    with contextlib.closing(listener):
+        yield Door(listener, access, f"http://{shown}:{port}", f"http://{local}:{port}", agent_token)
+
+
+async def serve(
+    configured: settings.Settings,
+    door: Door,
+    *,
+    time: clock.Clock,
+    stop: asyncio.Event,
+    say: str,
+    simulator_url: str | None = None,
+    beside: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Run hub and web application, and whatever runs beside them, until `stop` is set or one of them fails."""
+    watch = hub.Hub(configured, time=time, simulator_url=simulator_url)
+    watch.open()
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch.run(stop))
+            group.create_task(server.serve(app.create_app(watch, door.access), door.listener, stop=stop))
+            if beside is not None:
+                group.create_task(_run(beside))
+            click.echo(say)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    finally:
+        watch.close()
+
+
+async def _run(beside: Callable[[], Awaitable[None]]) -> None:
+    await beside()
+
+
+def with_discovery(configured: settings.Settings, url: str) -> settings.Settings:
+    """The same settings with one more http_sd address."""
+    found = replace(configured.fleet, sd_urls=(*configured.fleet.sd_urls, url))
+    return replace(configured, fleet=found)

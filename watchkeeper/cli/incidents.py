@@ -1,0 +1,106 @@
+"""`watchkeeper incidents`: what is wrong now, why, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from watchkeeper.cli import options
+from watchkeeper.client.hub import HubClient
+
+
+@click.group("incidents", invoke_without_command=True)
+@click.option("--all", "show_all", is_flag=True, help="Resolved ones too.")
+@options.as_json
+@options.with_hub
+@click.pass_context
+def command(ctx: click.Context, hub: HubClient, show_all: bool, as_json: bool) -> None:
+    """List open incidents, or work on one of them.
+
+    Exits with 0 when none is open and 1 when one is, so that scripts can ask.
+    """
+    ctx.obj = hub
+    if ctx.invoked_subcommand is not None:
+        return
+    incidents = hub.incidents(all=show_all)
+    if as_json:
+        options.print_json(incidents)
+    elif incidents:
+        rows = [
+            [i["id"], i["severity"], i["state"], i["opened_at"][:19] + "Z", i["cause"], i["title"]] for i in incidents
+        ]
+        options.print_table(["id", "severity", "state", "opened", "cause", "what"], rows)
+    else:
+        click.echo("No open incidents.")
+    if any(incident["state"] != "resolved" for incident in incidents):
+        ctx.exit(1)
+
+
+@command.command("show")
+@click.argument("id")
+@options.as_json
+@click.pass_obj
+def show(hub: HubClient, id: str, as_json: bool) -> None:
+    """One incident: cause, evidence, what was ruled out, and the plan."""
+    answer = hub.incident(id)
+    if as_json:
+        options.print_json(answer)
+        return
+    for line in describe(answer):
+        click.echo(line)
+
+
+@command.command("ack")
+@click.argument("id")
+@click.pass_obj
+def acknowledge(hub: HubClient, id: str) -> None:
+    """Say that somebody is on it."""
+    hub.acknowledge(id)
+    click.echo(f"{id} acknowledged.")
+
+
+@command.command("resolve")
+@click.argument("id")
+@click.option("--why", required=True, help="What ended it; kept in the journal.")
+@click.pass_obj
+def resolve(hub: HubClient, id: str, why: str) -> None:
+    """Close an incident by hand."""
+    hub.resolve(id, why=why)
+    click.echo(f"{id} resolved.")
+
+
+@command.command("note")
+@click.argument("id")
+@click.argument("text")
+@click.pass_obj
+def note(hub: HubClient, id: str, text: str) -> None:
+    """Write a note into an incident's timeline."""
+    hub.note(id, text=text)
+    click.echo(f"Noted on {id}.")
+
+
+def describe(answer: dict[str, Any]) -> list[str]:
+    """The incident as lines of text, the answer first."""
+    incident, diagnosis, plan = answer["incident"], answer.get("diagnosis"), answer.get("plan")
+    lines = [
+        f"{incident['id']}  {incident['title']}",
+        f"{incident['severity']}, {incident['state']} since {incident['opened_at'][:19]}Z",
+    ]
+    if incident["workloads"]:
+        lines.append(f"hits {', '.join(incident['workloads'])}")
+    for finding in (diagnosis or {}).get("findings", []):
+        lines += ["", f"{finding['cause']} ({finding['confidence']:.0%}): {finding['why']}"]
+        lines += [f"  saw       {item['text']}" for item in finding["evidence"]]
+        lines += [f"  not       {item['cause']}: {item['why']}" for item in finding["ruled_out"]]
+        lines += [
+            f"  do        {step['do']}" + (f"   $ {step['command']}" if step["command"] else "")
+            for step in finding["actions"]
+        ]
+    if plan:
+        lines += ["", f"Plan ({plan['mode']}, dry run): {plan['next_step']}"]
+        lines += [
+            f"  {at}. {receipt['action']['kind']:12} {receipt['text']}"
+            for at, receipt in enumerate(plan["receipts"], 1)
+        ]
+    return lines

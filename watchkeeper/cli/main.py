@@ -1,0 +1,86 @@
+"""The `watchkeeper` command: finds a command's module only when it is asked for, so that start-up stays quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from watchkeeper import __version__, errors
+
+# Name, module and one line for --help; the rest of a command's help is in its module.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("watchkeeper.cli.up", "Everything on this machine, with a simulated fleet."),
+    "hub": ("watchkeeper.cli.hub", "The fleet's side: collect, store, detect, diagnose, show."),
+    "agent": ("watchkeeper.cli.agent", "A GPU node's side: follow the kernel log, push events."),
+    "query": ("watchkeeper.cli.query", "Ask a hub a PromQL question."),
+    "incidents": ("watchkeeper.cli.incidents", "What is wrong now, why, and what to do."),
+    "explain": ("watchkeeper.cli.explain", "What an Xid code means and what to do about it."),
+    "rules": ("watchkeeper.cli.rules", "Check and test Prometheus rule files."),
+    "sim": ("watchkeeper.cli.sim", "The simulated fleet: run it, list scenarios, inject faults."),
+}
+CANNOT_TELL = 3
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on use; `module.command` is the click command."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="watchkeeper %(version)s")
+def watchkeeper() -> None:
+    """Watchkeeper sees every GPU, says what is wrong and why, and proposes what to do.
+
+    Without a GPU, start with `watchkeeper up`. Exit codes: 0 fine, 1 trouble found or the work failed,
+    2 wrong use, 3 cannot tell.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; our own errors become one clear message, never a traceback."""
+    try:
+        watchkeeper.main(args=arguments, prog_name="watchkeeper", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (errors.SettingsError, errors.StartRefused) as error:
+        _say(error)
+        sys.exit(2)
+    except errors.HubError as error:
+        _say(error)
+        sys.exit(CANNOT_TELL if error.status is None else 1)
+    except errors.WatchkeeperError as error:
+        _say(error)
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader of a pipe left early (`| head`); Python would complain again at exit.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _say(error: errors.WatchkeeperError) -> None:
+    click.echo(f"watchkeeper: {error}", err=True)
+
+
+if __name__ == "__main__":
+    main()

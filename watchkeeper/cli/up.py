@@ -1,0 +1,169 @@
+"""`watchkeeper up`: simulator, hub and agent on this machine, with one address to open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import click
+
+from watchkeeper import agent
+from watchkeeper.cli import processes
+from watchkeeper.config import loading, settings
+from watchkeeper.errors import StartRefused
+from watchkeeper.kit import clock, logs
+
+# A demo should move: five seconds between readings, and rules that follow them.
+DEMO_INTERVAL = "5s"
+READY_WITHIN_SECONDS = 30.0
+STOP_WITHIN_SECONDS = 3.0
+
+
+@click.command("up")
+@click.option(
+    "--gpus", type=click.IntRange(1, 200_000), default=512, show_default=True, help="Simulated GPUs, eight to a node."
+)
+@click.option(
+    "--scenario",
+    "scenarios",
+    multiple=True,
+    metavar="NAME",
+    help="Start with this fault; see `watchkeeper sim list`. Repeatable.",
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; beyond loopback needs --tokens."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=9480,
+    show_default=True,
+    help="Port of console and API; 0 takes a free one.",
+)
+@click.option(
+    "--data",
+    metavar="DIR",
+    help="Directory for what is kept; one per port under the user's state directory by default.",
+)
+@click.option("--tokens", metavar="FILE", help="Access tokens, one `name role token` a line.")
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same fleet.")
+@click.option(
+    "--speed", type=click.FloatRange(0.1, 100), default=1.0, show_default=True, help="Simulated seconds per second."
+)
+@click.option("--verbose", is_flag=True, help="Say more in the log.")
+def command(
+    gpus: int,
+    scenarios: tuple[str, ...],
+    host: str,
+    port: int,
+    data: str | None,
+    tokens: str | None,
+    seed: int,
+    speed: float,
+    verbose: bool,
+) -> None:
+    """Everything on this machine: a simulated fleet, the hub that watches it, and the console.
+
+    Stop it with Ctrl-C. While it runs, break something from a second terminal:
+
+    \b
+    watchkeeper sim inject xid-79
+    """
+    from watchkeeper.sim import scenario
+
+    logs.start(level="debug" if verbose else "warning")
+    known = scenario.load_all()
+    for name in scenarios:
+        scenario.find(known, name)
+    overrides = {
+        "hub.host": host,
+        "hub.port": port,
+        "hub.data": data or str(default_data(port)),
+        "hub.tokens": tokens,
+        "fleet.cluster": "sim",
+        "fleet.scrape_interval": DEMO_INTERVAL,
+        "rules.interval": DEMO_INTERVAL,
+        "remediate.driver": "simulated",
+    }
+    world = ["--gpus", str(gpus), "--seed", str(seed), "--speed", str(speed)]
+    world += [part for name in scenarios for part in ("--scenario", name)]
+    shared = clock.ScaledClock(speed=speed)
+    configured = loading.load(None, overrides)
+    asyncio.run(processes.until_stopped(lambda stop: run(configured, world, shared, stop=stop)))
+
+
+def default_data(port: int) -> Path:
+    """Where a demo keeps its journal: the user's state directory, apart for each port."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "watchkeeper" / f"up-{port}"
+
+
+async def run(configured: settings.Settings, world: list[str], time: clock.ScaledClock, *, stop: asyncio.Event) -> None:
+    """Bind first, so that a taken port costs nothing; then the fleet, then those who watch it."""
+    from watchkeeper.cli import hub as hub_command
+
+    with hub_command.opened(configured) as door:
+        async with simulator([*world, "--epoch", repr(time.epoch_seconds)]) as url:
+            watched = hub_command.with_discovery(configured, f"{url}/sd")
+            watcher = agent.AgentSettings(
+                hub_url=door.local_url,
+                spool_directory=Path(configured.hub.data) / "spool",
+                cluster=configured.fleet.cluster,
+                simulator_url=url,
+                token=door.agent_token,
+            )
+            say = f"Watchkeeper is at {door.url} with a simulated fleet. Stop with Ctrl-C."
+            await hub_command.serve(
+                watched,
+                door,
+                time=time,
+                stop=stop,
+                simulator_url=url,
+                beside=lambda: agent.run(watcher, time, stop),
+                say=say,
+            )
+
+
+@contextlib.asynccontextmanager
+async def simulator(arguments: list[str]) -> AsyncIterator[str]:
+    """The simulator as a process of its own; gives its address once it answers."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "watchkeeper.cli.main",
+        "sim",
+        "run",
+        "--port",
+        "0",
+        "--announce",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(READY_WITHIN_SECONDS):
+            url = (await child.stdout.readline()).decode().strip()
+        if not url:
+            raise StartRefused("the simulated fleet did not start; its message is above")
+        yield url
+    except TimeoutError as error:
+        raise StartRefused(f"the simulated fleet was not ready within {READY_WITHIN_SECONDS:g} s") from error
+    finally:
+        await _end(child)
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    if child.returncode is not None:
+        return
+    child.terminate()
+    try:
+        async with asyncio.timeout(STOP_WITHIN_SECONDS):
+            await child.wait()
+    except TimeoutError:
+        child.kill()
+        await child.wait()

@@ -1,0 +1,101 @@
+"""Asking a hub: one method per question, model values as answers.
+
+The command line uses it, and so can any program: `HubClient("http://127.0.0.1:9480").incidents()`.
+A hub that cannot be reached or says no raises HubError with what to do about it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from watchkeeper.errors import HubError
+
+DEFAULT_URL = "http://127.0.0.1:9480"
+# A query may scan hours of a large fleet; anything longer is the server's fault, not patience.
+TIMEOUT_SECONDS = 30.0
+
+
+class HubClient:
+    """One hub at one address, with an optional bearer token."""
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise HubError(f"`{url}` is not an address", remedy="Write it like http://127.0.0.1:9480")
+        self.url = url.rstrip("/")
+        self._token = token
+        self._timeout_seconds = timeout_seconds
+
+    def query(self, expr: str, *, at: str | None = None) -> dict[str, Any]:
+        """An instant query; the answer is Prometheus' `data` object: resultType and result."""
+        return self._prometheus("query", {"query": expr, "time": at})
+
+    def query_range(self, expr: str, *, start: str, end: str, step: str) -> dict[str, Any]:
+        return self._prometheus("query_range", {"query": expr, "start": start, "end": end, "step": step})
+
+    def status(self) -> dict[str, Any]:
+        return self._ask("GET", "/api/status")
+
+    def incidents(self, *, all: bool = False) -> list[dict[str, Any]]:
+        """Open incidents, newest first; with `all`, resolved ones too."""
+        answer: list[dict[str, Any]] = self._ask("GET", f"/api/incidents?open={'0' if all else '1'}")["incidents"]
+        return answer
+
+    def incident(self, id: str) -> dict[str, Any]:
+        """One incident with its diagnosis, plan and timeline."""
+        return self._ask("GET", f"/api/incidents/{urllib.parse.quote(id)}")
+
+    def acknowledge(self, id: str) -> dict[str, Any]:
+        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/acknowledge", {})
+
+    def resolve(self, id: str, *, why: str) -> dict[str, Any]:
+        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/resolve", {"why": why})
+
+    def note(self, id: str, *, text: str) -> dict[str, Any]:
+        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/note", {"text": text})
+
+    def simulator(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """A request to the simulated fleet behind this hub; HubError where the fleet is real."""
+        return self._ask(method, f"/api/sim{path}", body)
+
+    def _prometheus(self, endpoint: str, parameters: dict[str, str | None]) -> dict[str, Any]:
+        form = urllib.parse.urlencode({name: value for name, value in parameters.items() if value is not None})
+        answer: dict[str, Any] = self._ask("GET", f"/api/v1/{endpoint}?{form}")["data"]
+        return answer
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        headers = {"Accept": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        content = None
+        if body is not None:
+            content = json.dumps(body).encode()
+            headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(self.url + path, data=content, headers=headers, method=method)  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_seconds) as answer:  # noqa: S310
+                plain: dict[str, Any] = json.loads(answer.read())
+                return plain
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._refusal(error) from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            remedy = "Start one with `watchkeeper up`, or name another with --hub URL"
+            raise HubError(f"no hub answers ({reason})", where=self.url, remedy=remedy) from error
+        except ValueError as error:
+            raise HubError("the answer is not JSON: is this a Watchkeeper hub?", where=self.url) from error
+
+    def _refusal(self, error: urllib.error.HTTPError) -> HubError:
+        try:
+            problem = str(json.loads(error.read())["error"])
+        except (ValueError, KeyError, TypeError):
+            problem = f"the hub answered {error.code} {error.reason}"
+        remedy = "Give a token with --token or WATCHKEEPER_TOKEN" if error.code == 401 else None
+        return HubError(problem, status=error.code, where=self.url, remedy=remedy)

@@ -1,0 +1,200 @@
+"""What the fleet should be and what of it has been seen.
+
+Discovery says which nodes are expected; scraped labels teach which GPUs exist, where, and at which PCI
+address. What disappears is kept with the time it was last seen, because "gone since 09:14" is the most
+useful thing one can say about it. The hub, the pages and the event followers ask here for names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from watchkeeper.model import fleet, labels, samples
+
+# GPUs and nodes that left are remembered up to this many; then the one gone longest is forgotten.
+MAX_GONE = 10_000
+# Nodes that nobody expects but whose GPUs report; more than this is a Hostname label gone wrong.
+MAX_LEARNED_NODES = 20_000
+NODE_INFO = "watchkeeper_node_info"
+NODE_EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
+
+NodeKey = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenGpu:
+    """A GPU and where it was last reported.
+
+    `gone_since_ms` is None while the node's last readable page has it; a node that does not answer says
+    nothing about its GPUs, only `last_seen_ms` stands still then.
+    """
+
+    gpu: fleet.Gpu
+    node: str
+    cluster: str
+    first_seen_ms: int
+    last_seen_ms: int
+    gone_since_ms: int | None = None
+
+    @property
+    def place(self) -> fleet.Place:
+        return fleet.Place(self.cluster, node=self.node, gpu=self.gpu.uuid)
+
+
+class Fleet:
+    """Expected nodes and seen GPUs, by every name people and machines use for them."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[NodeKey, fleet.Node] = {}
+        self._learned: set[NodeKey] = set()
+        self._gone_nodes_since_ms: dict[NodeKey, int] = {}
+        self._key_of_name: dict[str, NodeKey] = {}
+        self._gpus: dict[str, SeenGpu] = {}
+        self._gone_gpus: dict[str, None] = {}
+        self._reported: dict[NodeKey, dict[str, frozenset[str]]] = {}
+        self._uuids: dict[NodeKey, set[str]] = {}
+        self._uuid_at: dict[tuple[NodeKey, str], str] = {}
+
+    def expect(self, nodes: Iterable[fleet.Node], now_ms: int) -> None:
+        """Take over what discovery says; a node it no longer names stays known as gone since now."""
+        named = {(node.cluster, node.name): node for node in nodes}
+        self._learned -= named.keys()
+        for key in self._nodes.keys() - named.keys() - self._learned:
+            self._gone_nodes_since_ms.setdefault(key, now_ms)
+        for key in named:
+            self._gone_nodes_since_ms.pop(key, None)
+        while len(self._gone_nodes_since_ms) > MAX_GONE:
+            oldest = next(iter(self._gone_nodes_since_ms))
+            del self._gone_nodes_since_ms[oldest], self._nodes[oldest]
+        self._nodes |= named
+        self._index_names()
+
+    def saw(self, node: fleet.Node, gpus: Mapping[str, fleet.Gpu], *, at_ms: int, source: str) -> None:
+        """A page (`source`) of a node was read and reports exactly these GPUs, by UUID."""
+        key = (node.cluster, node.name)
+        if not self._learn(key, node):
+            return
+        reported = self._reported.setdefault(key, {})
+        before, reported[source] = reported.get(source, frozenset()), frozenset(gpus)
+        for uuid in before - gpus.keys():
+            if not any(uuid in others for others in reported.values()):
+                self._lose(uuid, key)
+        for uuid, gpu in gpus.items():
+            known = self._gpus.get(uuid)
+            first = at_ms if known is None else known.first_seen_ms
+            self._gpus[uuid] = SeenGpu(gpu, node.name, node.cluster, first, at_ms)
+            self._gone_gpus.pop(uuid, None)
+            if gpu.pci is not None:
+                self._uuid_at[key, gpu.pci] = uuid
+        if before != reported[source]:
+            self._uuids.setdefault(key, set()).update(gpus)
+
+    def node(self, name: str, cluster: str | None = None) -> fleet.Node | None:
+        """A node by name or alias; without a cluster the name alone decides."""
+        if cluster is not None and (cluster, name) in self._nodes:
+            return self._nodes[cluster, name]
+        key = self._key_of_name.get(name)
+        return self._nodes[key] if key is not None and cluster in (None, key[0]) else None
+
+    def nodes(self) -> list[fleet.Node]:
+        """The nodes discovery names at present, and those that report without being named."""
+        return [node for key, node in self._nodes.items() if key not in self._gone_nodes_since_ms]
+
+    def gone_nodes(self) -> list[tuple[fleet.Node, int]]:
+        """Nodes discovery no longer names, with the time since when."""
+        return [(self._nodes[key], since) for key, since in self._gone_nodes_since_ms.items()]
+
+    def gpu(self, uuid: str) -> SeenGpu | None:
+        return self._gpus.get(uuid)
+
+    def gpus(self) -> list[SeenGpu]:
+        return list(self._gpus.values())
+
+    def gpus_of(self, node: fleet.Node) -> list[SeenGpu]:
+        """The node's GPUs, present and gone, in the order of their index."""
+        key = (node.cluster, node.name)
+        known = [self._gpus[uuid] for uuid in self._uuids.get(key, ()) if uuid in self._gpus]
+        own = [seen for seen in known if (seen.cluster, seen.node) == key]
+        return sorted(own, key=lambda seen: (seen.gpu.index is None, seen.gpu.index or 0, seen.gpu.uuid))
+
+    def gpu_by_pci(self, node: fleet.Node, pci: str) -> SeenGpu | None:
+        """The GPU last seen at this address of the node, in any spelling of the address."""
+        try:
+            uuid = self._uuid_at.get(((node.cluster, node.name), fleet.same_pci(pci)))
+        except ValueError:
+            return None
+        return None if uuid is None else self._gpus.get(uuid)
+
+    def place_name(self, place: fleet.Place) -> str:
+        """A place as people say it: `GPU 3 on gpu-r07-12`."""
+        if place.gpu is not None:
+            seen = self._gpus.get(place.gpu)
+            index = seen.gpu.index if seen is not None else None
+            called = f"GPU {index}" if index is not None else place.gpu
+            part = f"{called} slice {place.slice}" if place.slice is not None else called
+            return f"{part} on {place.node}"
+        if place.port is not None:
+            return f"port {place.port} on {place.node}"
+        if place.domain is not None:
+            return place.domain.replace("=", " ", 1)
+        return place.node or f"cluster {place.cluster}"
+
+    def _index_names(self) -> None:
+        aliases = {alias: key for key, node in self._nodes.items() for alias in node.aliases}
+        self._key_of_name = aliases | {name: (cluster, name) for cluster, name in self._nodes}
+
+    def _learn(self, key: NodeKey, node: fleet.Node) -> bool:
+        """Make sure a reporting node is known; False if there is no room for another unexpected one."""
+        if key in self._nodes:
+            return True
+        if len(self._learned) >= MAX_LEARNED_NODES:
+            return False
+        self._nodes[key] = node
+        self._learned.add(key)
+        self._key_of_name.setdefault(node.name, key)
+        return True
+
+    def _lose(self, uuid: str, key: NodeKey) -> None:
+        """Mark a GPU as gone, unless another node reports it: then it has only moved."""
+        seen = self._gpus.get(uuid)
+        if seen is None or (seen.cluster, seen.node) != key:
+            return
+        self._gpus[uuid] = replace(seen, gone_since_ms=seen.last_seen_ms)
+        self._gone_gpus[uuid] = None
+        if len(self._gone_gpus) > MAX_GONE:
+            oldest = next(iter(self._gone_gpus))
+            del self._gone_gpus[oldest]
+            forgotten = self._gpus.pop(oldest)
+            where = (forgotten.cluster, forgotten.node)
+            self._uuids[where].discard(oldest)
+            if forgotten.gpu.pci is not None and self._uuid_at.get((where, forgotten.gpu.pci)) == oldest:
+                del self._uuid_at[where, forgotten.gpu.pci]
+
+
+def gpu_of(label_set: Mapping[str, str]) -> fleet.Gpu | None:
+    """The GPU that dcgm-exporter's labels describe, or None for a series of something else."""
+    uuid = label_set.get("UUID")
+    if not uuid:
+        return None
+    index, address = label_set.get("gpu", ""), label_set.get("pci_bus_id", "")
+    try:
+        pci = fleet.same_pci(address) if address else None
+    except ValueError:
+        pci = None
+    number = int(index) if index.isascii() and index.isdigit() and len(index) < 6 else None
+    return fleet.Gpu(uuid, index=number, pci=pci, model=label_set.get("modelName") or None)
+
+
+def inventory_samples(known: Fleet, now_ms: int) -> list[samples.Sample]:
+    """The join series of every expected node; a node whose expectation is unknown has no expected count."""
+    made = []
+    for node in known.nodes():
+        where = {"cluster": node.cluster, "Hostname": node.name}
+        about = {"pool": node.pool, "rack": node.domains.get("rack", ""), "leaf": node.domains.get("leaf", "")}
+        named = labels.Labels({labels.METRIC_NAME: NODE_INFO} | where | about)
+        made.append(samples.Sample(named, now_ms, 1.0))
+        if node.expected_gpus is not None:
+            counted = labels.Labels({labels.METRIC_NAME: NODE_EXPECTED_GPUS} | where)
+            made.append(samples.Sample(counted, now_ms, float(node.expected_gpus)))
+    return made

@@ -1,0 +1,227 @@
+"""A small HTTP/1.1 client on asyncio: what scraping, discovery, inventories and event pushes need.
+
+One `Connection` belongs to one target and stays open between requests. Every request has a deadline
+and a body limit, counted after decompression. It is standard library only, because the agent uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from urllib.parse import urljoin, urlsplit
+
+from watchkeeper.errors import CollectError, quote
+
+# A page of an 8-GPU node is 0.1 MiB; 100 times that is no longer a page of metrics.
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_HEADER_LINES = 100
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# What a broken or closing peer looks like, whatever the layer that noticed it.
+BROKEN = (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, zlib.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    url: str
+    method: str = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """Header names are lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+class Connection:
+    """One kept-alive connection to one origin; a request at a time."""
+
+    def __init__(self, *, timeout_seconds: float = 10.0, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self.timeout_seconds = timeout_seconds
+        self.max_body_bytes = max_body_bytes
+        self._origin: tuple[str, str] | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def send(self, request: Request) -> Response:
+        """The answer with its body, after at most one redirect; CollectError says what went wrong."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                response = await self._send_once(request)
+                if response.status in REDIRECTS and request.method == "GET" and "location" in response.headers:
+                    target = urljoin(request.url, response.headers["location"])
+                    response = await self._send_once(Request(target, headers=request.headers))
+                return response
+        except TimeoutError as error:
+            self.close()
+            raise CollectError(f"no answer within {self.timeout_seconds:g} s", where=request.url) from error
+        except CollectError as error:
+            self.close()
+            error.where = error.where or request.url
+            raise
+        except BROKEN as error:
+            self.close()
+            raise CollectError(_plain(error), where=request.url) from error
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    async def lines(self, request: Request, *, quiet_seconds: float) -> AsyncGenerator[bytes, None]:
+        """Each line of an endless answer as it arrives; a peer silent for `quiet_seconds` is given up."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                response = await self._ask(request)
+            if response.status != 200:
+                raise CollectError(f"answered {response.status}", where=request.url)
+            pending = b""
+            chunks = self._chunks(response.headers)
+            while True:
+                async with asyncio.timeout(quiet_seconds):
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    return
+                *whole, pending = (pending + chunk).split(b"\n")
+                if len(pending) > self.max_body_bytes:
+                    self._refuse_length(len(pending))
+                for line in whole:
+                    yield line
+        except TimeoutError as error:
+            raise CollectError(f"silent for more than {quiet_seconds:g} s", where=request.url) from error
+        except BROKEN as error:
+            raise CollectError(_plain(error), where=request.url) from error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+    async def aclose(self) -> None:
+        """Close and wait until the socket is gone, which tests and shutdown want."""
+        writer = self._writer
+        self.close()
+        if writer is not None:
+            with suppress(*BROKEN):
+                await writer.wait_closed()
+
+    async def _send_once(self, request: Request) -> Response:
+        response = await self._ask(request)
+        # 204 and 304 have no body by definition (RFC 9110, 6.4.1).
+        if request.method == "HEAD" or response.status in (204, 304):
+            body = b""
+        else:
+            body = await self._body(response.headers)
+        if response.headers.get("connection", "").lower() == "close":
+            self.close()
+        return Response(response.status, response.headers, body)
+
+    async def _ask(self, request: Request) -> Response:
+        """Send the request and read the head of the answer, anew if the kept connection had died meanwhile."""
+        was_kept = await self._connect(request.url)
+        try:
+            return await self._exchange(request)
+        except BROKEN:
+            if not was_kept:
+                raise
+        self.close()
+        await self._connect(request.url)
+        return await self._exchange(request)
+
+    async def _connect(self, url: str) -> bool:
+        """Make sure there is a connection to the origin of `url`; True if an old one is used again."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise CollectError("is not an http or https address", where=quote(url))
+        origin = (parts.scheme, parts.netloc)
+        if self._writer is not None and origin == self._origin and not self._writer.is_closing():
+            return True
+        self.close()
+        secure = ssl.create_default_context() if parts.scheme == "https" else None
+        port = parts.port or (443 if secure else 80)
+        self._reader, self._writer = await asyncio.open_connection(parts.hostname, port, ssl=secure)
+        self._origin = origin
+        return False
+
+    async def _exchange(self, request: Request) -> Response:
+        assert self._reader is not None
+        assert self._writer is not None
+        parts = urlsplit(request.url)
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        headers = {"Host": parts.netloc.rpartition("@")[2], "User-Agent": "watchkeeper", **request.headers}
+        if request.body or request.method == "POST":
+            headers["Content-Length"] = str(len(request.body))
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._writer.write(f"{request.method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + request.body)
+        await self._writer.drain()
+        status_line = (await self._reader.readuntil(b"\n")).split(None, 2)
+        if len(status_line) < 2 or not status_line[0].startswith(b"HTTP/1."):
+            raise CollectError("does not speak HTTP/1.1", where=request.url)
+        return Response(int(status_line[1]), await self._read_headers())
+
+    async def _read_headers(self) -> dict[str, str]:
+        assert self._reader is not None
+        headers: dict[str, str] = {}
+        for _ in range(MAX_HEADER_LINES + 1):
+            line = (await self._reader.readuntil(b"\n")).strip()
+            if not line:
+                return headers
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.strip().lower()] = value.strip()
+        raise CollectError(f"more than {MAX_HEADER_LINES} header lines")
+
+    async def _body(self, headers: Mapping[str, str]) -> bytes:
+        unpack = zlib.decompressobj(wbits=31) if headers.get("content-encoding", "").lower() == "gzip" else None
+        pieces, size = [], 0
+        async for chunk in self._chunks(headers):
+            if unpack is not None:
+                chunk = unpack.decompress(chunk, self.max_body_bytes + 1 - size)
+            pieces.append(chunk)
+            size += len(chunk)
+            if size > self.max_body_bytes:
+                self._refuse_length(size)
+        if unpack is not None and not unpack.eof:
+            raise EOFError
+        return b"".join(pieces)
+
+    async def _chunks(self, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """The body as it arrives, by chunks, by length, or until the peer closes."""
+        assert self._reader is not None
+        reader = self._reader
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            while size := int((await reader.readuntil(b"\n")).split(b";")[0], 16):
+                if size > self.max_body_bytes:
+                    self._refuse_length(size)
+                yield await reader.readexactly(size)
+                await reader.readuntil(b"\n")
+            while (await reader.readuntil(b"\n")).strip():
+                pass
+        elif "content-length" in headers:
+            length = int(headers["content-length"])
+            if length > self.max_body_bytes:
+                self._refuse_length(length)
+            yield await reader.readexactly(length)
+        else:
+            while piece := await reader.read(65536):
+                yield piece
+            self.close()
+
+    def _refuse_length(self, found: int) -> None:
+        raise CollectError(f"the body has {found} bytes or more, the limit is {self.max_body_bytes}")
+
+
+def _plain(error: BaseException) -> str:
+    """A library's error as a sentence."""
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there"
+    if isinstance(error, EOFError):
+        return "the connection was closed in the middle of the answer"
+    return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -1,0 +1,318 @@
+"""Reading every target on its schedule and handing the samples to where they are kept.
+
+Each target is a `TargetLoop`: fetch, parse, translate handles to stored series, append. What Prometheus
+says about a scrape is said here too, by the same names: `up`, `scrape_duration_seconds`, sample counts,
+and the stale marker for series that are no longer reported. The hub passes in the `Sink` (the embedded
+engine), the `Fleet` that learns GPUs from labels, and the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import compress
+from typing import Protocol
+
+from watchkeeper.collect import http, schedule
+from watchkeeper.collect.discovery import Target
+from watchkeeper.collect.fleet import Fleet, gpu_of
+from watchkeeper.errors import CollectError, WatchkeeperError
+from watchkeeper.kit import clock, logs
+from watchkeeper.model import fleet, labels, samples
+from watchkeeper.readers import exposition
+
+log = logging.getLogger(__name__)
+
+# Prometheus' own names for what is known about a scrape, in the order they are appended.
+SYNTHESISED = (
+    "up",
+    "scrape_duration_seconds",
+    "scrape_samples_scraped",
+    "scrape_samples_post_metric_relabeling",
+    "scrape_series_added",
+)
+ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4"
+
+
+class Taken(Protocol):
+    """What became of an append: samples that were not kept, counted by reason."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]: ...
+
+
+class Sink(Protocol):
+    """Where samples go. All samples of one append share a time; a group is one target's series.
+
+    Ids and values come as arrays of 64-bit numbers (`array('q')`, `array('d')`), which NumPy reads without
+    copying. The reason `forgotten` says that ids have lost their meaning and must be asked for again.
+    """
+
+    def series_id(self, labels: labels.Labels, /) -> int: ...
+
+    def append_scrape(self, group_key: str, ids: Sequence[int], at_ms: int, values: Sequence[float], /) -> Taken: ...
+
+
+class Health(StrEnum):
+    """Prometheus' words for a target on /api/v1/targets."""
+
+    UNKNOWN = "unknown"
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetState:
+    """How the last scrape of a target went; before the first one nothing is known."""
+
+    target: Target
+    health: Health = Health.UNKNOWN
+    last_scrape_ms: int | None = None
+    duration_seconds: float | None = None
+    error: str | None = None
+    samples: int = 0
+    bad_lines: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeSettings:
+    interval_seconds: float = 15.0
+    timeout_seconds: float = 10.0
+    concurrency: int = 64
+    max_series: int = exposition.MAX_SERIES
+    max_body_bytes: int = http.MAX_BODY_BYTES
+    # When an exporter sets a label that we set too, ours wins and theirs becomes exported_<name>.
+    honor_labels: bool = False
+
+
+class TargetLoop:
+    """One target: its connection, its parser, and the stored series its lines belong to."""
+
+    def __init__(self, target: Target, settings: ScrapeSettings, *, sink: Sink, known: Fleet) -> None:
+        self.state = TargetState(target)
+        self._target, self._settings, self._sink, self._fleet = target, settings, sink, known
+        self._connection = http.Connection(
+            timeout_seconds=settings.timeout_seconds, max_body_bytes=settings.max_body_bytes
+        )
+        self._parser = exposition.ExpositionParser(max_series=settings.max_series)
+        self._epoch = 0
+        self._id_of: dict[int, int] = {}
+        self._handles: list[int] = []
+        self._ids = array("q")
+        self._timed_ids: frozenset[int] = frozenset()
+        self._group_ids = array("q")
+        self._gpus: dict[tuple[str, str], tuple[fleet.Node, dict[str, fleet.Gpu]]] = {}
+        self._own_ids = self._ask_own_ids()
+
+    @property
+    def families(self) -> Mapping[str, exposition.Family]:
+        """What the exporter says about its metrics."""
+        return self._parser.families
+
+    async def scrape(self, at_ms: int) -> TargetState:
+        """Read the page once and append what it says, or that it could not be read."""
+        started = asyncio.get_running_loop().time()
+        try:
+            page = await self._read_page()
+            taken = asyncio.get_running_loop().time() - started
+            self._append_page(page, at_ms, taken)
+            self.state = TargetState(
+                self._target,
+                health=Health.UP,
+                last_scrape_ms=at_ms,
+                duration_seconds=taken,
+                error="; ".join(page.problems) or None,
+                samples=len(page.handles),
+                bad_lines=page.bad_lines,
+            )
+        except WatchkeeperError as error:
+            taken = asyncio.get_running_loop().time() - started
+            self.state = TargetState(
+                self._target, health=Health.DOWN, last_scrape_ms=at_ms, duration_seconds=taken, error=str(error)
+            )
+            self._append_down(at_ms, taken)
+        return self.state
+
+    async def close(self, at_ms: int) -> None:
+        """The target is no longer watched: every series of it ends here, `up` too."""
+        await self._connection.aclose()
+        ends = self._lasting_ids() + self._own_ids
+        self._append(ends, at_ms, array("d", [samples.STALE]) * len(ends))
+
+    async def _read_page(self) -> exposition.Page:
+        headers = {"Accept": ACCEPT, "X-Prometheus-Scrape-Timeout-Seconds": f"{self._settings.timeout_seconds:g}"}
+        # On loopback compression costs both sides time and saves no network.
+        if not self._target.address.startswith(("127.", "localhost", "[::1]")):
+            headers["Accept-Encoding"] = "gzip"
+        response = await self._connection.send(http.Request(self._target.url, headers=headers))
+        if response.status != 200:
+            raise CollectError(f"answered {response.status}", where=self._target.url)
+        kind = response.headers.get("content-type", "")
+        try:
+            return self._parser.parse(response.body, openmetrics=kind.startswith("application/openmetrics-text"))
+        except CollectError as error:
+            error.where = self._target.url
+            raise
+
+    def _append_page(self, page: exposition.Page, at_ms: int, taken: float) -> None:
+        before, added = self._ids, 0
+        if page.epoch != self._epoch:
+            self._epoch, self._id_of, self._handles = page.epoch, {}, []
+        if page.handles is not self._handles or page.timestamps_ms or self._timed_ids:
+            self._id_of = self._ask_ids(page.handles)
+            self._handles = page.handles
+            self._ids = array("q", map(self._id_of.__getitem__, page.handles))
+            self._gpus = self._find_gpus(page.handles)
+            added = len(set(self._ids).difference(before))
+        count = float(len(page.handles))
+        own = array("d", [1.0, taken, count, count, float(added)])
+        if self._ids is before:
+            # The common case: the same object every time, so that the sink may recognise it.
+            self._append(self._group_ids, at_ms, page.values + own)
+        else:
+            vanished = self._vanished(before)
+            lasting, values = self._append_timed(page)
+            self._group_ids = lasting + self._own_ids
+            ends = array("d", [samples.STALE]) * len(vanished)
+            self._append(self._group_ids + vanished if vanished else self._group_ids, at_ms, values + own + ends)
+        for node, gpus in self._gpus.values():
+            self._fleet.saw(node, gpus, at_ms=at_ms, source=self._target.key)
+
+    def _append(self, ids: array[int], at_ms: int, values: array[float]) -> None:
+        taken = self._sink.append_scrape(self._target.key, ids, at_ms, values)
+        if taken.dropped.get("forgotten"):
+            self._id_of, self._handles, self._own_ids = {}, [], self._ask_own_ids()
+
+    def _append_timed(self, page: exposition.Page) -> tuple[array[int], array[float]]:
+        """Append the samples that carry their own time; give back the others.
+
+        Like in Prometheus, a series with explicit times gets no stale marker: its exporter decides when it was.
+        """
+        self._timed_ids = frozenset(self._ids[at] for at in page.timestamps_ms)
+        if not page.timestamps_ms:
+            return self._ids, page.values
+        by_time: dict[int, tuple[array[int], array[float]]] = {}
+        for at, at_ms in page.timestamps_ms.items():
+            ids, values = by_time.setdefault(at_ms, (array("q"), array("d")))
+            ids.append(self._ids[at])
+            values.append(page.values[at])
+        for at_ms in sorted(by_time):
+            self._sink.append_scrape(f"{self._target.key} timed", by_time[at_ms][0], at_ms, by_time[at_ms][1])
+        plain = [at not in page.timestamps_ms for at in range(len(self._ids))]
+        return array("q", compress(self._ids, plain)), array("d", compress(page.values, plain))
+
+    def _vanished(self, before: Sequence[int]) -> array[int]:
+        present = set(self._ids)
+        return array("q", [known for known in before if known not in present and known not in self._timed_ids])
+
+    def _lasting_ids(self) -> array[int]:
+        return array("q", [known for known in self._ids if known not in self._timed_ids])
+
+    def _append_down(self, at_ms: int, taken: float) -> None:
+        """The target did not answer: its series end, and `up` says so."""
+        ends = self._lasting_ids()
+        self._ids, self._handles, self._id_of = array("q"), [], {}
+        own = array("d", [0.0, taken, 0.0, 0.0, 0.0])
+        self._append(self._own_ids + ends, at_ms, own + array("d", [samples.STALE]) * len(ends))
+
+    def _ask_own_ids(self) -> array[int]:
+        return array("q", [self._sink.series_id(self._target.labels.having(__name__=name)) for name in SYNTHESISED])
+
+    def _ask_ids(self, handles: Sequence[int]) -> dict[int, int]:
+        """The stored series of each handle; one that was away is asked for anew, as the store may have let it go."""
+        known = self._id_of
+        return {
+            handle: known[handle]
+            if handle in known
+            else self._sink.series_id(self._attach(self._parser.labels[handle]))
+            for handle in handles
+        }
+
+    def _attach(self, label_set: labels.Labels) -> labels.Labels:
+        """The exporter's labels with the target's; a clash is settled as Prometheus does it."""
+        own, theirs = self._target.labels, dict(label_set)
+        if self._settings.honor_labels:
+            return labels.Labels({**own, **theirs})
+        for name in own.keys() & theirs.keys():
+            moved = f"exported_{name}"
+            while moved in theirs or moved in own:
+                moved = f"exported_{moved}"
+            theirs[moved] = theirs.pop(name)
+        return labels.Labels({**theirs, **own})
+
+    def _find_gpus(self, handles: Sequence[int]) -> dict[tuple[str, str], tuple[fleet.Node, dict[str, fleet.Gpu]]]:
+        """The GPUs of a page by node; a node that reported GPUs before and now none is there with none."""
+        found = {key: (node, dict[str, fleet.Gpu]()) for key, (node, _) in self._gpus.items()}
+        for handle in handles:
+            label_set = self._parser.labels[handle]
+            gpu = gpu_of(label_set)
+            if gpu is not None:
+                node = self._node_of(label_set)
+                _, gpus = found.setdefault((node.cluster, node.name), (node, {}))
+                gpus.setdefault(gpu.uuid, gpu)
+        return found
+
+    def _node_of(self, label_set: labels.Labels) -> fleet.Node:
+        """The node a series speaks of: by its Hostname label if that is known, else the target's."""
+        cluster, hostname = self._target.cluster, label_set.get("Hostname", "")
+        node = self._fleet.node(hostname, cluster) if hostname else None
+        if node is None and self._target.node is not None:
+            node = self._fleet.node(self._target.node, cluster)
+        return node or fleet.Node(cluster, hostname or self._target.address, source=self._target.url)
+
+
+class Scraper:
+    """All targets, each on its own place in the interval, a bounded number at a time."""
+
+    def __init__(self, settings: ScrapeSettings, *, time: clock.Clock, sink: Sink, known: Fleet) -> None:
+        self._settings, self._clock, self._sink, self._fleet = settings, time, sink, known
+        self._interval_ms = round(settings.interval_seconds * 1000)
+        self._room = asyncio.Semaphore(settings.concurrency)
+        self._loops: dict[Target, tuple[TargetLoop, asyncio.Task[None]]] = {}
+
+    def states(self) -> list[TargetState]:
+        return [loop.state for loop, _ in self._loops.values()]
+
+    def families(self) -> dict[str, exposition.Family]:
+        """What the exporters say about their metrics; where two differ, the last one watched counts."""
+        return {name: family for loop, _ in self._loops.values() for name, family in loop.families.items()}
+
+    async def watch(self, targets: Iterable[Target]) -> None:
+        """Scrape exactly these targets from now on; those already watched are not disturbed."""
+        wanted = dict.fromkeys(targets)
+        await self._end([target for target in self._loops if target not in wanted])
+        for target in wanted:
+            if target not in self._loops:
+                loop = TargetLoop(target, self._settings, sink=self._sink, known=self._fleet)
+                self._loops[target] = (loop, asyncio.create_task(self._run(loop, target.key)))
+
+    async def close(self) -> None:
+        await self._end(list(self._loops))
+
+    async def _end(self, targets: Iterable[Target]) -> None:
+        ended = [self._loops.pop(target) for target in targets]
+        for _, task in ended:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in ended), return_exceptions=True)
+        for loop, _ in ended:
+            await loop.close(clock.to_ms(self._clock.now()))
+
+    async def _run(self, loop: TargetLoop, key: str) -> None:
+        offset = schedule.offset_ms(key, self._interval_ms)
+        slot = clock.to_ms(self._clock.now())
+        while True:
+            # A slot that passed while the last scrape still ran is left out, not made up for.
+            now_ms = max(clock.to_ms(self._clock.now()), slot)
+            slot = schedule.next_slot(now_ms, offset, interval_ms=self._interval_ms)
+            await self._clock.sleep((slot - clock.to_ms(self._clock.now())) / 1000)
+            async with self._room:
+                now_ms = clock.to_ms(self._clock.now())
+                try:
+                    await loop.scrape(schedule.sample_time(slot, now_ms, interval_ms=self._interval_ms))
+                except Exception:
+                    # A fault of ours in one target must not blind us to it for good, nor to the others.
+                    log.exception("A scrape failed in an unforeseen way", extra=logs.fields(target=key))

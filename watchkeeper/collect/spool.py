@@ -1,0 +1,175 @@
+"""Events on disk until the hub has them.
+
+A spool is a directory of numbered files; each file is one batch, as many events as one push may carry.
+Appending writes one line and never waits; the pusher takes the oldest file, and deletes it once the hub
+has answered. The size is bounded: when it is full the oldest batch goes, counted and logged. A process
+that dies loses nothing it appended. Nothing is synced: a machine that loses power may lose what its
+kernel had not written back yet, about the last half minute, unless the hub already had it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from watchkeeper.errors import StartRefused
+from watchkeeper.kit import logs, own_metrics, wire
+from watchkeeper.model import events
+
+log = logging.getLogger(__name__)
+
+# The hub takes 1,000 events and 1 MiB in one request; brackets and commas need a little room.
+BATCH_EVENTS = 1000
+BATCH_BYTES = 1_000_000
+# 64 MiB are some 100,000 events: days of a hub outage on a node in trouble.
+MAX_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The events of one file, as the body of one push."""
+
+    path: Path
+    body: bytes
+    count: int
+
+
+class Spool:
+    """Append at one end, push from the other. One process owns the directory."""
+
+    def __init__(self, directory: Path, *, lost: own_metrics.Metric, max_bytes: int = MAX_BYTES) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._lost = lost
+        self._open = -1
+        self._open_events = 0
+        self._waiting = asyncio.Event()
+        self._rejected = directory / "rejected"
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+            self._rejected.mkdir(exist_ok=True, mode=0o750)
+            self._sizes = {path: path.stat().st_size for path in sorted(directory.glob("*.jsonl"))}
+        except OSError as error:
+            raise StartRefused(f"the spool cannot be used: {error.strerror}", where=str(directory)) from error
+        last = max((int(path.stem) for path in self._sizes if path.stem.isdigit()), default=0)
+        # What was open when the last process ended stays as it is: its last line may be torn.
+        self._number = last + 1
+        if self._sizes:
+            self._waiting.set()
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def append(self, event: events.Event) -> None:
+        """Keep one event; what cannot be kept is counted and logged, because the follower must go on."""
+        line = wire.dumps(event).encode() + b"\n"
+        if len(line) > BATCH_BYTES:
+            self._lose(1, f"an event of {len(line)} bytes is above the limit of {BATCH_BYTES}")
+            return
+        try:
+            path = self._current(len(line))
+            if os.write(self._open, line) < len(line):
+                # A torn line must be the last of its file, where reading expects it.
+                self._seal()
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._lose(1, f"the spool cannot be written: {error.strerror}")
+            return
+        self._sizes[path] += len(line)
+        self._open_events += 1
+        self._make_room()
+        self._waiting.set()
+
+    async def next_batch(self) -> Batch:
+        """The oldest batch, as soon as there is one; it stays until `done`."""
+        while True:
+            await self._waiting.wait()
+            while self._sizes:
+                path = next(iter(self._sizes))
+                if path == self._path and self._open >= 0:
+                    self._seal()
+                batch = self._read(path)
+                if batch.count:
+                    return batch
+                self.done(batch)
+            self._waiting.clear()
+
+    def done(self, batch: Batch) -> None:
+        """The hub has the batch: forget it."""
+        batch.path.unlink(missing_ok=True)
+        self._sizes.pop(batch.path, None)
+
+    def reject(self, batch: Batch) -> None:
+        """Set aside a batch that the hub will never take, so that the ones behind it can go; one is kept to look at."""
+        for older in self._rejected.iterdir():
+            older.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            batch.path.rename(self._rejected / batch.path.name)
+        self._sizes.pop(batch.path, None)
+        self._lost.add(batch.count)
+
+    def close(self) -> None:
+        if self._open >= 0:
+            self._seal()
+
+    @property
+    def _path(self) -> Path:
+        return self._directory / f"{self._number:012d}.jsonl"
+
+    def _current(self, more: int) -> Path:
+        """The open file, a new one when this line would make it larger than a batch."""
+        if self._open >= 0 and (self._open_events >= BATCH_EVENTS or self._sizes[self._path] + more > BATCH_BYTES):
+            self._seal()
+        if self._open < 0:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._open = os.open(self._path, flags, 0o640)
+            self._open_events = 0
+            self._sizes[self._path] = 0
+        return self._path
+
+    def _seal(self) -> None:
+        os.close(self._open)
+        self._open = -1
+        self._number += 1
+
+    def _read(self, path: Path) -> Batch:
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except OSError as error:
+            self._lose(0, f"{path.name} cannot be read: {error.strerror}")
+            return Batch(path, b"", 0)
+        whole = [line for line in lines if line and _is_json(line)]
+        torn = sum(1 for line in lines if line) - len(whole)
+        if torn:
+            self._lose(torn, f"{path.name} has lines that were not written to their end")
+        return Batch(path, b"[" + b",".join(whole) + b"]", len(whole))
+
+    def _make_room(self) -> None:
+        while self.used_bytes > self._max_bytes and len(self._sizes) > 1:
+            used, oldest = self.used_bytes, next(iter(self._sizes))
+            try:
+                count = oldest.read_bytes().count(b"\n")
+                oldest.unlink()
+            except OSError:
+                count = 0
+            del self._sizes[oldest]
+            self._lose(count, f"the spool has {used} bytes, the limit is {self._max_bytes}; the oldest events go first")
+
+    def _lose(self, count: int, why: str) -> None:
+        self._lost.add(count)
+        log.error("Events were lost", extra=logs.fields(count=count, why=why))
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""One TOML file and the command line become `Settings`, or one error with every problem in it.
+
+`cli/` calls `load` once at start. The shape is checked by `kit.wire` from the types in `settings`, the
+rest by each setting's own check, so that nothing about a setting is written here.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from watchkeeper.config.settings import Settings
+from watchkeeper.errors import SettingsError, WireError
+from watchkeeper.kit import wire
+
+# tomllib gives the place as text only, until Python 3.14: "Expected '=' after a key (at line 3, column 5)".
+TOML_PLACE = re.compile(r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
+PATH_KEYS = ("hub.data", "hub.tokens", "journal.path", "fleet.sd_files", "rules.files")
+
+
+def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of a file (None: defaults) under overrides such as `{"hub.port": 9490}`, where None means unset."""
+    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    from_file = _resolve_paths(_read(path), path.parent) if path else {}
+    plain = _overlay(from_file, given)
+    problems = [*_wire_problems(plain), *_failed_checks(plain)]
+    if problems:
+        raise SettingsError(
+            f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the settings",
+            problems=tuple(f"{_origin(problem, path, given)}: {problem}" for problem in problems),
+            remedy="docs/reference/settings.md lists every key",
+        )
+    return wire.from_plain(Settings, plain)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text (byte {error.start})"
+        raise SettingsError(
+            f"the settings file cannot be read: {what}", where=str(path), remedy="Name a readable TOML file"
+        ) from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        match = TOML_PLACE.match(str(error))
+        what = match["what"] if match else str(error)
+        line = (match["line"] if match else None) or str(text.count("\n") + 1)
+        raise SettingsError(f"not valid TOML: {what}", where=f"{path}:{line}", remedy="Correct that line") from error
+
+
+def _overlay(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's tables with each given dotted key put on top; a table that is no table is left for the check."""
+    merged = copy.deepcopy(plain)
+    for key, value in given.items():
+        section, _, name = key.partition(".")
+        table = merged.setdefault(section, {})
+        if isinstance(table, dict):
+            table[name] = value
+    return merged
+
+
+def _resolve_paths(plain: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """A relative path in a file means the same wherever the command is run; values of a wrong type are left alone."""
+    resolved = copy.deepcopy(plain)
+    for key in PATH_KEYS:
+        section, name = key.split(".")
+        table = resolved.get(section)
+        value = table.get(name) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(value, str) and value:
+            table[name] = str(directory / value)
+        elif isinstance(table, dict) and isinstance(value, list):
+            table[name] = [str(directory / item) if isinstance(item, str) else item for item in value]
+    return resolved
+
+
+def _wire_problems(plain: dict[str, Any]) -> tuple[str, ...]:
+    try:
+        wire.from_plain(Settings, plain)
+    except WireError as error:
+        return error.problems
+    return ()
+
+
+def _failed_checks(plain: dict[str, Any]) -> Iterator[str]:
+    """What each setting's own check says about a value that has the right type."""
+    for section, kind in typing.get_type_hints(Settings).items():
+        table = plain.get(section)
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            check = field.metadata["check"]
+            value = table.get(field.name) if isinstance(table, dict) else None
+            if check is None or type(value) is not hints[field.name]:
+                continue
+            try:
+                check(value)
+            except ValueError as error:
+                yield f"{section}.{field.name}: {error}"
+
+
+def _origin(problem: str, path: Path | None, given: Mapping[str, Any]) -> str:
+    key = problem.partition(":")[0]
+    return "command line" if key in given or path is None else str(path)

@@ -1,0 +1,25 @@
+"""One function per cause: `facts -> Finding | None`, where None means "nothing speaks for it".
+
+Comes in: Facts. Goes out: a Finding with evidence, steps and what was ruled out. Never here: switches,
+timing, logs or guards, which `explain.run_checks` owns once for all; questions to an engine; actions.
+"""
+
+from collections.abc import Callable
+
+from watchkeeper.diagnose.checks.application import app_illegal_access
+from watchkeeper.diagnose.checks.cooling import cooling_failure
+from watchkeeper.diagnose.checks.lost import fell_off_bus, gpu_missing
+from watchkeeper.diagnose.checks.memory import ecc_uncorrectable
+from watchkeeper.diagnose.checks.waste import gpu_idle_waste
+from watchkeeper.diagnose.evidence import Facts
+from watchkeeper.model.diagnosis import Finding
+
+Check = Callable[[Facts], Finding | None]
+CHECKS: tuple[Check, ...] = (
+    fell_off_bus,
+    gpu_missing,
+    ecc_uncorrectable,
+    app_illegal_access,
+    cooling_failure,
+    gpu_idle_waste,
+)

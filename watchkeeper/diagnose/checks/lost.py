@@ -1,0 +1,101 @@
+"""GPUs that are gone: with a word from the kernel, or without one."""
+
+from __future__ import annotations
+
+from watchkeeper.diagnose.checks import ruling
+from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.evidence import (
+    EXPECTED_GPUS,
+    LAST_XID,
+    PCIE_REPLAYS,
+    TEMPERATURE,
+    Facts,
+    line,
+    member_line,
+    number,
+    present,
+)
+from watchkeeper.model.diagnosis import Evidence, Finding, Risk, RuledOut, Step
+
+FAMILY = "gpu_lost"
+CAUSE = "gpu_fell_off_bus"
+
+
+def fell_off_bus(facts: Facts) -> Finding | None:
+    """The driver said that the GPU is off the bus (Xid 79)."""
+    lines = facts.events_of(CAUSE, place=facts.node if facts.incident.family == FAMILY else facts.place)
+    told = facts.members_of(CAUSE)
+    if not lines and not told:
+        return None
+    place = lines[0].place if lines else told[0].place
+    uuid = place.gpu or ""
+    return finding(
+        facts,
+        CAUSE,
+        place=place,
+        confidence=0.97 if lines else 0.85,
+        evidence=present(
+            *(line(event) for event in lines),
+            *(member_line(member) for member in told if not lines),
+            _silence(facts, uuid),
+            number(facts, LAST_XID, uuid),
+            number(facts, PCIE_REPLAYS, uuid),
+        ),
+        steps=(
+            Step("See whether the card is still on the bus", "lspci -d 10de: -nn"),
+            Step("After the reboot, see whether every GPU is back", "nvidia-smi -L"),
+        ),
+        ruled_out=ruling.against(
+            ruling.application(facts, place), ruling.heat(facts, uuid), ruling.memory(facts, uuid)
+        ),
+    )
+
+
+def gpu_missing(facts: Facts) -> Finding | None:
+    """Fewer GPUs report than the node should have, and the kernel said nothing."""
+    if facts.incident.family != FAMILY or facts.events_of(CAUSE, place=facts.node):
+        return None
+    gone = sorted(set(facts.of_all(TEMPERATURE)) - (facts.reporting or set())) if facts.reporting is not None else []
+    told = facts.members_of("gpu_missing")
+    if not gone and not told:
+        return None
+    place = facts.gpu(gone[0]) if len(gone) == 1 else facts.node
+    return finding(
+        facts,
+        "gpu_missing",
+        place=place,
+        confidence=0.9 if gone else 0.75,
+        evidence=present(
+            _count(facts), *(_silence(facts, uuid) for uuid in gone), *(member_line(member) for member in told)
+        ),
+        steps=(
+            Step("See which GPUs the driver knows", "nvidia-smi -L"),
+            Step("See which cards are on the bus", "lspci -d 10de: -nn"),
+            Step(
+                "Read what the kernel said about them", "journalctl -k --since '1 hour ago' | grep -iE 'nvrm|pcie|aer'"
+            ),
+            Step("Take the node out until every GPU reports", risk=Risk.NODE),
+        ),
+        ruled_out=ruling.against(_no_xid(facts), ruling.heat(facts, place.gpu or "")),
+    )
+
+
+def _silence(facts: Facts, uuid: str) -> Evidence | None:
+    """The GPU reported within the hour and does not now."""
+    last = facts.of(TEMPERATURE, uuid)
+    if facts.reporting is None or uuid in facts.reporting or last is None:
+        return None
+    text = f"{facts.names(facts.gpu(uuid))} no longer reports; its last reading was {last:g} °C"
+    return Evidence(TEMPERATURE.metric, text, at=facts.at, place=facts.gpu(uuid))
+
+
+def _count(facts: Facts) -> Evidence | None:
+    if facts.reporting is None or facts.expected_gpus is None:
+        return None
+    text = f"{len(facts.reporting)} GPUs of {facts.node_name} report, {facts.expected_gpus} are expected"
+    return Evidence(EXPECTED_GPUS, text, at=facts.at, place=facts.node)
+
+
+def _no_xid(facts: Facts) -> RuledOut | None:
+    # The journal holds what agents pushed; a node whose log nobody reads is silent for another reason.
+    return RuledOut(CAUSE, f"no Xid 79 of {facts.node_name} within 10 minutes")

@@ -1,0 +1,56 @@
+"""GPUs that someone holds and nobody uses."""
+
+from __future__ import annotations
+
+from watchkeeper.diagnose.checks import ruling
+from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.evidence import (
+    MEMORY_USED,
+    POWER,
+    SM_ACTIVE,
+    UTILISATION,
+    Facts,
+    member_line,
+    number,
+    present,
+)
+from watchkeeper.model.diagnosis import Finding, RuledOut, Step
+
+CAUSE = "gpu_idle_waste"
+# As in packs/rules/usage.yaml: below one part in a hundred no kernel of a real workload runs.
+IDLE_SM_SHARE = 0.01
+
+
+def gpu_idle_waste(facts: Facts) -> Finding | None:
+    """Memory is held, and no kernel runs."""
+    told = facts.members_of(CAUSE)
+    if not told:
+        return None
+    busy = facts.of(SM_ACTIVE)
+    is_idle = busy is not None and busy < IDLE_SM_SHARE
+    holders = ", ".join(facts.incident.workloads) or "the owner"
+    return finding(
+        facts,
+        CAUSE,
+        place=facts.place,
+        confidence=0.9 if is_idle else 0.7 if busy is None else 0.4,
+        evidence=present(
+            number(facts, SM_ACTIVE),
+            number(facts, UTILISATION),
+            number(facts, MEMORY_USED),
+            number(facts, POWER),
+            *(member_line(member) for member in told),
+        ),
+        steps=(Step(f"Ask {holders} whether the GPU is still needed"),),
+        ruled_out=ruling.against(_stuck_in_a_collective(facts), ruling.hardware(facts, facts.place)),
+    )
+
+
+def _stuck_in_a_collective(facts: Facts) -> RuledOut | None:
+    # A rank that waits in NCCL spins in a kernel: the driver counts that as 100 % utilisation.
+    utilisation = facts.of(UTILISATION)
+    if utilisation is None or utilisation >= 1:
+        return None
+    return RuledOut(
+        "nccl_timeout_straggler", f"utilisation reads {utilisation:g} %; a rank that waits in NCCL shows 100 %"
+    )

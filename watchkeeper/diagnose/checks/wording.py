@@ -1,0 +1,34 @@
+"""How a finding is put into words: title, why and the closing step come from packs/causes.csv."""
+
+from __future__ import annotations
+
+from watchkeeper.catalogue import causes
+from watchkeeper.diagnose.evidence import Facts
+from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
+from watchkeeper.model.fleet import Place
+
+
+def finding(
+    facts: Facts,
+    cause: str,
+    *,
+    place: Place,
+    confidence: float,
+    evidence: tuple[Evidence, ...],
+    steps: tuple[Step, ...] = (),
+    ruled_out: tuple[RuledOut, ...] = (),
+    why: str | None = None,
+) -> Finding:
+    """A finding about a shipped cause; the catalogue's advice is its first step, the check's own steps follow."""
+    row = causes.lookup(cause)
+    name = facts.names(place)
+    return Finding(
+        cause=row.cause,
+        confidence=confidence,
+        place=place,
+        title=row.headline(name, facts.node_name),
+        why=why or row.why,
+        evidence=evidence,
+        actions=(Step(row.advice(name, facts.node_name)), *steps),
+        ruled_out=ruled_out,
+    )

@@ -1,0 +1,225 @@
+"""Facts: everything about an incident that a check may look at, gathered once.
+
+The hub calls `gather` with the journal's events, the alerts that fire and an Engine; `explain.diagnose`
+hands the Facts to every check. What could not be seen is kept as a fact too: missing is never healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from watchkeeper.catalogue import causes, xid
+from watchkeeper.errors import WatchkeeperError
+from watchkeeper.kit import clock, durations, own_metrics
+from watchkeeper.model import diagnosis, fleet, incidents
+from watchkeeper.model.alerts import Alert, Severity
+from watchkeeper.model.events import Event, EventKind
+from watchkeeper.query import engine as engines
+
+# A cause shows itself shortly before its incident, its consequences shortly after.
+AROUND = timedelta(minutes=10)
+# An incident that is older keeps its first evidence in the journal; series are asked about this far back.
+LONGEST_WINDOW = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One series that is asked about, and how to write its number for a person."""
+
+    metric: str
+    words: str
+    unit: str = ""
+    scale: float = 1.0
+
+
+TEMPERATURE = Field("DCGM_FI_DEV_GPU_TEMP", "GPU temperature", " °C")
+MAX_TEMPERATURE = Field("DCGM_FI_DEV_GPU_MAX_OP_TEMP", "maximum operating temperature", " °C")
+MEMORY_TEMPERATURE = Field("DCGM_FI_DEV_MEMORY_TEMP", "memory temperature", " °C")
+POWER = Field("DCGM_FI_DEV_POWER_USAGE", "power", " W")
+SM_ACTIVE = Field("DCGM_FI_PROF_SM_ACTIVE", "SM activity", " %", 100.0)
+UTILISATION = Field("DCGM_FI_DEV_GPU_UTIL", "utilisation", " %")
+SM_CLOCK = Field("DCGM_FI_DEV_SM_CLOCK", "SM clock", " MHz")
+CLOCK_REASONS = Field("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "clocks event reasons")
+DOUBLE_BIT = Field("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "uncorrectable errors since the last reset")
+SINGLE_BIT = Field("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "corrected errors since the last reset")
+REMAP_PENDING = Field("DCGM_FI_DEV_ROW_REMAP_PENDING", "row remap pending")
+REMAP_FAILURE = Field("DCGM_FI_DEV_ROW_REMAP_FAILURE", "row remap failure")
+LAST_XID = Field("DCGM_FI_DEV_XID_ERRORS", "last Xid")
+PCIE_REPLAYS = Field("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe replays")
+MEMORY_USED = Field("DCGM_FI_DEV_FB_USED", "memory used", " MiB")
+FIELDS = (
+    TEMPERATURE, MAX_TEMPERATURE, MEMORY_TEMPERATURE, POWER, SM_ACTIVE, UTILISATION, SM_CLOCK, CLOCK_REASONS,
+    DOUBLE_BIT, SINGLE_BIT, REMAP_PENDING, REMAP_FAILURE, LAST_XID, PCIE_REPLAYS, MEMORY_USED,
+)  # fmt: skip
+EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`readings` are the last values by metric and GPU; `reporting` are the GPUs that report now, None if unknown."""
+
+    incident: incidents.Incident
+    at: datetime
+    names: Callable[[fleet.Place], str]
+    events: tuple[Event, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+    readings: Mapping[str, Mapping[str, float]] | None = None
+    reporting: frozenset[str] | None = None
+    expected_gpus: int | None = None
+    unseen: tuple[str, ...] = ()
+    looked_at: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> fleet.Place:
+        return self.incident.place
+
+    @property
+    def node(self) -> fleet.Place:
+        return fleet.Place(self.place.cluster, node=self.place.node, domain=self.place.domain)
+
+    @property
+    def node_name(self) -> str:
+        return self.names(self.node)
+
+    def gpu(self, uuid: str) -> fleet.Place:
+        return fleet.Place(self.place.cluster, node=self.place.node, gpu=uuid)
+
+    def of_all(self, field: Field) -> Mapping[str, float]:
+        """The last value of each GPU of the node that has one."""
+        return (self.readings or {}).get(field.metric, {})
+
+    def of(self, field: Field, gpu: str | None = None) -> float | None:
+        """The last value of a GPU, the incident's own if none is named."""
+        return self.of_all(field).get(gpu or self.place.gpu or "")
+
+    def events_of(self, *named: str, place: fleet.Place | None = None) -> list[Event]:
+        """Events whose cause is one of these, at or inside the place (the incident's own if none is named)."""
+        inside = place or self.place
+        return [event for event in self.events if cause_of(event) in named and inside.encloses(event.place)]
+
+    def members_of(self, *named: str) -> list[incidents.Member]:
+        return [member for member in self.incident.members if member.cause in named]
+
+
+def cause_of(event: Event) -> str | None:
+    """What the catalogue says an event means; None for kinds that it does not describe."""
+    if event.kind is EventKind.XID and event.code is not None:
+        return xid.lookup(event.code).cause
+    return "gpu_fell_off_bus" if event.kind is EventKind.GPU_LOST else None
+
+
+def is_grave(event: Event) -> bool:
+    """A hardware fault that an application did not cause."""
+    row = causes.lookup(cause_of(event) or diagnosis.UNKNOWN_CAUSE)
+    return row.scope in ("gpu", "node") and row.severity is Severity.CRITICAL
+
+
+def line(event: Event) -> diagnosis.Evidence:
+    """The kernel's own words."""
+    return diagnosis.Evidence(f"kernel log of {event.place.node}", event.text, at=event.at, place=event.place)
+
+
+def number(facts: Facts, field: Field, gpu: str | None = None) -> diagnosis.Evidence | None:
+    """A series with its value, as evidence; None when it was not seen."""
+    uuid, value = gpu or facts.place.gpu, facts.of(field, gpu)
+    if uuid is None or value is None:
+        return None
+    text = f"{facts.names(facts.gpu(uuid))}: {field.words} {value * field.scale:g}{field.unit}"
+    return diagnosis.Evidence(field.metric, text, at=facts.at, place=facts.gpu(uuid))
+
+
+def member_line(member: incidents.Member) -> diagnosis.Evidence:
+    source = "kernel log" if member.kind is incidents.MemberKind.EVENT else f"alert {member.ref}"
+    return diagnosis.Evidence(source, member.text, at=member.since, place=member.place)
+
+
+def present(*evidence: diagnosis.Evidence | None) -> tuple[diagnosis.Evidence, ...]:
+    return tuple(item for item in evidence if item is not None)
+
+
+def gather(
+    incident: incidents.Incident,
+    now: datetime,
+    *,
+    engine: engines.Engine,
+    events_at: Callable[[fleet.Place, datetime, datetime], Sequence[Event]],
+    firing: Iterable[Alert] = (),
+    names: Callable[[fleet.Place], str] = str,
+) -> Facts:
+    """Look at everything once: at most 20 questions to the engine, one to the journal."""
+    first = min((member.since for member in incident.members), default=incident.opened_at)
+    since, until = first - AROUND, min(now, first + AROUND)
+    node = fleet.Place(incident.place.cluster, node=incident.place.node, domain=incident.place.domain)
+    found = tuple(events_at(node, since, until)) if since <= until else ()
+    refs = {member.ref for member in incident.members}
+    looked = [f"kernel log of {names(node)}, {since:%H:%M} to {until:%H:%M} UTC: {len(found)} events"]
+    if incident.place.node is None:
+        return Facts(incident, now, names, found, looked_at=tuple(looked), unseen=("series: this is no single node",))
+    window = min(max(now - first, timedelta(0)) + AROUND, LONGEST_WINDOW)
+    questions = _Questions(engine, incident.place, clock.to_ms(now), window=window)
+    readings = {field.metric: questions.by_gpu(field.metric) for field in FIELDS}
+    reporting = questions.reporting()
+    expected = questions.expected()
+    unseen = [*questions.refused, *_missing(incident.place, readings, names=names)]
+    if expected is None:
+        unseen.append(f"no {EXPECTED_GPUS} for {names(node)}: nobody said how many GPUs it should have")
+    looked.append(f"{sum(bool(values) for values in readings.values())} of {len(FIELDS)} series of {names(node)}")
+    return Facts(
+        incident=incident,
+        at=now,
+        names=names,
+        events=found,
+        alerts=tuple(alert for alert in firing if str(alert.labels) in refs),
+        readings=readings,
+        reporting=reporting,
+        expected_gpus=expected,
+        unseen=tuple(unseen),
+        looked_at=tuple(looked),
+    )
+
+
+def _missing(
+    place: fleet.Place, readings: Mapping[str, Mapping[str, float]], *, names: Callable[[fleet.Place], str]
+) -> list[str]:
+    """One line for each series that this GPU, or the whole node, does not have."""
+    is_there = {metric: place.gpu in values if place.gpu else bool(values) for metric, values in readings.items()}
+    return [f"no {metric} for {names(place)}" for metric, there in is_there.items() if not there]
+
+
+class _Questions:
+    """Asks one engine about one node, and remembers what it refused to answer."""
+
+    def __init__(self, engine: engines.Engine, place: fleet.Place, at_ms: int, *, window: timedelta) -> None:
+        self._engine = engine
+        self._at_ms = at_ms
+        self._window = durations.format_seconds(window.total_seconds())
+        cluster, node = own_metrics.escape(place.cluster), own_metrics.escape(place.node or "")
+        self._selector = f'{{cluster="{cluster}",Hostname="{node}"}}'
+        self.refused: list[str] = []
+
+    def by_gpu(self, metric: str) -> dict[str, float]:
+        return self._values(metric, f"last_over_time({metric}{self._selector}[{self._window}])", by="UUID")
+
+    def reporting(self) -> frozenset[str] | None:
+        before = len(self.refused)
+        now = self._values(TEMPERATURE.metric, f"{TEMPERATURE.metric}{self._selector}", by="UUID")
+        return frozenset(now) if len(self.refused) == before else None
+
+    def expected(self) -> int | None:
+        values = self._values(EXPECTED_GPUS, f"{EXPECTED_GPUS}{self._selector}", by="Hostname")
+        return round(max(values.values())) if values else None
+
+    def _values(self, metric: str, expr: str, *, by: str) -> dict[str, float]:
+        """The largest value for each value of a label: MIG slices repeat their GPU's series."""
+        try:
+            latest = self._engine.instant(expr, self._at_ms).latest()
+        except WatchkeeperError as error:
+            self.refused.append(f"{metric} could not be asked: {error}")
+            return {}
+        values: dict[str, float] = {}
+        for labels, value in latest.items():
+            name = labels.get(by, "")
+            values[name] = max(value, values.get(name, value))
+        return values

@@ -1,0 +1,346 @@
+"""The hub: the map of the fleet's side. It wires the stages, runs their loops, and owns the clock.
+
+Read `Hub.run` for what happens all the time, and `_diagnose` for what happens to an incident. Two paths
+lead to one: pushed events at once (`take_events`), and rules over scraped samples. Every loop survives
+its own failures: it says so in the log and in `watchkeeper_hub_loop_failures_total`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from watchkeeper import __version__
+from watchkeeper.collect import discovery, fleet, http, scrape
+from watchkeeper.config import settings as config
+from watchkeeper.diagnose import evidence, explain
+from watchkeeper.errors import HubError, SettingsError, WatchkeeperError
+from watchkeeper.incidents import core
+from watchkeeper.kit import broadcast, clock, files, own_metrics
+from watchkeeper.kit.logs import fields
+from watchkeeper.model import actions, alerts, diagnosis, events
+from watchkeeper.model import fleet as fleet_model
+from watchkeeper.model.incidents import Incident
+from watchkeeper.query import embedded, engine
+from watchkeeper.remediate import driver, plan, policy
+from watchkeeper.remediate.drivers import dry_run, simulated
+from watchkeeper.rules import evaluate, rulefile
+from watchkeeper.store import chain, head, journal
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+DISCOVER_SECONDS = 30.0
+TICK_SECONDS = 1.0
+SHIPPED_RULES = Path(__file__).parent / "packs" / "rules"
+EXPOSE_SECONDS = 15.0
+# A GPU that fell off the bus stops reporting; its job is the one it had just before.
+HOLDER_WINDOW = "2m"
+
+
+class Hub:
+    """One fleet, watched. `open` claims the data directory, `run` watches until told to stop, `close` lets go."""
+
+    version = __version__
+
+    def __init__(self, settings: config.Settings, *, time: clock.Clock, simulator_url: str | None = None) -> None:
+        self.settings = settings
+        self.clock = time
+        self.simulator_url = simulator_url
+        self.metrics = own_metrics.Registry()
+        self.changes = broadcast.Broadcast()
+        self.fleet = fleet.Fleet()
+        self.rules = rulefile.load([Path(path) for path in settings.rules.files] or [SHIPPED_RULES])
+        self.policy = policy.load()
+        self.driver: driver.Driver = choose_driver(settings, simulator_url)
+        self.not_ready_because: str | None = "the fleet has not been read yet"
+        retention_ms = round(settings.query.retention_seconds * 1000)
+        self.engine = embedded.EmbeddedEngine(
+            head.Head(retention_ms=retention_ms, max_series=settings.query.max_series)
+        )
+        self._directory = files.DataDirectory(Path(settings.hub.data))
+        # Incidents and the journal belong to one thread: no locks above it, and no fsync on the event loop.
+        self._clerk = ThreadPoolExecutor(1, thread_name_prefix="clerk")
+        self._rule_state: evaluate.State = {}
+        self._undiagnosed: dict[str, None] = {}
+        self._has_undiagnosed = asyncio.Event()
+        self._declare_metrics()
+
+    def _declare_metrics(self) -> None:
+        gauge, counter = self.metrics.gauge, self.metrics.counter
+        self._failures = counter("watchkeeper_hub_loop_failures_total", "Failures that a loop of the hub survived")
+        self._events = counter("watchkeeper_hub_events_total", "New events taken, by kind")
+        self._repeats = counter("watchkeeper_hub_repeated_events_total", "Pushed events that were known already")
+        self._evaluation = gauge(
+            "watchkeeper_hub_rule_group_seconds", "Duration of the last evaluation of a rule group"
+        )
+        self._open_incidents = gauge("watchkeeper_hub_open_incidents", "Incidents that are not resolved, by severity")
+
+    @property
+    def is_ready(self) -> bool:
+        return self.not_ready_because is None
+
+    def open(self) -> None:
+        """Claim the data directory and restore what was so before; StartRefused or StoreError if that cannot be."""
+        self._directory.claim()
+        try:
+            self.settings.journal_path.parent.mkdir(parents=True, exist_ok=True)
+            self.journal = journal.Journal(self.settings.journal_path)
+            self._incidents = core.Incidents(
+                self.journal, now=self.clock.now(), names=self.fleet.place_name, workloads=self.workloads_at
+            )
+        except (OSError, WatchkeeperError):
+            self._directory.release()
+            raise
+        kept = self.journal.alerts()
+        for group in self.rules.groups:
+            self._rule_state = evaluate.restore(group, self._rule_state, kept)
+
+    def close(self) -> None:
+        self._clerk.shutdown()
+        self.journal.close()
+        self._directory.release()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Watch the fleet until `stop` is set."""
+        interval = self.settings.fleet.scrape_interval_seconds
+        self._scraper = scrape.Scraper(self._scrape_settings(), time=self.clock, sink=self.engine, known=self.fleet)
+        self._discovery = discovery.Discovery(
+            [*self.settings.fleet.sd_files, *self.settings.fleet.sd_urls],
+            defaults=discovery.Defaults(cluster=self.settings.fleet.cluster),
+        )
+        loops = [
+            self._repeat("discovery", self._discover, DISCOVER_SECONDS),
+            self._repeat("inventory", self._append_inventory, interval),
+            self._repeat("incidents", self._tick, TICK_SECONDS),
+            self._repeat("own metrics", self._append_own_metrics, EXPOSE_SECONDS),
+            self._repeat("diagnosis", self._diagnose_next, 0.0),
+            *(self._repeat(f"rules {group.name}", self._evaluator(group), 0.0) for group in self.rules.groups),
+        ]
+        tasks = [asyncio.create_task(loop) for loop in loops]
+        try:
+            await stop.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._scraper.close()
+
+    async def _repeat(self, name: str, body: Callable[[], Awaitable[None]], pause_seconds: float) -> None:
+        """Run a loop's body for ever; a failure is said, counted, and followed by a pause."""
+        while True:
+            try:
+                await body()
+            except Exception as error:  # Deliberately everything: one broken loop must not blind the others.
+                self._failures.add(loop=name)
+                known = isinstance(error, WatchkeeperError)
+                log.error("A loop of the hub failed", extra=fields(loop=name, error=error), exc_info=not known)
+                await self.clock.sleep(max(pause_seconds, TICK_SECONDS))
+            else:
+                await self.clock.sleep(pause_seconds)
+
+    # Collect
+
+    async def _discover(self) -> None:
+        found = await self._discovery.refresh(self.clock.now())
+        for problem in self._discovery.problems():
+            log.warning("A source of targets has a problem", extra=fields(problem=problem))
+        self.fleet.expect(found.nodes, clock.to_ms(self.clock.now()))
+        await self._scraper.watch(found.targets)
+        self.not_ready_because = None
+
+    async def _append_inventory(self) -> None:
+        self.engine.append(fleet.inventory_samples(self.fleet, clock.to_ms(self.clock.now())))
+
+    async def _append_own_metrics(self) -> None:
+        for severity in alerts.Severity:
+            count = sum(incident.severity is severity for incident in self.incidents())
+            self._open_incidents.set(count, severity=severity)
+
+    def _scrape_settings(self) -> scrape.ScrapeSettings:
+        return scrape.ScrapeSettings(
+            interval_seconds=self.settings.fleet.scrape_interval_seconds,
+            timeout_seconds=self.settings.fleet.scrape_timeout_seconds,
+        )
+
+    # Rules
+
+    def _evaluator(self, group: rulefile.Group) -> Callable[[], Awaitable[None]]:
+        """The body of one group's loop: wait for the next full interval, evaluate, hand over what changed."""
+        interval = group.interval_seconds or self.settings.rules.interval_seconds
+
+        async def body() -> None:
+            now = self.clock.now().timestamp()
+            await self.clock.sleep((now // interval + 1) * interval - now)
+            await self._evaluate(group)
+
+        return body
+
+    async def _evaluate(self, group: rulefile.Group) -> None:
+        """Rule by rule, so that a rule sees what the one before it recorded."""
+        now, took = self.clock.now(), 0.0
+        changed: list[alerts.Alert] = []
+        results = evaluate.evaluate_each(group, self.engine, self._rule_state, now=now)
+        while (result := await asyncio.to_thread(next, results, None)) is not None:
+            self.engine.append(result.samples)
+            self._rule_state = {**self._rule_state, result.key: result.state}
+            changed += result.changes
+            took += result.state.duration_seconds
+        self._evaluation.set(took, group=group.name)
+        if changed:
+            await self._change(lambda: self._take_alerts(changed, now))
+
+    def _take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
+        with self.journal.together():
+            self.journal.save_alerts(changed, at=now)
+            return [incident for alert in changed for incident in self._incidents.take_alert(alert, now)]
+
+    # Incidents
+
+    async def take_events(self, batch: Sequence[events.Event]) -> int:
+        """Keep a push of events, and open what they mean; returns how many were new. Answered after commit."""
+        now = self.clock.now()
+        taken = await self._at_clerk(lambda: self._incidents.take_events(batch, now))
+        for event in taken.events:
+            self._events.add(kind=event.kind)
+        self._repeats.add(len(batch) - len(taken.events))
+        self._announce(taken.changed)
+        return len(taken.events)
+
+    async def acknowledge(self, id: str, actor: str) -> Incident:
+        return await self._change_one(lambda: self._incidents.acknowledge(id, actor, self.clock.now()))
+
+    async def resolve(self, id: str, actor: str, why: str) -> Incident:
+        return await self._change_one(lambda: self._incidents.resolve(id, actor, why=why, now=self.clock.now()))
+
+    async def note(self, id: str, actor: str, text: str) -> None:
+        await self._at_clerk(lambda: self._incidents.note(id, actor, text=text, now=self.clock.now()))
+        self.changes.send("incidents")
+
+    async def _tick(self) -> None:
+        await self._change(lambda: self._incidents.tick(self.clock.now()))
+
+    async def _at_clerk(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._clerk, work)
+
+    async def _change(self, work: Callable[[], Iterable[Incident]]) -> None:
+        self._announce(await self._at_clerk(work))
+
+    async def _change_one(self, work: Callable[[], Incident]) -> Incident:
+        changed = await self._at_clerk(work)
+        self._announce([changed])
+        return changed
+
+    def _announce(self, changed: Iterable[Incident]) -> None:
+        """Tell everyone who looks, and ask for a diagnosis of what is open."""
+        ids = [incident.id for incident in changed]
+        if not ids:
+            return
+        self._undiagnosed.update(dict.fromkeys(ids))
+        self._has_undiagnosed.set()
+        self.changes.send("incidents")
+
+    # Diagnose and plan
+
+    async def _diagnose_next(self) -> None:
+        """Wait for incidents that changed, and find out why: one at a time, each in its newest state."""
+        await self._has_undiagnosed.wait()
+        while self._undiagnosed:
+            id = next(iter(self._undiagnosed))
+            del self._undiagnosed[id]
+            incident = self.incident(id)
+            if incident is not None and incident.is_open:
+                await asyncio.to_thread(self._diagnose, incident)
+                self.changes.send("incidents")
+        self._has_undiagnosed.clear()
+
+    def _diagnose(self, incident: Incident) -> None:
+        now = self.clock.now()
+        facts = evidence.gather(
+            incident,
+            now,
+            engine=self.engine,
+            events_at=lambda place, since, until: self.journal.events_at(place, since=since, until=until),
+            firing=self.alerts(),
+            names=self.fleet.place_name,
+        )
+        found = explain.diagnose(facts, now)
+        mode = self.settings.remediate.mode
+        draft = plan.make_plan(incident, found.best, self.policy, mode=mode, names=self.fleet.place_name)
+        proposal = plan.dry_run(draft, self.driver, now=now)
+        with self.journal.together():
+            self.journal.save_diagnosis(found)
+            self.journal.save_plan(proposal)
+
+    # What the pages ask for
+
+    async def ask(self, expr: str, at_ms: int) -> engine.Answer:
+        return await asyncio.to_thread(self.engine.instant, expr, at_ms)
+
+    async def ask_range(self, expr: str, span: engine.Span) -> engine.Answer:
+        return await asyncio.to_thread(self.engine.range, expr, span)
+
+    def targets(self) -> list[scrape.TargetState]:
+        return self._scraper.states()
+
+    def rule_groups(self) -> list[tuple[rulefile.Group, evaluate.State]]:
+        return [(group, self._rule_state) for group in self.rules.groups]
+
+    def alerts(self) -> list[alerts.Alert]:
+        return [alert for state in self._rule_state.values() for alert in state.alerts.values()]
+
+    def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
+        return self.journal.incidents(open_only=open_only, limit=limit)
+
+    def incident(self, id: str) -> Incident | None:
+        return self.journal.incident(id)
+
+    def diagnosis(self, id: str) -> diagnosis.Diagnosis | None:
+        return self.journal.diagnosis(id)
+
+    def plan(self, id: str) -> actions.Plan | None:
+        return self.journal.plan(id)
+
+    def timeline(self, id: str) -> list[chain.Entry]:
+        return self.journal.timeline(id)
+
+    def workloads_at(self, place: fleet_model.Place) -> Sequence[str]:
+        """Pods and Slurm jobs on a node or GPU, as its samples of the last minutes say; also of a GPU that is gone."""
+        if place.node is None:
+            return ()
+        cluster, node = own_metrics.escape(place.cluster), own_metrics.escape(place.node)
+        gpu = f',UUID="{own_metrics.escape(place.gpu)}"' if place.gpu else ""
+        selector = f'DCGM_FI_DEV_GPU_UTIL{{cluster="{cluster}",Hostname="{node}"{gpu}}}'
+        answer = self.engine.instant(f"last_over_time({selector}[{HOLDER_WINDOW}])", clock.to_ms(self.clock.now()))
+        return sorted({name for labels in answer.frame.labels if (name := fleet_model.holder(labels))})
+
+    async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        """Pass a request on to the simulated fleet; HubError where the fleet is real."""
+        if self.simulator_url is None:
+            raise HubError("this fleet is real: there is no simulator behind this hub", status=404)
+        connection = http.Connection()
+        try:
+            headers = {"Content-Type": "application/json"}
+            request = http.Request(self.simulator_url + path, method=method, headers=headers, body=body or b"")
+            response = await connection.send(request)
+            return response.status, response.body
+        finally:
+            await connection.aclose()
+
+
+def choose_driver(settings: config.Settings, simulator_url: str | None) -> driver.Driver:
+    """The cluster that plans are made for; a simulated one needs its address."""
+    if settings.remediate.driver is config.DriverName.SIMULATED:
+        if simulator_url is None:
+            raise SettingsError(
+                "the driver `simulated` needs a simulated fleet",
+                where="remediate.driver",
+                remedy="Start it with `watchkeeper up`",
+            )
+        return simulated.Simulated(simulator_url)
+    return dry_run.DryRun()

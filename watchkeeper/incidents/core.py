@@ -1,0 +1,275 @@
+"""The open incidents: what signals, people and time do to them.
+
+The hub owns one `Incidents` and gives it every event, every alert that changed, and a tick now and
+then; each call returns the incidents that changed. Everything is written through the journal before
+memory changes, and memory is rebuilt from the journal, so a restart changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from watchkeeper.errors import IllegalMove, StoreError
+from watchkeeper.incidents.correlate import (
+    FLAP_SECONDS,
+    Decision,
+    Step,
+    Surroundings,
+    absorb,
+    correlate,
+    end_member,
+)
+from watchkeeper.incidents.signals import CLEARING_KINDS, Signal, clear_rule, from_alert, from_event
+from watchkeeper.kit.logs import fields
+from watchkeeper.model import alerts, events, fleet
+from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
+from watchkeeper.store import journal as journals
+
+log = logging.getLogger(__name__)
+
+# After the last signal has ended, wait this long: a fault that blinks is not over.
+HOLD_SECONDS = 60.0
+# A spool may deliver late; a reset is remembered this long, so that what came before it stays over.
+RECALL = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a push: the events that were new, and the incidents that changed."""
+
+    events: tuple[events.Event, ...]
+    changed: tuple[Incident, ...]
+
+
+class Incidents:
+    """Not for several threads at once: the hub calls it from one."""
+
+    def __init__(
+        self,
+        journal: journals.Journal,
+        *,
+        now: datetime,
+        names: Callable[[fleet.Place], str] = str,
+        workloads: Callable[[fleet.Place], Sequence[str]] = lambda _: (),
+    ) -> None:
+        self._journal = journal
+        self._around = Surroundings(names, workloads, journal.next_incident_id)
+        self._kept: dict[IncidentId, Incident] = {}
+        self._by_node: dict[fleet.Place, dict[IncidentId, None]] = {}
+        # The newest event of each condition, by node; and which condition each event member stands for.
+        self._latest: dict[fleet.Place, dict[events.ConditionKey, events.Event]] = {}
+        self._refs: dict[events.ConditionKey, str] = {}
+        self._keys: dict[str, events.ConditionKey] = {}
+        self._restore(now)
+
+    def open(self) -> list[Incident]:
+        """Open and acknowledged ones, oldest first."""
+        return [incident for incident in self._kept.values() if incident.is_open]
+
+    def take_events(self, batch: Sequence[events.Event], now: datetime) -> Taken:
+        """Keep a push and what follows from it in one transaction: after a crash both are there or neither."""
+        try:
+            with self._journal.together():
+                fresh = self._journal.take_events(batch, now)
+                changed = [incident for event in fresh for incident in self.take_event(event, now)]
+        except StoreError:
+            self._restore(now)
+            raise
+        return Taken(tuple(fresh), tuple(_newest(changed)))
+
+    def take_event(self, event: events.Event, now: datetime) -> list[Incident]:
+        """What one event, which the journal has as a new one, does to the incidents."""
+        self._remember(event)
+        signal = from_event(event)
+        if signal is None:
+            return _newest(self._end_events(self._near(event.place), now))
+        key = _key(event)
+        condition = self._condition(key, signal.cause, now)
+        if condition is not None and not condition.is_open:
+            signal = replace(signal, member=replace(signal.member, until=condition.cleared_at))
+        before = self._refs.get(key)
+        if before is not None and self._is_live(before, event.place):
+            return []
+        return self._take(replace(signal, replaces=before), now, key=key)
+
+    def take_alert(self, alert: alerts.Alert, now: datetime) -> list[Incident]:
+        """What an alert that fires, or has resolved, does to the incidents; the same news twice does nothing."""
+        signal = from_alert(alert)
+        if signal is None:
+            return []
+        if alert.state is alerts.AlertState.RESOLVED and signal.member.until is None:
+            signal = replace(signal, member=replace(signal.member, until=now))
+        return self._take(signal, now)
+
+    def tick(self, now: datetime) -> list[Incident]:
+        """End what has been quiet for long enough, resolve what has ended, forget what is long over."""
+        changed = self._end_events(self.open(), now)
+        for incident in self.open():
+            ends = [member.until for member in incident.members if member.until is not None]
+            if len(ends) == len(incident.members) and now >= max(ends) + timedelta(seconds=HOLD_SECONDS):
+                count = len(ends)
+                what = "The signal" if count == 1 else f"All {count} signals"
+                done = move(incident, IncidentState.RESOLVED, at=now)
+                changed.append(self._save(done, Step.RESOLVED, f"{what} ended, and none returned", at=now))
+        self._forget(now)
+        return _newest(changed)
+
+    def acknowledge(self, id: str, actor: str, now: datetime) -> Incident:
+        mine = replace(move(self._find(id), IncidentState.ACKNOWLEDGED, at=now), assignee=actor)
+        return self._save(mine, Step.ACKNOWLEDGED, f"{actor} is working on it", at=now, actor=actor)
+
+    def resolve(self, id: str, actor: str, *, why: str, now: datetime) -> Incident:
+        done = move(self._find(id), IncidentState.RESOLVED, at=now)
+        done = replace(done, members=tuple(replace(member, until=member.until or now) for member in done.members))
+        return self._save(done, Step.RESOLVED, why, at=now, actor=actor)
+
+    def note(self, id: str, actor: str, *, text: str, now: datetime) -> None:
+        """A remark for the timeline; the incident itself stays as it is."""
+        incident = self._find(id)
+        self._journal.record(Step.NOTED, incident.id, at=now, actor=actor, body={"text": text})
+
+    def _take(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
+        decision = correlate(self._near(signal.place), signal, now, around=self._around)
+        if decision.incident is None:
+            return []
+        changed = self._write(decision, now)
+        if key is not None:
+            self._refs[key] = signal.member.ref
+            self._keys[signal.member.ref] = key
+        return changed
+
+    def _write(self, decision: Decision, now: datetime) -> list[Incident]:
+        assert decision.incident is not None
+        with self._journal.together():
+            changed = []
+            for part in decision.absorbed:
+                done, text = absorb(part, decision.incident.id, at=now)
+                changed.append(self._save(done, Step.ABSORBED, text, at=now))
+            changed.append(self._save(decision.incident, decision.step, decision.text, at=now))
+        return changed
+
+    def _save(self, incident: Incident, step: Step, text: str, *, at: datetime, actor: str = journals.HUB) -> Incident:
+        self._journal.save_incident(incident, kind=step, text=text, at=at, actor=actor)
+        self._keep(incident)
+        log.info("Incident changed", extra=fields(incident=incident.id, step=step, title=incident.title, text=text))
+        return incident
+
+    def _keep(self, incident: Incident) -> None:
+        self._kept[incident.id] = incident
+        self._by_node.setdefault(_node_of(incident.place), {})[incident.id] = None
+
+    def _near(self, place: fleet.Place) -> list[Incident]:
+        """Open and just resolved incidents of the same node (or of the same rack, or cluster, as a whole)."""
+        found = (self._kept[id] for id in self._by_node.get(_node_of(place), ()))
+        return sorted(found, key=_age)
+
+    def _is_live(self, ref: str, place: fleet.Place) -> bool:
+        members = (member for incident in self._near(place) if incident.is_open for member in incident.members)
+        return any(member.ref == ref and member.until is None for member in members)
+
+    def _condition(self, key: events.ConditionKey, cause: str, now: datetime) -> events.Condition | None:
+        """Whether what such events reported is still so, by the last of them and the resets since."""
+        latest = self._latest.get(_node_of(key[0]), {})
+        if key not in latest:
+            return None
+        clearing = [event for event in latest.values() if event.kind in CLEARING_KINDS]
+        # A source's clock may run ahead of ours; what it reported is not in the future for that.
+        at = max(now, latest[key].at)
+        return events.fold([latest[key], *clearing], clear_rule(cause), at)[key]
+
+    def _end_events(self, among: Iterable[Incident], now: datetime) -> list[Incident]:
+        changed = []
+        for incident in among:
+            live = [member for member in incident.members if member.until is None and incident.is_open]
+            for member in live:
+                key = self._keys.get(member.ref)
+                condition = None if key is None else self._condition(key, member.cause, now)
+                if condition is None or condition.cleared_at is None:
+                    continue
+                incident = end_member(incident, member.ref, until=condition.cleared_at)
+                text = f"Over ({condition.cleared_why}): {member.text}"
+                changed.append(self._save(incident, Step.ENDED, text, at=now))
+        return changed
+
+    def _forget(self, now: datetime) -> None:
+        """Let go of incidents that can no longer return, and of events that no kept incident is about."""
+        for incident in list(self._kept.values()):
+            if incident.resolved_at is not None and now - incident.resolved_at > timedelta(seconds=FLAP_SECONDS):
+                del self._kept[incident.id]
+                self._by_node[_node_of(incident.place)].pop(incident.id)
+                for member in incident.members:
+                    key = self._keys.pop(member.ref, None)
+                    if key is not None and self._refs.get(key) == member.ref:
+                        del self._refs[key]
+        for node, latest in list(self._latest.items()):
+            kept = {key: event for key, event in latest.items() if key in self._refs or now - event.at <= RECALL}
+            self._latest[node] = kept
+            if not kept:
+                del self._latest[node]
+        self._by_node = {node: ids for node, ids in self._by_node.items() if ids}
+
+    def _find(self, id: str) -> Incident:
+        incident = self._kept.get(IncidentId(id)) or self._journal.incident(id)
+        if incident is None:
+            raise IllegalMove("there is no such incident", where=id, remedy="List them with `watchkeeper incidents`")
+        return incident
+
+    def _restore(self, now: datetime) -> None:
+        """Rebuild memory from the journal."""
+        self._kept.clear()
+        self._by_node.clear()
+        self._latest.clear()
+        self._refs.clear()
+        self._keys.clear()
+        kept = [*self._journal.incidents(open_only=True, limit=journals.MOST_ROWS), *self._journal.incidents()]
+        horizon = timedelta(seconds=FLAP_SECONDS)
+        for incident in sorted(kept, key=_age):
+            if incident.id not in self._kept and (
+                incident.resolved_at is None or now - incident.resolved_at <= horizon
+            ):
+                self._keep(incident)
+        recall = now - RECALL
+        for event in self._journal.latest_events(None, recall):
+            self._remember(event)
+        for node, ids in self._by_node.items():
+            members = [member for id in ids for member in self._kept[id].members]
+            self._restore_members(members)
+            first = min(member.since for member in members)
+            for event in self._journal.latest_events(node, first) if first < recall else ():
+                self._remember(event)
+
+    def _restore_members(self, members: Sequence[Member]) -> None:
+        """Which condition each event member stands for."""
+        for member in members:
+            event = self._journal.event(member.ref) if member.kind is MemberKind.EVENT else None
+            if event is not None:
+                self._refs[_key(event)] = member.ref
+                self._keys[member.ref] = _key(event)
+
+    def _remember(self, event: events.Event) -> None:
+        latest = self._latest.setdefault(_node_of(event.place), {})
+        known = latest.get(_key(event))
+        if known is None or (known.at, known.id) < (event.at, event.id):
+            latest[_key(event)] = event
+
+
+def _key(event: events.Event) -> events.ConditionKey:
+    return (event.place, event.kind, event.code)
+
+
+def _node_of(place: fleet.Place) -> fleet.Place:
+    """The node of a place, or the rack or cluster that it is."""
+    return fleet.Place(place.cluster, node=place.node, domain=place.domain)
+
+
+def _age(incident: Incident) -> tuple[datetime, int, str]:
+    """Oldest first; of those opened at once, the lower number."""
+    return incident.opened_at, len(incident.id), incident.id
+
+
+def _newest(changed: Iterable[Incident]) -> list[Incident]:
+    """Each incident once, as it was last written."""
+    return list({incident.id: incident for incident in changed}.values())

@@ -1,0 +1,247 @@
+"""Which incident does a signal belong to? One per place and family of causes, while it is open.
+
+Pure: `correlate` looks at the incidents near the signal and answers with a Decision, which holds the
+incident as it is to be kept. `core.Incidents` finds the near ones and writes the answer down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from watchkeeper.catalogue import causes
+from watchkeeper.incidents.signals import Signal, anchor, explains_others, gives_way, settle_seconds
+from watchkeeper.model import fleet
+from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
+
+# An incident is read by a person: nobody reads more signals than this, and each change rewrites them all.
+MOST_MEMBERS = 200
+MOST_WORKLOADS = 50
+# A fault that returns within this time is the same one: flapping must not page twice.
+FLAP_SECONDS = 600.0
+# These say that something is gone, not why; any other cause of their family is the better answer.
+ABSENCES = frozenset({"gpu_missing", "node_down"})
+
+
+class Step(StrEnum):
+    """What a signal did; the same word is the kind of the journal's entry."""
+
+    OPENED = "opened"
+    JOINED = "joined"
+    REOPENED = "reopened"
+    ENDED = "ended"
+    ABSORBED = "absorbed"
+    RESOLVED = "resolved"
+    ACKNOWLEDGED = "acknowledged"
+    NOTED = "noted"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the inventory knows and a signal does not: names for people, workloads at a place, the next free id."""
+
+    names: Callable[[fleet.Place], str]
+    workloads: Callable[[fleet.Place], Sequence[str]]
+    next_id: Callable[[], IncidentId]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`incident` as it is after the step, None for NOTHING; `absorbed` are now a part of it."""
+
+    step: Step
+    incident: Incident | None = None
+    text: str = ""
+    absorbed: tuple[Incident, ...] = ()
+
+
+NOTHING = Decision(Step.NOTHING)
+
+
+def correlate(near: Sequence[Incident], signal: Signal, now: datetime, *, around: Surroundings) -> Decision:
+    """Decide about one signal; `near` are the open and just resolved incidents of its node, oldest first."""
+    known = _knowing(near, signal)
+    if known is not None and known.is_open:
+        return _again(known, signal, now, around=around)
+    hosts = [incident for incident in near if incident.is_open and _hosts(incident, signal)]
+    taken = [incident for incident in near if incident.is_open and _gives_way_to(incident, signal)]
+    if hosts or taken:
+        target, *others = [*hosts, *taken]
+        return _join(target, signal, now, around=around, others=others, taken=taken)
+    if signal.has_ended or (known is not None and not _is_news(known, signal)):
+        return NOTHING
+    before = known or next((incident for incident in reversed(near) if _returns(incident, signal)), None)
+    if before is not None and _is_soon(before, signal):
+        return _reopen(before, signal, now, around=around)
+    return _open(signal, now, around=around)
+
+
+def end_member(incident: Incident, ref: str, *, until: datetime) -> Incident:
+    """The incident with one signal over; unchanged when it has no such live signal."""
+    if not any(member.ref == ref and member.until is None for member in incident.members):
+        return incident
+    members = tuple(
+        replace(member, until=until) if member.ref == ref and member.until is None else member
+        for member in incident.members
+    )
+    return replace(incident, members=members, version=incident.version + 1)
+
+
+def absorb(incident: Incident, into: IncidentId, *, at: datetime) -> tuple[Incident, str]:
+    """An incident that turned out to be a part of another one, resolved, with the words for its timeline."""
+    members = tuple(replace(member, until=member.until or at) for member in incident.members)
+    return replace(move(incident, IncidentState.RESOLVED, at=at), members=members), f"Part of {into}"
+
+
+def _knowing(near: Sequence[Incident], signal: Signal) -> Incident | None:
+    refs = {signal.member.ref, signal.replaces}
+    matching = [incident for incident in near if any(member.ref in refs for member in incident.members)]
+    return next((incident for incident in matching if incident.is_open), matching[-1] if matching else None)
+
+
+def _is_news(incident: Incident, signal: Signal) -> bool:
+    """False for the repetition of what an ended member has already said."""
+    return all(
+        member.until is not None and signal.at > member.until
+        for member in incident.members
+        if member.ref == signal.member.ref
+    )
+
+
+def _again(known: Incident, signal: Signal, now: datetime, *, around: Surroundings) -> Decision:
+    """A signal of which the open incident has a member: it ends, it returns, or nothing is new."""
+    if signal.member.until is not None and signal.replaces is None:
+        ended = end_member(known, signal.member.ref, until=signal.member.until)
+        return NOTHING if ended is known else Decision(Step.ENDED, ended, f"Over: {signal.member.text}")
+    return _join(known, signal, now, around=around) if _is_news(known, signal) else NOTHING
+
+
+def _hosts(incident: Incident, signal: Signal) -> bool:
+    """The same family at a place that encloses the other, or a grave fault of the GPU an application died on."""
+    if incident.family == signal.family:
+        return _touches(incident, signal)
+    return gives_way(signal.family) and explains_others(incident.cause) and incident.place == signal.place
+
+
+def _touches(incident: Incident, signal: Signal) -> bool:
+    place = anchor(signal.place, signal.cause)
+    return incident.place.encloses(place) or place.encloses(incident.place)
+
+
+def _gives_way_to(incident: Incident, signal: Signal) -> bool:
+    """An application fault moments before a hardware fault of the same GPU was its first sign."""
+    if not (gives_way(incident.family) and explains_others(signal.cause) and incident.place == signal.place):
+        return False
+    return all(
+        signal.at - member.since <= timedelta(seconds=settle_seconds(member.cause)) for member in incident.members
+    )
+
+
+def _returns(incident: Incident, signal: Signal) -> bool:
+    return not incident.is_open and incident.family == signal.family and _touches(incident, signal)
+
+
+def _is_soon(incident: Incident, signal: Signal) -> bool:
+    resolved = incident.resolved_at
+    return resolved is not None and signal.at - resolved <= timedelta(seconds=FLAP_SECONDS)
+
+
+def _join(
+    target: Incident,
+    signal: Signal,
+    now: datetime,
+    *,
+    around: Surroundings,
+    others: Sequence[Incident] = (),
+    taken: Sequence[Incident] = (),
+) -> Decision:
+    """Add the signal; when it widens the incident, the others inside it become a part of it."""
+    members = _with_member(target.members, signal)
+    if len(members) > MOST_MEMBERS:
+        return NOTHING
+    leads = lead(members) is signal.member
+    absorbed = tuple(other for other in others if leads or other in taken)
+    members += tuple(member for other in absorbed for member in other.members)
+    joined = _refresh(target, members[:MOST_MEMBERS], around=around)
+    if target.state is IncidentState.ACKNOWLEDGED and joined.severity.rank > target.severity.rank:
+        joined = move(joined, IncidentState.OPEN, at=now)
+    return Decision(Step.JOINED, _next_version(joined, target), signal.member.text, absorbed=absorbed)
+
+
+def _reopen(before: Incident, signal: Signal, now: datetime, *, around: Surroundings) -> Decision:
+    opened = move(before, IncidentState.OPEN, at=now)
+    members = _with_member(before.members[-MOST_MEMBERS + 1 :], signal)
+    return Decision(
+        Step.REOPENED,
+        _next_version(_refresh(opened, members, around=around), before),
+        f"Back: {signal.member.text}",
+    )
+
+
+def _open(signal: Signal, now: datetime, *, around: Surroundings) -> Decision:
+    blank = Incident(
+        id=around.next_id(),
+        place=signal.place,
+        title="",
+        severity=signal.severity,
+        state=IncidentState.OPEN,
+        opened_at=now,
+        cause=signal.cause,
+        family=signal.family,
+        members=(),
+    )
+    return Decision(Step.OPENED, _refresh(blank, (signal.member,), around=around), signal.member.text)
+
+
+def _with_member(members: tuple[Member, ...], signal: Signal) -> tuple[Member, ...]:
+    old = {signal.member.ref, signal.replaces}
+    return (*(member for member in members if member.ref not in old), signal.member)
+
+
+def _next_version(incident: Incident, after: Incident) -> Incident:
+    return replace(incident, version=after.version + 1)
+
+
+def lead(members: Sequence[Member]) -> Member:
+    """The member that says best what is wrong, and where; the first of equals."""
+    return max(members, key=_weight)
+
+
+def _weight(member: Member) -> tuple[bool, int, bool, bool, int]:
+    row = causes.lookup(member.cause)
+    return (
+        not gives_way(row.family),
+        row.severity.rank,
+        member.cause not in ABSENCES,
+        member.kind is MemberKind.EVENT,
+        sum(part is not None for part in (member.place.node, member.place.gpu, member.place.slice, member.place.port)),
+    )
+
+
+def _refresh(incident: Incident, members: tuple[Member, ...], *, around: Surroundings) -> Incident:
+    """Place, cause, title and severity follow from the members, and are worked out again with each change."""
+    best = lead(members)
+    place = anchor(best.place, best.cause)
+    workloads = dict.fromkeys([*incident.workloads, *around.workloads(place)])
+    return replace(
+        incident,
+        place=place,
+        title=title(best.cause, place, names=around.names),
+        severity=max((member.severity for member in members), key=lambda severity: severity.rank),
+        cause=best.cause,
+        family=causes.lookup(best.cause).family,
+        members=members,
+        workloads=tuple(workloads)[:MOST_WORKLOADS],
+    )
+
+
+def title(cause: str, place: fleet.Place, *, names: Callable[[fleet.Place], str]) -> str:
+    """The catalogue's headline with the place as people call it."""
+    row = causes.lookup(cause)
+    node = names(fleet.Place(place.cluster, node=place.node)) if place.node else names(place)
+    is_some_gpu = row.scope == "gpu" and place.node is not None and place.gpu is None and place.port is None
+    text = row.headline(f"a GPU on {node}" if is_some_gpu else names(place), node)
+    return text[:1].upper() + text[1:]

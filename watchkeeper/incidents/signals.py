@@ -1,0 +1,140 @@
+"""A signal is one event or one alert, read as "this cause, at this place, since then".
+
+`core.Incidents` makes one from everything it is given; `correlate` decides with it which
+incident it belongs to. What a code means comes from the catalogue, never from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache
+
+from watchkeeper.catalogue import causes, xid
+from watchkeeper.model import alerts, diagnosis, events, fleet, incidents
+
+# What an event without a catalogue of its own says. A kind that is not here opens nothing.
+CAUSE_OF_KIND = {
+    events.EventKind.SXID: "nvlink_error",
+    events.EventKind.GPU_LOST: "gpu_fell_off_bus",
+    events.EventKind.PCIE_ERROR: "pcie_degraded",
+    events.EventKind.MACHINE_CHECK: diagnosis.UNKNOWN_CAUSE,
+    events.EventKind.OOM_KILL: "host_oom",
+}
+CLEARING_KINDS = frozenset({events.EventKind.GPU_RESET, events.EventKind.NODE_BOOT})
+# A program that failed and was restarted shows itself again within minutes, if it does at all.
+QUIET_SECONDS = 600.0
+# dcgm-exporter writes `Hostname` up to 4.8 and `hostname` after it; `node` comes from relabelling.
+NODE_LABELS = ("Hostname", "hostname", "node")
+DOMAIN_LABELS = ("rack", "leaf", "power")
+UNNAMED_CLUSTER = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """`member` is what the incident keeps of it; `replaces` is the ref of an ended member that came back."""
+
+    member: incidents.Member
+    family: str
+    replaces: str | None = None
+
+    @property
+    def place(self) -> fleet.Place:
+        return self.member.place
+
+    @property
+    def cause(self) -> str:
+        return self.member.cause
+
+    @property
+    def severity(self) -> alerts.Severity:
+        return self.member.severity
+
+    @property
+    def at(self) -> datetime:
+        return self.member.since
+
+    @property
+    def has_ended(self) -> bool:
+        return self.member.until is not None
+
+
+def from_event(event: events.Event) -> Signal | None:
+    """None for an event that is good news, such as a reset or a boot."""
+    if event.kind in CLEARING_KINDS:
+        return None
+    if event.kind is events.EventKind.XID and event.code is not None:
+        row = xid.lookup(event.code)
+        cause, severity = row.cause, row.severity
+    else:
+        cause = CAUSE_OF_KIND.get(event.kind, diagnosis.UNKNOWN_CAUSE)
+        severity = causes.lookup(cause).severity
+    member = incidents.Member(
+        incidents.MemberKind.EVENT, event.id, event.place, cause, event.at, event.text, severity=severity
+    )
+    return Signal(member, causes.lookup(cause).family)
+
+
+def from_alert(alert: alerts.Alert) -> Signal | None:
+    """None for an alert that is only pending."""
+    if alert.state is alerts.AlertState.PENDING:
+        return None
+    cause = causes.lookup(alert.labels.get("cause", diagnosis.UNKNOWN_CAUSE)).cause
+    member = incidents.Member(
+        kind=incidents.MemberKind.ALERT,
+        ref=str(alert.labels),
+        place=place_of(alert.labels),
+        cause=cause,
+        since=alert.fired_at or alert.active_at,
+        text=alert.annotations.get("summary") or alert.name,
+        severity=alert.severity,
+        until=alert.resolved_at if alert.state is alerts.AlertState.RESOLVED else None,
+    )
+    return Signal(member, causes.lookup(cause).family)
+
+
+def place_of(labels: Mapping[str, str]) -> fleet.Place:
+    """The smallest place that a label set names; a GPU needs its UUID, because an index moves."""
+    cluster = labels.get("cluster") or UNNAMED_CLUSTER
+    node = next((labels[name] for name in NODE_LABELS if labels.get(name)), None)
+    domain = next((f"{name}={labels[name]}" for name in DOMAIN_LABELS if labels.get(name)), None)
+    if node is None and domain is not None:
+        return fleet.Place(cluster, domain=domain)
+    if node is None and labels.get("instance"):
+        node = labels["instance"].rsplit(":", 1)[0]
+    if node is None or not labels.get("UUID"):
+        return fleet.Place(cluster, node=node)
+    return fleet.Place(cluster, node=node, gpu=labels["UUID"], slice=labels.get("GPU_I_ID") or None)
+
+
+def anchor(place: fleet.Place, cause: str) -> fleet.Place:
+    """Where an incident of this cause belongs: a fan fails for the whole node, whichever GPU got hot first."""
+    if causes.lookup(cause).scope == "node" and place.node is not None:
+        return replace(place, gpu=None, slice=None, port=None)
+    return place
+
+
+def clear_rule(cause: str) -> events.ClearRule:
+    """When an event of this cause is over: hardware by a reset or a boot, anything else also by quiet."""
+    row = causes.lookup(cause)
+    is_hardware = row.scope in ("gpu", "node") and cause != diagnosis.UNKNOWN_CAUSE
+    return events.ClearRule(None if is_hardware else QUIET_SECONDS, cleared_by=CLEARING_KINDS)
+
+
+def gives_way(family: str) -> bool:
+    """True for what a broken GPU brings along: applications that fail on it, and lines that nobody can explain."""
+    return family in ("application", diagnosis.UNKNOWN_CAUSE)
+
+
+def explains_others(cause: str) -> bool:
+    """True for a hardware fault so grave that failing applications on the same GPU are its consequence."""
+    row = causes.lookup(cause)
+    is_hardware = row.scope in ("gpu", "node") and not gives_way(row.family)
+    return is_hardware and row.severity is alerts.Severity.CRITICAL
+
+
+@cache
+def settle_seconds(cause: str) -> int:
+    """How long to gather before a verdict on this cause: the longest of its Xid codes."""
+    return max((row.settle_seconds for row in xid.rows() if row.cause == cause), default=0)

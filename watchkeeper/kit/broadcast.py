@@ -1,0 +1,36 @@
+"""One message to many listeners, none of whom can slow the speaker down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+# A listener this far behind is better served by reading everything anew than by a longer queue.
+QUEUE_LIMIT = 100
+RESYNC = "resync"
+
+
+class Broadcast:
+    """Short text messages; a listener that falls behind loses its queue and is told to resync."""
+
+    def __init__(self) -> None:
+        self._queues: set[asyncio.Queue[str]] = set()
+
+    def send(self, message: str) -> None:
+        for queue in self._queues:
+            if queue.full():
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(RESYNC)
+            else:
+                queue.put_nowait(message)
+
+    @asynccontextmanager
+    async def subscribe(self) -> AsyncIterator[asyncio.Queue[str]]:
+        queue: asyncio.Queue[str] = asyncio.Queue(QUEUE_LIMIT)
+        self._queues.add(queue)
+        try:
+            yield queue
+        finally:
+            self._queues.discard(queue)

@@ -1,0 +1,145 @@
+"""The embedded engine: PromQL over the head of this process, without a server.
+
+The hub makes one and gives it to rules, pages, reports and checks. Queries may run in any number of
+threads while the scraper appends: the head copies what a query reads under its lock (`store.head`).
+Parsed expressions are kept, because rules ask the same ones again and again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+
+from watchkeeper import errors
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import Sample
+from watchkeeper.query.engine import Answer, Appended, Frame, Kind, Limits, Matcher, Millis, Span
+from watchkeeper.query.evaluate.evaluator import Evaluator
+from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows
+from watchkeeper.query.promql import ast
+from watchkeeper.query.promql.parser import parse
+from watchkeeper.store.head import Head
+
+REMEMBERED_EXPRESSIONS = 2048
+MAX_METADATA = 20_000
+NO_TIMES: Millis = np.empty(0, dtype=np.int64)
+
+
+class EmbeddedEngine:
+    """Implements `query.engine.Engine` over one head."""
+
+    def __init__(self, head: Head, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
+        self.head = head
+        self._limits = limits
+        self._parsed: OrderedDict[str, ast.Expr] = OrderedDict()
+        self._parsed_lock = threading.Lock()
+        self._metadata: dict[str, tuple[str, str, str]] = {}
+
+    def limits(self) -> Limits:
+        return self._limits
+
+    def instant(self, expr: str, at_ms: int) -> Answer:
+        tree = self._parse(expr)
+        times = np.array([at_ms], dtype=np.int64)
+        value = Evaluator(self.head, self._limits, span=Span(at_ms, at_ms, 1)).evaluate(tree, times)
+        if isinstance(value, Windows):
+            return Answer(Kind.MATRIX, _raw_frame(value))
+        if isinstance(value, Text):
+            return Answer(
+                Kind.STRING, Frame([], times[:0], np.empty((0, 0)), np.empty((0, 0), dtype=bool)), value.value
+            )
+        return Answer(Kind.SCALAR if isinstance(value, Scalar) else Kind.VECTOR, _frame(value, times))
+
+    def range(self, expr: str, span: Span) -> Answer:
+        steps = (span.end_ms - span.start_ms) // span.step_ms + 1
+        if self._limits.max_steps is not None and steps > self._limits.max_steps:
+            raise errors.QueryLimit(
+                f"the query has {steps} steps, the limit is {self._limits.max_steps}",
+                remedy="Use a larger step or a shorter time",
+            )
+        tree = self._parse(expr)
+        value = Evaluator(self.head, self._limits, span=span).evaluate(tree, span.times)
+        if isinstance(value, (Windows, Text)):
+            kind = "range vector" if isinstance(value, Windows) else "string"
+            raise errors.QueryError(
+                f'invalid expression type "{kind}" for range query, must be Scalar or instant Vector',
+                remedy="Put a function such as rate() around it",
+            )
+        return Answer(Kind.MATRIX, _frame(value, span.times))
+
+    def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
+        found = {labels for each in matchers for labels in self.head.series(each, start_ms, end_ms)}
+        return sorted(found)
+
+    def label_names(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[str]:
+        """Names of labels of the series that match; of all series where there are no matchers."""
+        return sorted({name for labels in self.series(matchers or [[]], start_ms, end_ms) for name in labels})
+
+    def label_values(
+        self, name: str, matchers: Sequence[Sequence[Matcher]], *, start_ms: int, end_ms: int
+    ) -> list[str]:
+        found = {labels.get(name, "") for labels in self.series(matchers or [[]], start_ms, end_ms)}
+        return sorted(found - {""})
+
+    def append(self, samples: Iterable[Sample], *, now_ms: int | None = None) -> Appended:
+        outcome = self.head.append(samples, now_ms=now_ms)
+        return Appended(outcome.kept, outcome.dropped)
+
+    def series_id(self, labels: Labels) -> int:
+        """The number under which `append_scrape` takes values of a series; StoreError says which limit it breaks."""
+        return self.head.series_id(labels)
+
+    def append_scrape(self, group_key: Hashable, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Appended:
+        """Keep one scrape of a target: a value for each series id, all at one time."""
+        numbers, floats = np.asarray(ids, dtype=np.int64), np.asarray(values, dtype=np.float64)
+        outcome = self.head.append_scrape(group_key, numbers, at_ms, floats)
+        return Appended(outcome.kept, outcome.dropped)
+
+    def metadata(self) -> dict[str, tuple[str, str, str]]:
+        """Type, help and unit of each metric that a target described."""
+        return dict(self._metadata)
+
+    def note_metadata(self, name: str, type: str, *, help: str = "", unit: str = "") -> None:
+        if name in self._metadata or len(self._metadata) < MAX_METADATA:
+            self._metadata[name] = (type, help, unit)
+
+    def _parse(self, expr: str) -> ast.Expr:
+        with self._parsed_lock:
+            known = self._parsed.get(expr)
+            if known is not None:
+                self._parsed.move_to_end(expr)
+                return known
+        tree = parse(expr, self._limits)
+        with self._parsed_lock:
+            self._parsed[expr] = tree
+            if len(self._parsed) > REMEMBERED_EXPRESSIONS:
+                self._parsed.popitem(last=False)
+        return tree
+
+
+def _frame(value: Value, times: Millis) -> Frame:
+    """What is present of a value: rows that are absent throughout are left out."""
+    if isinstance(value, Scalar):
+        return Frame([Labels()], times, value.values[None, :], np.ones((1, len(times)), dtype=bool))
+    assert isinstance(value, Vector)
+    rows = np.flatnonzero(value.present.any(axis=1))
+    return Frame(value.series.labels_of(rows.tolist()), times, value.values[rows], value.present[rows])
+
+
+def _raw_frame(found: Windows) -> Frame:
+    """The samples of a range selector's one window, on an axis of all their times."""
+    width = found.values.shape[1]
+    slots = np.arange(width)
+    mask = ((slots >= found.lows[:, :1]) & (slots < found.highs[:, :1]))[found.groups]
+    if found.usable is not None:
+        mask = mask & found.usable
+    rows, columns = np.nonzero(mask)
+    axis, places = np.unique(found.times[found.groups[rows], columns], return_inverse=True)
+    values, present = np.zeros((len(mask), len(axis))), np.zeros((len(mask), len(axis)), dtype=bool)
+    values[rows, places] = found.values[rows, columns]
+    present[rows, places] = True
+    kept = np.flatnonzero(present.any(axis=1))
+    return Frame(found.series.labels_of(kept.tolist()), axis, values[kept], present[kept])

@@ -1,0 +1,213 @@
+"""Aggregations: many series become one per group, or only some of a group stay.
+
+Rows are brought into the order of their groups once; then NumPy reduces each group's rows for all steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from watchkeeper import errors
+from watchkeeper.query.engine import Floats, Mask
+from watchkeeper.query.evaluate import exact
+from watchkeeper.query.evaluate.grouping import Groups, group
+from watchkeeper.query.evaluate.over_time import mean, sorted_quantile
+from watchkeeper.query.evaluate.values import Scalar, Text, Vector, empty, merge_duplicates
+from watchkeeper.query.promql import ast
+from watchkeeper.store.columns import Ints
+from watchkeeper.store.index import SeriesSet
+
+Reduction = Callable[[Floats, Mask, Groups], Floats]
+
+
+def aggregate(node: ast.Aggregate, vector: Vector, parameter: Scalar | Text | None) -> Vector:
+    groups = group(vector.series, node.grouping, is_on=not node.is_without)
+    if isinstance(parameter, Scalar):
+        _check_parameter(node.op, parameter.values)
+    if not len(vector.series):
+        return empty(vector.values.shape[1])
+    if isinstance(parameter, Text):
+        return _count_values(vector, groups, parameter.value)
+    if parameter is not None and node.op != "quantile":
+        return CHOICES[node.op](vector, groups, parameter.values)
+    values, present = vector.values[groups.order], vector.present[groups.order]
+    with np.errstate(all="ignore"):
+        if parameter is not None:
+            result = _quantile(values, present, groups, parameter.values)
+        else:
+            result = REDUCTIONS[node.op](values, present, groups)
+    return Vector(groups.series, result, np.logical_or.reduceat(present, groups.starts, axis=0))
+
+
+def _filled(values: Floats, present: Mask, fill: float) -> Floats:
+    return values if present.all() else np.where(present, values, fill)
+
+
+def _count(_: Floats, present: Mask, groups: Groups) -> Floats:
+    return np.add.reduceat(present.astype(np.float64), groups.starts, axis=0)
+
+
+def _sum(values: Floats, present: Mask, groups: Groups) -> Floats:
+    return exact.grouped_total(_filled(values, present, 0.0), groups.starts)
+
+
+def _avg(values: Floats, present: Mask, groups: Groups) -> Floats:
+    sums, count = _sum(values, present, groups), _count(values, present, groups)
+    if np.isfinite(sums).all():
+        return sums / np.maximum(count, 1)
+    sizes = np.repeat(np.maximum(count, 1), np.diff(np.append(groups.starts, len(values))), axis=0)
+    scaled = exact.grouped_total(_filled(values, present, 0.0) / sizes, groups.starts)
+    return mean(sums, count.astype(np.int64), scaled)
+
+
+def _stdvar(values: Floats, present: Mask, groups: Groups) -> Floats:
+    """The mean square of the distance to the mean; counted from the largest, so that equal values give exactly 0."""
+    sizes = np.diff(np.append(groups.starts, len(values)))
+    count = np.maximum(_count(values, present, groups), 1)
+    shifted = np.where(present, values - np.repeat(_max(values, present, groups), sizes, axis=0), 0.0)
+    middle = np.add.reduceat(shifted, groups.starts, axis=0) / count
+    away = np.where(present, shifted - np.repeat(middle, sizes, axis=0), 0.0)
+    return np.add.reduceat(away * away, groups.starts, axis=0) / count
+
+
+def _stddev(values: Floats, present: Mask, groups: Groups) -> Floats:
+    return np.sqrt(_stdvar(values, present, groups))
+
+
+def _min(values: Floats, present: Mask, groups: Groups) -> Floats:
+    return np.fmin.reduceat(_filled(values, present, np.nan), groups.starts, axis=0)
+
+
+def _max(values: Floats, present: Mask, groups: Groups) -> Floats:
+    return np.fmax.reduceat(_filled(values, present, np.nan), groups.starts, axis=0)
+
+
+def _group(values: Floats, _: Mask, groups: Groups) -> Floats:
+    return np.ones((len(groups), values.shape[1]))
+
+
+REDUCTIONS: dict[str, Reduction] = {
+    "sum": _sum,
+    "avg": _avg,
+    "count": _count,
+    "min": _min,
+    "max": _max,
+    "group": _group,
+    "stddev": _stddev,
+    "stdvar": _stdvar,
+}
+
+
+def _quantile(values: Floats, present: Mask, groups: Groups, quantiles: Floats) -> Floats:
+    out = np.empty((len(groups), values.shape[1]))
+    for number, (low, high) in enumerate(_edges(groups, len(values))):
+        out[number] = sorted_quantile(values[low:high].T, present[low:high].T, quantiles)
+    return out
+
+
+def _edges(groups: Groups, rows: int) -> list[tuple[int, int]]:
+    stops = [*groups.starts[1:].tolist(), rows]
+    return list(zip(groups.starts.tolist(), stops, strict=True))
+
+
+def _count_values(vector: Vector, groups: Groups, label: str) -> Vector:
+    """How many series of a group have each value; the value becomes a label."""
+    if not label:
+        raise errors.QueryError("count_values needs a label name, not an empty text")
+    rows, steps = np.nonzero(vector.present)
+    distinct, which = np.unique(vector.values[rows, steps], return_inverse=True)
+    cells = groups.of[rows] * max(len(distinct), 1) + which
+    kinds, kind_of = np.unique(cells, return_inverse=True)
+    counts = np.zeros((len(kinds), vector.values.shape[1]))
+    np.add.at(counts, (kind_of, steps), 1.0)
+    series = []
+    for kind in kinds.tolist():
+        owner, value = divmod(kind, max(len(distinct), 1))
+        pairs = dict(groups.series.pairs[owner]) | {label: format_value(float(distinct[value]))}
+        series.append(tuple(sorted(pairs.items())))
+    return merge_duplicates(Vector(SeriesSet(series), counts, counts > 0))
+
+
+def format_value(value: float) -> str:
+    """A number as Go's `%f` with the fewest digits writes it: 100000000000000000000000, 0.5, +Inf."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    text = np.format_float_positional(value, trim="-")
+    return "-0" if value == 0 and math.copysign(1, value) < 0 else text
+
+
+def _check_parameter(op: str, parameters: Floats) -> None:
+    """Refuse a k that is no whole number of 64 bits, and a ratio that is NaN; a quantile may be anything."""
+    wrong = np.isnan(parameters)
+    if op in ("topk", "bottomk", "limitk"):
+        wrong = wrong | (np.abs(parameters) >= 2.0**63)
+    if op != "quantile" and wrong.any():
+        raise errors.QueryError(f"the parameter of {op} is {parameters[wrong][0]:g}", remedy="Give a finite number")
+
+
+def _topk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
+    return _extremes(vector, groups, parameters.astype(np.int64), sign=-1.0)
+
+
+def _bottomk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
+    return _extremes(vector, groups, parameters.astype(np.int64), sign=1.0)
+
+
+def _extremes(vector: Vector, groups: Groups, limits: Ints, *, sign: float) -> Vector:
+    """The k first series of each group in the order of `sign × value`, NaN last; one step comes back sorted."""
+    keep = np.zeros(vector.present.shape, dtype=bool)
+    order = np.empty(0, dtype=np.int64)
+    for step, limit in enumerate(limits.tolist()):
+        rows = np.flatnonzero(vector.present[:, step])
+        keys = sign * vector.values[rows, step]
+        order = rows[np.lexsort((keys, np.isnan(keys), groups.of[rows]))]
+        keep[order[_rank(groups.of[order]) < limit], step] = True
+    kept = Vector(vector.series, vector.values, keep)
+    is_instant = len(limits) == 1
+    return kept.only(order[keep[order].ravel()]) if is_instant else kept
+
+
+def _rank(owners: Ints) -> Ints:
+    """The place of each row within its run of equal owners."""
+    if not len(owners):
+        return owners
+    begins = np.flatnonzero(np.concatenate([[True], owners[1:] != owners[:-1]]))
+    sizes = np.diff(np.append(begins, len(owners)))
+    return np.arange(len(owners)) - np.repeat(begins, sizes)
+
+
+def _limitk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
+    """Any k series of each group: the first ones present at the step."""
+    limits = parameters.astype(np.int64)
+    keep = np.zeros(vector.present.shape, dtype=bool)
+    for step, limit in enumerate(limits.tolist()):
+        rows = groups.order[vector.present[groups.order, step]]
+        keep[rows[_rank(groups.of[rows]) < limit], step] = True
+    return Vector(vector.series, vector.values, keep)
+
+
+def _limit_ratio(vector: Vector, _: Groups, parameters: Floats) -> Vector:
+    """A share of the series, chosen by a hash of their labels; -r are exactly those that r-1 leaves out."""
+    ratios = np.clip(parameters, -1.0, 1.0)
+    places = vector.series.derive("hashes", lambda series: np.array([_hash(pairs) for pairs in series]))[:, None]
+    chosen = np.where(ratios >= 0, places < ratios, places >= 1.0 + ratios)
+    return Vector(vector.series, vector.values, vector.present & chosen)
+
+
+def _hash(pairs: tuple[tuple[str, str], ...]) -> float:
+    digest = hashlib.blake2b(repr(pairs).encode(), digest_size=7).digest()
+    return int.from_bytes(digest) / 2.0**56
+
+
+CHOICES: dict[str, Callable[[Vector, Groups, Floats], Vector]] = {
+    "topk": _topk,
+    "bottomk": _bottomk,
+    "limitk": _limitk,
+    "limit_ratio": _limit_ratio,
+}

@@ -1,0 +1,233 @@
+"""Binary operators between scalars and vectors, and how two vectors find each other.
+
+Partners depend on labels only, so all pairs of rows that could ever meet are worked out once and kept with
+the left series set. Whether they do meet is then a question of presence, for all steps at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from watchkeeper import errors
+from watchkeeper.model.labels import METRIC_NAME
+from watchkeeper.query.engine import Floats, Mask
+from watchkeeper.query.evaluate.grouping import Groups, group
+from watchkeeper.query.evaluate.values import Scalar, Vector, drop_name, empty, relabelled
+from watchkeeper.query.promql.ast import Binary, Matching, MatchKind
+from watchkeeper.store.columns import Ints
+from watchkeeper.store.index import Pairs, SeriesSet
+
+ARITHMETIC: dict[str, Callable[[Floats, Floats], Floats]] = {
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.divide,
+    "%": np.fmod,
+    "^": np.power,
+    "atan2": np.arctan2,
+}
+COMPARISONS: dict[str, Callable[[Floats, Floats], Mask]] = {
+    "==": np.equal,
+    "!=": np.not_equal,
+    ">": np.greater,
+    "<": np.less,
+    ">=": np.greater_equal,
+    "<=": np.less_equal,
+}
+
+
+def combine(node: Binary, left: Vector | Scalar, right: Vector | Scalar) -> Vector | Scalar:
+    with np.errstate(all="ignore"):
+        if isinstance(left, Scalar) and isinstance(right, Scalar):
+            if node.op in COMPARISONS:
+                return Scalar(COMPARISONS[node.op](left.values, right.values).astype(np.float64))
+            return Scalar(ARITHMETIC[node.op](left.values, right.values))
+        if isinstance(left, Vector) and isinstance(right, Vector):
+            matching = node.matching or Matching()
+            if node.op in SET_OPERATORS:
+                return SET_OPERATORS[node.op](left, right, matching)
+            return _meet(node, left, right, matching=matching)
+        if isinstance(left, Vector):
+            return _with_scalar(node, left, left.values, right.values)
+        assert isinstance(right, Vector)
+        return _with_scalar(node, right, left.values, right.values)
+
+
+def _with_scalar(node: Binary, vector: Vector, left: Floats, right: Floats) -> Vector:
+    if node.op in ARITHMETIC:
+        return drop_name(Vector(vector.series, ARITHMETIC[node.op](left, right), vector.present))
+    holds = COMPARISONS[node.op](left, right)
+    if node.returns_bool:
+        return drop_name(Vector(vector.series, holds.astype(np.float64), vector.present))
+    return Vector(vector.series, vector.values, vector.present & holds)
+
+
+def _meet(node: Binary, left: Vector, right: Vector, *, matching: Matching) -> Vector:
+    """An arithmetic or comparison operator between two vectors."""
+    steps = left.values.shape[1]
+    # As in Prometheus, a step at which one side is empty has no result and no complaint.
+    live = np.asarray(left.present.any(axis=0) & right.present.any(axis=0))
+    if not live.any():
+        return empty(steps)
+    is_swapped = matching.kind is MatchKind.ONE_TO_MANY
+    many, one = (right, left) if is_swapped else (left, right)
+    one_groups = group(one.series, matching.labels, is_on=matching.is_on)
+    _refuse_duplicates(one, one_groups, live, side="left" if is_swapped else "right")
+    drops_name = node.op in ARITHMETIC or node.returns_bool
+    key = ("pairs", one.series, matching, drops_name)
+    pairs = many.series.derive(key, lambda _: _pair(many.series, one.series, matching, drops_name=drops_name))
+    lhs, rhs = many.values[pairs.many], one.values[pairs.one]
+    if is_swapped:
+        lhs, rhs = rhs, lhs
+    present = many.present[pairs.many] & one.present[pairs.one]
+    if matching.kind is MatchKind.ONE_TO_ONE:
+        _refuse_many(pairs, present)
+    if node.op in ARITHMETIC:
+        result = ARITHMETIC[node.op](lhs, rhs)
+    else:
+        holds = COMPARISONS[node.op](lhs, rhs)
+        result = holds.astype(np.float64) if node.returns_bool else lhs
+        present = present if node.returns_bool else present & holds
+    try:
+        return relabelled(Vector(pairs.series, result, present), pairs.series)
+    except errors.QueryError as error:
+        raise errors.QueryError(
+            "multiple matches for labels: grouping labels must ensure unique matches",
+            remedy="Match on more labels, or carry over fewer with group_left or group_right",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pairs:
+    """Rows of both sides that have the same signature, side by side, and the label sets they become."""
+
+    many: Ints
+    one: Ints
+    of: Ints
+    series: SeriesSet
+
+
+def _pair(many: SeriesSet, one: SeriesSet, matching: Matching, *, drops_name: bool) -> _Pairs:
+    theirs: dict[Pairs, list[int]] = {}
+    one_groups = group(one, matching.labels, is_on=matching.is_on)
+    for row, number in enumerate(one_groups.of.tolist()):
+        theirs.setdefault(one_groups.series.pairs[number], []).append(row)
+    many_groups = group(many, matching.labels, is_on=matching.is_on)
+    many_rows: list[int] = []
+    one_rows: list[int] = []
+    for row, number in enumerate(many_groups.of.tolist()):
+        for partner in theirs.get(many_groups.series.pairs[number], ()):
+            many_rows.append(row)
+            one_rows.append(partner)
+    series = [
+        _result(many.pairs[row], one.pairs[partner], matching, drops_name=drops_name)
+        for row, partner in zip(many_rows, one_rows, strict=True)
+    ]
+    rows = np.array(many_rows, dtype=np.int64)
+    return _Pairs(rows, np.array(one_rows, dtype=np.int64), many_groups.of[rows], SeriesSet(series))
+
+
+def _result(many: Pairs, one: Pairs, matching: Matching, *, drops_name: bool) -> Pairs:
+    """The label set of a result: that of the many side, with what group_left or group_right carry over."""
+    if matching.kind is MatchKind.ONE_TO_ONE:
+        names = frozenset(matching.labels)
+        return tuple(
+            pair
+            for pair in many
+            if (pair[0] in names) == matching.is_on and not (drops_name and pair[0] == METRIC_NAME)
+        )
+    kept = dict(many)
+    if drops_name:
+        kept.pop(METRIC_NAME, None)
+    carried = dict(one)
+    for name in matching.include:
+        kept.pop(name, None)
+        if name in carried:
+            kept[name] = carried[name]
+    return tuple(sorted(kept.items()))
+
+
+def _refuse_duplicates(vector: Vector, groups: Groups, live: Mask, *, side: str) -> None:
+    if len(groups) == len(vector.series):
+        return
+    present = (vector.present & live)[groups.order]
+    counts = np.add.reduceat(present.astype(np.int64), groups.starts, axis=0)
+    if (counts > 1).any():
+        number, step = np.argwhere(counts > 1)[0].tolist()
+        rows = np.flatnonzero((groups.of == number) & vector.present[:, step])[:2].tolist()
+        first, second = vector.series.labels_of(rows)
+        [shared] = groups.series.labels_of([number])
+        raise errors.QueryError(
+            f"found duplicate series for the match group {errors.quote(str(shared))} on the {side} hand-side of the "
+            f"operation: {errors.quote(str(first))}, {errors.quote(str(second))}; many-to-many matching not allowed: "
+            "matching labels must be unique on one side",
+            remedy="Match on more labels, or aggregate one side first",
+        )
+
+
+def _refuse_many(pairs: _Pairs, present: Mask) -> None:
+    if len(pairs.of) == len(np.unique(pairs.of)):
+        return
+    order = np.argsort(pairs.of, kind="stable")
+    starts = np.flatnonzero(np.diff(pairs.of[order], prepend=-1))
+    if (np.add.reduceat(present[order].astype(np.int64), starts, axis=0) > 1).any():
+        raise errors.QueryError(
+            "multiple matches for labels: many-to-one matching must be explicit (group_left/group_right)",
+            remedy="Say group_left or group_right, or match on more labels",
+        )
+
+
+def _shared(left: Vector, right: Vector, matching: Matching) -> tuple[Groups, Groups, Ints, Ints]:
+    """The groups of both sides, and for each group of one side its number on the other, or -1."""
+    ours = group(left.series, matching.labels, is_on=matching.is_on)
+    theirs = group(right.series, matching.labels, is_on=matching.is_on)
+
+    def link(a: Groups, b: Groups) -> Callable[[Sequence[Pairs]], Ints]:
+        def build(_: Sequence[Pairs]) -> Ints:
+            numbers = {pairs: number for number, pairs in enumerate(b.series.pairs)}
+            return np.array([numbers.get(pairs, -1) for pairs in a.series.pairs], dtype=np.int64)
+
+        return build
+
+    there = ours.series.derive(("link", theirs.series), link(ours, theirs))
+    back = theirs.series.derive(("link", ours.series), link(theirs, ours))
+    return ours, theirs, there, back
+
+
+def _any_of(vector: Vector, groups: Groups, wanted: Ints) -> Mask:
+    """For each wanted group, at which steps any of its series is present; never for group -1."""
+    out = np.zeros((len(wanted), vector.present.shape[1]), dtype=bool)
+    if len(groups):
+        present = np.logical_or.reduceat(vector.present[groups.order], groups.starts, axis=0)
+        out[wanted >= 0] = present[wanted[wanted >= 0]]
+    return out
+
+
+def _and(left: Vector, right: Vector, matching: Matching) -> Vector:
+    ours, theirs, there, _ = _shared(left, right, matching)
+    partner = _any_of(right, theirs, there)[ours.of]
+    return Vector(left.series, left.values, left.present & partner)
+
+
+def _unless(left: Vector, right: Vector, matching: Matching) -> Vector:
+    ours, theirs, there, _ = _shared(left, right, matching)
+    partner = _any_of(right, theirs, there)[ours.of]
+    return Vector(left.series, left.values, left.present & ~partner)
+
+
+def _or(left: Vector, right: Vector, matching: Matching) -> Vector:
+    ours, theirs, _, back = _shared(left, right, matching)
+    partner = _any_of(left, ours, back)[theirs.of]
+    series = left.series.derive(("or", right.series), lambda pairs: SeriesSet([*pairs, *right.series.pairs]))
+    joined = Vector(
+        series,
+        np.concatenate([left.values, right.values]),
+        np.concatenate([left.present, right.present & ~partner]),
+    )
+    return relabelled(joined, series)
+
+
+SET_OPERATORS = {"and": _and, "or": _or, "unless": _unless}

@@ -1,0 +1,302 @@
+"""The walk over a syntax tree: each node is evaluated once, for all steps of the query.
+
+`embedded` makes one evaluator per query. It fetches samples from the head, keeps the budget, and hands
+the numbers to the functions of this package; the value of the root goes back to the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from watchkeeper import errors
+from watchkeeper.query.engine import Limits, Millis, Span
+from watchkeeper.query.evaluate import binary, histograms, numbers, over_time, rates, relabel, windows
+from watchkeeper.query.evaluate.aggregate import aggregate
+from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
+from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, drop_name
+from watchkeeper.query.promql import ast
+from watchkeeper.store import columns as stored
+from watchkeeper.store.head import Columns, Head
+from watchkeeper.store.index import SeriesSet
+
+# What `expr[1h:]` means without a step: Prometheus' default evaluation interval.
+DEFAULT_SUBQUERY_STEP_MS = 60_000
+
+
+class Evaluator:
+    """Evaluates expressions of one query over one time span."""
+
+    def __init__(self, head: Head, limits: Limits, *, span: Span) -> None:
+        self._head = head
+        self._limits = limits
+        self._span = span
+        self._spent = 0
+
+    def evaluate(self, expr: ast.Expr, times: Millis) -> Value:
+        return NODES[type(expr)](self, expr, times)
+
+    def number(self, node: ast.Number, times: Millis) -> Scalar:
+        return Scalar(np.full(len(times), node.value))
+
+    def string(self, node: ast.String, _: Millis) -> Text:
+        return Text(node.value)
+
+    def paren(self, node: ast.Paren, times: Millis) -> Value:
+        return self.evaluate(node.expr, times)
+
+    def unary(self, node: ast.Unary, times: Millis) -> Value:
+        value = self.evaluate(node.expr, times)
+        if node.op == "+":
+            return value
+        if isinstance(value, Scalar):
+            return Scalar(-value.values)
+        assert isinstance(value, Vector)
+        return drop_name(Vector(value.series, -value.values, value.present))
+
+    def binary(self, node: ast.Binary, times: Millis) -> Value:
+        left, right = self.evaluate(node.left, times), self.evaluate(node.right, times)
+        assert isinstance(left, (Vector, Scalar))
+        assert isinstance(right, (Vector, Scalar))
+        return binary.combine(node, left, right)
+
+    def aggregate(self, node: ast.Aggregate, times: Millis) -> Value:
+        vector = self.evaluate(node.expr, times)
+        assert isinstance(vector, Vector)
+        parameter = None if node.parameter is None else self.evaluate(node.parameter, times)
+        assert parameter is None or isinstance(parameter, (Scalar, Text))
+        return aggregate(node, vector, parameter)
+
+    def selector(self, node: ast.Selector, times: Millis) -> Vector:
+        return self.newest(node, times)[0]
+
+    def newest(self, node: ast.Selector, times: Millis) -> tuple[Vector, Millis]:
+        """The newest samples at each step, and their times."""
+        at_ms = self._moved(node, times)
+        lookback_ms = self._limits.lookback_ms
+        if (at_ms == at_ms[0]).all():
+            series, sample_ms, found = self._head.latest(node.matchers, int(at_ms[0]) - lookback_ms, int(at_ms[0]))
+            self._spend(len(series) * len(times))
+            shape = (len(series), len(times))
+            present = ~(stored.is_absent(found) | stored.is_stale(found))
+            # Read-only views: the one column stands for every step.
+            values, mask = np.broadcast_to(found[:, None], shape), np.broadcast_to(present[:, None], shape)
+            return Vector(series, values, mask), np.broadcast_to(sample_ms[:, None], shape)
+        columns = self._fetch(node, int(at_ms.min()) - lookback_ms, int(at_ms.max()))
+        self._spend(len(columns.series) * len(times))
+        return windows.newest(columns, at_ms, lookback_ms=lookback_ms)
+
+    def range_selector(self, node: ast.RangeSelector, times: Millis) -> Windows:
+        ends_ms = self._moved(node.selector, times)
+        columns = self._fetch(node.selector, int(ends_ms.min()) - node.range_ms, int(ends_ms.max()))
+        self._spend(len(columns.series) * len(times))
+        return windows.over(columns, ends_ms, range_ms=node.range_ms)
+
+    def subquery(self, node: ast.Subquery, times: Millis) -> Windows:
+        """Evaluate the inner expression once on the grid of all windows, whose steps are multiples of the step."""
+        ends_ms = self._moved(node, times)
+        step_ms = node.step_ms or DEFAULT_SUBQUERY_STEP_MS
+        first_ms = ((int(ends_ms.min()) - node.range_ms) // step_ms + 1) * step_ms
+        last_ms = int(ends_ms.max())
+        self._refuse_steps(max(0, last_ms - first_ms) // step_ms)
+        grid = np.arange(first_ms, last_ms + 1, step_ms, dtype=np.int64)
+        if not len(grid):
+            inner = Vector(SeriesSet([]), np.empty((0, 0)), np.empty((0, 0), dtype=bool))
+        else:
+            inner = _as_vector(self.evaluate(node.expr, grid))
+        self._spend(inner.values.size)
+        columns = Columns(inner.series, np.zeros(len(inner.series), dtype=np.int64), grid[None, :], inner.values)
+        found = windows.over(columns, ends_ms, range_ms=node.range_ms)
+        usable = None if inner.present.all() else inner.present
+        return Windows(
+            found.series,
+            found.groups,
+            found.times,
+            found.values,
+            usable,
+            found.lows,
+            found.highs,
+            ends_ms,
+            node.range_ms,
+        )
+
+    def call(self, node: ast.Call, times: Millis) -> Value:
+        special = SPECIAL.get(node.function)
+        if special is not None:
+            return special(self, node, times)
+        function = FUNCTIONS.get(node.function)
+        if function is None:
+            native = node.function in histograms.NATIVE_ONLY
+            raise errors.QueryError(
+                f"{node.function}() is about native histograms, which the embedded engine does not store"
+                if native
+                else f"the embedded engine has no function {node.function}()",
+                remedy="Use classic buckets, or ask a Prometheus server" if native else "Ask a Prometheus server",
+            )
+        args = tuple(self.evaluate(arg, times) for arg in node.args)
+        return function(Invocation(node, args, times))
+
+    def timestamp(self, node: ast.Call, times: Millis) -> Value:
+        """The time of the sample where the argument is a selector, else the time of the step."""
+        argument = _bare(node.args[0])
+        if isinstance(argument, ast.Selector):
+            vector, sample_ms = self.newest(argument, times)
+            return drop_name(Vector(vector.series, sample_ms / 1000, vector.present))
+        value = self.evaluate(argument, times)
+        assert isinstance(value, Vector)
+        return drop_name(Vector(value.series, np.broadcast_to(times / 1000, value.values.shape), value.present))
+
+    def absent(self, node: ast.Call, times: Millis) -> Value:
+        value = self.evaluate(node.args[0], times)
+        if isinstance(value, Windows):
+            present = windows.edges(value).count > 0
+        else:
+            assert isinstance(value, Vector)
+            present = value.present
+        return relabel.absent(present, node.args[0])
+
+    def edge(self, node: ast.Call, times: Millis) -> Value:
+        """start(), end(), range() and step() of the query, in seconds."""
+        span = self._span
+        known_ms = {
+            "start": span.start_ms,
+            "end": span.end_ms,
+            "range": span.end_ms - span.start_ms,
+            "step": 0 if span.start_ms == span.end_ms else span.step_ms,
+        }
+        return Scalar(np.full(len(times), known_ms[node.function] / 1000))
+
+    def _moved(self, node: ast.Selector | ast.Subquery, times: Millis) -> Millis:
+        """The times that the node looks at, after @ and offset."""
+        at = {ast.AtEdge.START: self._span.start_ms, ast.AtEdge.END: self._span.end_ms}.get(node.at, node.at)  # type: ignore[arg-type]
+        moved = times if at is None else np.full(len(times), at, dtype=np.int64)
+        return moved - node.offset_ms
+
+    def _fetch(self, node: ast.Selector, start_ms: int, end_ms: int) -> Columns:
+        limit = self._limits.max_samples
+        left = None if limit is None else limit - self._spent
+        columns = self._head.select(node.matchers, start_ms, end_ms, max_samples=left)
+        self._spend(columns.values.size)
+        return columns
+
+    def _spend(self, samples: int) -> None:
+        self._spent += samples
+        limit = self._limits.max_samples
+        if limit is not None and self._spent > limit:
+            raise errors.QueryLimit(
+                f"the query would handle {self._spent} samples, the limit is {limit}",
+                remedy="Select fewer series, a shorter time or a larger step",
+            )
+
+    def _refuse_steps(self, steps: int) -> None:
+        limit = self._limits.max_samples
+        if limit is not None and steps > limit:
+            raise errors.QueryLimit(
+                f"a subquery has {steps} steps, the limit is {limit}", remedy="Use a larger step or a shorter range"
+            )
+
+
+def _bare(expr: ast.Expr) -> ast.Expr:
+    while isinstance(expr, ast.Paren):
+        expr = expr.expr
+    return expr
+
+
+def _as_vector(value: Value) -> Vector:
+    """A scalar inside a subquery is a series without labels."""
+    if isinstance(value, Scalar):
+        values = value.values[None, :]
+        return Vector(SeriesSet([()]), values, np.ones(values.shape, dtype=bool))
+    assert isinstance(value, Vector)
+    return value
+
+
+def _of_window(compute: Callable[[Windows], Vector], *, keeps_name: bool = False) -> PromFunction:
+    def call(invocation: Invocation) -> Vector:
+        result = compute(invocation.windows(0))
+        return result if keeps_name else drop_name(result)
+
+    return call
+
+
+def _scalar(invocation: Invocation) -> Scalar:
+    """The value of the only series at each step, NaN where there is none or more than one."""
+    vector = invocation.vector(0)
+    alone = np.count_nonzero(vector.present, axis=0) == 1
+    return Scalar(np.where(alone, np.where(vector.present, vector.values, 0.0).sum(axis=0), np.nan))
+
+
+def _quantile_over_time(invocation: Invocation) -> Vector:
+    return drop_name(over_time.quantile_over_time(invocation.windows(1), invocation.scalar(0)))
+
+
+def _predict_linear(invocation: Invocation) -> Vector:
+    return drop_name(over_time.predict_linear(invocation.windows(0), invocation.scalar(1), at_ms=invocation.times_ms))
+
+
+def _smoothing(invocation: Invocation) -> Vector:
+    return drop_name(
+        over_time.double_exponential_smoothing(invocation.windows(0), invocation.scalar(1), invocation.scalar(2))
+    )
+
+
+FUNCTIONS: dict[str, PromFunction] = {
+    **numbers.FUNCTIONS,
+    **relabel.FUNCTIONS,
+    **histograms.FUNCTIONS,
+    **{
+        compute.__name__: _of_window(compute)
+        for compute in (
+            rates.changes,
+            rates.delta,
+            rates.idelta,
+            rates.increase,
+            rates.irate,
+            rates.rate,
+            rates.resets,
+            over_time.avg_over_time,
+            over_time.count_over_time,
+            over_time.deriv,
+            over_time.mad_over_time,
+            over_time.max_over_time,
+            over_time.min_over_time,
+            over_time.present_over_time,
+            over_time.stddev_over_time,
+            over_time.stdvar_over_time,
+            over_time.sum_over_time,
+            over_time.ts_of_first_over_time,
+            over_time.ts_of_last_over_time,
+            over_time.ts_of_max_over_time,
+            over_time.ts_of_min_over_time,
+        )
+    },
+    "first_over_time": _of_window(over_time.first_over_time, keeps_name=True),
+    "last_over_time": _of_window(over_time.last_over_time, keeps_name=True),
+    "quantile_over_time": _quantile_over_time,
+    "predict_linear": _predict_linear,
+    "double_exponential_smoothing": _smoothing,
+    "scalar": _scalar,
+    "vector": lambda invocation: invocation.one_row(invocation.scalar(0)),
+    "time": lambda invocation: Scalar(invocation.times_ms / 1000),
+    "pi": lambda invocation: Scalar(np.full(len(invocation.times_ms), np.pi)),
+}
+SPECIAL: dict[str, Callable[[Evaluator, ast.Call, Millis], Value]] = {
+    "timestamp": Evaluator.timestamp,
+    "absent": Evaluator.absent,
+    "absent_over_time": Evaluator.absent,
+    **dict.fromkeys(("start", "end", "range", "step"), Evaluator.edge),
+}
+NODES: dict[type, Callable[[Evaluator, Any, Millis], Value]] = {
+    ast.Number: Evaluator.number,
+    ast.String: Evaluator.string,
+    ast.Paren: Evaluator.paren,
+    ast.Unary: Evaluator.unary,
+    ast.Binary: Evaluator.binary,
+    ast.Aggregate: Evaluator.aggregate,
+    ast.Selector: Evaluator.selector,
+    ast.RangeSelector: Evaluator.range_selector,
+    ast.Subquery: Evaluator.subquery,
+    ast.Call: Evaluator.call,
+}

@@ -1,0 +1,70 @@
+"""Sums that do not lose small numbers beside large ones, for many columns at once.
+
+Prometheus sums with Kahan's and Neumaier's correction. Here numbers are added pairwise in a tree and
+the rounding error of each addition (Knuth's two-sum) is carried along, which NumPy can do for whole
+levels of the tree. Numbers of one sign cannot cancel, so for them the plain pairwise sum is enough.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from watchkeeper.query.engine import Floats
+from watchkeeper.store.columns import Ints
+
+
+def total(values: Floats) -> Floats:
+    """Sum along the last axis."""
+    plain: Floats = values.sum(axis=-1)
+    if not _may_cancel(values):
+        return plain
+    sums, errors = values, np.zeros_like(values)
+    while sums.shape[-1] > 1:
+        if sums.shape[-1] % 2:
+            sums, errors = _padded(sums), _padded(errors)
+        left, right = sums[..., ::2], sums[..., 1::2]
+        sums, lost = _two_sum(left, right)
+        errors = errors[..., ::2] + errors[..., 1::2] + lost
+    return _corrected(plain, sums[..., 0], errors[..., 0])
+
+
+def grouped_total(values: Floats, starts: Ints) -> Floats:
+    """Sum rows group by group; rows of a group lie together, each group begins at its `starts`."""
+    plain: Floats = np.add.reduceat(values, starts, axis=0)
+    if not _may_cancel(values):
+        return plain
+    sizes = np.diff(np.append(starts, len(values)))
+    sums, errors = values, np.zeros_like(values)
+    while int(sizes.max()) > 1:
+        firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        place = np.arange(int(sizes.sum())) - np.repeat(firsts, sizes)
+        is_left = place % 2 == 0
+        has_right = is_left & (place + 1 < np.repeat(sizes, sizes))
+        left = np.flatnonzero(is_left)
+        partner = np.where(has_right[left], left + 1, left)
+        other = np.where(has_right[left][:, None], sums[partner], 0.0)
+        lost_before = errors[left] + np.where(has_right[left][:, None], errors[partner], 0.0)
+        sums, lost = _two_sum(sums[left], other)
+        errors = lost_before + lost
+        sizes = (sizes + 1) // 2
+    return _corrected(plain, sums, errors)
+
+
+def _may_cancel(values: Floats) -> bool:
+    return bool(values.size) and bool((values < 0).any()) and bool((values > 0).any())
+
+
+def _two_sum(left: Floats, right: Floats) -> tuple[Floats, Floats]:
+    with np.errstate(all="ignore"):
+        sums = left + right
+        bent = sums - left
+        return sums, (left - (sums - bent)) + (right - bent)
+
+
+def _corrected(plain: Floats, sums: Floats, errors: Floats) -> Floats:
+    """Infinite and NaN sums have no rounding error to correct."""
+    return np.where(np.isfinite(sums) & np.isfinite(errors), sums + errors, plain)
+
+
+def _padded(values: Floats) -> Floats:
+    return np.concatenate([values, np.zeros((*values.shape[:-1], 1))], axis=-1)

@@ -1,0 +1,148 @@
+"""Functions on each number by itself: rounding, logarithms, angles, clamping, and the calendar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from watchkeeper.query.engine import Floats
+from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
+from watchkeeper.query.evaluate.values import Scalar, Vector, drop_name, empty
+
+DAY_MS = 86_400_000
+# 1970-01-01 was a Thursday; Prometheus counts days of the week from Sunday.
+EPOCH_WEEKDAY = 4
+
+PLAIN: dict[str, Callable[[Floats], Floats]] = {
+    "abs": np.abs,
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atanh": np.arctanh,
+    "ceil": np.ceil,
+    "cos": np.cos,
+    "cosh": np.cosh,
+    "deg": lambda values: values * 180 / np.pi,
+    "exp": np.exp,
+    "floor": np.floor,
+    "ln": np.log,
+    "log10": np.log10,
+    "log2": np.log2,
+    "rad": lambda values: values * np.pi / 180,
+    "sgn": np.sign,
+    "sin": np.sin,
+    "sinh": np.sinh,
+    "sqrt": np.sqrt,
+    "tan": np.tan,
+    "tanh": np.tanh,
+}
+
+
+def _plain(compute: Callable[[Floats], Floats]) -> PromFunction:
+    def call(invocation: Invocation) -> Vector:
+        vector = invocation.vector(0)
+        with np.errstate(all="ignore"):
+            return drop_name(Vector(vector.series, compute(vector.values), vector.present))
+
+    return call
+
+
+def _clamp(invocation: Invocation) -> Vector:
+    return _clamped(invocation, invocation.scalar(1), invocation.scalar(2))
+
+
+def _clamp_min(invocation: Invocation) -> Vector:
+    return _clamped(invocation, invocation.scalar(1), None)
+
+
+def _clamp_max(invocation: Invocation) -> Vector:
+    return _clamped(invocation, None, invocation.scalar(1))
+
+
+def _clamped(invocation: Invocation, low: Scalar | None, high: Scalar | None) -> Vector:
+    """NaN as a limit makes everything NaN; limits the wrong way round leave nothing."""
+    vector = invocation.vector(0)
+    values, present = vector.values, vector.present
+    if low is not None and high is not None:
+        present = present & ~(high.values < low.values)
+    if high is not None:
+        values = np.minimum(values, high.values)
+    if low is not None:
+        values = np.maximum(values, low.values)
+    return drop_name(Vector(vector.series, values, present))
+
+
+def _round(invocation: Invocation) -> Vector:
+    """To the nearest multiple, halves up; dividing by the inverse keeps 0.1 exact, as Prometheus does."""
+    vector = invocation.vector(0)
+    with np.errstate(all="ignore"):
+        inverse = 1.0 / (invocation.scalar(1).values if len(invocation.args) > 1 else np.ones(1))
+        values = np.floor(vector.values * inverse + 0.5) / inverse
+    return drop_name(Vector(vector.series, values, vector.present))
+
+
+def _calendar(compute: Callable[[Floats], Floats]) -> PromFunction:
+    """A function of a time in seconds; without an argument, of the step."""
+
+    def call(invocation: Invocation) -> Vector:
+        if not invocation.args:
+            seconds = invocation.one_row(Scalar(invocation.times_ms / 1000))
+        else:
+            seconds = invocation.vector(0)
+        if not len(seconds.series):
+            return empty(len(invocation.times_ms))
+        with np.errstate(all="ignore"):
+            known = np.isfinite(seconds.values) & (np.abs(seconds.values) < 2.0**53)
+            values = np.where(known, compute(np.where(known, np.floor(seconds.values), 0.0)), np.nan)
+        return drop_name(Vector(seconds.series, values, seconds.present))
+
+    return call
+
+
+def _dates(seconds: Floats) -> np.typing.NDArray[np.datetime64]:
+    return seconds.astype(np.int64).astype("datetime64[s]")
+
+
+def _within(seconds: Floats, unit: str, larger: str) -> Floats:
+    """How many whole units have passed since the larger unit began."""
+    dates = _dates(seconds)
+    passed = dates.astype(f"datetime64[{unit}]") - dates.astype(f"datetime64[{larger}]").astype(f"datetime64[{unit}]")
+    return np.asarray(passed.astype(np.int64), dtype=np.float64)
+
+
+def _days_in_month(seconds: Floats) -> Floats:
+    month = _dates(seconds).astype("datetime64[M]")
+    length = (month + 1).astype("datetime64[D]") - month.astype("datetime64[D]")
+    return np.asarray(length.astype(np.int64), dtype=np.float64)
+
+
+def _year(seconds: Floats) -> Floats:
+    return np.asarray(_dates(seconds).astype("datetime64[Y]").astype(np.int64) + 1970, dtype=np.float64)
+
+
+def _day_of_week(seconds: Floats) -> Floats:
+    return (np.floor(seconds / 86_400) + EPOCH_WEEKDAY) % 7
+
+
+CALENDAR: dict[str, Callable[[Floats], Floats]] = {
+    "minute": lambda seconds: _within(seconds, "m", "h"),
+    "hour": lambda seconds: _within(seconds, "h", "D"),
+    "day_of_week": _day_of_week,
+    "day_of_month": lambda seconds: _within(seconds, "D", "M") + 1,
+    "day_of_year": lambda seconds: _within(seconds, "D", "Y") + 1,
+    "days_in_month": _days_in_month,
+    "month": lambda seconds: _within(seconds, "M", "Y") + 1,
+    "year": _year,
+}
+
+FUNCTIONS: dict[str, PromFunction] = {
+    **{name: _plain(compute) for name, compute in PLAIN.items()},
+    **{name: _calendar(compute) for name, compute in CALENDAR.items()},
+    "clamp": _clamp,
+    "clamp_min": _clamp_min,
+    "clamp_max": _clamp_max,
+    "round": _round,
+}

@@ -1,0 +1,168 @@
+"""Functions about labels and order: label_replace, label_join, sort, sort_by_label, absent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import re2
+
+from watchkeeper import errors
+from watchkeeper.model.labels import METRIC_NAME
+from watchkeeper.query.engine import Mask, MatchOp
+from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
+from watchkeeper.query.evaluate.values import Vector, relabelled
+from watchkeeper.query.promql import ast
+from watchkeeper.store.index import Pairs, SeriesSet
+
+# `$1`, `${name}` and `$$` in a replacement, as Go's regexp.Expand reads them.
+PLACEHOLDER = re.compile(r"\$(?:\{(\w+)\}|(\w+)|(\$))")
+DIGITS = re.compile(r"(\d+)")
+
+
+def _label_replace(invocation: Invocation) -> Vector:
+    vector = invocation.vector(0)
+    target, replacement, source, pattern = (invocation.text(at) for at in range(1, 5))
+    _check_label_name(target, "label_replace")
+    options = re2.Options()
+    options.dot_nl = True
+    options.log_errors = False
+    try:
+        compiled = re2.compile(pattern, options)
+    except re2.error as error:
+        raise errors.QueryError(f"invalid regular expression in label_replace(): {errors.quote(pattern)}") from error
+
+    def build(series: Sequence[Pairs]) -> SeriesSet:
+        expanded: dict[str, str | None] = {}
+        out = []
+        for pairs in series:
+            labels = dict(pairs)
+            value = labels.get(source, "")
+            if value not in expanded:
+                match = compiled.fullmatch(value)
+                expanded[value] = None if match is None else _expand(replacement, match)
+            found = expanded[value]
+            out.append(pairs if found is None else _with(labels, target, found))
+        return SeriesSet(out)
+
+    return relabelled(vector, vector.series.derive(("replace", target, replacement, source, pattern), build))
+
+
+def _expand(replacement: str, match: re.Match[str]) -> str:
+    def value(placeholder: re.Match[str]) -> str:
+        name = placeholder[1] or placeholder[2]
+        if name is None:
+            return "$"
+        key: int | str = int(name) if name.isdigit() else name
+        try:
+            return match.group(key) or ""
+        except (IndexError, KeyError):
+            return ""
+
+    return PLACEHOLDER.sub(value, replacement)
+
+
+def _label_join(invocation: Invocation) -> Vector:
+    vector = invocation.vector(0)
+    target, separator, *sources = (invocation.text(at) for at in range(1, len(invocation.args)))
+    for name in (target, *sources):
+        _check_label_name(name, "label_join")
+
+    def build(series: Sequence[Pairs]) -> SeriesSet:
+        out = []
+        for pairs in series:
+            labels = dict(pairs)
+            out.append(_with(labels, target, separator.join(labels.get(source, "") for source in sources)))
+        return SeriesSet(out)
+
+    return relabelled(vector, vector.series.derive(("join", target, separator, *sources), build))
+
+
+def _with(labels: dict[str, str], name: str, value: str) -> Pairs:
+    if value:
+        labels[name] = value
+    else:
+        labels.pop(name, None)
+    return tuple(sorted(labels.items()))
+
+
+def _check_label_name(name: str, function: str) -> None:
+    """Prometheus 3 allows any UTF-8 text but the empty one."""
+    if not name:
+        raise errors.QueryError(f"invalid label name {errors.quote(name)} in {function}()")
+
+
+def _sort(invocation: Invocation) -> Vector:
+    return _by_value(invocation.vector(0), sign=1.0)
+
+
+def _sort_desc(invocation: Invocation) -> Vector:
+    return _by_value(invocation.vector(0), sign=-1.0)
+
+
+def _by_value(vector: Vector, *, sign: float) -> Vector:
+    """Order matters for an instant query only; NaN comes last in both directions."""
+    if vector.values.shape[1] != 1:
+        return vector
+    keys = sign * vector.values[:, 0]
+    return vector.only(np.lexsort((keys, np.isnan(keys))))
+
+
+def _sort_by_label(invocation: Invocation) -> Vector:
+    return _by_labels(invocation, is_reversed=False)
+
+
+def _sort_by_label_desc(invocation: Invocation) -> Vector:
+    return _by_labels(invocation, is_reversed=True)
+
+
+def _by_labels(invocation: Invocation, *, is_reversed: bool) -> Vector:
+    vector = invocation.vector(0)
+    if vector.values.shape[1] != 1:
+        return vector
+    names = [invocation.text(at) for at in range(1, len(invocation.args))]
+
+    def key(row: int) -> tuple[object, ...]:
+        labels = dict(vector.series.pairs[row])
+        return (*(_natural(labels.get(name, "")) for name in names), vector.series.pairs[row])
+
+    rows = sorted(range(len(vector.series)), key=key, reverse=is_reversed)
+    return vector.only(np.array(rows, dtype=np.int64))
+
+
+def _natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """A key under which gpu9 comes before gpu10."""
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in DIGITS.split(text) if part)
+
+
+def absent(present: Mask, selected: ast.Expr) -> Vector:
+    """1 at the steps at which nothing is present, under the labels that the selector names for certain."""
+    missing = ~np.any(present, axis=0)[None, :]
+    return Vector(SeriesSet([_certain_labels(selected)]), np.ones(missing.shape), missing)
+
+
+def _certain_labels(expr: ast.Expr) -> Pairs:
+    """Labels with exactly one equality matcher, and no other matcher of the same label."""
+    while isinstance(expr, (ast.Paren, ast.RangeSelector)):
+        expr = expr.expr if isinstance(expr, ast.Paren) else expr.selector
+    if not isinstance(expr, ast.Selector):
+        return ()
+    named: dict[str, str] = {}
+    doubtful = {METRIC_NAME}
+    for matcher in expr.matchers:
+        if matcher.op is MatchOp.EQUAL and matcher.name not in named:
+            named[matcher.name] = matcher.value
+        else:
+            doubtful.add(matcher.name)
+    return tuple(sorted((name, value) for name, value in named.items() if name not in doubtful and value))
+
+
+FUNCTIONS: dict[str, PromFunction] = {
+    "label_replace": _label_replace,
+    "label_join": _label_join,
+    "sort": _sort,
+    "sort_desc": _sort_desc,
+    "sort_by_label": _sort_by_label,
+    "sort_by_label_desc": _sort_by_label_desc,
+}

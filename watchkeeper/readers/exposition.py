@@ -1,0 +1,284 @@
+"""Prometheus text pages (0.0.4, and the basics of OpenMetrics 1.0) into handles and values.
+
+An exporter sends the same series again and again, only the values change. So each target has its own
+parser, which remembers the raw bytes before the value: a line seen before costs one split and one
+dictionary look-up, and only a new line is read label by label. The scraper maps the handles to stored
+series once and hands the values on.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from watchkeeper.errors import CollectError, quote
+from watchkeeper.model import labels
+
+# A full dcgm-exporter page of an 8-GPU node has some 500 series; a page far above this is a mistake.
+MAX_SERIES = 50_000
+# Enough to recognise the problem; the count tells how large it is.
+BAD_LINES_NAMED = 5
+# Series that came and went are forgotten once they outnumber the present ones by this many.
+FORGET_SLACK = 1000
+
+# DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 41
+NAME = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*")
+# gpu="0", and the escapes \\ \" \n inside the quotes
+LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,|(?=\}))')
+# # HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).
+COMMENT = re.compile(r"#[ \t]+(HELP|TYPE|UNIT)[ \t]+([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*(.*)")
+ESCAPE = re.compile(r"\\([\\\"n])")
+# Go's ParseFloat as Prometheus uses it: no digit separators and no hexadecimal.
+FLOAT = re.compile(rb"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf(?:inity)?|nan)", re.IGNORECASE)
+
+
+class BadLine(Exception):
+    """Why one line of a page cannot be read; the page's other lines are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What an exporter says about a metric name."""
+
+    type: str = "unknown"
+    help: str = ""
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page: `values[i]` belongs to the series `parser.labels[handles[i]]`.
+
+    `handles` is the same list object as on the page before while the series stay the same.
+    `timestamps_ms` maps positions to explicit times and is empty for ordinary exporters. When `epoch`
+    changes the parser has forgotten old series and every handle has a new meaning.
+    """
+
+    handles: list[int]
+    values: array[float]
+    epoch: int
+    timestamps_ms: Mapping[int, int] = field(default_factory=dict)
+    bad_lines: int = 0
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What has been gathered of a page so far."""
+
+    handles: list[int] = field(default_factory=list)
+    tokens: list[bytes] = field(default_factory=list)
+    timestamps_ms: dict[int, int] = field(default_factory=dict)
+    bad_lines: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def complain(self, number: int, reason: str) -> None:
+        self.bad_lines += 1
+        if len(self.problems) < BAD_LINES_NAMED:
+            self.problems.append(f"line {number}: {reason}")
+
+
+class ExpositionParser:
+    """Reads the pages of one target; keep one per target, because its memory is what makes it fast."""
+
+    def __init__(self, *, max_series: int = MAX_SERIES) -> None:
+        self.labels: list[labels.Labels] = []
+        self.families: dict[str, Family] = {}
+        self.epoch = 0
+        self._max_series = max_series
+        # The memory is cleared between pages (see parse); this bounds it within one enormous page.
+        self._most_remembered = 3 * max_series + FORGET_SLACK
+        self._known: dict[bytes, int] = {}
+        self._handle_of: dict[labels.Labels, int] = {}
+        self._comments: set[bytes] = set()
+        self._last_handles: list[int] = []
+
+    def parse(self, page: bytes, *, openmetrics: bool = False) -> Page:
+        """Every readable sample of the page; CollectError if it has too many series or is cut short."""
+        if len(self.labels) > 2 * len(self._last_handles) + FORGET_SLACK:
+            self._forget()
+        lines = page.split(b"\n")
+        reading = self._gather(lines, self._known, openmetrics=openmetrics)
+        if openmetrics and page.rstrip(b"\r\n").rpartition(b"\n")[2] != b"# EOF":
+            raise CollectError("the page is cut short: it does not end with `# EOF`")
+        try:
+            # Python reads 1_000 as a number; Prometheus does not. One search per page finds it.
+            if b"_" in b" ".join(reading.tokens):
+                raise ValueError
+            values = array("d", map(float, reading.tokens))
+        except ValueError:
+            # Some value is not a number: read every line the careful way, which names the bad ones.
+            reading = self._gather(lines, {}, openmetrics=openmetrics)
+            values = array("d", map(float, reading.tokens))
+        self._refuse_repeats(reading, values)
+        return Page(
+            self._last_handles,
+            values,
+            self.epoch,
+            timestamps_ms=reading.timestamps_ms,
+            bad_lines=reading.bad_lines,
+            problems=tuple(reading.problems),
+        )
+
+    def _gather(self, lines: list[bytes], remembered: dict[bytes, int], *, openmetrics: bool) -> _Reading:
+        """Handle and value token of each line; this loop is the hot path of the whole hub."""
+        reading = _Reading()
+        add_handle, add_token, known = reading.handles.append, reading.tokens.append, remembered.get
+        comments = self._comments
+        for number, line in enumerate(lines, 1):
+            series, _, token = line.rpartition(b" ")
+            handle = known(series)
+            if handle is not None:
+                add_handle(handle)
+                add_token(token)
+            elif line not in comments:
+                self._read_unknown(line, number, reading=reading, openmetrics=openmetrics)
+        if len(reading.handles) > self._max_series:
+            self._refuse_size(lines)
+        return reading
+
+    def _read_unknown(self, line: bytes, number: int, *, reading: _Reading, openmetrics: bool) -> None:
+        """A line that is not remembered: blank, a comment, a new series, or one with a time or an exemplar."""
+        text = line.strip(b" \t\r")
+        if not text:
+            return
+        if text.startswith(b"#"):
+            self._read_comment(line)
+            return
+        try:
+            handle, rest = self._split(text)
+            token, at_ms = _split_value(rest, openmetrics)
+        except BadLine as bad:
+            reading.complain(number, str(bad))
+            return
+        if at_ms is not None:
+            reading.timestamps_ms[len(reading.handles)] = at_ms
+        reading.handles.append(handle)
+        reading.tokens.append(token)
+        series, _, rest = line.rpartition(b" ")
+        if rest.strip(b"\r") == token:
+            self._known[series] = handle
+
+    def _split(self, line: bytes) -> tuple[int, bytes]:
+        """The handle of the line's series, and what follows it; two spellings of one label set share a handle."""
+        end = line.rfind(b"}") + 1
+        known = self._known.get(line[:end]) if end else None
+        if known is not None:
+            return known, line[end:]
+        try:
+            label_set, rest = _read_series(line.decode())
+        except UnicodeDecodeError as error:
+            raise BadLine(f"is not UTF-8: {error.reason}") from error
+        handle = self._handle_of.setdefault(label_set, len(self.labels))
+        if handle == len(self.labels):
+            if handle > self._most_remembered:
+                raise BadLine(f"{handle} different series are remembered already, the limit is {self._most_remembered}")
+            self.labels.append(label_set)
+        rest_bytes = rest.encode()
+        self._known[line[: len(line) - len(rest_bytes)]] = handle
+        return handle, rest_bytes
+
+    def _read_comment(self, line: bytes) -> None:
+        if len(self._comments) >= 2 * self._max_series:
+            self._comments.clear()
+        self._comments.add(line)
+        match = COMMENT.match(line.decode("utf-8", "replace").strip())
+        if match is None:
+            return
+        word, name, text = match.groups()
+        if name not in self.families and len(self.families) >= self._max_series:
+            return
+        known = self.families.get(name, Family())
+        self.families[name] = Family(
+            type=text if word == "TYPE" else known.type,
+            help=ESCAPE.sub(_unescape, text) if word == "HELP" else known.help,
+            unit=text if word == "UNIT" else known.unit,
+        )
+
+    def _refuse_repeats(self, reading: _Reading, values: array[float]) -> None:
+        """Keep the first of samples that name the same series and time; settle which handle list is current."""
+        if reading.handles == self._last_handles:
+            return
+        if len(set(reading.handles)) != len(reading.handles):
+            self._drop_repeats(reading, values)
+        self._last_handles = reading.handles
+
+    def _drop_repeats(self, reading: _Reading, values: array[float]) -> None:
+        seen: set[tuple[int, int | None]] = set()
+        kept: list[int] = []
+        for at, handle in enumerate(reading.handles):
+            key = (handle, reading.timestamps_ms.get(at))
+            if key in seen:
+                reading.bad_lines += 1
+                if len(reading.problems) < BAD_LINES_NAMED:
+                    reading.problems.append(f"{quote(str(self.labels[handle]))} stands twice; the first is kept")
+                continue
+            seen.add(key)
+            kept.append(at)
+        times = reading.timestamps_ms
+        reading.timestamps_ms = {place: times[at] for place, at in enumerate(kept) if at in times}
+        reading.handles = [reading.handles[at] for at in kept]
+        values[:] = array("d", [values[at] for at in kept])
+
+    def _refuse_size(self, lines: list[bytes]) -> None:
+        found = sum(1 for line in lines if line.strip() and not line.lstrip().startswith(b"#"))
+        self._forget()
+        raise CollectError(
+            f"the page has {found} samples, the limit is {self._max_series}",
+            now="Nothing of this page is kept",
+            remedy="Raise the limit for this target, or drop metrics in the exporter",
+        )
+
+    def _forget(self) -> None:
+        """Start anew when most remembered series are gone, as after months of pods coming and going."""
+        self.epoch += 1
+        self.labels = []
+        self._known.clear()
+        self._handle_of.clear()
+        self._comments.clear()
+        self._last_handles = []
+
+
+def _read_series(line: str) -> tuple[labels.Labels, str]:
+    """The label set a line begins with, and the rest of the line."""
+    match = NAME.match(line)
+    if match is None:
+        raise BadLine(f"no metric name in {quote(line)}")
+    pairs, at = {labels.METRIC_NAME: match[1]}, match.end()
+    if line[at : at + 1] != "{":
+        return labels.Labels(pairs), line[at:]
+    at += 1
+    while (label := LABEL.match(line, at)) is not None:
+        name, value = label.groups()
+        if name in pairs:
+            raise BadLine(f"label {name} stands twice")
+        pairs[name] = ESCAPE.sub(_unescape, value) if "\\" in value else value
+        at = label.end()
+    rest = line[at:].lstrip(" \t")
+    if not rest.startswith("}"):
+        raise BadLine(f"label list breaks off at {quote(rest)}")
+    return labels.Labels(pairs), rest[1:]
+
+
+def _split_value(rest: bytes, openmetrics: bool) -> tuple[bytes, int | None]:
+    """Value and explicit time of what follows the series."""
+    if openmetrics:
+        # foo_bucket{le="1"} 8 # {trace_id="a"} 0.67: what follows the sharp is an exemplar.
+        rest = rest.partition(b" # ")[0]
+    parts = rest.split()
+    if len(parts) not in (1, 2):
+        raise BadLine(f"expected a value and perhaps a time, found {quote(rest.decode('utf-8', 'replace').strip())}")
+    if not FLOAT.fullmatch(parts[0]):
+        raise BadLine(f"value {quote(parts[0].decode('utf-8', 'replace'))} is not a number")
+    if len(parts) == 1:
+        return parts[0], None
+    try:
+        return parts[0], round(float(parts[1]) * 1000) if openmetrics else int(parts[1].decode("ascii"))
+    except (ValueError, OverflowError) as error:
+        raise BadLine(f"time {quote(parts[1].decode('utf-8', 'replace'))} is not a number") from error
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return "\n" if match.group(1) == "n" else match.group(1)

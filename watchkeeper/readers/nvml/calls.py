@@ -1,0 +1,220 @@
+"""The table of NVML calls: what each is called, how it is made, and what its answer holds.
+
+A row answers either with one number or with named parts; a row with `by_part` is one call for each part
+(a clock, a threshold). A new signal is a row here and a row in packs/. The session makes the calls, and
+whatever they raise is its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Answer = float | Mapping[str, float]
+
+CLOCKS_EVENT_REASONS = {
+    "gpu_idle": 0x1,
+    "clocks_setting": 0x2,
+    "power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal": 0x20,
+    "hw_thermal": 0x40,
+    "hw_power_brake": 0x80,
+    "display_clocks": 0x100,
+}
+NVLINK_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3, "ecc_data": 4}
+# Eighteen on Hopper and Blackwell, the most so far.
+MAX_NVLINKS = 18
+TEMPERATURE_SLOWDOWN_TLIMIT = 194
+FABRIC_NOT_SUPPORTED = 0
+
+
+class Unsupported(Exception):
+    """The call works and says that this GPU does not have the thing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One NVML call; `nvml` is its name in nvml.h, for people who read a fault."""
+
+    nvml: str
+    ask: Callable[[Any, Any], Answer] | None = None
+    by_part: Callable[[Any, Any, int], float] | None = None
+
+
+def field_number(value: Any) -> float:
+    """The number in an nvmlFieldValue_t, by its type."""
+    member = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")[value.valueType]
+    number: float = getattr(value.value, member)
+    return number
+
+
+def _utilization(nvml: Any, gpu: Any) -> Answer:
+    rates = nvml.nvmlDeviceGetUtilizationRates(gpu)
+    return {"gpu": rates.gpu, "memory": rates.memory}
+
+
+def _memory(nvml: Any, gpu: Any) -> Answer:
+    memory = nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2)
+    usable = memory.total - memory.reserved
+    ratio = {"used_ratio": memory.used / usable} if usable > 0 else {}
+    return {"total": memory.total, "free": memory.free, "used": memory.used, "reserved": memory.reserved, **ratio}
+
+
+def _bar1(nvml: Any, gpu: Any) -> Answer:
+    bar1 = nvml.nvmlDeviceGetBAR1MemoryInfo(gpu)
+    return {"total": bar1.bar1Total, "free": bar1.bar1Free, "used": bar1.bar1Used}
+
+
+def _clocks_event(nvml: Any, gpu: Any) -> Answer:
+    mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+    return {name: int(bool(mask & bit)) for name, bit in CLOCKS_EVENT_REASONS.items()} | {"mask": mask}
+
+
+def _slowdown_margin(nvml: Any, gpu: Any) -> Answer:
+    # T.Limit counts down to the highest operating temperature; slowdown lies a little beyond it (−2 on an H200).
+    try:
+        limit = nvml.nvmlDeviceGetFieldValues(gpu, [TEMPERATURE_SLOWDOWN_TLIMIT])[0]
+        if limit.nvmlReturn == 0:
+            return float(nvml.nvmlDeviceGetMarginTemperature(gpu) - field_number(limit))
+    except nvml.NVMLError_NotSupported:
+        pass
+    slowdown = nvml.nvmlDeviceGetTemperatureThreshold(gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+    return float(slowdown - nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
+
+
+def _remap_banks(nvml: Any, gpu: Any) -> Answer:
+    banks = nvml.nvmlDeviceGetRowRemapperHistogram(gpu)
+    return {name: getattr(banks, name) for name in ("max", "high", "partial", "low", "none")}
+
+
+def _remapped_rows(nvml: Any, gpu: Any) -> Answer:
+    names = ("correctable", "uncorrectable", "pending", "failure")
+    return dict(zip(names, nvml.nvmlDeviceGetRemappedRows(gpu), strict=True))
+
+
+def _pcie_generation(nvml: Any, gpu: Any) -> Answer:
+    now, most = nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu)
+    return {"now": now, "max": most}
+
+
+def _pcie_width(nvml: Any, gpu: Any) -> Answer:
+    return {"now": nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu), "max": nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)}
+
+
+def _power_constraints(nvml: Any, gpu: Any) -> Answer:
+    lowest, highest = nvml.nvmlDeviceGetPowerManagementLimitConstraints(gpu)
+    return {"min": lowest, "max": highest}
+
+
+def _nvlink_errors(nvml: Any, gpu: Any) -> Answer:
+    """Part `3.replay` is the replay counter of link 3; links that do not exist or sleep are absent."""
+    found: dict[str, float] = {}
+    for link in range(MAX_NVLINKS):
+        for kind, counter in NVLINK_COUNTERS.items():
+            try:
+                found[f"{link}.{kind}"] = nvml.nvmlDeviceGetNvLinkErrorCounter(gpu, link, counter)
+            except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+                continue
+        if link == 0 and not found:
+            raise Unsupported("no NVLink counters")
+    return found
+
+
+def _fabric(nvml: Any, gpu: Any) -> Answer:
+    fabric = nvml.c_nvmlGpuFabricInfoV_t()
+    fabric.version = nvml.nvmlGpuFabricInfo_v2
+    nvml.nvmlDeviceGetGpuFabricInfoV(gpu, nvml.byref(fabric))
+    if fabric.state == FABRIC_NOT_SUPPORTED:
+        raise Unsupported("not part of a fabric")
+    return {"state": fabric.state, "health": fabric.healthMask}
+
+
+def _processes(nvml: Any, gpu: Any) -> Answer:
+    seen = [*nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu), *nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(gpu)]
+    return float(len({entry.pid for entry in seen}))
+
+
+def _inforom_valid(nvml: Any, gpu: Any) -> Answer:
+    try:
+        nvml.nvmlDeviceValidateInforom(gpu)
+    except nvml.NVMLError_CorruptedInforom:
+        return 0
+    return 1
+
+
+def _sram_threshold(nvml: Any, gpu: Any) -> Answer:
+    status = nvml.c_nvmlEccSramErrorStatus_v1_t()
+    nvml.nvmlDeviceGetSramEccErrorStatus(gpu, nvml.byref(status))
+    return int(status.bThresholdExceeded)
+
+
+def _vgpu_license(nvml: Any, gpu: Any) -> Answer:
+    features = nvml.nvmlDeviceGetGridLicensableFeatures_v4(gpu)
+    if not features.isGridLicenseSupported:
+        raise Unsupported("not a vGPU")
+    count = features.licensableFeaturesCount
+    return int(any(feature.featureState for feature in features.gridLicensableFeatures[:count]))
+
+
+CALLS: Mapping[str, Call] = {
+    "utilization": Call("nvmlDeviceGetUtilizationRates", _utilization),
+    "memory": Call("nvmlDeviceGetMemoryInfo_v2", _memory),
+    "bar1": Call("nvmlDeviceGetBAR1MemoryInfo", _bar1),
+    "temperature": Call("nvmlDeviceGetTemperature", lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0)),
+    "margin": Call("nvmlDeviceGetMarginTemperature", lambda nvml, gpu: nvml.nvmlDeviceGetMarginTemperature(gpu)),
+    "slowdown_margin": Call("nvmlDeviceGetMarginTemperature", _slowdown_margin),
+    "threshold": Call(
+        "nvmlDeviceGetTemperatureThreshold",
+        by_part=lambda nvml, gpu, part: nvml.nvmlDeviceGetTemperatureThreshold(gpu, part),
+    ),
+    "clock": Call("nvmlDeviceGetClockInfo", by_part=lambda nvml, gpu, part: nvml.nvmlDeviceGetClockInfo(gpu, part)),
+    "max_clock": Call(
+        "nvmlDeviceGetMaxClockInfo", by_part=lambda nvml, gpu, part: nvml.nvmlDeviceGetMaxClockInfo(gpu, part)
+    ),
+    "clocks_event": Call("nvmlDeviceGetCurrentClocksEventReasons", _clocks_event),
+    "pstate": Call("nvmlDeviceGetPerformanceState", lambda nvml, gpu: nvml.nvmlDeviceGetPerformanceState(gpu)),
+    "fan": Call("nvmlDeviceGetFanSpeed", lambda nvml, gpu: nvml.nvmlDeviceGetFanSpeed(gpu)),
+    "power": Call("nvmlDeviceGetPowerUsage", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu)),
+    "power_limit": Call(
+        "nvmlDeviceGetPowerManagementLimit", lambda nvml, gpu: nvml.nvmlDeviceGetPowerManagementLimit(gpu)
+    ),
+    "power_default": Call(
+        "nvmlDeviceGetPowerManagementDefaultLimit", lambda nvml, gpu: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu)
+    ),
+    "power_constraints": Call("nvmlDeviceGetPowerManagementLimitConstraints", _power_constraints),
+    "power_enforced": Call(
+        "nvmlDeviceGetEnforcedPowerLimit", lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu)
+    ),
+    "energy": Call(
+        "nvmlDeviceGetTotalEnergyConsumption", lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+    ),
+    "pcie_throughput": Call(
+        "nvmlDeviceGetPcieThroughput", by_part=lambda nvml, gpu, part: nvml.nvmlDeviceGetPcieThroughput(gpu, part)
+    ),
+    "pcie_replay": Call("nvmlDeviceGetPcieReplayCounter", lambda nvml, gpu: nvml.nvmlDeviceGetPcieReplayCounter(gpu)),
+    "pcie_generation": Call("nvmlDeviceGetCurrPcieLinkGeneration", _pcie_generation),
+    "pcie_width": Call("nvmlDeviceGetCurrPcieLinkWidth", _pcie_width),
+    "encoder": Call(
+        "nvmlDeviceGetEncoderUtilization", lambda nvml, gpu: nvml.nvmlDeviceGetEncoderUtilization(gpu)[0]
+    ),
+    "decoder": Call(
+        "nvmlDeviceGetDecoderUtilization", lambda nvml, gpu: nvml.nvmlDeviceGetDecoderUtilization(gpu)[0]
+    ),
+    "remap_banks": Call("nvmlDeviceGetRowRemapperHistogram", _remap_banks),
+    "remapped_rows": Call("nvmlDeviceGetRemappedRows", _remapped_rows),
+    "nvlink_errors": Call("nvmlDeviceGetNvLinkErrorCounter", _nvlink_errors),
+    "fabric": Call("nvmlDeviceGetGpuFabricInfoV", _fabric),
+    "processes": Call("nvmlDeviceGetComputeRunningProcesses_v3", _processes),
+    "inforom_valid": Call("nvmlDeviceValidateInforom", _inforom_valid),
+    "sram_threshold": Call("nvmlDeviceGetSramEccErrorStatus", _sram_threshold),
+    "unrepairable": Call(
+        "nvmlDeviceGetUnrepairableMemoryFlag_v1", lambda nvml, gpu: nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(gpu)
+    ),
+    "vgpu_license": Call("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_license),
+    "persistence": Call("nvmlDeviceGetPersistenceMode", lambda nvml, gpu: nvml.nvmlDeviceGetPersistenceMode(gpu)),
+    "mig_mode": Call("nvmlDeviceGetMigMode", lambda nvml, gpu: nvml.nvmlDeviceGetMigMode(gpu)[0]),
+    "compute_mode": Call("nvmlDeviceGetComputeMode", lambda nvml, gpu: nvml.nvmlDeviceGetComputeMode(gpu)),
+}

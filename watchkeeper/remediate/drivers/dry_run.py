@@ -1,0 +1,52 @@
+"""The driver of a hub that was given no cluster: it says what would be done, and refuses to do it."""
+
+from __future__ import annotations
+
+from watchkeeper.errors import ActionRefused
+from watchkeeper.model.actions import Action, ActionKind
+from watchkeeper.model.fleet import Place
+from watchkeeper.remediate.driver import Observed
+
+WORDS = {
+    ActionKind.CORDON: "kubectl cordon {node}   (Slurm: scontrol update NodeName={node} State=DRAIN Reason={mark})",
+    ActionKind.DRAIN: "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
+    "   (Slurm: wait until {node} is DRAINED)",
+    ActionKind.UNCORDON: "kubectl uncordon {node}   (Slurm: scontrol update NodeName={node} State=RESUME)",
+    ActionKind.REBOOT: "on {node}: systemctl reboot   (Slurm: scontrol reboot {node})",
+    ActionKind.RESET_GPU: "on {node}: nvidia-smi --gpu-reset -i {gpu}",
+    ActionKind.VALIDATE: "on {node}: dcgmi diag -r 2",
+    ActionKind.RESTART_APP: "restart the workload that used {place}",
+    ActionKind.INSPECT: "a person looks at {place}",
+    ActionKind.NOTIFY_OWNER: "tell the owner of the workload on {place}",
+}
+
+
+def in_words(action: Action) -> str:
+    """The command a person would type, or what a person has to do."""
+    place = action.place
+    return WORDS[action.kind].format(
+        node=place.node or place.domain or place.cluster,
+        gpu=place.gpu or "",
+        place=" ".join(part for part in (place.gpu, place.node or place.domain or place.cluster) if part),
+        mark=action.mark,
+    )
+
+
+class DryRun:
+    """Knows nothing about any node, and touches none."""
+
+    name = "dry run"
+
+    def observe(self, place: Place) -> Observed:
+        return Observed(place, exists=True)
+
+    def describe(self, action: Action) -> str:
+        return in_words(action)
+
+    def perform(self, action: Action) -> str:
+        raise ActionRefused(
+            f"{action.kind} was asked for, but this hub only describes",
+            where=action.place.node,
+            now="Nothing was touched",
+            remedy="Configure a driver under [remediate] to let it act",
+        )

@@ -1,0 +1,115 @@
+"""From a finding to a plan: which actions, where, and what each would do.
+
+`make_plan` decides and is pure; `dry_run` asks a driver to describe every action and touches nothing.
+The hub keeps the Plan in the journal, and the console shows it beside the incident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from watchkeeper.catalogue import causes
+from watchkeeper.errors import ActionFailed, ActionRefused
+from watchkeeper.model import diagnosis, fleet, incidents
+from watchkeeper.model.actions import Action, ActionId, ActionKind, Mode, Plan, Receipt, Result
+from watchkeeper.remediate.driver import Driver, Observed
+from watchkeeper.remediate.policy import Policy, PolicyStep
+
+ON_NODE = frozenset({ActionKind.CORDON, ActionKind.DRAIN, ActionKind.REBOOT, ActionKind.VALIDATE, ActionKind.UNCORDON})
+NEEDS_PERSON = frozenset({ActionKind.INSPECT, ActionKind.NOTIFY_OWNER})
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is to be done, before anybody was asked how."""
+
+    incident: incidents.IncidentId
+    cause: str
+    next_step: str
+    mode: Mode
+    actions: tuple[Action, ...]
+
+
+def make_plan(
+    incident: incidents.Incident,
+    finding: diagnosis.Finding | None,
+    policy: Policy,
+    *,
+    mode: Mode = Mode.OBSERVE,
+    names: Callable[[fleet.Place], str] = str,
+) -> Draft:
+    """The policy's steps for the finding's cause at its place; without a finding, for the incident as it is.
+
+    The same incident and finding give the same action ids, so that performing a plan again is harmless.
+    """
+    cause = finding.cause if finding is not None else incident.cause
+    place = finding.place if finding is not None else incident.place
+    row = causes.lookup(cause)
+    advice = row.advice(names(place), names(_node_of(place)))
+    return Draft(incident.id, row.cause, advice, mode, tuple(_actions(incident.id, place, policy.steps(cause))))
+
+
+def dry_run(draft: Draft, driver: Driver, *, now: datetime) -> Plan:
+    """Every action with the call that it would be; nothing is touched, whatever the mode."""
+    seen: dict[fleet.Place, Observed | str] = {}
+    receipts = tuple(_describe(action, driver, now=now, seen=seen) for action in draft.actions)
+    return Plan(draft.incident, draft.cause, draft.mode, made_at=now, next_step=draft.next_step, receipts=receipts)
+
+
+def _actions(incident: incidents.IncidentId, place: fleet.Place, steps: tuple[PolicyStep, ...]) -> Iterator[Action]:
+    """An action that has no machine or no GPU to act on becomes a look by a person, once."""
+    blocked: set[str] = set()
+    for at, step in enumerate(steps, start=1):
+        kind, why, where = step.action, step.why, _place_for(step.action, place)
+        if where is None:
+            lack = "which GPU it is" if place.node else "which node it is"
+            if lack in blocked:
+                continue
+            blocked.add(lack)
+            kind, why, where = ActionKind.INSPECT, f"Find out {lack}; without that, no {step.action} is possible", place
+        yield Action(ActionId(f"{at}-{kind}"), kind, where, incident, why)
+
+
+def _place_for(kind: ActionKind, place: fleet.Place) -> fleet.Place | None:
+    """Where an action of this kind is carried out; None when the place is too vague for it."""
+    if kind is ActionKind.RESET_GPU:
+        return fleet.Place(place.cluster, node=place.node, gpu=place.gpu) if place.gpu else None
+    if kind in ON_NODE:
+        return _node_of(place) if place.node else None
+    return place
+
+
+def _node_of(place: fleet.Place) -> fleet.Place:
+    return fleet.Place(place.cluster, node=place.node, domain=place.domain)
+
+
+def _describe(action: Action, driver: Driver, *, now: datetime, seen: dict[fleet.Place, Observed | str]) -> Receipt:
+    try:
+        text = driver.describe(action)
+    except (ActionRefused, ActionFailed) as error:
+        return Receipt(action, now, Result.REFUSED, str(error))
+    if action.kind in NEEDS_PERSON or action.place.node is None:
+        return Receipt(action, now, Result.DESCRIBED, text)
+    node = _node_of(action.place)
+    if node not in seen:
+        seen[node] = _observe(driver, node)
+    observed = seen[node]
+    if isinstance(observed, str):
+        return Receipt(action, now, Result.DESCRIBED, f"{text} (its state is unknown: {observed})")
+    if not observed.exists:
+        return Receipt(action, now, Result.REFUSED, f"{driver.name} does not know {node.node}")
+    if action.kind is ActionKind.CORDON and observed.is_schedulable is False:
+        owner = observed.cordoned_by or "someone"
+        return Receipt(action, now, Result.ALREADY_SO, f"{node.node} is already cordoned by {owner}")
+    if action.kind is ActionKind.DRAIN and observed.workloads:
+        text += f" (moves {', '.join(observed.workloads[:5])}{' …' if len(observed.workloads) > 5 else ''})"
+    return Receipt(action, now, Result.DESCRIBED, text)
+
+
+def _observe(driver: Driver, node: fleet.Place) -> Observed | str:
+    try:
+        return driver.observe(node)
+    except ActionFailed as error:
+        return str(error)

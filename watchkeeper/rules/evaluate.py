@@ -1,0 +1,268 @@
+"""One evaluation of a rule group: ask the engine, move the alerts, say what to write back.
+
+The hub owns the loop: it walks `evaluate_each`, appends each rule's samples before the next rule is
+asked (so that a rule can read what an earlier one recorded), keeps the new state, and hands the
+changes to incidents. A rule that fails is reported and does not stop its group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from functools import partial
+from typing import TypeAlias
+
+from watchkeeper.errors import QueryError, QueryLimit, WatchkeeperError
+from watchkeeper.kit import clock
+from watchkeeper.model.alerts import Alert, AlertState
+from watchkeeper.model.labels import METRIC_NAME, Labels
+from watchkeeper.model.samples import STALE, Sample
+from watchkeeper.query import engine as engines
+from watchkeeper.rules import alerting
+from watchkeeper.rules.rulefile import AlertingRule, Group, RecordingRule, Rule, RuleSet
+
+ALERTS = "ALERTS"
+ALERTS_FOR_STATE = "ALERTS_FOR_STATE"
+ALERT_STATE = "alertstate"
+# How far back a restart looks for the time an alert became active; Prometheus' outage tolerance.
+OUTAGE_TOLERANCE = "1h"
+
+
+class Health(StrEnum):
+    """Prometheus' words for a rule: not evaluated yet, fine, failed."""
+
+    UNKNOWN = "unknown"
+    OK = "ok"
+    ERROR = "err"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleState:
+    """What is remembered of one rule: its alerts, the series it wrote last, and how the last evaluation went."""
+
+    alerts: Mapping[Labels, Alert] = field(default_factory=dict)
+    written: frozenset[Labels] = frozenset()
+    health: Health = Health.UNKNOWN
+    last_error: str = ""
+    evaluated_at: datetime | None = None
+    duration_seconds: float = 0.0
+
+
+State: TypeAlias = Mapping[str, RuleState]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleResult:
+    """One rule, evaluated: what to append, which alerts began to fire or were resolved, and the state to keep."""
+
+    key: str
+    rule: Rule
+    state: RuleState
+    samples: tuple[Sample, ...] = ()
+    changes: tuple[Alert, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    results: tuple[RuleResult, ...]
+    state: State
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        return tuple(sample for result in self.results for sample in result.samples)
+
+    @property
+    def changes(self) -> tuple[Alert, ...]:
+        return tuple(change for result in self.results for change in result.changes)
+
+
+def rule_key(group: Group, rule: Rule) -> str:
+    """What a rule is known by across reloads: a changed expression or label makes it another rule."""
+    if isinstance(rule, RecordingRule):
+        return f"{group.key};record;{rule.name};{rule.labels};{rule.expr}"
+    labels = sorted((name, template.text) for name, template in rule.labels.items())
+    return f"{group.key};alert;{rule.name};{labels};{rule.expr}"
+
+
+def evaluate(
+    group: Group,
+    engine: engines.Engine,
+    state: State,
+    *,
+    now: datetime,
+    surroundings: alerting.Surroundings = alerting.NOWHERE,
+) -> GroupResult:
+    """Evaluate a whole group at once; its rules do not see what this evaluation records."""
+    results = tuple(evaluate_each(group, engine, state, now=now, surroundings=surroundings))
+    return GroupResult(results, {**state, **{result.key: result.state for result in results}})
+
+
+def evaluate_each(
+    group: Group,
+    engine: engines.Engine,
+    state: State,
+    *,
+    now: datetime,
+    surroundings: alerting.Surroundings = alerting.NOWHERE,
+    timer: Callable[[], float] = time.perf_counter,
+) -> Iterator[RuleResult]:
+    """Evaluate rule by rule; append each result's samples before taking the next one."""
+    if surroundings.query is None:
+        surroundings = replace(surroundings, query=partial(_rows, engine, clock.to_ms(now)))
+    for rule in group.rules:
+        key, began = rule_key(group, rule), timer()
+        outcome = _evaluate_one(group, rule, engine, state.get(key, RuleState()), now=now, surroundings=surroundings)
+        kept = replace(outcome.state, evaluated_at=now, duration_seconds=timer() - began)
+        yield RuleResult(key, rule, kept, outcome.samples, outcome.changes)
+
+
+def retire(state: State, rule_set: RuleSet, *, now: datetime) -> tuple[State, tuple[Sample, ...], tuple[Alert, ...]]:
+    """Drop the rules that a reload took away: the state left, stale markers for their series, resolved alerts."""
+    kept = {rule_key(group, rule) for group in rule_set.groups for rule in group.rules}
+    gone = [one for key, one in state.items() if key not in kept]
+    samples = tuple(_stale(labels, now) for one in gone for labels in sorted(one.written))
+    resolved = tuple(
+        replace(alert, state=AlertState.RESOLVED, resolved_at=now)
+        for one in gone
+        for alert in one.alerts.values()
+        if alert.state is AlertState.FIRING
+    )
+    return {key: one for key, one in state.items() if key in kept}, samples, resolved
+
+
+def restore(group: Group, state: State, alerts: Iterable[Alert]) -> State:
+    """Give alerts kept from before a restart back to the rules they came from; strangers are left out."""
+    restored = dict(state)
+    for alert in alerts:
+        rule = next((rule for rule in group.rules if isinstance(rule, AlertingRule) and _made(rule, alert)), None)
+        if rule is None:
+            continue
+        key = rule_key(group, rule)
+        one = restored.get(key, RuleState())
+        restored[key] = replace(
+            one, alerts={**one.alerts, alert.labels: alert}, written=one.written | _series_of(alert)
+        )
+    return restored
+
+
+def restore_holds(state: State, engine: engines.Engine, *, now: datetime) -> State:
+    """After the first evaluation of a restart: pending alerts go on from the time `ALERTS_FOR_STATE` remembers."""
+    answer = engine.instant(f"last_over_time({ALERTS_FOR_STATE}[{OUTAGE_TOLERANCE}])", clock.to_ms(now))
+    since = {labels.without(METRIC_NAME): value for labels, value in answer.latest().items()}
+
+    def remembered(alert: Alert) -> Alert:
+        seconds = since.get(alert.labels)
+        if alert.state is not AlertState.PENDING or seconds is None:
+            return alert
+        return replace(alert, active_at=min(alert.active_at, clock.from_ms(seconds * 1000)))
+
+    return {
+        key: replace(one, alerts={labels: remembered(alert) for labels, alert in one.alerts.items()})
+        for key, one in state.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    state: RuleState
+    samples: tuple[Sample, ...] = ()
+    changes: tuple[Alert, ...] = ()
+
+
+def _evaluate_one(
+    group: Group,
+    rule: Rule,
+    engine: engines.Engine,
+    before: RuleState,
+    *,
+    now: datetime,
+    surroundings: alerting.Surroundings,
+) -> _Outcome:
+    try:
+        vector = _ask(rule, engine, clock.to_ms(now) - round(group.query_offset_seconds * 1000))
+        if isinstance(rule, RecordingRule):
+            outcome = _record(rule, vector, before, now=now)
+        else:
+            outcome = _alert(rule, vector, before, now=now, surroundings=surroundings)
+        count = len(vector) if isinstance(rule, RecordingRule) else _active_count(outcome.state)
+        if group.limit and count > group.limit:
+            raise QueryLimit(f"{rule.name} answers {count} series; its group allows {group.limit}")
+    except WatchkeeperError as error:
+        # What the rule said before stays in force: a failed question is not an answer of "all is well".
+        return _Outcome(replace(before, health=Health.ERROR, last_error=str(error)))
+    return outcome
+
+
+def _ask(rule: Rule, engine: engines.Engine, at_ms: int) -> Mapping[Labels, float]:
+    answer = engine.instant(rule.expr, at_ms)
+    if answer.kind not in (engines.Kind.VECTOR, engines.Kind.SCALAR):
+        raise QueryError(f"{rule.name} answers a {answer.kind}; a rule needs a vector or a scalar")
+    return answer.latest()
+
+
+def _rows(engine: engines.Engine, at_ms: int, expr: str) -> list[dict[str, object]]:
+    """What the template function `query` answers."""
+    answer = engine.instant(expr, at_ms).latest()
+    return [{"Labels": labels, "Value": value} for labels, value in sorted(answer.items())]
+
+
+def _record(rule: RecordingRule, vector: Mapping[Labels, float], before: RuleState, *, now: datetime) -> _Outcome:
+    values: dict[Labels, float] = {}
+    for series, value in vector.items():
+        labels = Labels({**series, **rule.labels, METRIC_NAME: rule.name})
+        if labels in values:
+            raise QueryError(f"{rule.name}: two series become the same {labels}")
+        values[labels] = value
+    return _written(RuleState(health=Health.OK), values, before=before, now=now)
+
+
+def _alert(
+    rule: AlertingRule,
+    vector: Mapping[Labels, float],
+    before: RuleState,
+    *,
+    now: datetime,
+    surroundings: alerting.Surroundings,
+) -> _Outcome:
+    moved = alerting.step(rule, before.alerts, vector, now=now, surroundings=surroundings)
+    values: dict[Labels, float] = {}
+    for alert in moved.active:
+        firing, since = _series(alert)
+        values |= {firing: 1.0, since: alert.active_at.timestamp()}
+    state = RuleState(alerts=moved.alerts, health=Health.OK)
+    return replace(_written(state, values, before=before, now=now), changes=moved.changes)
+
+
+def _written(state: RuleState, values: Mapping[Labels, float], *, before: RuleState, now: datetime) -> _Outcome:
+    """The samples of this evaluation, and a stale marker for each series that was written last time only."""
+    at_ms = clock.to_ms(now)
+    samples = [Sample(labels, at_ms, value) for labels, value in values.items()]
+    samples += [_stale(labels, now) for labels in sorted(before.written - values.keys())]
+    return _Outcome(replace(state, written=frozenset(values)), tuple(samples))
+
+
+def _stale(labels: Labels, now: datetime) -> Sample:
+    return Sample(labels, clock.to_ms(now), STALE)
+
+
+def _series(alert: Alert) -> tuple[Labels, Labels]:
+    """The two series that stand for an active alert, in Prometheus' names."""
+    shown = Labels({**alert.labels, METRIC_NAME: ALERTS, ALERT_STATE: alert.state.value})
+    return shown, Labels({**alert.labels, METRIC_NAME: ALERTS_FOR_STATE})
+
+
+def _series_of(alert: Alert) -> frozenset[Labels]:
+    return frozenset() if alert.state is AlertState.RESOLVED else frozenset(_series(alert))
+
+
+def _active_count(state: RuleState) -> int:
+    return sum(alert.state is not AlertState.RESOLVED for alert in state.alerts.values())
+
+
+def _made(rule: AlertingRule, alert: Alert) -> bool:
+    """True when this rule can have made the alert: its name, and its labels where they are plain text."""
+    plain = {name: template.text for name, template in rule.labels.items() if "{{" not in template.text}
+    return alert.name == rule.name and all(alert.labels.get(name, "") == text for name, text in plain.items())

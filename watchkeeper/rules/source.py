@@ -1,0 +1,73 @@
+"""YAML text with its places: which line a value stands on, and where inside it an expression is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import yaml
+
+BLOCK_STYLES = frozenset({"|", ">"})
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A YAML value and the line, from 1, of the key or dash that it belongs to."""
+
+    node: yaml.Node
+    line: int
+
+    @classmethod
+    def whole(cls, node: yaml.Node) -> Entry:
+        return cls(node, node.start_mark.line + 1)
+
+    @property
+    def is_null(self) -> bool:
+        return isinstance(self.node, yaml.ScalarNode) and self.node.tag == "tag:yaml.org,2002:null"
+
+    @property
+    def is_text(self) -> bool:
+        """Numbers and yes/no count as the text they are written in, as in Prometheus' own reader."""
+        return isinstance(self.node, yaml.ScalarNode)
+
+    @property
+    def text(self) -> str:
+        return "" if self.is_null or not self.is_text else str(self.node.value)
+
+
+def entries(node: yaml.MappingNode) -> Iterator[tuple[str, Entry]]:
+    for key, value in node.value:
+        yield str(key.value), Entry(value, key.start_mark.line + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    path: str
+    text: str
+
+    def position(self, entry: Entry, expression: str, *, at: tuple[int, int]) -> tuple[int, int]:
+        """Line and column in the file of a line and column in an expression, both from 1.
+
+        YAML may fold lines and strip indents, but it keeps every character that is not white space, so
+        counting those leads from the one to the other.
+        """
+        lines = expression.split("\n")
+        before = "".join(lines[: at[0] - 1]) + lines[min(at[0], len(lines)) - 1][: at[1] - 1]
+        left = sum(not character.isspace() for character in before)
+        places = list(self._visible(entry.node))
+        if left < len(places):
+            return places[left]
+        line, column = places[-1]
+        return line, column + 1
+
+    def _visible(self, node: yaml.Node) -> Iterator[tuple[int, int]]:
+        """Line and column of each character of a value that is not white space."""
+        start, end, source = node.start_mark, node.end_mark, self.text.split("\n")
+        style = node.style if isinstance(node, yaml.ScalarNode) else None
+        is_block = style in BLOCK_STYLES
+        for line in range(start.line + is_block, min(end.line + 1, len(source))):
+            first = start.column + bool(style) if line == start.line else 0
+            last = end.column - (bool(style) and not is_block) if line == end.line else None
+            for column, character in enumerate(source[line][first:last], first):
+                if not character.isspace():
+                    yield line + 1, column + 1

@@ -1,0 +1,219 @@
+"""promtool's rule tests on our own engine: the same YAML, the same verdict.
+
+`watchkeeper rules test` and the tests of packs/rules call `run`. Time starts at 0 and moves by the
+evaluation interval; before each evaluation the samples due by then are appended, as promtool does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from watchkeeper.errors import QueryError, RuleFileError, WireError
+from watchkeeper.kit import clock, durations, wire
+from watchkeeper.model.alerts import AlertState
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import Sample
+from watchkeeper.query import embedded
+from watchkeeper.query.engine import Engine
+from watchkeeper.rules import alerting, evaluate, notation, rulefile
+from watchkeeper.store import head
+
+# promtool compares values as floats; ours may differ in the last bits because it adds in another order.
+RELATIVE_TOLERANCE = 1e-9
+DEFAULT_INTERVAL = "1m"
+# A story is short and kept whole.
+RETENTION_MS = durations.parse_ms("1y")
+
+
+@dataclass(frozen=True, slots=True)
+class InputSeries:
+    series: str
+    values: str | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedAlert:
+    exp_labels: Mapping[str, Any] = field(default_factory=dict)
+    exp_annotations: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AlertTest:
+    eval_time: str | int
+    alertname: str
+    exp_alerts: tuple[ExpectedAlert, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSample:
+    labels: str
+    value: int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class ExprTest:
+    expr: str
+    eval_time: str | int
+    exp_samples: tuple[ExpectedSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One test: series over time, and what must be so at which time."""
+
+    input_series: tuple[InputSeries, ...] = ()
+    interval: str = DEFAULT_INTERVAL
+    name: str = ""
+    alert_rule_test: tuple[AlertTest, ...] = ()
+    promql_expr_test: tuple[ExprTest, ...] = ()
+    external_labels: Mapping[str, str] = field(default_factory=dict)
+    external_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One test file."""
+
+    rule_files: tuple[str, ...] = ()
+    tests: tuple[Story, ...] = ()
+    evaluation_interval: str = DEFAULT_INTERVAL
+    group_eval_order: tuple[str, ...] = ()
+
+
+def run(path: Path, *, open_engine: Callable[[], Engine] | None = None) -> list[str]:
+    """Every expectation of one file that does not hold, in words; RuleFileError if the file cannot be read."""
+    file = _read(path)
+    rule_set = rulefile.load(path.parent / name for name in file.rule_files)
+    failures: list[str] = []
+    for at, story in enumerate(file.tests):
+        engine = (open_engine or _embedded)()
+        title = story.name or f"test {at + 1}"
+        try:
+            failures += [f"{title}: {failure}" for failure in _play(file, story, rule_set, engine)]
+        except (ValueError, QueryError) as error:
+            failures.append(f"{title}: {error}")
+    return failures
+
+
+def _embedded() -> Engine:
+    return embedded.EmbeddedEngine(head.Head(retention_ms=RETENTION_MS))
+
+
+def _read(path: Path) -> Script:
+    try:
+        plain = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        return wire.from_plain(Script, _without_nulls(plain))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RuleFileError(f"cannot be read: {error}", path=str(path)) from error
+    except WireError as error:
+        raise RuleFileError("; ".join(error.problems), path=str(path)) from error
+
+
+def _without_nulls(plain: Any) -> Any:
+    """A key without a value, such as `exp_alerts:`, is the same as no key."""
+    if isinstance(plain, dict):
+        return {key: _without_nulls(value) for key, value in plain.items() if value is not None}
+    return [_without_nulls(item) for item in plain] if isinstance(plain, list) else plain
+
+
+def _play(script: Script, story: Story, rule_set: rulefile.RuleSet, engine: Engine) -> Iterator[str]:
+    step_ms = durations.parse_ms(script.evaluation_interval)
+    due = {_ms(test.eval_time) for test in story.alert_rule_test} | {
+        _ms(test.eval_time) for test in story.promql_expr_test
+    }
+    waiting = _samples(story)
+    state: evaluate.State = {}
+    for now_ms in range(0, max(due, default=0) + 1, step_ms):
+        engine.append(_take(waiting, now_ms))
+        state = _tick(script, story, rule_set, engine, state, now_ms=now_ms)
+        for test in story.alert_rule_test:
+            if now_ms <= _ms(test.eval_time) < now_ms + step_ms:
+                yield from _alerts_differ(test, state)
+    engine.append(_take(waiting, max(due, default=0)))
+    for question in story.promql_expr_test:
+        yield from _samples_differ(question, engine)
+
+
+def _tick(
+    script: Script, story: Story, rule_set: rulefile.RuleSet, engine: Engine, state: evaluate.State, *, now_ms: int
+) -> evaluate.State:
+    order = {name: at for at, name in enumerate(script.group_eval_order)}
+    surroundings = alerting.Surroundings(story.external_labels, story.external_url)
+    kept = dict(state)
+    for group in sorted(rule_set.groups, key=lambda group: order.get(group.name, len(order))):
+        now = clock.from_ms(now_ms)
+        for result in evaluate.evaluate_each(group, engine, state, now=now, surroundings=surroundings):
+            if result.state.health is evaluate.Health.ERROR:
+                raise QueryError(
+                    f"{result.rule.name} failed at {durations.format_ms(now_ms)}: {result.state.last_error}"
+                )
+            engine.append(result.samples)
+            kept[result.key] = result.state
+    return kept
+
+
+def _samples(story: Story) -> list[Sample]:
+    """Every sample of the story, latest first, so that the next ones are taken from the end."""
+    step_ms = durations.parse_ms(story.interval)
+    found = [
+        Sample(notation.labels(series.series), at * step_ms, value)
+        for series in story.input_series
+        for at, value in enumerate(notation.values(str(series.values)))
+        if value is not None
+    ]
+    return sorted(found, key=lambda sample: -sample.at_ms)
+
+
+def _take(waiting: list[Sample], until_ms: int) -> list[Sample]:
+    taken = []
+    while waiting and waiting[-1].at_ms <= until_ms:
+        taken.append(waiting.pop())
+    return taken
+
+
+def _alerts_differ(test: AlertTest, state: evaluate.State) -> Iterator[str]:
+    found = sorted(
+        (str(alert.labels), sorted(alert.annotations.items()))
+        for one in state.values()
+        for alert in one.alerts.values()
+        if alert.state is AlertState.FIRING and alert.name == test.alertname
+    )
+    expected = sorted(
+        (
+            str(Labels({**_texts(alert.exp_labels), alerting.ALERT_NAME: test.alertname})),
+            sorted(_texts(alert.exp_annotations).items()),
+        )
+        for alert in test.exp_alerts
+    )
+    if found != expected:
+        yield f"alert {test.alertname} at {test.eval_time}: expected {_list(expected)}; found {_list(found)}"
+
+
+def _samples_differ(test: ExprTest, engine: Engine) -> Iterator[str]:
+    found = engine.instant(test.expr, _ms(test.eval_time)).latest()
+    expected = {notation.labels(sample.labels): float(sample.value) for sample in test.exp_samples}
+    if found.keys() != expected.keys() or not all(_same(found[key], value) for key, value in expected.items()):
+        shown = [[f"{labels} {value:g}" for labels, value in sorted(side.items())] for side in (expected, found)]
+        yield f"`{test.expr}` at {test.eval_time}: expected {_list(shown[0])}; found {_list(shown[1])}"
+
+
+def _ms(text: str | int) -> int:
+    return durations.parse_ms(str(text))
+
+
+def _texts(plain: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in plain.items()}
+
+
+def _same(left: float, right: float) -> bool:
+    return math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE) or (math.isnan(left) and math.isnan(right))
+
+
+def _list(items: Sequence[object]) -> str:
+    return ", ".join(str(item) for item in items) or "none"

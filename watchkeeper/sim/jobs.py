@@ -1,0 +1,318 @@
+"""Work for GPUs that do not exist: who runs what, where, and what that asks of each GPU now.
+
+Jobs of several teams start, run for a while and end; a gang trains on many GPUs in step. Each second
+`activity` gives, for every GPU at once, how busy its parts would like to be; physics.py decides what
+becomes of the wish. cluster.py moves jobs between nodes, faults.py crashes and stalls them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watchkeeper.sim.fleet import Layout, SimNode
+
+Floats = NDArray[np.float64]
+
+# A fleet that is always full shows no scheduling, one that is empty shows no work.
+BUSY_SHARE = 0.86
+ARRIVAL_SECONDS = 20
+REQUEUE_LIMIT = 1000
+DAY_SECONDS = 86_400
+
+
+class Kind(IntEnum):
+    NONE = 0
+    TRAINING = 1
+    SERVING = 2
+    HELD = 3
+
+
+class Phase(IntEnum):
+    """What a GPU's work is doing this second."""
+
+    IDLE = 0
+    COMPUTE = 1
+    EXCHANGE = 2
+    LOADING = 3
+    CHECKPOINT = 4
+    SERVING = 5
+    STALLED = 6
+
+
+# Busy shares per phase, after the H200 recording of 2026-11-15 (transformer step, PCIe copies, starved
+# loader). A stalled collective spins in one small kernel: GPU_UTIL 100, SMs almost idle.
+#   sm  tensor  dram  occupancy  engine  gpu_util  pcie_rx  pcie_tx  nvlink   (last three: share of the link)
+LEVELS = np.array(
+    [
+        [0.00, 0.00, 0.00, 0.00, 0.00, 0.00, 0.0001, 0.0001, 0.00],
+        [0.88, 0.36, 0.38, 0.40, 0.95, 0.98, 0.0100, 0.0030, 0.12],
+        [0.52, 0.10, 0.22, 0.26, 0.93, 0.99, 0.0060, 0.0060, 0.70],
+        [0.06, 0.03, 0.02, 0.03, 0.08, 0.10, 0.1200, 0.0030, 0.00],
+        [0.02, 0.00, 0.06, 0.01, 0.04, 0.06, 0.0010, 0.2200, 0.00],
+        [0.66, 0.26, 0.62, 0.34, 0.84, 0.90, 0.0200, 0.0080, 0.04],
+        [0.11, 0.00, 0.01, 0.05, 1.00, 1.00, 0.0002, 0.0002, 0.00],
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A sort of job that a team keeps starting."""
+
+    namespace: str
+    stem: str
+    kind: Kind
+    gpus: tuple[int, ...]
+    pools: tuple[str, ...]
+    hours: tuple[float, float]
+    memory: tuple[float, float]
+
+
+RECIPES = (
+    Recipe("research", "llm-70b", Kind.TRAINING, (16, 32, 64), ("h200", "h100"), (2, 12), (0.80, 0.94)),
+    Recipe("research", "llm-8b-sft", Kind.TRAINING, (8,), ("h200", "h100", "a100"), (0.5, 4), (0.70, 0.90)),
+    Recipe("vision", "video-diffusion", Kind.TRAINING, (8, 16), ("h200", "h100"), (1, 8), (0.60, 0.85)),
+    Recipe("vision", "detector", Kind.TRAINING, (2, 4), ("a100", "l40s"), (0.5, 3), (0.40, 0.70)),
+    Recipe("speech", "asr-train", Kind.TRAINING, (4, 8), ("a100", "h100"), (1, 6), (0.50, 0.80)),
+    Recipe("recsys", "ranker", Kind.TRAINING, (8, 16), ("a100",), (0.5, 5), (0.70, 0.88)),
+    Recipe("serving", "chat-api", Kind.SERVING, (2, 4), ("h100", "h200"), (24, 96), (0.88, 0.92)),
+    Recipe("serving", "embed-api", Kind.SERVING, (1,), ("l40s",), (24, 96), (0.30, 0.60)),
+    Recipe("speech", "asr-live", Kind.SERVING, (1,), ("l40s", "h100"), (12, 72), (0.35, 0.55)),
+)
+RESERVATION = Recipe("research", "notebook-reserved", Kind.HELD, (1,), (), (24, 96), (0.45, 0.60))
+
+
+@dataclass(slots=True)
+class Job:
+    """One running job; GPU rows are in rank order."""
+
+    number: int
+    recipe: Recipe
+    rows: tuple[int, ...]
+    ends: int
+    slurm: bool
+    suffix: str
+    members: dict[int, str] = field(default_factory=dict)
+
+    def labels(self, node_row: int) -> dict[str, str]:
+        """Attribution labels as dcgm-exporter adds them, in the order in which it writes them."""
+        if self.slurm:
+            return {"hpc_job": str(self.number)}
+        container = "server" if self.recipe.kind is Kind.SERVING else "main"
+        return {"container": container, "namespace": self.recipe.namespace, "pod": self.members[node_row]}
+
+    def workload(self, node_row: int) -> str:
+        return f"slurm/{self.number}" if self.slurm else f"{self.recipe.namespace}/{self.members[node_row]}"
+
+
+class Jobs:
+    """Every job, and per GPU the numbers that say what its job wants."""
+
+    def __init__(self, layout: Layout, draw: random.Random) -> None:
+        self.layout = layout
+        self.draw = draw
+        self.running: dict[int, Job] = {}
+        # The node's labels change only when this number does; exporter.py caches by it.
+        self.label_version = [0] * len(layout.nodes)
+        self.is_schedulable = np.ones(len(layout.nodes), dtype=bool)
+        count = layout.gpu_count
+        self.job_of_gpu = np.full(count, -1, dtype=np.int64)
+        self.kind = np.zeros(count, dtype=np.int8)
+        self.is_down = np.zeros(count, dtype=bool)
+        self.is_stalled = np.zeros(count, dtype=bool)
+        self.memory_share = np.zeros(count)
+        self._first_rank = np.arange(count)
+        self._offset, self._density = np.zeros(count), np.ones(count)
+        self._exchange, self._epoch, self._checkpoint = np.ones(count), np.ones(count), np.ones(count)
+        self._gpus = np.array([len(node.gpus) for node in layout.nodes])
+        self._free = self._gpus.copy()
+        self._pools = {pool: np.array([n.pool.name == pool for n in layout.nodes]) for pool in _pool_names(layout)}
+        self._timers: list[tuple[int, int, str]] = []
+        self._waiting: deque[Job] = deque(maxlen=REQUEUE_LIMIT)
+        self._next_number = 4700 + draw.randrange(200)
+
+    def fill(self, now: int) -> None:
+        """Start jobs that have been running for a while, until the fleet is as busy as it usually is."""
+        for pool in self._pools:
+            misses = 0
+            while self._busy_share(pool) < BUSY_SHARE and misses < 20:
+                misses += not self._arrive(pool, now, is_old=True)
+
+    def step(self, now: int) -> None:
+        """End, restart and start what is due."""
+        while self._timers and self._timers[0][0] <= now:
+            _, number, what = heapq.heappop(self._timers)
+            job = self.running.get(number)
+            if job is None:
+                continue
+            if what == "restart":
+                self.is_down[list(job.rows)] = False
+            elif job.ends <= now:
+                self.end(job)
+        if now % ARRIVAL_SECONDS == 0:
+            self._start_waiting(now)
+            for pool in self._pools:
+                if self._busy_share(pool) < BUSY_SHARE:
+                    self._arrive(pool, now, is_old=False)
+
+    def activity(self, now: int) -> Floats:
+        """Wishes of every GPU at `now`: one row per column of LEVELS."""
+        phase = self._phases(now)
+        levels: Floats = LEVELS[phase].T
+        compute = (phase == Phase.COMPUTE) | (phase == Phase.EXCHANGE)
+        levels[1] = np.where(compute, np.minimum(0.94, levels[1] * self._density), levels[1])
+        serving = phase == Phase.SERVING
+        if serving.any():
+            levels[:, serving] *= self._request_wave(now)[serving]
+        return levels
+
+    def pace(self, clock_share: Floats) -> Floats:
+        """How much of its own speed each GPU can use: a gang goes as fast as its slowest rank."""
+        slowest = np.ones(len(clock_share))
+        np.minimum.at(slowest, self._first_rank, clock_share)
+        gang_pace: Floats = slowest[self._first_rank] / clock_share
+        return gang_pace
+
+    def is_occupied(self) -> NDArray[np.bool_]:
+        """GPUs on which a program holds a context: clocks stay up and memory stays taken."""
+        alive: NDArray[np.bool_] = (self.kind != Kind.NONE) & ~self.is_down
+        return alive
+
+    def of_gpu(self, row: int) -> Job | None:
+        return self.running.get(int(self.job_of_gpu[row]))
+
+    def on_node(self, node: SimNode) -> list[Job]:
+        numbers = {int(number) for number in self.job_of_gpu[node.rows]} - {-1}
+        return [self.running[number] for number in sorted(numbers)]
+
+    def crash(self, job: Job, now: int, *, restart_seconds: float | None) -> None:
+        """Every rank loses its process; None means that nobody restarts it."""
+        self.is_down[list(job.rows)] = True
+        self.is_stalled[list(job.rows)] = False
+        if restart_seconds is not None:
+            heapq.heappush(self._timers, (now + round(restart_seconds), job.number, "restart"))
+
+    def end(self, job: Job) -> None:
+        del self.running[job.number]
+        rows = list(job.rows)
+        self.job_of_gpu[rows], self.kind[rows], self.memory_share[rows] = -1, Kind.NONE, 0.0
+        self.is_down[rows] = self.is_stalled[rows] = False
+        self._first_rank[rows] = rows
+        self._touch(job, +1)
+
+    def evict(self, job: Job) -> None:
+        """Take a job off its GPUs; it starts again elsewhere as soon as there is room."""
+        self.end(job)
+        if job.recipe.kind is not Kind.HELD:
+            self._waiting.append(job)
+
+    def place(self, recipe: Recipe, rows: tuple[int, ...], now: int) -> Job:
+        """Start a job on exactly these GPUs, whoever was there before."""
+        for number in sorted({int(n) for n in self.job_of_gpu[list(rows)]} - {-1}):
+            self.evict(self.running[number])
+        return self._start(recipe, rows, now, is_old=False)
+
+    def keep(self, job: Job, until: int) -> None:
+        job.ends = max(job.ends, until)
+        heapq.heappush(self._timers, (job.ends, job.number, "end"))
+
+    def _phases(self, now: int) -> NDArray[np.int8]:
+        at = now + self._offset
+        phase = np.zeros(len(self.kind), dtype=np.int8)
+        training = self.kind == Kind.TRAINING
+        # A seventh of each cycle goes into gradient exchange, an epoch starts with ten seconds of loading.
+        phase[training] = Phase.COMPUTE
+        phase[training & (at % self._exchange < self._exchange / 7)] = Phase.EXCHANGE
+        phase[training & (at % self._epoch < 10)] = Phase.LOADING
+        phase[training & (at % self._checkpoint < 25)] = Phase.CHECKPOINT
+        phase[self.kind == Kind.SERVING] = Phase.SERVING
+        phase[self.is_stalled] = Phase.STALLED
+        phase[self.is_down] = Phase.IDLE
+        return phase
+
+    def _request_wave(self, now: int) -> Floats:
+        """Most requests at 15:00 UTC, fewest twelve hours later, with a burst now and then."""
+        wave = 0.52 + 0.38 * np.cos(2 * np.pi * (now - 15 * 3600) / DAY_SECONDS)
+        burst = np.where((now + self._offset) % self._epoch < 40, 0.3, 0.0)
+        requests: Floats = np.clip(wave * self._density + burst, 0.05, 1.2)
+        return requests
+
+    def _busy_share(self, pool: str) -> float:
+        members = self._pools[pool]
+        return 1.0 - float(self._free[members].sum()) / float(self._gpus[members].sum())
+
+    def _arrive(self, pool: str, now: int, *, is_old: bool) -> bool:
+        recipe = self.draw.choice([recipe for recipe in RECIPES if pool in recipe.pools])
+        rows = self._find_room(pool, self.draw.choice(recipe.gpus))
+        if rows is not None:
+            self._start(recipe, rows, now, is_old=is_old)
+        return rows is not None
+
+    def _find_room(self, pool: str, gpus: int) -> tuple[int, ...] | None:
+        """Whole nodes for a gang, otherwise the fullest node that still has room; None when there is none."""
+        usable = self._pools[pool] & self.is_schedulable
+        if gpus >= 8:
+            empty = np.flatnonzero(usable & (self._free == 8))[: gpus // 8]
+            chosen = [self.layout.nodes[row] for row in empty]
+            return None if len(chosen) < gpus // 8 else tuple(gpu.row for node in chosen for gpu in node.gpus)
+        candidates = np.flatnonzero(usable & (self._free >= gpus))
+        if not len(candidates):
+            return None
+        node = self.layout.nodes[int(candidates[np.argmin(self._free[candidates])])]
+        return tuple(gpu.row for gpu in node.gpus if self.job_of_gpu[gpu.row] < 0)[:gpus]
+
+    def _start_waiting(self, now: int) -> None:
+        for _ in range(len(self._waiting)):
+            job = self._waiting.popleft()
+            pool = self.layout.nodes[int(self.layout.node_of_gpu[job.rows[0]])].pool.name
+            rows = self._find_room(pool, len(job.rows))
+            if rows is None:
+                self._waiting.append(job)
+            else:
+                self._start(job.recipe, rows, now, is_old=False, suffix=job.suffix)
+
+    def _start(
+        self, recipe: Recipe, rows: tuple[int, ...], now: int, *, is_old: bool, suffix: str | None = None
+    ) -> Job:
+        self._next_number += 1
+        draw, at = self.draw, list(rows)
+        seconds = draw.uniform(*recipe.hours) * 3600 * (draw.random() if is_old else 1.0)
+        node_rows = list(dict.fromkeys(int(row) for row in self.layout.node_of_gpu[at]))
+        slurm = self.layout.nodes[node_rows[0]].pool.scheduler == "slurm"
+        job = Job(
+            self._next_number, recipe, rows, now + 60 + round(seconds), slurm, suffix or f"{draw.getrandbits(20):05x}"
+        )
+        name = f"{recipe.stem}-{job.suffix}"
+        job.members = {row: f"{name}-worker-{rank}" for rank, row in enumerate(node_rows)}
+        if recipe.kind is not Kind.TRAINING:
+            job.members = {node_rows[0]: f"{name}-{draw.getrandbits(20):05x}"}
+        self.running[job.number] = job
+        heapq.heappush(self._timers, (job.ends, job.number, "end"))
+        self.job_of_gpu[at], self.kind[at] = job.number, recipe.kind
+        self.memory_share[at] = draw.uniform(*recipe.memory)
+        # Replicas of a service do not wait for each other.
+        self._first_rank[at] = at[0] if recipe.kind is Kind.TRAINING else at
+        self._offset[at] = draw.randrange(3600)
+        # Dense models keep the tensor cores busier (a training job near 2.5 sits at the power cap).
+        self._density[at] = draw.uniform(0.7, 1.1) if recipe.kind is Kind.SERVING else draw.uniform(0.8, 2.4)
+        self._exchange[at], self._epoch[at] = draw.randrange(14, 56), draw.randrange(240, 900)
+        self._checkpoint[at] = draw.randrange(900, 2400)
+        self._touch(job, -1)
+        return job
+
+    def _touch(self, job: Job, freed: int) -> None:
+        for row in job.rows:
+            node = int(self.layout.node_of_gpu[row])
+            self._free[node] += freed
+            self.label_version[node] += 1
+
+
+def _pool_names(layout: Layout) -> list[str]:
+    return list(dict.fromkeys(node.pool.name for node in layout.nodes))

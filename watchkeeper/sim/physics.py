@@ -1,0 +1,165 @@
+"""What a GPU does with its work: power, heat, clocks and counters, for all GPUs at once.
+
+One `step` is one second. Load draws power; the power cap lowers clocks; power heats the chip against
+the air that the node's fans move; heat lowers clocks; lower clocks draw less power. `readings.py`
+turns the state into DCGM fields. All arrays have one entry per GPU row of the layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watchkeeper.sim.fleet import Layout
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+# Fitted to the H200 recording of 2026-11-15: 120 W awake without work, 692 W cap, dense bf16 matmul
+# at 1470 instead of 1980 MHz, 600 W for a memory-bound copy, 57 °C at full power.
+AWAKE_SHARE = 120 / 700
+CAP_SHARE = 692 / 700
+SM_WEIGHT, TENSOR_WEIGHT, DRAM_WEIGHT = 0.45, 1.40, 0.47
+FULL_POWER_RISE_CELSIUS = 31.0
+TIME_CONSTANT_SECONDS = 60.0
+# What still flows when every fan stands: convection and the neighbours' draught. At this share a GPU
+# at its lowest clocks just stays at its operating limit.
+STILL_AIR_COOLING = 0.12
+# Later GPUs in the air stream breathe what the first ones have warmed.
+POSITION_CELSIUS = 5.0
+INLET_CELSIUS = 25.0
+# Nothing runs slower than the idle clock: 345 of 1980 MHz.
+LOWEST_CLOCK_SHARE = 345 / 1980
+CLOCK_STEP_MHZ = 15
+# After its last program has gone, a GPU stays at full clocks for a while (seen on the H200).
+AWAKE_SECONDS = 30
+IDLE_MEMORY_MIB = 4
+RESERVED_SHARE = 0.0045
+# Corrected errors are rare and ordinary: about one per GPU and month.
+CORRECTED_ERRORS_PER_SECOND = 1 / (30 * 86_400)
+
+IDLE, POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL = 0x1, 0x4, 0x8, 0x20, 0x40
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What faults do to the machine around the silicon; all ones when nothing is broken."""
+
+    fan: Floats
+    power_cap: Floats
+    clock: Floats
+
+
+class Physics:
+    """The physical state of every GPU."""
+
+    def __init__(self, layout: Layout, rng: np.random.Generator) -> None:
+        self.rng = rng
+        nodes = layout.nodes
+        per_gpu = layout.node_of_gpu
+
+        def column(values: list[float]) -> Floats:
+            return np.array(values, dtype=np.float64)[per_gpu]
+
+        self.tdp = column([node.model.tdp_watts for node in nodes])
+        self.idle_watts = column([node.model.idle_watts for node in nodes])
+        self.max_mhz = column([node.model.max_sm_mhz for node in nodes])
+        self.idle_mhz = column([node.model.idle_sm_mhz for node in nodes])
+        self.max_operating = column([node.model.max_operating_celsius for node in nodes])
+        self.slowdown = column([node.model.slowdown_celsius for node in nodes])
+        self.memory_mib = column([node.model.memory_mib for node in nodes])
+        self.reserved_mib = np.round(self.memory_mib * RESERVED_SHARE)
+        self._resistance = FULL_POWER_RISE_CELSIUS / (self.tdp * CAP_SHARE)
+        self._capacity = TIME_CONSTANT_SECONDS / self._resistance
+        position = np.arange(layout.gpu_count) % 8 / 7
+        rack_inlet = INLET_CELSIUS + rng.uniform(-1.5, 2.5, int(layout.rack_of_node.max()) + 1)
+        self.inlet = rack_inlet[layout.rack_of_node][per_gpu] + POSITION_CELSIUS * position
+        self._reset_state(layout.gpu_count)
+
+    def _reset_state(self, count: int) -> None:
+        self.temperature = self.inlet + self.idle_watts * self._resistance
+        self.power = self.idle_watts.copy()
+        self.clock_share = np.ones(count)
+        self.clock_mhz = self.idle_mhz.copy()
+        self.reasons = np.full(count, IDLE, dtype=np.int64)
+        self.memory_used = np.full(count, float(IDLE_MEMORY_MIB))
+        self.activity = np.zeros((9, count))
+        self.recovery_action = np.zeros(count, dtype=np.int64)
+        self.remap_pending, self.remap_failure = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        self.remapped_rows = np.zeros(count, dtype=np.int64)
+        self.sbe, self.dbe = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        # Lifetime counters begin somewhere: these GPUs have worked before.
+        self.sbe_lifetime, self.dbe_lifetime = self.rng.poisson(0.4, count), np.zeros(count, dtype=np.int64)
+        self.pcie_replays = self.rng.poisson(0.2, count)
+        self.energy_mj = self.rng.uniform(1e9, 2e12, count).round()
+        self.power_violation_ns, self.thermal_violation_ns = np.zeros(count), np.zeros(count)
+        self._thermal_share, self._asleep_for = np.ones(count), np.full(count, float(AWAKE_SECONDS))
+
+    def step(self, wish: Floats, is_occupied: Flags, memory_share: Floats, *, around: Surroundings) -> None:
+        """One second: `wish` is what jobs.activity returned."""
+        noise = self.rng.standard_normal((2, len(self.tdp)))
+        busy = wish[0] > 0
+        self._asleep_for = np.where(is_occupied | busy, 0.0, self._asleep_for + 1.0)
+        awake = self._asleep_for < AWAKE_SECONDS
+        wobble = 1.0 + 0.02 * noise[0]
+        self.activity = np.clip(wish * wobble, 0.0, 1.0)
+        self._run_clocks(awake, around)
+        self._heat(around, noise[1])
+        self._fill_memory(is_occupied, memory_share)
+        self._count()
+
+    def _run_clocks(self, awake: Flags, around: Surroundings) -> None:
+        sm, tensor, dram = self.activity[0], self.activity[1], self.activity[2]
+        cap = self.tdp * CAP_SHARE * around.power_cap
+        floor = np.where(awake, self.tdp * AWAKE_SHARE, self.idle_watts)
+        # Dynamic power at full clocks; it falls with the square of the clock, because voltage falls too.
+        dynamic = self.tdp * (1 - AWAKE_SHARE) * (SM_WEIGHT * sm + TENSOR_WEIGHT * tensor + DRAM_WEIGHT * dram)
+        room = np.maximum(cap - floor, 1.0)
+        power_share = np.sqrt(np.minimum(1.0, room / np.maximum(dynamic, 1.0)))
+        heat_over = self.temperature - self.max_operating
+        # Clocks fall fast with heat and come back slowly, and only a degree below the limit.
+        change = np.where(heat_over > 0, -0.01 * heat_over, np.where(heat_over < -1, 0.005, 0.0))
+        self._thermal_share = np.clip(self._thermal_share + change, LOWEST_CLOCK_SHARE, 1.0)
+        is_hw_hot = self.temperature >= self.slowdown
+        limit = np.minimum(np.minimum(self._thermal_share, around.clock), np.where(is_hw_hot, 0.5, 1.0))
+        share = np.maximum(LOWEST_CLOCK_SHARE, np.minimum(power_share, limit))
+        self.clock_share = share
+        self.power = floor + dynamic * share**2
+        running = np.round(self.max_mhz * share / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
+        self.clock_mhz = np.where(awake, running, self.idle_mhz)
+        reasons = np.where(awake, 0, IDLE)
+        reasons |= np.where((power_share < 1.0) & (power_share <= limit), POWER_CAP, 0)
+        reasons |= np.where(awake & (self._thermal_share < 1.0), SW_THERMAL, 0)
+        reasons |= np.where(awake & is_hw_hot, HW_SLOWDOWN | HW_THERMAL, 0)
+        self.reasons = reasons
+
+    def _heat(self, around: Surroundings, noise: Floats) -> None:
+        # The board's own regulation shows as a watt of noise; it is part of the energy that is counted.
+        self.power = np.maximum(self.power + 1.2 * noise, 10.0)
+        cooling = STILL_AIR_COOLING + (1 - STILL_AIR_COOLING) * around.fan
+        leaving = (self.temperature - self.inlet) * cooling / self._resistance
+        self.temperature += (self.power - leaving) / self._capacity
+
+    def _fill_memory(self, is_occupied: Flags, memory_share: Floats) -> None:
+        usable = self.memory_mib - self.reserved_mib - IDLE_MEMORY_MIB
+        wanted = IDLE_MEMORY_MIB + np.where(is_occupied, memory_share, 0.0) * usable
+        # Loading weights takes a few seconds; freeing them takes none.
+        grown = self.memory_used + np.maximum(0.25 * (wanted - self.memory_used), 1.0)
+        self.memory_used = np.minimum(wanted, grown)
+
+    def _count(self) -> None:
+        self.energy_mj += self.power * 1000.0
+        self.power_violation_ns += np.where(self.reasons & POWER_CAP, 1e9, 0.0)
+        self.thermal_violation_ns += np.where(self.reasons & (SW_THERMAL | HW_THERMAL), 1e9, 0.0)
+        for row in self.rng.integers(0, len(self.tdp), self.rng.poisson(CORRECTED_ERRORS_PER_SECOND * len(self.tdp))):
+            self.sbe[row] += 1
+            self.sbe_lifetime[row] += 1
+
+    def reload_driver(self, rows: slice | list[int]) -> None:
+        """A reset or reboot: volatile counters start again and a waiting row remap takes effect."""
+        for counter in (self.sbe, self.dbe, self.remap_pending, self.recovery_action, self.pcie_replays):
+            counter[rows] = 0
+        for total in (self.energy_mj, self.power_violation_ns, self.thermal_violation_ns):
+            total[rows] = 0.0

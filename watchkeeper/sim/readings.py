@@ -1,0 +1,118 @@
+"""The physical state as DCGM fields: one number per field and GPU, in the units that DCGM uses.
+
+exporter.py asks once per simulated second and writes the numbers of one node into a page. A field
+that a GPU model does not have is masked, because unsupported is absent and never 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watchkeeper.sim.fleet import GpuModel, Layout
+from watchkeeper.sim.physics import Floats, Physics
+
+NVLINK_PREFIXES = ("DCGM_FI_DEV_NVLINK_", "DCGM_FI_PROF_NVLINK_")
+
+
+def supports(model: GpuModel, field: str) -> bool:
+    if field.startswith(NVLINK_PREFIXES):
+        return model.nvlink_gb_per_second is not None
+    return field != "DCGM_FI_DEV_MEMORY_TEMP" or model.memory_max_celsius is not None
+
+
+class Readings:
+    """Reads DCGM fields off the physics; constants of the fleet are gathered once."""
+
+    def __init__(self, layout: Layout, physics: Physics) -> None:
+        self.physics = physics
+        per_gpu, nodes = layout.node_of_gpu, layout.nodes
+        self._memory_mhz = np.array([node.model.memory_mhz for node in nodes])[per_gpu]
+        self._shutdown = np.array([node.model.shutdown_celsius for node in nodes])[per_gpu]
+        self._pcie = np.array([node.model.pcie_gb_per_second for node in nodes])[per_gpu] * 1e9
+        self._generation = np.array([node.model.pcie_generation for node in nodes])[per_gpu]
+        self._nvlink = np.array([node.model.nvlink_gb_per_second or 0.0 for node in nodes])[per_gpu] * 1e9
+        self._zero = np.zeros(layout.gpu_count)
+        self._lanes = np.full(layout.gpu_count, 16)
+        # A corrected-error remap is rare; most GPUs of a fleet have none.
+        self._corrected_rows = (np.arange(layout.gpu_count) % 577 == 3).astype(np.int64)
+
+    def take(self, last_xid: NDArray[np.int64]) -> dict[str, Floats | NDArray[np.int64]]:
+        """Every simulated field by its name."""
+        return {**self._device(last_xid), **self._memory(), **self._links(), **self._profile()}
+
+    def _device(self, last_xid: NDArray[np.int64]) -> dict[str, Floats | NDArray[np.int64]]:
+        state = self.physics
+        return {
+            "DCGM_FI_DEV_SM_CLOCK": state.clock_mhz,
+            "DCGM_FI_DEV_MEM_CLOCK": self._memory_mhz,
+            "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": state.reasons,
+            "DCGM_FI_DEV_MEMORY_TEMP": state.temperature + 6.0 + 8.0 * state.activity[2],
+            "DCGM_FI_DEV_GPU_TEMP": state.temperature,
+            "DCGM_FI_DEV_GPU_MAX_OP_TEMP": state.max_operating,
+            "DCGM_FI_DEV_POWER_USAGE": np.round(state.power, 3),
+            "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": state.energy_mj,
+            "DCGM_FI_DEV_SLOWDOWN_TEMP": state.slowdown,
+            "DCGM_FI_DEV_SHUTDOWN_TEMP": self._shutdown,
+            "DCGM_FI_DEV_ENFORCED_POWER_LIMIT": state.tdp,
+            "DCGM_FI_DEV_GPU_UTIL": 100 * state.activity[5],
+            "DCGM_FI_DEV_MEM_COPY_UTIL": 100 * np.minimum(1.0, state.activity[2] * 1.2),
+            "DCGM_FI_DEV_ENC_UTIL": self._zero,
+            "DCGM_FI_DEV_DEC_UTIL": self._zero,
+            "DCGM_FI_DEV_XID_ERRORS": last_xid,
+            "DCGM_FI_DEV_POWER_VIOLATION": state.power_violation_ns,
+            "DCGM_FI_DEV_THERMAL_VIOLATION": state.thermal_violation_ns,
+            "DCGM_FI_DEV_VGPU_LICENSE_STATUS": self._zero,
+            "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION": state.recovery_action,
+        }
+
+    def _memory(self) -> dict[str, Floats | NDArray[np.int64]]:
+        state = self.physics
+        used = np.round(state.memory_used)
+        return {
+            "DCGM_FI_DEV_FB_FREE": state.memory_mib - state.reserved_mib - used,
+            "DCGM_FI_DEV_FB_USED": used,
+            "DCGM_FI_DEV_FB_RESERVED": state.reserved_mib,
+            "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": state.sbe,
+            "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": state.dbe,
+            "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": state.sbe_lifetime,
+            "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL": state.dbe_lifetime,
+            "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": state.remapped_rows,
+            "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": self._corrected_rows,
+            "DCGM_FI_DEV_ROW_REMAP_FAILURE": state.remap_failure,
+            "DCGM_FI_DEV_ROW_REMAP_PENDING": state.remap_pending,
+        }
+
+    def _links(self) -> dict[str, Floats | NDArray[np.int64]]:
+        # Slower clocks finish fewer steps, so every link carries less.
+        state = self.physics
+        received = self._pcie * state.activity[6] * state.clock_share
+        sent = self._pcie * state.activity[7] * state.clock_share
+        each_way = self._nvlink / 2 * state.activity[8] * state.clock_share
+        awake = (state.reasons & 0x1) == 0
+        return {
+            "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": state.pcie_replays,
+            "DCGM_FI_DEV_PCIE_MAX_LINK_GEN": self._generation,
+            "DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH": self._lanes,
+            "DCGM_FI_DEV_PCIE_LINK_GEN": np.where(awake, self._generation, 1),
+            "DCGM_FI_DEV_PCIE_LINK_WIDTH": self._lanes,
+            "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": self._zero,
+            "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": self._zero,
+            "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": self._zero,
+            "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": self._zero,
+            "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": 2 * each_way / 1e6,
+            "DCGM_FI_PROF_PCIE_TX_BYTES": sent,
+            "DCGM_FI_PROF_PCIE_RX_BYTES": received,
+            "DCGM_FI_PROF_NVLINK_TX_BYTES": each_way,
+            "DCGM_FI_PROF_NVLINK_RX_BYTES": each_way,
+        }
+
+    def _profile(self) -> dict[str, Floats | NDArray[np.int64]]:
+        sm, tensor, dram, occupancy, engine = self.physics.activity[:5]
+        return {
+            "DCGM_FI_PROF_GR_ENGINE_ACTIVE": engine,
+            "DCGM_FI_PROF_SM_ACTIVE": sm,
+            "DCGM_FI_PROF_SM_OCCUPANCY": occupancy,
+            "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": tensor,
+            "DCGM_FI_PROF_DRAM_ACTIVE": dram * self.physics.clock_share,
+        }

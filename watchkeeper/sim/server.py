@@ -1,0 +1,302 @@
+"""The simulated fleet on the wire: exporters, kernel logs, a cluster and a fault switch over HTTP.
+
+`serve` binds a loopback port, drives a `Simulation` from a clock, and answers as many machines would;
+the product meets it here and nowhere else. Requests and steps share one event loop, so a page is
+always one moment of the fleet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from watchkeeper.errors import ActionRefused, CollectError, StartRefused, WatchkeeperError, WireError
+from watchkeeper.kit import clock, logs, wire
+from watchkeeper.sim.cluster import Outcome
+from watchkeeper.sim.faults import Fault
+from watchkeeper.sim.fleet import SimNode, UnknownName
+from watchkeeper.sim.kernel_log import Record
+from watchkeeper.sim.simulation import SimSettings, Simulation
+
+__all__ = ["SimSettings", "Wire", "open_listener", "run", "serve"]
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+PAGE_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Steps per turn of the event loop: a simulator that is behind catches up without starving requests.
+CATCH_UP_STEPS = 20
+KEEP_ALIVE_SECONDS = 5.0
+STREAM_BATCH = 500
+LONGEST_BODY = 64 * 1024
+
+
+class Wire:
+    """The endpoints around one simulation."""
+
+    def __init__(self, simulation: Simulation, clock_: clock.ScaledClock, *, target: str) -> None:
+        self.simulation = simulation
+        self.clock = clock_
+        self.target = target
+        self.is_closing = False
+        self._step_done = asyncio.Event()
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/sd", self.service_discovery),
+            Route("/nodes/{node}/metrics", self.metrics),
+            Route("/nodes/{node}/inventory", self.inventory),
+            Route("/kmsg", self.kernel_stream),
+            Route("/cluster/nodes/{node}", self.cluster_node),
+            Route("/cluster/nodes/{node}/{verb:str}", self.cluster_action, methods=["POST"]),
+            Route("/cluster/nodes/{node}/gpus/{uuid}/reset", self.reset_gpu, methods=["POST"]),
+            Route("/scenarios", self.scenarios),
+            Route("/faults", self.list_faults),
+            Route("/faults", self.inject, methods=["POST"]),
+            Route("/faults/{fault}", self.end_fault, methods=["DELETE"]),
+            Route("/time", self.time),
+            Route("/-/ready", self.ready),
+        ]
+        return Starlette(routes=routes, exception_handlers={WatchkeeperError: _answer_error})
+
+    async def keep_step(self, stop: asyncio.Event) -> None:
+        """Advance the simulation with the clock until told to stop."""
+        while not stop.is_set():
+            behind = int(self.clock.now().timestamp()) - self.simulation.second
+            if behind > 0:
+                self.simulation.advance(min(behind, CATCH_UP_STEPS))
+                self.wake_streams()
+                await asyncio.sleep(0)
+                continue
+            until_next = self.simulation.second + 1 - self.clock.now().timestamp()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), max(0.001, until_next / self.clock.speed))
+
+    def wake_streams(self) -> None:
+        self._step_done.set()
+        self._step_done = asyncio.Event()
+
+    def close(self) -> None:
+        """Let the endless streams end."""
+        self.is_closing = True
+        self.wake_streams()
+
+    async def service_discovery(self, _: Request) -> Response:
+        return JSONResponse([self._target(node) for node in self.simulation.layout.nodes])
+
+    def _target(self, node: SimNode) -> dict[str, Any]:
+        labels = {
+            "__metrics_path__": f"/nodes/{node.name}/metrics",
+            "__meta_watchkeeper_cluster": self.simulation.settings.cluster,
+            "__meta_watchkeeper_node": node.name,
+            "__meta_watchkeeper_pool": node.pool.name,
+            "__meta_watchkeeper_expected_gpus": str(len(node.gpus)),
+            "__meta_watchkeeper_domain_rack": node.rack,
+            "__meta_watchkeeper_domain_leaf": node.leaf,
+        }
+        return {"targets": [self.target], "labels": labels}
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.simulation.page(request.path_params["node"]), media_type=PAGE_TYPE)
+
+    async def inventory(self, request: Request) -> Response:
+        return JSONResponse(self.simulation.inventory(request.path_params["node"]))
+
+    async def kernel_stream(self, request: Request) -> Response:
+        text = request.query_params.get("after", "0")
+        if not text.isdigit():
+            return _refuse(400, f"after: expected a whole number, found {text[:40]!r}")
+        return StreamingResponse(self._kernel_lines(int(text)), media_type="application/x-ndjson")
+
+    async def _kernel_lines(self, seq: int) -> AsyncIterator[bytes]:
+        # An empty line at once, so that the reader knows that it is connected.
+        yield b"\n"
+        while not self.is_closing:
+            records = self.simulation.kernel_records_since(seq, limit=STREAM_BATCH)
+            if records:
+                seq = records[-1].seq
+                yield b"".join(_kernel_line(record) for record in records)
+            elif not await self._news_after(seq):
+                yield b"\n"
+
+    async def _news_after(self, seq: int) -> bool:
+        """True when there is something after `seq` or the server closes; False when it stays quiet."""
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                while not self.is_closing and self.simulation.machines.kernel.last_seq <= seq:
+                    await self._step_done.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def cluster_node(self, request: Request) -> Response:
+        node = self.simulation.layout.node(request.path_params["node"])
+        return JSONResponse(wire.to_plain(self.simulation.cluster.view(node)))
+
+    async def cluster_action(self, request: Request) -> Response:
+        node = self.simulation.layout.node(request.path_params["node"])
+        cluster, by = self.simulation.cluster, await _mark(request)
+        verbs: dict[str, Callable[[], Outcome]] = {
+            "cordon": lambda: cluster.cordon(node, by),
+            "uncordon": lambda: cluster.uncordon(node, by),
+            "drain": lambda: cluster.drain(node, by),
+            "reboot": lambda: cluster.reboot(node, by, now=self.simulation.second),
+        }
+        verb = request.path_params["verb"]
+        if verb not in verbs:
+            return _refuse(404, f"a node cannot `{verb[:40]}`; it can {', '.join(verbs)}")
+        return _answer_outcome(verbs[verb]())
+
+    async def reset_gpu(self, request: Request) -> Response:
+        node = self.simulation.layout.node(request.path_params["node"])
+        gpu = self.simulation.layout.gpu(node, request.path_params["uuid"])
+        by = await _mark(request)
+        return _answer_outcome(self.simulation.cluster.reset_gpu(node, gpu, by))
+
+    async def scenarios(self, _: Request) -> Response:
+        known = self.simulation.scenarios.values()
+        return JSONResponse(
+            [{"name": one.name, "title": one.title, "truth": wire.to_plain(one.truth)} for one in known]
+        )
+
+    async def list_faults(self, _: Request) -> Response:
+        return JSONResponse([_plain_fault(fault) for fault in self.simulation.faults.active.values()])
+
+    async def inject(self, request: Request) -> Response:
+        body = await _body(request)
+        name, node, gpu = body.get("scenario"), body.get("node"), body.get("gpu")
+        if not isinstance(name, str):
+            return _refuse(400, f"scenario: is missing; known: {', '.join(self.simulation.scenarios)}")
+        if not (node is None or isinstance(node, str)) or not (gpu is None or type(gpu) is int):
+            return _refuse(400, "node must be a name and gpu a whole number, or both left out")
+        try:
+            fault = self.simulation.inject(name, node=node, gpu=gpu)
+        except WatchkeeperError as error:
+            return _refuse(400, str(error))
+        self.wake_streams()
+        return JSONResponse(_plain_fault(fault))
+
+    async def end_fault(self, request: Request) -> Response:
+        return JSONResponse({"ok": True, **_plain_fault(self.simulation.end_fault(request.path_params["fault"]))})
+
+    async def time(self, _: Request) -> Response:
+        now = wire.format_time(self.clock.now())
+        return JSONResponse({"now": now, "epoch_seconds": self.clock.epoch_seconds, "speed": self.clock.speed})
+
+    async def ready(self, _: Request) -> Response:
+        return PlainTextResponse("ready\n")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling: whoever calls `serve` decides when to stop."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def open_listener(settings: SimSettings) -> socket.socket:
+    """Bind the loopback port; port 0 takes a free one."""
+    where = f"{settings.host}:{settings.port}"
+    if settings.host not in LOOPBACK:
+        raise StartRefused(
+            "the simulator takes orders from anyone, so it listens on loopback only",
+            where=where,
+            remedy="Use 127.0.0.1",
+        )
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise StartRefused(
+            f"the port cannot be used: {error.strerror}", where=where, remedy="Choose another with --port"
+        ) from error
+    return listener
+
+
+async def serve(settings: SimSettings, stop: asyncio.Event, *, listener: socket.socket | None = None) -> None:
+    """Run the simulated fleet until `stop` is set; ends within two seconds of it."""
+    bound = listener or open_listener(settings)
+    host, port = bound.getsockname()[:2]
+    clock_ = clock.ScaledClock(speed=settings.speed, epoch_seconds=settings.epoch_seconds)
+    simulation = Simulation(replace(settings, epoch_seconds=clock_.now().timestamp()))
+    wire_ = Wire(simulation, clock_, target=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    config = uvicorn.Config(
+        wire_.app(), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = _Server(config)
+    log.info("Simulated fleet is up", extra=logs.fields(gpus=settings.gpus, url=f"http://{wire_.target}"))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[bound]))
+        group.create_task(wire_.keep_step(stop))
+        await stop.wait()
+        wire_.close()
+        server.should_exit = True
+
+
+def run(settings: SimSettings) -> None:
+    """Serve in this process until interrupted."""
+    with suppress(KeyboardInterrupt):
+        asyncio.run(serve(settings, asyncio.Event()))
+
+
+def _kernel_line(record: Record) -> bytes:
+    return json.dumps(wire.to_plain(record), ensure_ascii=False).encode() + b"\n"
+
+
+def _plain_fault(fault: Fault) -> dict[str, Any]:
+    return {
+        "id": fault.id,
+        "scenario": fault.scenario.name,
+        "node": fault.node.name,
+        "gpu": None if fault.gpu is None else fault.gpu.index,
+        "uuid": None if fault.gpu is None else fault.gpu.uuid,
+        "at": wire.format_time(clock.from_ms(fault.at * 1000)),
+        "truth": wire.to_plain(fault.scenario.truth),
+    }
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    content = b""
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > LONGEST_BODY:
+            raise WireError((f"the body is longer than {LONGEST_BODY} bytes",))
+    return wire.loads(dict[str, Any], content or b"{}")
+
+
+async def _mark(request: Request) -> str:
+    """Who asks for the change; a machine is never touched without it."""
+    by = (await _body(request)).get("by")
+    if not isinstance(by, str) or not by:
+        raise WireError(('by: is missing; a change to a machine needs its mark, {"by": "…"}',))
+    return by
+
+
+def _answer_outcome(outcome: Outcome) -> Response:
+    plain = wire.to_plain(outcome)
+    return JSONResponse({"ok": True, "result": plain["result"], "text": plain["text"], "node": plain["node"]})
+
+
+def _refuse(status: int, error: str) -> JSONResponse:
+    return JSONResponse({"ok": False, "error": error, "status": status}, status_code=status)
+
+
+def _answer_error(_: Request, error: Exception) -> Response:
+    statuses = {WireError: 400, UnknownName: 404, ActionRefused: 409, CollectError: 503}
+    return _refuse(statuses.get(type(error), 500), str(error))

@@ -1,0 +1,166 @@
+"""Groups of series that share their times: the series of one target, or one series alone.
+
+A group has one row of times, and each of its series one row of values in the same slab; slot k of both
+belong together. The ledger knows for each series its group and row, and for each group its slab,
+its row of times and how many slots are filled. `head` decides what is appended; here it finds room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from watchkeeper.store.columns import NEVER_MS, Ints, Slab, capacity_for
+
+NOBODY = -1
+# Expired slots are cleared away once they are this part of a row: rarely enough to be cheap, and a row
+# that holds 2 h at 15 s (480 slots) then stays at 512.
+EXPIRED_SHARE = 16
+
+
+def grown(column: Ints, size: int, *, fill: int) -> Ints:
+    """The column with room for `size` entries."""
+    if size <= len(column):
+        return column
+    longer = np.full(max(size, 2 * len(column), 64), fill, dtype=np.int64)
+    longer[: len(column)] = column
+    return longer
+
+
+class Ledger:
+    """Where each series and each group lies; all columns are indexed by series number or group number."""
+
+    def __init__(self) -> None:
+        self.group_of = np.empty(0, dtype=np.int64)
+        self.row_of = np.empty(0, dtype=np.int64)
+        self.slab_of = np.empty(0, dtype=np.int64)
+        self.time_row = np.empty(0, dtype=np.int64)
+        self.filled = np.empty(0, dtype=np.int64)
+        self.last_ms = np.empty(0, dtype=np.int64)
+        # Counts the changes of `group_of`, so that what depends on it can be remembered.
+        self.version = 0
+        self.slabs: list[Slab] = []
+        self.times: list[Slab] = []
+        self._slab_by_capacity: dict[int, int] = {}
+        self._members: dict[int, Ints] = {}
+        self._keys: dict[int, Hashable] = {}
+        self._groups: dict[Hashable, int] = {}
+        self._free: list[int] = []
+
+    def make_room_for_series(self, count: int) -> None:
+        self.group_of = grown(self.group_of, count, fill=NOBODY)
+        self.row_of = grown(self.row_of, count, fill=NOBODY)
+
+    def group(self, key: Hashable) -> int:
+        """The group with this key, created empty when it is new."""
+        known = self._groups.get(key)
+        if known is not None:
+            return known
+        group = self._free.pop() if self._free else len(self._groups)
+        self.slab_of = grown(self.slab_of, group + 1, fill=0)
+        self.time_row = grown(self.time_row, group + 1, fill=NOBODY)
+        self.filled = grown(self.filled, group + 1, fill=0)
+        self.last_ms = grown(self.last_ms, group + 1, fill=0)
+        slab = self._slab(capacity_for(1))
+        self.slab_of[group], self.filled[group], self.last_ms[group] = slab, 0, -NEVER_MS
+        self.time_row[group] = self.times[slab].take_rows(1)[0]
+        self._groups[key], self._keys[group] = group, key
+        self._members[group] = np.empty(0, dtype=np.int64)
+        return group
+
+    def size(self, group: int) -> int:
+        return len(self._members[group])
+
+    def join(self, group: int, numbers: Ints) -> None:
+        """Give series that lie nowhere yet a row in the group; the slots before are empty."""
+        self.row_of[numbers] = self.slabs[self.slab_of[group]].take_rows(len(numbers))
+        self.group_of[numbers] = group
+        self.version += 1
+        self._members[group] = np.concatenate([self._members[group], numbers])
+
+    def leave(self, numbers: Ints) -> None:
+        """Take series out of their groups and free their rows; a group without series ends."""
+        self.version += 1
+        for group in np.unique(self.group_of[numbers]).tolist():
+            if group == NOBODY:
+                continue
+            gone = numbers[self.group_of[numbers] == group]
+            slab = int(self.slab_of[group])
+            self.slabs[slab].give_rows(self.row_of[gone])
+            self.group_of[gone] = NOBODY
+            self._members[group] = np.setdiff1d(self._members[group], gone)
+            if not len(self._members[group]):
+                self.times[slab].give_rows(self.time_row[group : group + 1])
+                del self._groups[self._keys.pop(group)], self._members[group]
+                self._free.append(group)
+
+    def separate(self, number: int, key: Hashable) -> int:
+        """Move one series, with its history, into a group of its own."""
+        old = int(self.group_of[number])
+        slab, filled = int(self.slab_of[old]), int(self.filled[old])
+        values = self.slabs[slab].read_rows(self.row_of[number : number + 1])
+        times = self.times[slab].read_rows(self.time_row[old : old + 1])
+        last_ms = int(self.last_ms[old])
+        self.leave(np.array([number]))
+        group = self.group(key)
+        self._resettle(group, self.slabs[slab].capacity)
+        self.join(group, np.array([number]))
+        self.slabs[slab].write_rows(self.row_of[number : number + 1], values)
+        self.times[slab].write_rows(self.time_row[group : group + 1], times)
+        self.filled[group], self.last_ms[group] = filled, last_ms
+        return group
+
+    def open_slot(self, group: int, *, oldest_ms: int) -> None:
+        """Make sure the group has a free slot: clear away what is older, else move to longer rows."""
+        slab = int(self.slab_of[group])
+        capacity, filled = self.slabs[slab].capacity, int(self.filled[group])
+        if filled < capacity:
+            return
+        times = self.times[slab].read_rows(self.time_row[group : group + 1])
+        expired = int(np.count_nonzero(times.view(np.int64)[0] < oldest_ms))
+        if expired * EXPIRED_SHARE < capacity:
+            self._resettle(group, capacity_for(capacity + 1))
+            return
+        self.slabs[slab].shift_rows(self.row_of[self._members[group]], by=expired)
+        self.times[slab].shift_rows(self.time_row[group : group + 1], by=expired)
+        self.filled[group] = filled - expired
+
+    def _resettle(self, group: int, capacity: int) -> None:
+        """Move a group to the slab with rows of this capacity, which is not smaller than its own."""
+        old, new = int(self.slab_of[group]), self._slab(capacity)
+        members = self._members[group]
+        if old == new:
+            return
+        rows, time_row = self.row_of[members], self.time_row[group : group + 1].copy()
+        self.row_of[members] = self.slabs[new].take_rows(len(members))
+        self.time_row[group] = self.times[new].take_rows(1)[0]
+        self.slabs[new].write_rows(self.row_of[members], self.slabs[old].read_rows(rows))
+        self.times[new].write_rows(self.time_row[group : group + 1], self.times[old].read_rows(time_row))
+        self.slabs[old].give_rows(rows)
+        self.times[old].give_rows(time_row)
+        self.slab_of[group] = new
+
+    def _slab(self, capacity: int) -> int:
+        known = self._slab_by_capacity.get(capacity)
+        if known is None:
+            known = self._slab_by_capacity[capacity] = len(self.slabs)
+            self.slabs.append(Slab(capacity))
+            self.times.append(Slab(capacity))
+        return known
+
+    def slots_up_to(self, groups: Ints, at_ms: int, *, slab: int) -> Ints:
+        """For each group of one slab, how many of its slots are at or before a time (bisection over all at once)."""
+        rows = self.time_row[groups]
+        low, high = np.zeros(len(groups), dtype=np.int64), self.filled[groups].copy()
+        for _ in range(self.slabs[slab].capacity.bit_length()):
+            middle = (low + high) // 2
+            is_open = low < high
+            is_early = is_open & (self.times[slab].get(rows, middle).view(np.int64) <= at_ms)
+            low = np.where(is_early, middle + 1, low)
+            high = np.where(is_open & ~is_early, middle, high)
+        return low
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(slab.used_bytes for slab in (*self.slabs, *self.times))

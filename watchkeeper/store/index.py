@@ -1,0 +1,256 @@
+"""Which series exist, and which of them a selector means.
+
+Each series has a number; for each label value the index keeps the numbers that carry it. Patterns
+are matched against the distinct values only. A selection is remembered until a series of its metric
+comes or goes, so that a rule asked every few seconds does no label work.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+import re2
+
+from watchkeeper import errors
+from watchkeeper.model import labels as label_sets
+from watchkeeper.store.columns import Ints
+
+T = TypeVar("T")
+Pairs = tuple[tuple[str, str], ...]
+
+REMEMBERED_SELECTIONS = 512
+REMEMBERED_PATTERNS = 256
+REMEMBERED_VALUES = 100_000
+# A set of series is shared by all queries that select it; what they derive from it is kept up to this many results.
+REMEMBERED_DERIVATIONS = 64
+# Characters that mean themselves in a pattern, so that `a|b|c` needs no regular expression.
+LITERAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-:/ ,=@%<>|")
+
+
+class MatcherLike(Protocol):
+    """A label condition, as `query.engine.Matcher` has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def value(self) -> str: ...
+
+
+class SeriesSet:
+    """An immutable list of label sets that remembers what was worked out about it."""
+
+    __slots__ = ("_derived", "_labels", "pairs")
+
+    def __init__(self, pairs: Sequence[Pairs], labels: Sequence[label_sets.Labels] | None = None) -> None:
+        self.pairs = pairs
+        self._labels: list[label_sets.Labels | None] = [None] * len(pairs) if labels is None else list(labels)
+        self._derived: dict[Hashable, object] = {}
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def labels_of(self, rows: Iterable[int]) -> list[label_sets.Labels]:
+        out = []
+        for row in rows:
+            labels = self._labels[row]
+            if labels is None:
+                labels = self._labels[row] = label_sets.Labels(self.pairs[row])
+            out.append(labels)
+        return out
+
+    def derive(self, key: Hashable, build: Callable[[Sequence[Pairs]], T]) -> T:
+        """`build(self.pairs)`, worked out once per key; the key names the build and all it depends on."""
+        known = self._derived.get(key)
+        if known is None:
+            known = build(self.pairs)
+            if len(self._derived) >= REMEMBERED_DERIVATIONS:
+                self._derived.clear()
+            self._derived[key] = known
+        return known  # type: ignore[return-value]  # the key stands for the type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """The series that a selector means: their numbers, and their labels in the same order."""
+
+    numbers: Ints
+    series: SeriesSet
+    version: int
+
+
+@dataclass(slots=True)
+class Pattern:
+    """A fully anchored regular expression that remembers the values it has seen."""
+
+    text: str
+    _words: frozenset[str] | None = None
+    _compiled: object = None
+    _seen: dict[str, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if LITERAL.issuperset(self.text):
+            self._words = frozenset(self.text.split("|"))
+            return
+        options = re2.Options()
+        options.dot_nl = True
+        options.log_errors = False
+        try:
+            self._compiled = re2.compile(self.text, options)
+        except re2.error as error:
+            raise errors.QueryError(
+                f"the pattern {errors.quote(self.text)} is not a regular expression: {error}",
+                remedy="Use the RE2 syntax that Prometheus uses",
+            ) from error
+
+    def matches(self, value: str) -> bool:
+        if self._words is not None:
+            return value in self._words
+        known = self._seen.get(value)
+        if known is None:
+            if len(self._seen) >= REMEMBERED_VALUES:
+                self._seen.clear()
+            known = self._seen[value] = self._compiled.fullmatch(value) is not None  # type: ignore[attr-defined]
+        return known
+
+
+class SeriesIndex:
+    """Label sets to numbers and back; numbers of forgotten series are used again."""
+
+    def __init__(self) -> None:
+        self.labels: list[label_sets.Labels | None] = []
+        self._numbers: dict[label_sets.Labels, int] = {}
+        self._postings: dict[str, dict[str, array[int]]] = {}
+        self._free: list[int] = []
+        self._version = 0
+        self._name_versions: dict[str, int] = {}
+        self._selections: OrderedDict[tuple[MatcherLike, ...], Selection] = OrderedDict()
+        self._patterns: OrderedDict[str, Pattern] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def find(self, labels: label_sets.Labels) -> int | None:
+        return self._numbers.get(labels)
+
+    def add(self, labels: label_sets.Labels) -> int:
+        number = self._free.pop() if self._free else len(self.labels)
+        if number == len(self.labels):
+            self.labels.append(labels)
+        else:
+            self.labels[number] = labels
+        self._numbers[labels] = number
+        for name, value in labels.pairs:
+            self._postings.setdefault(name, {}).setdefault(value, array("q")).append(number)
+        self._changed(labels.name)
+        return number
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        gone = set(numbers)
+        touched: set[tuple[str, str]] = set()
+        for number in gone:
+            labels = self.labels[number]
+            if labels is not None:
+                touched.update(labels.pairs)
+                del self._numbers[labels]
+                self.labels[number] = None
+                self._changed(labels.name)
+        for name, value in touched:
+            left = array("q", (number for number in self._postings[name][value] if number not in gone))
+            if left:
+                self._postings[name][value] = left
+            else:
+                del self._postings[name][value]
+        self._free.extend(gone)
+
+    def label_names(self) -> list[str]:
+        return sorted(name for name, values in self._postings.items() if values)
+
+    def label_values(self, name: str) -> list[str]:
+        return sorted(self._postings.get(name, ()))
+
+    def select(self, matchers: Sequence[MatcherLike]) -> Selection:
+        """The series that satisfy all matchers."""
+        key = tuple(matchers)
+        version = self._version_for(key)
+        known = self._selections.get(key)
+        if known is not None and known.version == version:
+            self._selections.move_to_end(key)
+            return known
+        numbers = self._matching(key)
+        labels = [found for number in numbers.tolist() if (found := self.labels[number]) is not None]
+        chosen = Selection(numbers, SeriesSet([each.pairs for each in labels], labels), version)
+        self._selections[key] = chosen
+        if len(self._selections) > REMEMBERED_SELECTIONS:
+            self._selections.popitem(last=False)
+        return chosen
+
+    def _changed(self, name: str) -> None:
+        self._version += 1
+        self._name_versions[name] = self._version
+        if len(self._name_versions) > 2 * len(self._postings.get(label_sets.METRIC_NAME, ())) + 1000:
+            self._name_versions.clear()
+            self._selections.clear()
+
+    def _version_for(self, matchers: Sequence[MatcherLike]) -> int:
+        for matcher in matchers:
+            if matcher.name == label_sets.METRIC_NAME and matcher.op == "=" and matcher.value:
+                return self._name_versions.get(matcher.value, 0)
+        return self._version
+
+    def _matching(self, matchers: Sequence[MatcherLike]) -> Ints:
+        included: list[Ints] = []
+        excluded: list[Ints] = []
+        for matcher in matchers:
+            accepts = self._test(matcher)
+            values = self._postings.get(matcher.name, {})
+            if accepts(""):
+                excluded.extend(_numbers(values[value]) for value in values if not accepts(value))
+            elif matcher.op == "=":
+                included.append(_numbers(values.get(matcher.value, array("q"))))
+            else:
+                found = [_numbers(numbers) for value, numbers in values.items() if accepts(value)]
+                included.append(np.concatenate(found) if found else np.empty(0, dtype=np.int64))
+        if not included:
+            included.append(np.array(sorted(self._numbers.values()), dtype=np.int64))
+        included.sort(key=len)
+        chosen = np.sort(included[0])
+        for others in included[1:]:
+            chosen = chosen[self._membership(others)[chosen]]
+        for others in excluded:
+            chosen = chosen[~self._membership(others)[chosen]]
+        return chosen
+
+    def _membership(self, numbers: Ints) -> np.typing.NDArray[np.bool_]:
+        mask = np.zeros(len(self.labels), dtype=bool)
+        mask[numbers] = True
+        return mask
+
+    def _test(self, matcher: MatcherLike) -> Callable[[str], bool]:
+        wanted = matcher.value
+        if matcher.op == "=":
+            return lambda value: value == wanted
+        if matcher.op == "!=":
+            return lambda value: value != wanted
+        pattern = self._pattern(wanted)
+        if matcher.op == "=~":
+            return pattern.matches
+        return lambda value: not pattern.matches(value)
+
+    def _pattern(self, text: str) -> Pattern:
+        if text not in self._patterns:
+            self._patterns[text] = Pattern(text)
+            if len(self._patterns) > REMEMBERED_PATTERNS:
+                self._patterns.popitem(last=False)
+        self._patterns.move_to_end(text)
+        return self._patterns[text]
+
+
+def _numbers(posting: array[int]) -> Ints:
+    return np.array(posting, dtype=np.int64)

@@ -1,0 +1,350 @@
+"""The journal: events, incidents, diagnoses, plans, alert states and the audit of them, in one SQLite file.
+
+Every change is one transaction that appends a chained entry (see `chain.py`) and rewrites the rows it
+is about, so after a crash both are there or neither is. The hub owns one Journal and gives it to the
+incidents stage; the web pages read from it. This is the only place in the product that knows SQL.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from watchkeeper.errors import JournalConflict, StoreError, WireError, quote
+from watchkeeper.kit import wire
+from watchkeeper.model import actions, alerts, diagnosis, events, fleet, incidents, labels
+from watchkeeper.store import chain, journal_check
+from watchkeeper.store.chain import Entry
+from watchkeeper.store.journal_file import open_journal
+
+T = TypeVar("T")
+
+# Rows of one kind may be asked for at most this many at a time: every GPU of the largest fleet once.
+MOST_ROWS = 100_000
+# An event is a few hundred bytes: half a million are some 200 MB of disk.
+MOST_EVENTS = 500_000
+_ALERT_TIMES = ("active_at", "fired_at", "resolved_at", "kept_since")
+INCIDENT_PREFIX = "INC-"
+HUB = "hub"
+
+
+class Journal:
+    """One writer at a time; every method may be called from any thread.
+
+    Opening a journal makes the opener its leader: whoever had it open before gets JournalConflict on
+    the next write instead of writing beside us.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._connection = open_journal(path)
+        try:
+            with self._guarded():
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.execute("UPDATE number SET value = value + 1 WHERE name = 'epoch'")
+                self._connection.execute("COMMIT")
+                self.epoch = self._number("epoch")
+                self._incident_number = self._number("incident")
+        except StoreError:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Everything written inside is kept, or nothing of it; nests."""
+        with self._guarded():
+            if self._depth == 0:
+                self._connection.execute("BEGIN IMMEDIATE")
+                if self._number("epoch") != self.epoch:
+                    self._connection.execute("ROLLBACK")
+                    raise JournalConflict(
+                        f"this writer's epoch {self.epoch} is not the current one, {self._number('epoch')}",
+                        where=str(self.path),
+                        now="Another hub leads; nothing was written",
+                        remedy="Stop one of the two hubs, or give it a data directory of its own",
+                    )
+            self._depth += 1
+            try:
+                yield
+            except BaseException:
+                self._depth -= 1
+                if self._depth == 0 and self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+            self._depth -= 1
+            if self._depth == 0:
+                self._connection.execute("COMMIT")
+
+    def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> Entry:
+        """Append one entry that changes no row: a note, an action's receipt, a start of the hub."""
+        with self.together():
+            row = self._rows("SELECT seq, hash FROM entry ORDER BY seq DESC LIMIT 1")
+            seq, prev = (row[0][0] + 1, row[0][1]) if row else (1, chain.GENESIS)
+            entry = Entry(seq, at, actor, kind, subject, wire.to_plain(body), self.epoch, prev, hash="")
+            entry = replace(entry, hash=chain.entry_hash(entry))
+            self._connection.execute(
+                "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (seq, wire.format_time(at), actor, kind, subject, wire.dumps(body), self.epoch, prev, entry.hash),
+            )
+            return entry
+
+    def take_events(self, batch: Sequence[events.Event], now: datetime) -> list[events.Event]:
+        """Keep the events that are not known yet, and return those, marked as received now."""
+        with self.together():
+            fresh: dict[str, events.Event] = {}
+            for event in batch:
+                known = self._rows("SELECT 1 FROM event WHERE key = ?", event.id)
+                if not known and event.id not in fresh:
+                    fresh[event.id] = replace(event, received_at=now)
+            if fresh:
+                nodes = sorted({str(event.place.node or event.place.cluster) for event in fresh.values()})
+                text = f"{len(fresh)} events of {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''}"
+                self._write("event", {key: wire.dumps(event) for key, event in fresh.items()}, at=now, text=text)
+            return list(fresh.values())
+
+    def events_at(
+        self, place: fleet.Place, *, since: datetime, until: datetime, limit: int = MOST_ROWS
+    ) -> list[events.Event]:
+        """Events of the place's node (or of the whole cluster), oldest first, that lie at or inside the place."""
+        where, values = _node_condition(place)
+        rows = self._rows(
+            f"SELECT body FROM event WHERE {where} AND at BETWEEN ? AND ? ORDER BY at, key LIMIT ?",  # noqa: S608
+            *values,
+            wire.format_time(since),
+            wire.format_time(until),
+            min(limit, MOST_ROWS),
+        )
+        found = (self._decode(events.Event, row[0]) for row in rows)
+        return [event for event in found if place.encloses(event.place)]
+
+    def latest_events(self, place: fleet.Place | None, since: datetime) -> list[events.Event]:
+        """The newest event of each place, kind and code: enough to fold conditions after a restart.
+
+        Asks about the node (or cluster) of a place, or about everything for None.
+        """
+        where, values = ("TRUE", []) if place is None else _node_condition(place)
+        rows = self._rows(
+            "SELECT body, MAX(at || key) FROM event"  # noqa: S608
+            f" WHERE {where} AND at >= ? GROUP BY json_extract(body, '$.place'),"
+            " json_extract(body, '$.kind'), json_extract(body, '$.code') LIMIT ?",
+            *values,
+            wire.format_time(since),
+            MOST_ROWS,
+        )
+        return [self._decode(events.Event, row[0]) for row in rows]
+
+    def event(self, id: str) -> events.Event | None:
+        return self._one(events.Event, "event", id)
+
+    def next_incident_id(self) -> incidents.IncidentId:
+        """INC-1, INC-2 …; a number is used once, also after a restart or a trim."""
+        with self._lock:
+            self._incident_number += 1
+            return incidents.IncidentId(f"{INCIDENT_PREFIX}{self._incident_number}")
+
+    def save_incident(
+        self, incident: incidents.Incident, *, kind: str, text: str, at: datetime, actor: str = HUB
+    ) -> None:
+        """Keep the next version of an incident; JournalConflict when it is not the next one."""
+        with self.together():
+            known = self._rows("SELECT version FROM incident WHERE key = ?", incident.id)
+            stored = known[0][0] if known else 0
+            if incident.version != stored + 1:
+                raise JournalConflict(
+                    f"version {incident.version} was to be written, but version {stored} is the newest",
+                    where=incident.id,
+                    now="Nothing was written",
+                    remedy="Read the incident again and repeat the change",
+                )
+            self._connection.execute(
+                "UPDATE number SET value = MAX(value, ?) WHERE name = 'incident'", (_number_of(incident.id),)
+            )
+            about = {"state": incident.state, "severity": incident.severity, "cause": incident.cause}
+            self._write(
+                "incident",
+                {incident.id: wire.dumps(incident)},
+                at=at,
+                actor=actor,
+                kind=kind,
+                text=text,
+                about=about,
+            )
+
+    def incident(self, id: str) -> incidents.Incident | None:
+        return self._one(incidents.Incident, "incident", id)
+
+    def incidents(self, *, open_only: bool = False, limit: int = 1000) -> list[incidents.Incident]:
+        """Newest first."""
+        where = "WHERE state <> 'resolved'" if open_only else ""
+        rows = self._rows(
+            f"SELECT body FROM incident {where} ORDER BY opened_at DESC, seq DESC LIMIT ?",  # noqa: S608
+            min(limit, MOST_ROWS),
+        )
+        return [self._decode(incidents.Incident, row[0]) for row in rows]
+
+    def timeline(self, incident_id: str, limit: int = 1000) -> list[Entry]:
+        """What happened to an incident, oldest first; of a very long story the newest part."""
+        rows = self._rows("SELECT * FROM entry WHERE subject = ? ORDER BY seq DESC LIMIT ?", incident_id, limit)
+        return [self._entry(row) for row in reversed(rows)]
+
+    def save_diagnosis(self, found: diagnosis.Diagnosis, *, actor: str = HUB) -> None:
+        text = found.best.title if found.best else "No finding"
+        self._write("diagnosis", {found.incident: wire.dumps(found)}, at=found.at, actor=actor, text=text)
+
+    def diagnosis(self, incident_id: str) -> diagnosis.Diagnosis | None:
+        return self._one(diagnosis.Diagnosis, "diagnosis", incident_id)
+
+    def save_plan(self, plan: actions.Plan, *, actor: str = HUB) -> None:
+        self._write("plan", {plan.incident: wire.dumps(plan)}, at=plan.made_at, actor=actor, text=plan.next_step)
+
+    def plan(self, incident_id: str) -> actions.Plan | None:
+        return self._one(actions.Plan, "plan", incident_id)
+
+    def save_alerts(self, changed: Sequence[alerts.Alert], *, at: datetime, gone: Sequence[labels.Labels] = ()) -> None:
+        """Keep the alerts that changed, for the next start, and forget those that resolved or are gone."""
+        lasting = [alert for alert in changed if alert.state is not alerts.AlertState.RESOLVED]
+        over = [*gone, *(alert.labels for alert in changed if alert.state is alerts.AlertState.RESOLVED)]
+        if not lasting and not over:
+            return
+        with self.together():
+            self._connection.executemany("DELETE FROM alert WHERE key = ?", [(str(labels),) for labels in over])
+            rows = {str(alert.labels): wire.dumps(_alert_to_plain(alert)) for alert in lasting}
+            self._write("alert", rows, at=at, text=f"{len(lasting)} alerts fire or wait, {len(over)} are over")
+
+    def alerts(self) -> list[alerts.Alert]:
+        rows = self._rows("SELECT body FROM alert ORDER BY key LIMIT ?", MOST_ROWS)
+        return [_alert_from_plain(json.loads(row[0])) for row in rows]
+
+    def entries(self, after_seq: int = 0, limit: int = 1000) -> list[Entry]:
+        rows = self._rows("SELECT * FROM entry WHERE seq > ? ORDER BY seq LIMIT ?", after_seq, min(limit, MOST_ROWS))
+        return [self._entry(row) for row in rows]
+
+    def trim(self, before: datetime, *, now: datetime, most_events: int = MOST_EVENTS) -> int:
+        """Drop the entries before a time, with the events and finished incidents they wrote; return how many.
+
+        What is dropped is always the oldest part, and a checkpoint entry keeps its last hash, so the rest
+        still verifies. Incidents that are not resolved stay, though their early timeline may go.
+        """
+        with self.together():
+            old = self._rows("SELECT MIN(seq) FROM entry WHERE at >= ?", wire.format_time(before))[0][0]
+            last = self._rows("SELECT MAX(seq) FROM entry")[0][0] or 0
+            cut = last if old is None else old - 1
+            surplus = self._rows("SELECT seq FROM event ORDER BY seq DESC LIMIT 1 OFFSET ?", most_events)
+            cut = max(cut, surplus[0][0] if surplus else 0)
+            edge = self._rows("SELECT hash FROM entry WHERE seq = ?", cut)
+            if not edge:
+                return 0
+            body = {"text": f"Dropped the entries up to {cut}", "after": cut, "hash": edge[0][0]}
+            self.record(journal_check.CHECKPOINT, "journal", at=now, actor=HUB, body=body)
+            dropped = self._connection.execute("DELETE FROM entry WHERE seq <= ?", (cut,)).rowcount
+            self._connection.execute("DELETE FROM event WHERE seq <= ?", (cut,))
+            self._connection.execute("DELETE FROM incident WHERE seq <= ? AND state = 'resolved'", (cut,))
+            for table in ("diagnosis", "plan"):
+                self._connection.execute(f"DELETE FROM {table} WHERE key NOT IN (SELECT key FROM incident)")  # noqa: S608
+            return dropped
+
+    def verify(self) -> int | None:
+        """The number of the first entry that is not as it was written, or whose rows are not; None if all are."""
+        with self._guarded():
+            return journal_check.first_broken(self._connection)
+
+    def _write(
+        self,
+        table: str,
+        rows: Mapping[str, str],
+        *,
+        at: datetime,
+        text: str,
+        actor: str = HUB,
+        kind: str | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """One entry and the rows that belong to it; the entry holds their digest, so they are covered by the chain."""
+        subject = next(iter(rows)) if table not in ("event", "alert") else table
+        body = {**(about or {}), "text": text, **journal_check.seal(rows)}
+        with self.together():
+            entry = self.record(kind or table, subject, at=at, actor=actor, body=body)
+            self._connection.executemany(
+                f"INSERT OR REPLACE INTO {table} (key, seq, body) VALUES (?, ?, ?)",  # noqa: S608
+                [(key, entry.seq, content) for key, content in rows.items()],
+            )
+
+    def _number(self, name: str) -> int:
+        return int(self._rows("SELECT value FROM number WHERE name = ?", name)[0][0])
+
+    def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._guarded():
+            return self._connection.execute(statement, values).fetchall()
+
+    def _one(self, kind: type[T], table: str, key: str) -> T | None:
+        rows = self._rows(f"SELECT body FROM {table} WHERE key = ?", key)  # noqa: S608
+        return self._decode(kind, rows[0][0]) if rows else None
+
+    def _decode(self, kind: type[T], text: str) -> T:
+        try:
+            return wire.loads(kind, text)
+        except WireError as error:
+            raise StoreError(
+                f"a row is not a readable {kind.__name__}: {error}",
+                where=str(self.path),
+                remedy="Run `verify` on the journal; restore it from a copy if it is broken",
+            ) from error
+
+    def _entry(self, row: tuple[Any, ...]) -> Entry:
+        try:
+            return journal_check.entry_of(row)
+        except ValueError as error:
+            raise StoreError(f"entry {row[0]} is not readable: {quote(row)}", where=str(self.path)) from error
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise StoreError(
+                    f"the journal refused: {error}",
+                    where=str(self.path),
+                    now="What was being written is not kept",
+                    remedy="Check the disk and the file; restore the file from a copy if it is damaged",
+                ) from error
+
+
+def _node_condition(place: fleet.Place) -> tuple[str, list[str]]:
+    if place.node is None:
+        return "cluster = ?", [place.cluster]
+    return "cluster = ? AND node = ?", [place.cluster, place.node]
+
+
+def _number_of(incident_id: str) -> int:
+    digits = incident_id.removeprefix(INCIDENT_PREFIX)
+    return int(digits) if digits.isdigit() else 0
+
+
+def _alert_to_plain(alert: alerts.Alert) -> dict[str, Any]:
+    # An alert's value may be NaN or infinite, which JSON cannot write as a number.
+    return {**wire.to_plain(alert), "value": repr(alert.value)}
+
+
+def _alert_from_plain(plain: dict[str, Any]) -> alerts.Alert:
+    times = {name: wire.parse_time(plain[name]) for name in _ALERT_TIMES if plain.get(name)}
+    return alerts.Alert(
+        labels=labels.Labels(plain["labels"]),
+        state=alerts.AlertState(plain["state"]),
+        value=float(plain["value"]),
+        annotations=plain["annotations"],
+        **times,
+    )

@@ -1,0 +1,80 @@
+"""Opening the journal's file: ours and of a version we know, or refused with words.
+
+`journal.Journal` calls `open_journal` once; everything after that goes through its connection.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from importlib import resources
+from pathlib import Path
+
+from watchkeeper.errors import StoreError
+
+# Written into the file's header, so that a database of another program is recognised: "WKJ1".
+APPLICATION_ID = 0x574B4A31
+SCHEMA_VERSION = 1
+# How long a second process may wait for the first one's transaction, which takes milliseconds.
+BUSY_SECONDS = 5.0
+
+
+def open_journal(path: Path) -> sqlite3.Connection:
+    """A connection in which every commit is on the disk when it returns."""
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from error
+    try:
+        _refuse_foreign(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        # FULL: an acknowledged event must survive a power cut, not only a crash of this process.
+        connection.execute("PRAGMA synchronous = FULL")
+        _create(connection)
+    except sqlite3.Error as error:
+        connection.close()
+        raise _unusable(path, error) from error
+    except StoreError:
+        connection.close()
+        raise
+    return connection
+
+
+def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
+    owner = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+    if tables and owner != APPLICATION_ID:
+        raise StoreError(
+            "this SQLite file belongs to another program",
+            where=str(path),
+            now="It was not changed",
+            remedy="Choose another data directory",
+        )
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"the journal has schema version {version}, this Watchkeeper knows up to {SCHEMA_VERSION}",
+            where=str(path),
+            now="It was not changed",
+            remedy="Start the newer Watchkeeper that wrote it",
+        )
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    """Write the schema into an empty file, all of it or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+        schema = resources.files("watchkeeper.store").joinpath("journal_schema.sql").read_text()
+        for statement in schema.split(";\n"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> StoreError:
+    return StoreError(
+        f"the journal cannot be opened: {error}",
+        where=str(path),
+        now="It was not changed",
+        remedy="Check that the directory is writable and the file is ours; a damaged one must be restored from a copy",
+    )

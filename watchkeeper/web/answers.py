@@ -1,0 +1,72 @@
+"""How every endpoint answers: one JSON writer, one error envelope, one place that declares a route.
+
+An `Endpoint` is a row of the table that `app.py` turns into routes: its path, who may call it, and
+whether it changes something. Under /api/v1 errors have Prometheus' own shape, everywhere else ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.kit import wire
+from watchkeeper.web.auth import Role
+
+Answer = Callable[[Request], Awaitable[Response]]
+PROMETHEUS_PREFIX = "/api/v1/"
+# Prometheus' word for each status it uses.
+ERROR_TYPES = {400: "bad_data", 404: "not_found", 406: "not_acceptable", 422: "execution", 503: "unavailable"}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One row of the route table; `role` None is open to everyone, `changes` brings the same-origin guard."""
+
+    methods: tuple[str, ...]
+    path: str
+    role: Role | None
+    answer: Answer
+    changes: bool = False
+
+
+def json_answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    body = orjson.dumps(content, default=wire.to_plain)
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def ok(**content: Any) -> Response:
+    return json_answer({"ok": True, **content})
+
+
+def refusal(path: str, *, status: int, problem: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error in the shape that belongs to the path."""
+    if path.startswith(PROMETHEUS_PREFIX):
+        return prometheus_error(problem, status=status, headers=headers)
+    return json_answer({"ok": False, "error": problem, "status": status}, status=status, headers=headers)
+
+
+def prometheus_error(problem: str, *, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    content = {"status": "error", "errorType": ERROR_TYPES.get(status, "internal"), "error": problem}
+    return json_answer(content, status=status, headers=headers)
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """The whole body, or 413 as soon as it is known to be longer than the limit."""
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isdigit() else 0
+    parts = bytearray()
+    if size <= limit_bytes:
+        async for part in request.stream():
+            parts += part
+            size = max(size, len(parts))
+            if size > limit_bytes:
+                break
+    if size > limit_bytes:
+        raise HTTPException(413, f"the body has {size:,} bytes or more, the limit is {limit_bytes:,}. Send it in parts")
+    return bytes(parts)

@@ -1,0 +1,221 @@
+"""The web application: one table of endpoints, one gate in front of it, one way to say no.
+
+`hub` gives answers, `auth` says who may ask; `create_app` joins them. A request passes the outer
+gate (host name, security headers), is routed, passes its endpoint's role check, and any error leaves
+as JSON in the shape that belongs to its path. `server.serve` runs the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from watchkeeper.errors import IllegalMove, JournalConflict, WatchkeeperError
+from watchkeeper.kit.logs import fields
+from watchkeeper.web import fleet_api, pages, prometheus_api
+from watchkeeper.web.answers import Answer, Endpoint, ok, read_body, refusal
+from watchkeeper.web.auth import COOKIE, SESSION, Auth, Caller, Proof, Role, is_own_page, names_loopback
+from watchkeeper.web.live import Live
+from watchkeeper.web.view import HubView
+
+log = logging.getLogger(__name__)
+
+LIVE_PATH = "/api/live"
+LOGIN_LIMIT_BYTES = 4096
+# RFC 6455 and the IANA registry: 1008 is "policy violation".
+POLICY_VIOLATION = 1008
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def create_app(hub: HubView, auth: Auth, *, live_interval_seconds: float | None = None) -> Starlette:
+    """The whole application; live pictures come every scrape interval unless told otherwise."""
+    gate = Gate(hub, auth)
+    live = Live(hub, interval_seconds=live_interval_seconds or hub.settings.fleet.scrape_interval_seconds)
+    table = [
+        *own_endpoints(hub, gate),
+        *prometheus_api.endpoints(hub),
+        *fleet_api.endpoints(hub),
+        *pages.endpoints(),
+    ]
+
+    async def serve_live(socket: WebSocket) -> None:
+        if gate.lets_in(socket, Role.VIEWER):
+            await live.serve(socket)
+        else:
+            await socket.close(POLICY_VIOLATION)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with live.running():
+            yield
+
+    routes: list[BaseRoute] = [Route(row.path, gate.guard(row), methods=list(row.methods)) for row in table]
+    routes.append(WebSocketRoute(LIVE_PATH, serve_live))
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: say_no, WatchkeeperError: say_trouble, Exception: say_broken},
+    )
+    app.state.endpoints = table
+    app.add_middleware(OuterGate, needs_loopback_name=not auth.tokens)
+    return app
+
+
+class Gate:
+    """Checks each request against the role its endpoint declares."""
+
+    def __init__(self, hub: HubView, auth: Auth) -> None:
+        self._hub = hub
+        self.auth = auth
+
+    def caller(self, connection: HTTPConnection) -> Caller | None:
+        return self.auth.caller(connection.headers, connection.cookies, now=self._hub.clock.now())
+
+    def lets_in(self, socket: WebSocket, role: Role) -> bool:
+        """A WebSocket is not bound to its origin by browsers, so it needs the same-origin check although it reads."""
+        caller = self.caller(socket)
+        is_browser = "origin" in socket.headers or "sec-fetch-site" in socket.headers
+        return caller is not None and caller.may(role) and (not is_browser or is_own_page("GET", socket.headers))
+
+    def guard(self, endpoint: Endpoint) -> Answer:
+        async def answer(request: Request) -> Response:
+            if endpoint.role is not None:
+                request.state.caller = self._admit(request, endpoint)
+            return await endpoint.answer(request)
+
+        return answer
+
+    def _admit(self, request: Request, endpoint: Endpoint) -> Caller:
+        assert endpoint.role is not None
+        caller = self.caller(request)
+        if caller is None:
+            raise HTTPException(401, "who are you? Send a bearer token, or sign in", {"WWW-Authenticate": "Bearer"})
+        if not caller.may(endpoint.role):
+            raise HTTPException(403, f"{caller.name} is {caller.role}; this needs {endpoint.role}")
+        if endpoint.changes and caller.proof is not Proof.BEARER and not is_own_page(request.method, request.headers):
+            raise HTTPException(403, "this request does not come from the console. Send JSON, without a foreign Origin")
+        return caller
+
+
+class OuterGate:
+    """Around everything: loopback names only where there are no tokens, and security headers on every answer."""
+
+    def __init__(self, app: ASGIApp, *, needs_loopback_name: bool) -> None:
+        self._app = app
+        self._needs_loopback_name = needs_loopback_name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] += [
+                    (name.lower().encode(), text.encode()) for name, text in SECURITY_HEADERS.items()
+                ]
+            await send(message)
+
+        if self._needs_loopback_name and not names_loopback(HTTPConnection(scope).headers.get("host", "")):
+            await self._turn_away(scope, receive, send_with_headers)
+        else:
+            await self._app(scope, receive, send_with_headers)
+
+    async def _turn_away(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await WebSocket(scope, receive, send).close(POLICY_VIOLATION)
+            return
+        problem = "this hub has no tokens and answers only to localhost, 127.0.0.1 and [::1]"
+        await refusal(scope["path"], status=403, problem=problem)(scope, receive, send)
+
+
+def own_endpoints(hub: HubView, gate: Gate) -> list[Endpoint]:
+    """Health, readiness, our own metrics, and signing in."""
+
+    async def healthy(_: Request) -> Response:
+        return PlainTextResponse("Watchkeeper is healthy.\n")
+
+    async def ready(_: Request) -> Response:
+        if hub.is_ready:
+            return PlainTextResponse("Watchkeeper is ready.\n")
+        return PlainTextResponse(f"Not ready: {hub.not_ready_because or 'still starting'}\n", status_code=503)
+
+    async def metrics(_: Request) -> Response:
+        return PlainTextResponse(hub.metrics.render(), media_type="text/plain; version=0.0.4")
+
+    async def whoami(request: Request) -> Response:
+        caller: Caller = request.state.caller
+        return ok(name=caller.name, role=caller.role, needs_sign_in=caller.proof is not Proof.LOOPBACK)
+
+    async def login(request: Request) -> Response:
+        if not is_own_page(request.method, request.headers):
+            raise HTTPException(403, "sign in from the console itself")
+        token = gate.auth.find(await _read_secret(request))
+        if token is None:
+            raise HTTPException(401, "no such token")
+        answer = ok(name=token.name, role=token.role)
+        answer.set_cookie(
+            COOKIE,
+            gate.auth.session(token, now=hub.clock.now()),
+            max_age=int(SESSION.total_seconds()),
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    async def logout(_: Request) -> Response:
+        answer = ok()
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return answer
+
+    return [
+        Endpoint(("GET",), "/-/healthy", None, healthy),
+        Endpoint(("GET",), "/-/ready", None, ready),
+        Endpoint(("GET",), "/metrics", Role.VIEWER, metrics),
+        Endpoint(("GET",), "/api/whoami", Role.VIEWER, whoami),
+        Endpoint(("POST",), "/api/login", None, login),
+        Endpoint(("POST",), "/api/logout", None, logout),
+    ]
+
+
+async def _read_secret(request: Request) -> str:
+    try:
+        secret = orjson.loads(await read_body(request, LOGIN_LIMIT_BYTES))["token"]
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise HTTPException(400, 'the body must be {"token": "…"}') from error
+    return str(secret)
+
+
+async def say_no(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers: Mapping[str, str] | None = error.headers
+    return refusal(request.url.path, status=error.status_code, problem=str(error.detail), headers=headers)
+
+
+async def say_trouble(request: Request, error: Exception) -> Response:
+    """Our own errors: someone else was faster or the step is not allowed (409), or a part of the hub is away (503)."""
+    status = 409 if isinstance(error, (IllegalMove, JournalConflict)) else 503
+    return refusal(request.url.path, status=status, problem=str(error))
+
+
+async def say_broken(request: Request, error: Exception) -> Response:
+    log.error("A request failed", exc_info=error, extra=fields(path=request.url.path))
+    return refusal(request.url.path, status=500, problem="the hub failed to answer; its log says why")

@@ -1,0 +1,65 @@
+"""An incident as the console lists it: the finding in words, why, how sure, and the next step.
+
+`fleet_api` answers with cards and details, `live` pushes cards; both come from here so that a page
+never shows two different stories.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from watchkeeper.kit import wire
+from watchkeeper.model import incidents
+from watchkeeper.web.view import HubView
+
+# A panel shows what one screen holds; the list page pages through the rest.
+OPEN_LIMIT = 200
+CLOSED_SHOWN = 5
+
+
+def card(hub: HubView, incident: incidents.Incident) -> dict[str, Any]:
+    """The incident without its members, with the best finding and the plan's next step."""
+    diagnosis, plan = hub.diagnosis(incident.id), hub.plan(incident.id)
+    best = diagnosis.best if diagnosis is not None else None
+    plain: dict[str, Any] = wire.to_plain(incident)
+    members = plain.pop("members")
+    return plain | {
+        "place_name": hub.fleet.place_name(incident.place),
+        "signals": len(members),
+        "why": best.why if best else None,
+        "confidence": best.confidence if best else None,
+        "next_step": plan.next_step if plan else (best.actions[0].do if best and best.actions else None),
+        "plan": [receipt.action.kind.value for receipt in plan.receipts] if plan else [],
+    }
+
+
+def detail(hub: HubView, incident: incidents.Incident) -> dict[str, Any]:
+    """Everything known about one incident."""
+    return {
+        "incident": {**wire.to_plain(incident), "place_name": hub.fleet.place_name(incident.place)},
+        "diagnosis": wire.to_plain(hub.diagnosis(incident.id)),
+        "plan": wire.to_plain(hub.plan(incident.id)),
+        "timeline": [
+            {
+                "at": wire.format_time(entry.at),
+                "actor": entry.actor,
+                "kind": entry.kind,
+                "body": wire.to_plain(entry.body),
+            }
+            for entry in hub.timeline(incident.id)
+        ],
+    }
+
+
+def panel(hub: HubView) -> dict[str, Any]:
+    """Open incidents, gravest and newest first, and the few that closed last."""
+    opened = sorted(
+        hub.incidents(open_only=True, limit=OPEN_LIMIT),
+        key=lambda incident: (-incident.severity.rank, -incident.opened_at.timestamp()),
+    )
+    closed = [incident for incident in hub.incidents(open_only=False, limit=OPEN_LIMIT) if not incident.is_open]
+    closed.sort(key=lambda incident: incident.resolved_at or incident.opened_at, reverse=True)
+    return {
+        "open": [card(hub, incident) for incident in opened],
+        "closed": [card(hub, incident) for incident in closed[:CLOSED_SHOWN]],
+    }

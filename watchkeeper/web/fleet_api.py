@@ -1,0 +1,209 @@
+"""The hub's own API: status, inventory, incidents, events, one GPU, and drills on a simulated fleet.
+
+The console, the command line and agents use it. Every answer is `{"ok": true, …}`; nothing is decided
+here, a request is checked, handed to the hub, and its answer written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.errors import WatchkeeperError, WireError
+from watchkeeper.kit import clock, own_metrics, wire
+from watchkeeper.model import events as happenings
+from watchkeeper.model.incidents import Incident
+from watchkeeper.web import cards, frames, inventory
+from watchkeeper.web.answers import Endpoint, ok, read_body
+from watchkeeper.web.auth import Role
+from watchkeeper.web.view import HubView
+
+EVENT_LIMIT = 1000
+EVENT_LIMIT_BYTES = 1024 * 1024
+SMALL_BODY_BYTES = 64 * 1024
+TEXT_LIMIT = 4000
+LIST_LIMIT = 1000
+# Pushes that wait for their commit at the same time; agents keep the rest in their spool.
+PUSHES_IN_FLIGHT = 64
+RETRY_AFTER_SECONDS = 2
+GPU_EXPR = "DCGM_FI_DEV_GPU_UTIL"
+
+
+class FleetApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._pushes = 0
+        self._refused = hub.metrics.counter("watchkeeper_web_pushes_refused_total", "Event pushes answered with 429")
+
+    async def status(self, _: Request) -> Response:
+        hub = self._hub
+        return ok(
+            version=hub.version,
+            cluster=hub.settings.fleet.cluster,
+            mode=hub.settings.remediate.mode,
+            now=hub.clock.now(),
+            ready=hub.is_ready,
+            not_ready_because=hub.not_ready_because,
+            simulated=hub.simulator_url is not None,
+            colours={
+                name: {"title": c.title, "unit": c.unit, "low": c.low, "high": c.high}
+                for name, c in frames.COLOURS.items()
+            },
+        )
+
+    async def fleet(self, _: Request) -> Response:
+        """The inventory in heat-map order, and who holds which GPU now."""
+        stock = inventory.take(self._hub.fleet)
+        try:
+            answer = await self._hub.ask(frames.WORK_EXPR, clock.to_ms(self._hub.clock.now()))
+        except WatchkeeperError:
+            held = None
+        else:
+            held = {self._uuid(stock, at): name for at, name in frames.owners(stock, answer).items()}
+        return ok(**stock.to_plain(), workloads=held)
+
+    def _uuid(self, stock: inventory.Inventory, at: int) -> str:
+        gpu = stock.slots[at].gpu
+        return "" if gpu is None else gpu.uuid
+
+    async def incidents(self, request: Request) -> Response:
+        open_only = request.query_params.get("open", "1") not in ("0", "false")
+        text = request.query_params.get("limit", "200")
+        if not text.isdigit() or not 1 <= int(text) <= LIST_LIMIT:
+            raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {LIST_LIMIT}")
+        found = self._hub.incidents(open_only=open_only, limit=int(text))
+        return ok(incidents=[cards.card(self._hub, incident) for incident in found])
+
+    async def incident(self, request: Request) -> Response:
+        return ok(**cards.detail(self._hub, self._incident(request)))
+
+    async def acknowledge(self, request: Request) -> Response:
+        incident = self._incident(request)
+        await self._hub.acknowledge(incident.id, request.state.caller.name)
+        return ok(**cards.detail(self._hub, self._incident(request)))
+
+    async def resolve(self, request: Request) -> Response:
+        incident, why = self._incident(request), await self._text(request, "why")
+        await self._hub.resolve(incident.id, request.state.caller.name, why)
+        return ok(**cards.detail(self._hub, self._incident(request)))
+
+    async def note(self, request: Request) -> Response:
+        incident, text = self._incident(request), await self._text(request, "text")
+        await self._hub.note(incident.id, request.state.caller.name, text)
+        return ok(**cards.detail(self._hub, self._incident(request)))
+
+    def _incident(self, request: Request) -> Incident:
+        id = request.path_params["id"]
+        incident = self._hub.incident(id)
+        if incident is None:
+            raise HTTPException(404, f"there is no incident {id[:40]}")
+        return incident
+
+    async def _text(self, request: Request, name: str) -> str:
+        try:
+            body = orjson.loads(await read_body(request, SMALL_BODY_BYTES) or b"{}")
+        except orjson.JSONDecodeError as error:
+            raise HTTPException(400, f"the body is not JSON: {error}") from error
+        text = body.get(name) if isinstance(body, dict) else None
+        if not isinstance(text, str) or not text.strip():
+            raise HTTPException(400, f'the body needs a text: {{"{name}": "…"}}')
+        if len(text) > TEXT_LIMIT:
+            raise HTTPException(400, f"{name} has {len(text):,} characters, the limit is {TEXT_LIMIT:,}")
+        return text.strip()
+
+    async def events(self, request: Request) -> Response:
+        """Take a batch of an agent; 200 means it is on disk, so the agent may forget it."""
+        if self._pushes >= PUSHES_IN_FLIGHT:
+            self._refused.add()
+            raise HTTPException(
+                429,
+                f"{self._pushes} pushes wait for their commit, the limit is {PUSHES_IN_FLIGHT}. Try again later",
+                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+            )
+        self._pushes += 1
+        try:
+            batch = read_events(await read_body(request, EVENT_LIMIT_BYTES))
+            return ok(kept=await self._hub.take_events(batch))
+        finally:
+            self._pushes -= 1
+
+    async def gpu(self, request: Request) -> Response:
+        """One GPU: where it is, who holds it, what its exporter says of it, and what happened to it."""
+        uuid = request.path_params["uuid"]
+        found = next((seen for seen in self._hub.fleet.gpus() if seen.gpu.uuid == uuid), None)
+        if found is None:
+            raise HTTPException(404, f"no GPU {uuid[:60]} has reported to this hub")
+        node = next((node for node in self._hub.fleet.nodes() if node.name == found.node), None)
+        about = [
+            incident
+            for incident in self._hub.incidents(open_only=False, limit=LIST_LIMIT)
+            if incident.place.gpu == uuid or any(member.place.gpu == uuid for member in incident.members)
+        ]
+        return ok(
+            gpu=found.gpu,
+            node=node or {"name": found.node},
+            labels=await self._labels(uuid),
+            events=[wire.to_plain(m) | {"incident": i.id} for i in about for m in i.members if m.place.gpu == uuid],
+            incidents=[cards.card(self._hub, incident) for incident in about],
+        )
+
+    async def _labels(self, uuid: str) -> dict[str, str] | None:
+        """The labels its newest sample carries, or None when it does not report."""
+        try:
+            answer = await self._hub.ask(
+                f'{GPU_EXPR}{{UUID="{own_metrics.escape(uuid)}"}}', clock.to_ms(self._hub.clock.now())
+            )
+        except WatchkeeperError:
+            return None
+        return next((dict(labels.without("__name__")) for labels in answer.latest()), None)
+
+    async def simulator(self, request: Request) -> Response:
+        """Drills: hand a request to the simulated fleet, where there is one."""
+        if self._hub.simulator_url is None:
+            raise HTTPException(404, "this fleet is real: there is no simulator behind this hub")
+        body = await read_body(request, SMALL_BODY_BYTES)
+        path = request.url.path.removeprefix("/api/sim")
+        status, answer = await self._hub.simulator_request(request.method, path, body or None)
+        return Response(answer, status_code=status, media_type="application/json")
+
+
+def read_events(body: bytes) -> list[happenings.Event]:
+    """A pushed batch, checked completely before anything is kept."""
+    try:
+        plain: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from error
+    if not isinstance(plain, list):
+        raise HTTPException(400, "the body must be a JSON array of events")
+    if len(plain) > EVENT_LIMIT:
+        raise HTTPException(400, f"the batch has {len(plain):,} events, the limit is {EVENT_LIMIT:,}. Send it in parts")
+    try:
+        return wire.from_plain(list[happenings.Event], plain)
+    except WireError as error:
+        shown = error.problems[:5]
+        rest = f" (and {len(error.problems) - 5} more)" if len(error.problems) > 5 else ""
+        raise HTTPException(400, "; ".join(shown) + rest) from error
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = FleetApi(hub)
+    get, post = ("GET",), ("POST",)
+    return [
+        Endpoint(get, "/api/status", Role.VIEWER, api.status),
+        Endpoint(get, "/api/fleet", Role.VIEWER, api.fleet),
+        Endpoint(get, "/api/gpu/{uuid}", Role.VIEWER, api.gpu),
+        Endpoint(get, "/api/incidents", Role.VIEWER, api.incidents),
+        Endpoint(get, "/api/incidents/{id}", Role.VIEWER, api.incident),
+        Endpoint(post, "/api/incidents/{id}/acknowledge", Role.OPERATOR, api.acknowledge, changes=True),
+        Endpoint(post, "/api/incidents/{id}/resolve", Role.OPERATOR, api.resolve, changes=True),
+        Endpoint(post, "/api/incidents/{id}/note", Role.OPERATOR, api.note, changes=True),
+        Endpoint(post, "/api/events", Role.AGENT, api.events, changes=True),
+        Endpoint(get, "/api/sim/scenarios", Role.VIEWER, api.simulator),
+        Endpoint(get, "/api/sim/faults", Role.VIEWER, api.simulator),
+        Endpoint(post, "/api/sim/faults", Role.OPERATOR, api.simulator, changes=True),
+        Endpoint(("DELETE",), "/api/sim/faults/{id}", Role.OPERATOR, api.simulator, changes=True),
+    ]

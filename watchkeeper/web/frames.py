@@ -1,0 +1,206 @@
+"""One picture of the fleet: a number and a state per GPU, and the figures of the tiles.
+
+`live` asks for the readings once per tick and packs them for all viewers. Colour carries the number;
+the state is what must be seen first, so it is decided here, from worst to best, in one function. A
+GPU without a reading is silent, never zero.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from watchkeeper.model import fleet, incidents
+from watchkeeper.query import engine
+from watchkeeper.web.inventory import Inventory
+
+
+class State(IntEnum):
+    """What the heat map draws as a glyph; the console has the same numbers."""
+
+    OK = 0
+    DOWN = 1
+    EVENT = 2
+    THROTTLED = 3
+    SILENT = 4
+    HELD_IDLE = 5
+    UNKNOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Colour:
+    """A metric that can colour the heat map; `low` and `high` are the ends of its scale."""
+
+    title: str
+    unit: str
+    low: float
+    high: float
+    expr: str
+
+
+COLOURS: Mapping[str, Colour] = {
+    "sm_active": Colour("SM active", "%", 0, 100, "100 * DCGM_FI_PROF_SM_ACTIVE"),
+    "gpu_util": Colour("GPU_UTIL", "%", 0, 100, "DCGM_FI_DEV_GPU_UTIL"),
+    "tensor": Colour("Tensor active", "%", 0, 100, "100 * DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
+    "power": Colour("Power", "W", 0, 700, "DCGM_FI_DEV_POWER_USAGE"),
+    "temperature": Colour("Temperature", "°C", 30, 90, "DCGM_FI_DEV_GPU_TEMP"),
+    "memory": Colour(
+        "Memory used",
+        "%",
+        0,
+        100,
+        "100 * DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE)",
+    ),
+}
+DEFAULT_COLOUR = "sm_active"
+# SM active of a held GPU over five minutes below 5 %: nothing but housekeeping runs there.
+IDLE_BELOW = 0.05
+WORK_EXPR = "avg_over_time(DCGM_FI_PROF_SM_ACTIVE[5m]) or on (UUID) avg_over_time(DCGM_FI_DEV_GPU_UTIL[5m]) / 100"
+THROTTLE_EXPR = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS or DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"
+# nvml.h: HW slowdown 0x8, SW thermal 0x20, HW thermal 0x40, HW power brake 0x80. The power cap (0x4) is normal load.
+THROTTLE_BITS = 0x8 | 0x20 | 0x40 | 0x80
+LOST_FAMILY = "gpu_lost"
+HEAT_FAMILIES = frozenset({"cooling", "power"})
+IDLE_CAUSE = "gpu_idle_waste"
+Values = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Answers of the engine for one tick; None where it could not answer."""
+
+    colour: engine.Answer | None = None
+    work: engine.Answer | None = None
+    gpu_util: engine.Answer | None = None
+    power: engine.Answer | None = None
+    throttle: engine.Answer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A frame before it is packed."""
+
+    values: Values
+    states: npt.NDArray[np.uint8]
+    summary: Mapping[str, float | int | None] = field(default_factory=dict)
+
+
+def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incidents.Incident]) -> Picture:
+    """Decide the number and the state of every slot, and the figures of the tiles."""
+    values = place(stock, readings.colour)
+    work = place(stock, readings.work)
+    power, gpu_util = place(stock, readings.power), place(stock, readings.gpu_util)
+    held = owners(stock, readings.work)
+    states = np.where(np.isnan(work) & np.isnan(power), State.SILENT, State.OK).astype(np.uint8)
+    if readings.work is None and readings.power is None:
+        states[:] = State.UNKNOWN
+    idle = np.zeros(len(states), dtype=np.bool_)
+    idle[list(held)] = work[list(held)] < IDLE_BELOW
+    states[idle & (states == State.OK)] = State.HELD_IDLE
+    reasons = np.nan_to_num(place(stock, readings.throttle)).astype(np.int64)
+    states[(reasons & THROTTLE_BITS != 0) & (states != State.SILENT)] = State.THROTTLED
+    mark_incidents(stock, states, open_incidents)
+    summary = {
+        "gpus": len(states),
+        "working_percent": percent(work),
+        "gpu_util_percent": mean(gpu_util),
+        "held": None if readings.work is None else len(held),
+        "teams": len({owner.split("/")[0] for owner in held.values() if "/" in owner}),
+        "power_watts": None if np.isnan(power).all() else float(np.nansum(power)),
+        "nodes": len(stock.nodes),
+        "nodes_reporting": reporting(stock, work, power),
+        **{state.name.lower(): int((states == state).sum()) for state in State},
+    }
+    return Picture(values, states, summary)
+
+
+def place(stock: Inventory, answer: engine.Answer | None) -> Values:
+    """An answer's latest values in inventory order; NaN where there is none."""
+    values = np.full(len(stock.slots), np.nan, dtype=np.float32)
+    if answer is not None:
+        for labels, value in answer.latest().items():
+            at = stock.position.get(labels.get("UUID", ""))
+            # Slices of one GPU share its UUID: the busiest one colours the cell.
+            if at is not None and not value <= values[at]:
+                values[at] = value
+    return values
+
+
+def owners(stock: Inventory, answer: engine.Answer | None) -> dict[int, str]:
+    """Which slots are held by a workload, and by which: `namespace/pod`, or a Slurm job's id."""
+    held = {}
+    for labels in () if answer is None else answer.frame.labels:
+        at, name = stock.position.get(labels.get("UUID", "")), fleet.holder(labels)
+        if at is not None and name is not None:
+            held[at] = name
+    return held
+
+
+def mark_incidents(
+    stock: Inventory, states: npt.NDArray[np.uint8], open_incidents: Iterable[incidents.Incident]
+) -> None:
+    """Draw open incidents over the readings; the gravest one of a GPU is applied last."""
+    for incident in sorted(open_incidents, key=lambda incident: state_of(incident) == State.DOWN):
+        state = state_of(incident)
+        for at in _slots(stock, incident):
+            if state is not None and not (state == State.THROTTLED and states[at] == State.SILENT):
+                states[at] = state
+
+
+def state_of(incident: incidents.Incident) -> State | None:
+    """How an incident looks on the map; None leaves the readings to speak."""
+    if incident.cause == IDLE_CAUSE:
+        return State.HELD_IDLE
+    if incident.family == LOST_FAMILY:
+        return State.DOWN
+    if incident.family in HEAT_FAMILIES:
+        return State.THROTTLED
+    has_event = any(member.kind is incidents.MemberKind.EVENT for member in incident.members)
+    return State.EVENT if has_event else None
+
+
+def _slots(stock: Inventory, incident: incidents.Incident) -> Iterable[int]:
+    if incident.place.gpu is not None:
+        at = stock.position.get(incident.place.gpu)
+        return () if at is None else (at,)
+    # A lost GPU that nobody can name is one of its node's: only the slots that are silent already.
+    if incident.place.node is None or incident.family == LOST_FAMILY:
+        return ()
+    return stock.by_node.get(incident.place.node, ())
+
+
+def reporting(stock: Inventory, *readings: Values) -> int:
+    """How many nodes have at least one GPU with a reading."""
+    seen = np.zeros(len(stock.slots), dtype=np.bool_)
+    for values in readings:
+        seen |= ~np.isnan(values)
+    return sum(bool(seen[list(places)].any()) for places in stock.by_node.values() if places)
+
+
+def mean(values: Values) -> float | None:
+    present = values[~np.isnan(values)]
+    return float(present.mean()) if len(present) else None
+
+
+def percent(ratios: Values) -> float | None:
+    average = mean(ratios)
+    return None if average is None else 100 * average
+
+
+def pack(picture: Picture, header: Mapping[str, object]) -> bytes:
+    """A binary frame: length of the JSON header, header, padding to 4 bytes, Float32 values, Uint8 states."""
+    summary = {
+        name: None if isinstance(number, float) and math.isnan(number) else number
+        for name, number in picture.summary.items()
+    }
+    text = orjson.dumps({**header, "count": len(picture.values), "summary": summary})
+    text += b" " * (-len(text) % 4)
+    little = picture.values.astype("<f4").tobytes()
+    return struct.pack("<I", len(text)) + text + little + picture.states.tobytes()

@@ -1,0 +1,98 @@
+"""The fleet in one stable order, which live frames and the heat map share.
+
+Racks, nodes and GPUs are sorted the way people count (r2 before r10). A node that should have more
+GPUs than it ever reported gets an empty slot for each: missing is never healthy, so it is drawn.
+`fleet_api` sends the order once, `live` sends values in it; `version` says whether they still agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from watchkeeper.model import fleet
+from watchkeeper.web.view import FleetView, SeenView
+
+NUMBERS = re.compile(r"(\d+)")
+# A node without a rack comes after those with one.
+LAST = "\uffff"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Room for one GPU; `gpu` is None where one is expected and none ever reported."""
+
+    node: str
+    gpu: fleet.Gpu | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    version: str
+    nodes: tuple[fleet.Node, ...]
+    slots: tuple[Slot, ...]
+    position: dict[str, int]
+    """GPU UUID → its place in `slots`."""
+    by_node: dict[str, tuple[int, ...]]
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"version": self.version, "nodes": [self._plain_node(node) for node in self.nodes]}
+
+    def _plain_node(self, node: fleet.Node) -> dict[str, Any]:
+        slots = [self.slots[at] for at in self.by_node[node.name]]
+        return {
+            "name": node.name,
+            "pool": node.pool,
+            "rack": node.domains.get("rack"),
+            "domains": dict(node.domains),
+            "expected_gpus": node.expected_gpus,
+            "gpus": [None if slot.gpu is None else _plain_gpu(slot.gpu) for slot in slots],
+        }
+
+
+def _plain_gpu(gpu: fleet.Gpu) -> dict[str, Any]:
+    return {"uuid": gpu.uuid, "index": gpu.index, "model": gpu.model, "pci": gpu.pci}
+
+
+def take(view: FleetView) -> Inventory:
+    """The inventory as it is known at this moment."""
+    seen: dict[str, list[SeenView]] = defaultdict(list)
+    for gpu in view.gpus():
+        seen[gpu.node].append(gpu)
+    known = {node.name: node for node in view.nodes()}
+    nodes = sorted(known.values(), key=lambda node: (natural(node.domains.get("rack", LAST)), natural(node.name)))
+    slots: list[Slot] = []
+    by_node: dict[str, tuple[int, ...]] = {}
+    for node in nodes:
+        gpus = _gpus_of(node, seen[node.name])
+        by_node[node.name] = tuple(range(len(slots), len(slots) + len(gpus)))
+        slots += [Slot(node.name, gpu) for gpu in gpus]
+    position = {slot.gpu.uuid: at for at, slot in enumerate(slots) if slot.gpu is not None}
+    return Inventory(_version(nodes, slots), tuple(nodes), tuple(slots), position, by_node)
+
+
+def _gpus_of(node: fleet.Node, seen: list[SeenView]) -> list[fleet.Gpu | None]:
+    """Present GPUs, then the ones that went away as far as the node still lacks them, then empty slots.
+
+    A GPU that was exchanged is gone, but nothing is missing: its successor has taken its slot.
+    """
+    present = [gpu for gpu in seen if gpu.gone_since_ms is None]
+    gone = sorted((gpu for gpu in seen if gpu.gone_since_ms is not None), key=lambda gpu: -(gpu.gone_since_ms or 0))
+    lacking = len(gone) if node.expected_gpus is None else max(0, node.expected_gpus - len(present))
+    shown = sorted(
+        (gpu.gpu for gpu in present + gone[:lacking]), key=lambda gpu: (gpu.index is None, gpu.index or 0, gpu.uuid)
+    )
+    return [*shown, *[None] * max(0, (node.expected_gpus or 0) - len(shown))]
+
+
+def _version(nodes: list[fleet.Node], slots: list[Slot]) -> str:
+    text = repr([(node.name, sorted(node.domains.items())) for node in nodes]) + repr(slots)
+    return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A sort key that counts digits as numbers: gpu-r2 before gpu-r10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in NUMBERS.split(text)]

@@ -1,0 +1,182 @@
+"""Live updates over one WebSocket per viewer: incidents at once, a picture of the fleet per tick.
+
+One task follows `hub.changes` and a timer. It draws each picture once, whatever the number of
+viewers, and leaves it in every viewer's mailbox. A mailbox has one place per kind of message and the
+newest wins, so a slow browser skips pictures instead of queueing them. Fault → screen goes through
+here: a change of incidents is sent before anything is asked of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import orjson
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from watchkeeper.errors import WatchkeeperError
+from watchkeeper.kit import clock, wire
+from watchkeeper.kit.logs import fields
+from watchkeeper.query import engine
+from watchkeeper.web import cards, frames, inventory
+from watchkeeper.web.view import HubView
+
+log = logging.getLogger(__name__)
+
+# A change may bring a new picture at once, but not more often than an eye can follow.
+SHORTEST_PAUSE_SECONDS = 0.25
+# Each viewer costs a socket and up to one picture of memory; a control room has tens, not hundreds.
+VIEWER_LIMIT = 200
+MESSAGE_LIMIT_BYTES = 4096
+TRY_AGAIN_LATER = 1013
+
+
+class Mailbox:
+    """What one viewer has yet to receive: at most one message of each kind."""
+
+    def __init__(self) -> None:
+        self.colour = frames.DEFAULT_COLOUR
+        self._waiting: dict[str, str | bytes] = {}
+        self._filled = asyncio.Event()
+
+    def leave(self, kind: str, message: str | bytes) -> None:
+        self._waiting[kind] = message
+        self._filled.set()
+
+    async def take(self) -> list[str | bytes]:
+        await self._filled.wait()
+        self._filled.clear()
+        messages = list(self._waiting.values())
+        self._waiting.clear()
+        return messages
+
+
+class Live:
+    """The one task that draws, and the viewers it draws for."""
+
+    def __init__(self, hub: HubView, *, interval_seconds: float) -> None:
+        self._hub = hub
+        self._interval_seconds = interval_seconds
+        self._viewers: set[Mailbox] = set()
+        self._wake = asyncio.Event()
+        self._gauge = hub.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
+        self._frames = hub.metrics.counter("watchkeeper_web_frames_total", "Pictures of the fleet drawn for viewers")
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self._follow_changes()), asyncio.create_task(self._draw_forever())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Talk to one viewer until it leaves; the gate has let it in already."""
+        await socket.accept()
+        if len(self._viewers) >= VIEWER_LIMIT:
+            await socket.close(
+                TRY_AGAIN_LATER, f"{len(self._viewers)} viewers are connected, the limit is {VIEWER_LIMIT}"
+            )
+            return
+        mailbox = Mailbox()
+        self._viewers.add(mailbox)
+        self._gauge.set(len(self._viewers))
+        mailbox.leave("incidents", self._incidents_message())
+        self._wake.set()
+        sending = asyncio.create_task(_send(socket, mailbox))
+        try:
+            await self._listen(socket, mailbox)
+        finally:
+            self._viewers.discard(mailbox)
+            self._gauge.set(len(self._viewers))
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _listen(self, socket: WebSocket, mailbox: Mailbox) -> None:
+        """A viewer says one thing only: by which metric its map is coloured."""
+        with contextlib.suppress(WebSocketDisconnect):
+            while True:
+                text = await socket.receive_text()
+                wish = _colour_wish(text)
+                if wish is not None:
+                    mailbox.colour = wish
+                    self._wake.set()
+
+    async def _follow_changes(self) -> None:
+        async with self._hub.changes.subscribe() as queue:
+            while True:
+                message = await queue.get()
+                if message != "fleet" and self._viewers:
+                    self._send_all("incidents", self._incidents_message())
+                self._wake.set()
+
+    async def _draw_forever(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._interval_seconds)
+            self._wake.clear()
+            if self._viewers:
+                await self._draw()
+                await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
+
+    async def _draw(self) -> None:
+        stock, now = inventory.take(self._hub.fleet), self._hub.clock.now()
+        at_ms = clock.to_ms(now)
+        shared = {
+            name: await self._ask(expr, at_ms)
+            for name, expr in (
+                ("work", frames.WORK_EXPR),
+                ("gpu_util", frames.COLOURS["gpu_util"].expr),
+                ("power", frames.COLOURS["power"].expr),
+                ("throttle", frames.THROTTLE_EXPR),
+            )
+        }
+        open_incidents = self._hub.incidents(open_only=True)
+        for colour in {viewer.colour for viewer in self._viewers}:
+            answer = await self._ask(frames.COLOURS[colour].expr, at_ms)
+            picture = frames.draw(stock, frames.Readings(colour=answer, **shared), open_incidents)
+            header = {"kind": "frame", "at": wire.format_time(now), "colour": colour, "version": stock.version}
+            packed = frames.pack(picture, header)
+            self._frames.add(colour=colour)
+            for viewer in self._viewers:
+                if viewer.colour == colour:
+                    viewer.leave("frame", packed)
+
+    async def _ask(self, expr: str, at_ms: int) -> engine.Answer | None:
+        """An answer, or None where the engine cannot give one; the map then says unknown instead of old."""
+        try:
+            return await self._hub.ask(expr, at_ms)
+        except WatchkeeperError as error:
+            log.warning("A live reading failed", extra=fields(expr=expr, error=str(error)))
+            return None
+
+    def _incidents_message(self) -> str:
+        content = {"kind": "incidents", "at": wire.format_time(self._hub.clock.now()), **cards.panel(self._hub)}
+        return orjson.dumps(content).decode()
+
+    def _send_all(self, kind: str, message: str) -> None:
+        for viewer in self._viewers:
+            viewer.leave(kind, message)
+
+
+async def _send(socket: WebSocket, mailbox: Mailbox) -> None:
+    with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+        while True:
+            for message in await mailbox.take():
+                if isinstance(message, bytes):
+                    await socket.send_bytes(message)
+                else:
+                    await socket.send_text(message)
+
+
+def _colour_wish(text: str) -> str | None:
+    """The metric a viewer asks for, or None if it asked for nothing we have."""
+    try:
+        wish = orjson.loads(text)["colour"] if len(text) <= MESSAGE_LIMIT_BYTES else None
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
+    return wish if isinstance(wish, str) and wish in frames.COLOURS else None

@@ -1,0 +1,61 @@
+"""The built console: hashed assets that may be cached for ever, and one page for all its paths.
+
+`console/` is built into `static/` by the wheel's build hook, or by hand. The page holds no readings, so
+it is open to everyone; what it shows comes through the guarded API.
+"""
+
+from __future__ import annotations
+
+import gzip
+import mimetypes
+from functools import lru_cache
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from watchkeeper.web.answers import Endpoint
+
+STATIC = Path(__file__).parent / "static"
+BUILD_COMMAND = "npm --prefix console ci && npm --prefix console run build"
+NOT_BUILT = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Watchkeeper</title>
+<h1>The console has not been built</h1>
+<p>The hub runs and its API answers; only its pages are missing in this source tree. Build them once with</p>
+<pre>{BUILD_COMMAND.replace("&", "&amp;")}</pre>
+<p>and load this page again. An installed wheel contains them.</p></html>
+"""
+# Vite writes a hash of the content into each name, so a name never changes its content.
+FOR_EVER = "public, max-age=31536000, immutable"
+CONSOLE_PATHS = ("/", "/incidents", "/incidents/{id}", "/gpu/{uuid}")
+
+
+async def index(_: Request) -> Response:
+    page = STATIC / "index.html"
+    if not page.is_file():
+        return HTMLResponse(NOT_BUILT, status_code=503)
+    return HTMLResponse(page.read_bytes(), headers={"Cache-Control": "no-cache"})
+
+
+async def asset(request: Request) -> Response:
+    """One built file; the name may not leave its folder."""
+    folder = (STATIC / "assets").resolve()
+    path = (folder / request.path_params["name"]).resolve()
+    if path.parent != folder or not path.is_file():
+        raise HTTPException(404, "there is no such file in this version of the console. Load the page again")
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    headers = {"Cache-Control": FOR_EVER, "Vary": "Accept-Encoding"}
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(path.read_bytes(), media_type=kind, headers=headers)
+    return Response(compressed(path), media_type=kind, headers=headers | {"Content-Encoding": "gzip"})
+
+
+@lru_cache(maxsize=16)
+def compressed(path: Path) -> bytes:
+    """A file's content for the wire; remembered, because the name changes with the content."""
+    return gzip.compress(path.read_bytes())
+
+
+def endpoints() -> list[Endpoint]:
+    pages = [Endpoint(("GET",), path, None, index) for path in CONSOLE_PATHS]
+    return [*pages, Endpoint(("GET",), "/assets/{name}", None, asset)]

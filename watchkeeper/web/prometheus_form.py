@@ -1,0 +1,138 @@
+"""Reading the parameters of Prometheus' HTTP API, and writing its numbers.
+
+Pure functions between text and values; `prometheus_api` calls them. A wrong parameter raises
+`BadParameter` with Prometheus' own wording, because clients match on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from watchkeeper.kit import clock, durations
+from watchkeeper.query import engine
+
+# Prometheus' own limit on the points of one series; more than a screen has columns.
+POINT_LIMIT = 11_000
+# Go's time.Time as used by Prometheus ends here; datetime ends in the year 9999.
+LAST_SECOND = 253_402_300_799.0
+
+
+class BadParameter(ValueError):
+    """A parameter that cannot be used; answered as 400 bad_data."""
+
+
+def read_time(name: str, text: str | None, *, default_ms: int | None = None) -> int:
+    """Milliseconds of a time written as seconds since 1970 or RFC 3339."""
+    if not text:
+        if default_ms is None:
+            raise BadParameter(f'invalid parameter "{name}": cannot parse "" to a valid timestamp')
+        return default_ms
+    try:
+        seconds = float(text)
+        if not abs(seconds) <= LAST_SECOND:
+            raise BadParameter(f'invalid parameter "{name}": cannot parse "{text[:80]}" to a valid timestamp')
+        return round(seconds * 1000)
+    except ValueError:
+        pass
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise BadParameter(f'invalid parameter "{name}": cannot parse "{text[:80]}" to a valid timestamp') from error
+    if at.tzinfo is None:
+        raise BadParameter(f'invalid parameter "{name}": cannot parse "{text[:80]}" to a valid timestamp: no time zone')
+    return clock.to_ms(at)
+
+
+def read_duration(name: str, text: str | None) -> int:
+    """Milliseconds of a duration written as seconds or as Prometheus writes it."""
+    try:
+        seconds = float(text or "")
+        if not math.isfinite(seconds) or abs(seconds) > durations.LONGEST_MS / 1000:
+            raise BadParameter(f'invalid parameter "{name}": cannot parse "{text}" to a valid duration')
+        return round(seconds * 1000)
+    except ValueError:
+        pass
+    try:
+        return durations.parse_ms(text or "")
+    except ValueError as error:
+        raise BadParameter(
+            f'invalid parameter "{name}": cannot parse "{(text or "")[:80]}" to a valid duration: {error}'
+        ) from error
+
+
+def read_span(start: str | None, end: str | None, step: str | None) -> engine.Span:
+    start_ms, end_ms = read_time("start", start), read_time("end", end)
+    if end_ms < start_ms:
+        raise BadParameter('invalid parameter "end": end timestamp must not be before start time')
+    step_ms = read_duration("step", step)
+    if step_ms <= 0:
+        raise BadParameter(
+            'invalid parameter "step": zero or negative query resolution step widths are not accepted. '
+            "Try a positive integer"
+        )
+    points = (end_ms - start_ms) // step_ms
+    if points > POINT_LIMIT:
+        raise BadParameter(
+            f"exceeded maximum resolution of {POINT_LIMIT:,} points per timeseries ({points:,} asked). "
+            "Try decreasing the query resolution (?step=XX)"
+        )
+    return engine.Span(start_ms, end_ms, step_ms)
+
+
+def read_limit(text: str | None) -> int | None:
+    """How many items to answer with; 0 or absent is all."""
+    if not text:
+        return None
+    if not text.isdigit():
+        raise BadParameter(f'invalid parameter "limit": "{text[:80]}" is not a number of 0 or more')
+    return int(text) or None
+
+
+def write_value(value: float) -> str:
+    """A number as Go's strconv and Prometheus' marshaller write it."""
+    if value != value:  # noqa: PLR0124 (NaN is the only number unequal to itself)
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    text = repr(value)
+    if "e" not in text:
+        return text.removesuffix(".0")
+    # Prometheus writes exponents only below 1e-6 and from 1e21; Python already below 1e-4 and from 1e16.
+    return text if abs(value) < 1e-6 or abs(value) >= 1e21 else f"{Decimal(text):f}"
+
+
+def write_time(at_ms: int) -> float | int:
+    """Seconds since 1970; whole ones without a fraction."""
+    return at_ms // 1000 if at_ms % 1000 == 0 else at_ms / 1000
+
+
+def write_answer(answer: engine.Answer, at_ms: int | None) -> dict[str, Any]:
+    """Prometheus' `data` object of an instant query (`at_ms` is its time) or a range query (None)."""
+    kind, rows = answer.kind, answer.frame.rows()
+    if kind is engine.Kind.STRING:
+        return {"resultType": kind.value, "result": [write_time(at_ms or 0), answer.text or ""]}
+    if kind is engine.Kind.SCALAR and at_ms is not None:
+        values = [write_value(float(values[-1])) for _, _, values in rows]
+        return {"resultType": kind.value, "result": [write_time(at_ms), values[0] if values else "NaN"]}
+    if kind is engine.Kind.VECTOR and at_ms is not None:
+        result = [
+            {"metric": dict(labels), "value": [write_time(at_ms), write_value(float(values[-1]))]}
+            for labels, _, values in rows
+            if len(values)
+        ]
+        return {"resultType": kind.value, "result": result}
+    matrix = [
+        {"metric": dict(labels), "values": list(_points(times.tolist(), values.tolist()))}
+        for labels, times, values in rows
+        if len(values)
+    ]
+    return {"resultType": engine.Kind.MATRIX.value, "result": matrix}
+
+
+def _points(times_ms: Iterable[int], values: Iterable[float]) -> Iterator[list[float | int | str]]:
+    for at_ms, value in zip(times_ms, values, strict=True):
+        yield [write_time(at_ms), write_value(value)]

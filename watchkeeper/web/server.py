@@ -1,0 +1,103 @@
+"""Running the application: a socket bound before anything else, and a stop that takes seconds.
+
+`hub.py` or the command line calls `listen` first, so that a taken port is known before a data
+directory is touched, and then `serve` until its `stop` event is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from watchkeeper.errors import StartRefused
+
+# Requests in progress get this long to end; open WebSockets are told to go at once.
+GRACE_SECONDS = 2
+BACKLOG = 2048
+LISTENING = "0A"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, or StartRefused with who holds the port; port 0 takes a free one."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise StartRefused(f"cannot listen there: {error.strerror}", where=f"{host}:{port}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _refused(host, port, error) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _refused(host: str, port: int, error: OSError) -> StartRefused:
+    where = f"{host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        holder = holder_of(port) or "another process"
+        return StartRefused(
+            f"the port is taken by {holder}", where=where, remedy="Stop it, or choose another port with --port"
+        )
+    if error.errno == errno.EACCES:
+        return StartRefused("this port needs more rights", where=where, remedy="Choose one from 1024 on with --port")
+    return StartRefused(f"cannot listen there: {error.strerror}", where=where, remedy="Check --host")
+
+
+def holder_of(port: int) -> str | None:
+    """Which process listens on a port, as far as this user may see."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                columns = line.split()
+                if columns[3] == LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{columns[9]}]")
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(str(link.readlink()) in inodes for link in (folder / "fd").iterdir()):
+                return f"{(folder / 'comm').read_text().strip()} (process {folder.name})"
+    return None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the hub decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(app: ASGIApp, listener: socket.socket, *, stop: asyncio.Event) -> None:
+    """Answer requests until `stop` is set; returns once every connection is closed, at most seconds later."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="websockets-sansio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        ws_max_size=65536,
+    )
+    server = _Server(config)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await running
+    finally:
+        stopping.cancel()
+        listener.close()

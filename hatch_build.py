@@ -25,7 +25,7 @@ class ConsoleBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def dependencies(self) -> list[str]:
         return [] if self._is_built() or has_node() else [NODE_PACKAGE]
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 (their signature)
         console = Path(self.root) / "console"
         if version == "editable":
             self.app.display_info("console: not built for an editable install; the hub's page says how")

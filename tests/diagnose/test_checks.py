@@ -41,7 +41,7 @@ def test_a_gpu_that_vanished_without_a_word_is_missing_and_named() -> None:
     found = best(diagnose(facts_about(incident, engine=an_engine(gone=[2])), NOON))
     assert (found.cause, found.place) == ("gpu_missing", gpu(2))
     assert found.evidence[0].text == "3 GPUs of n1 report, 4 are expected"
-    assert reasons(found)["gpu_fell_off_bus"] == "no Xid 79 of n1 within 10 minutes"
+    assert reasons(found)["gpu_fell_off_bus"] == "no Xid 79 of n1 reached us within 10 minutes"
 
 
 def test_an_uncorrectable_error_shows_line_counter_and_remap_state() -> None:

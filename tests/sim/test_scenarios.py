@@ -18,8 +18,10 @@ def fleet() -> Simulation:
 
 
 def kernel_texts(fleet: Simulation, node: str) -> list[str]:
+    """What the driver said on a node since it was loaded."""
     records = fleet.kernel_records_since(0)
-    return [one.record.split(";", 1)[1] for one in records if one.node == node and "NVRM" in one.record]
+    texts = [one.record.split(";", 1)[1] for one in records if one.node == node and "NVRM" in one.record]
+    return [text for text in texts if "loading NVIDIA" not in text]
 
 
 def test_xid_79_takes_the_gpu_off_the_page_and_stalls_its_peers(fleet: Simulation) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 from watchkeeper.config import settings
 from watchkeeper.errors import QueryError
 from watchkeeper.kit import broadcast, clock, own_metrics
-from watchkeeper.model import actions, alerts, diagnosis, events, fleet, incidents
+from watchkeeper.model import actions, alerts, diagnosis, events, fleet
+from watchkeeper.model.incidents import Incident, IncidentState, move
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine
 
@@ -145,7 +146,7 @@ class FakeHub:
     simulator_url: str | None = None
     silent: set[str] = field(default_factory=set)
     taken: list[events.Event] = field(default_factory=list)
-    kept: dict[str, incidents.Incident] = field(default_factory=dict)
+    kept: dict[str, Incident] = field(default_factory=dict)
     diagnoses: dict[str, diagnosis.Diagnosis] = field(default_factory=dict)
     plans: dict[str, actions.Plan] = field(default_factory=dict)
     entries: dict[str, list[Entry]] = field(default_factory=dict)
@@ -178,10 +179,10 @@ class FakeHub:
         self.taken += batch
         return len(batch)
 
-    def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[incidents.Incident]:
+    def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
         return [incident for incident in self.kept.values() if incident.is_open or not open_only][:limit]
 
-    def incident(self, id: str) -> incidents.Incident | None:
+    def incident(self, id: str) -> Incident | None:
         return self.kept.get(id)
 
     def diagnosis(self, id: str) -> diagnosis.Diagnosis | None:
@@ -193,12 +194,12 @@ class FakeHub:
     def timeline(self, id: str) -> list[Entry]:
         return self.entries.get(id, [])
 
-    async def acknowledge(self, id: str, actor: str) -> incidents.Incident:
-        moved = incidents.move(self.kept[id], incidents.IncidentState.ACKNOWLEDGED, at=self.clock.now())
+    async def acknowledge(self, id: str, actor: str) -> Incident:
+        moved = move(self.kept[id], IncidentState.ACKNOWLEDGED, at=self.clock.now())
         return self._keep(replace(moved, assignee=actor), Entry(self.clock.now(), actor, "incident.acknowledged", {}))
 
-    async def resolve(self, id: str, actor: str, why: str) -> incidents.Incident:
-        moved = incidents.move(self.kept[id], incidents.IncidentState.RESOLVED, at=self.clock.now())
+    async def resolve(self, id: str, actor: str, why: str) -> Incident:
+        moved = move(self.kept[id], IncidentState.RESOLVED, at=self.clock.now())
         return self._keep(moved, Entry(self.clock.now(), actor, "incident.resolved", {"why": why}))
 
     async def note(self, id: str, actor: str, text: str) -> None:
@@ -210,7 +211,7 @@ class FakeHub:
             return 200, b'[{"name":"xid-79","title":"GPU falls off the bus","truth":{"cause":"gpu_fell_off_bus"}}]'
         return 200, b'{"id":"f1","scenario":"xid-79","node":"gpu-r01-01","gpu":3}'
 
-    def _keep(self, incident: incidents.Incident, entry: Entry) -> incidents.Incident:
+    def _keep(self, incident: Incident, entry: Entry) -> Incident:
         self.kept[incident.id] = incident
         self.entries.setdefault(incident.id, []).append(entry)
         self.changes.send("incidents")

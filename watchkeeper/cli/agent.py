@@ -27,7 +27,7 @@ from watchkeeper.kit import clock, logs
 @click.option(
     "--token", metavar="TOKEN", envvar="WATCHKEEPER_TOKEN", help="Agent token; better given as WATCHKEEPER_TOKEN."
 )
-@click.option("--cluster", default="main", show_default=True, help="The cluster this node belongs to.")
+@click.option("--cluster", default="main", help="The cluster this node belongs to.")
 @click.option(
     "--node",
     default=os.uname().nodename,

@@ -19,9 +19,7 @@ from watchkeeper.model.labels import Labels
 @click.option("--at", metavar="TIME", help="Ask about this time instead of now: RFC 3339 or seconds since 1970.")
 @click.option("--from", "start", metavar="TIME", help="Start of a range query.")
 @click.option("--to", "end", metavar="TIME", help="End of a range query.")
-@click.option(
-    "--step", metavar="DURATION", default="1m", show_default=True, help="Distance of the points of a range query."
-)
+@click.option("--step", metavar="DURATION", default="1m", help="Distance of the points of a range query.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @options.as_json
 @options.with_hub

@@ -92,18 +92,22 @@ def end(hub: HubClient, fault_id: str) -> None:
     show_default=True,
     help="GPUs in the fleet, eight to a node.",
 )
-@click.option(
-    "--port", type=click.IntRange(0, 65_535), default=9481, show_default=True, help="Loopback port; 0 takes a free one."
-)
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same fleet.")
-@click.option(
-    "--speed", type=click.FloatRange(0.1, 1000), default=1.0, show_default=True, help="Simulated seconds per second."
-)
+@click.option("--port", type=click.IntRange(0, 65_535), default=9481, help="Loopback port; 0 takes a free one.")
+@click.option("--seed", type=int, default=1, help="The same seed gives the same fleet.")
+@click.option("--speed", type=click.FloatRange(0.1, 1000), default=1.0, help="Simulated seconds per second.")
 @click.option("--epoch", type=float, help="Seconds since 1970 from which a faster clock counts; now by default.")
 @click.option("--scenario", "scenarios", multiple=True, help="A fault to start with; may be given several times.")
+@click.option("--scenario-after", type=click.IntRange(0), default=0, help="Seconds until they start.")
 @click.option("--announce", is_flag=True, help="Print the address, and only that, once the fleet answers.")
 def run(
-    gpus: int, port: int, seed: int, speed: float, epoch: float | None, scenarios: tuple[str, ...], announce: bool
+    gpus: int,
+    port: int,
+    seed: int,
+    speed: float,
+    epoch: float | None,
+    scenarios: tuple[str, ...],
+    scenario_after: int,
+    announce: bool,
 ) -> None:
     """Serve a simulated fleet on this machine until stopped."""
     from watchkeeper.cli.processes import until_stopped
@@ -112,7 +116,13 @@ def run(
 
     logs.start(level="warning" if announce else "info")
     settings = server.SimSettings(
-        gpus=gpus, port=port, seed=seed, speed=speed, epoch_seconds=epoch, scenarios=scenarios
+        gpus=gpus,
+        port=port,
+        seed=seed,
+        speed=speed,
+        epoch_seconds=epoch,
+        scenarios=scenarios,
+        scenarios_after_seconds=scenario_after,
     )
     with contextlib.closing(server.open_listener(settings)) as listener:
         # The socket queues connections from here on: whoever reads the address may use it at once.

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,55 +21,25 @@ from watchkeeper.kit import clock, logs
 # A demo should move: five seconds between readings, and rules that follow them.
 DEMO_INTERVAL = "5s"
 READY_WITHIN_SECONDS = 30.0
+SCENARIO_AFTER_SECONDS = 15
 STOP_WITHIN_SECONDS = 3.0
 
 
 @click.command("up")
-@click.option(
-    "--gpus", type=click.IntRange(1, 200_000), default=512, show_default=True, help="Simulated GPUs, eight to a node."
-)
-@click.option(
-    "--scenario",
-    "scenarios",
-    multiple=True,
-    metavar="NAME",
-    help="Start with this fault; see `watchkeeper sim list`. Repeatable.",
-)
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; beyond loopback needs --tokens."
-)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65_535),
-    default=9480,
-    show_default=True,
-    help="Port of console and API; 0 takes a free one.",
-)
-@click.option(
-    "--data",
-    metavar="DIR",
-    help="Directory for what is kept; one per port under the user's state directory by default.",
-)
+@click.option("--gpus", type=click.IntRange(1, 200_000), default=512, help="Simulated GPUs, eight to a node.")
+@click.option("--scenario", "scenarios", multiple=True, metavar="NAME", help="Start with this fault; repeatable.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on; beyond loopback needs --tokens.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=9480, help="Port of the console; 0 takes a free one.")
+@click.option("--data", "directory", metavar="DIR", help="What is kept; by default in the user's state directory.")
 @click.option("--tokens", metavar="FILE", help="Access tokens, one `name role token` a line.")
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same fleet.")
-@click.option(
-    "--speed", type=click.FloatRange(0.1, 100), default=1.0, show_default=True, help="Simulated seconds per second."
-)
+@click.option("--seed", type=int, default=1, help="The same seed gives the same fleet.")
+@click.option("--speed", type=click.FloatRange(0.1, 100), default=1.0, help="Simulated seconds per second.")
 @click.option("--verbose", is_flag=True, help="Say more in the log.")
-def command(
-    gpus: int,
-    scenarios: tuple[str, ...],
-    host: str,
-    port: int,
-    data: str | None,
-    tokens: str | None,
-    seed: int,
-    speed: float,
-    verbose: bool,
-) -> None:
+def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verbose: bool, **hub: Any) -> None:
     """Everything on this machine: a simulated fleet, the hub that watches it, and the console.
 
-    Stop it with Ctrl-C. While it runs, break something from a second terminal:
+    Stop it with Ctrl-C. While it runs, break something from a second terminal; `watchkeeper sim list`
+    shows what can be broken:
 
     \b
     watchkeeper sim inject xid-79
@@ -79,27 +50,28 @@ def command(
     known = scenario.load_all()
     for name in scenarios:
         scenario.find(known, name)
+    world = ["--gpus", str(gpus), "--seed", str(seed), "--speed", str(speed)]
+    world += [part for name in scenarios for part in ("--scenario", name)]
+    # A fault strikes a fleet that has been seen healthy, so that everything about it has a name and a past.
+    world += ["--scenario-after", str(SCENARIO_AFTER_SECONDS)]
+    configured = demo_settings(**hub)
+    asyncio.run(processes.until_stopped(lambda stop: run(configured, world, clock.ScaledClock(speed=speed), stop=stop)))
+
+
+def demo_settings(host: str, port: int, *, directory: str | None, tokens: str | None) -> settings.Settings:
+    """Settings of a hub that watches the simulated fleet of this machine."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     overrides = {
         "hub.host": host,
         "hub.port": port,
-        "hub.data": data or str(default_data(port)),
+        "hub.data": directory or str(Path(state) / "watchkeeper" / f"up-{port}"),
         "hub.tokens": tokens,
         "fleet.cluster": "sim",
         "fleet.scrape_interval": DEMO_INTERVAL,
         "rules.interval": DEMO_INTERVAL,
         "remediate.driver": "simulated",
     }
-    world = ["--gpus", str(gpus), "--seed", str(seed), "--speed", str(speed)]
-    world += [part for name in scenarios for part in ("--scenario", name)]
-    shared = clock.ScaledClock(speed=speed)
-    configured = loading.load(None, overrides)
-    asyncio.run(processes.until_stopped(lambda stop: run(configured, world, shared, stop=stop)))
-
-
-def default_data(port: int) -> Path:
-    """Where a demo keeps its journal: the user's state directory, apart for each port."""
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "watchkeeper" / f"up-{port}"
+    return loading.load(None, overrides)
 
 
 async def run(configured: settings.Settings, world: list[str], time: clock.ScaledClock, *, stop: asyncio.Event) -> None:

@@ -87,7 +87,7 @@ class Incidents:
         if signal is None:
             return _newest(self._end_events(self._near(event.place), now))
         key = _key(event)
-        condition = self._condition(key, signal.cause, now)
+        condition = self._condition(key, signal.cause, now=now)
         if condition is not None and not condition.is_open:
             signal = replace(signal, member=replace(signal.member, until=condition.cleared_at))
         before = self._refs.get(key)
@@ -113,18 +113,18 @@ class Incidents:
                 count = len(ends)
                 what = "The signal" if count == 1 else f"All {count} signals"
                 done = move(incident, IncidentState.RESOLVED, at=now)
-                changed.append(self._save(done, Step.RESOLVED, f"{what} ended, and none returned", at=now))
+                changed.append(self._save(done, Step.RESOLVED, text=f"{what} ended, and none returned", at=now))
         self._forget(now)
         return _newest(changed)
 
     def acknowledge(self, id: str, actor: str, now: datetime) -> Incident:
         mine = replace(move(self._find(id), IncidentState.ACKNOWLEDGED, at=now), assignee=actor)
-        return self._save(mine, Step.ACKNOWLEDGED, f"{actor} is working on it", at=now, actor=actor)
+        return self._save(mine, Step.ACKNOWLEDGED, text=f"{actor} is working on it", at=now, actor=actor)
 
     def resolve(self, id: str, actor: str, *, why: str, now: datetime) -> Incident:
         done = move(self._find(id), IncidentState.RESOLVED, at=now)
         done = replace(done, members=tuple(replace(member, until=member.until or now) for member in done.members))
-        return self._save(done, Step.RESOLVED, why, at=now, actor=actor)
+        return self._save(done, Step.RESOLVED, text=why, at=now, actor=actor)
 
     def note(self, id: str, actor: str, *, text: str, now: datetime) -> None:
         """A remark for the timeline; the incident itself stays as it is."""
@@ -132,7 +132,7 @@ class Incidents:
         self._journal.record(Step.NOTED, incident.id, at=now, actor=actor, body={"text": text})
 
     def _take(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
-        decision = correlate(self._near(signal.place), signal, now, around=self._around)
+        decision = correlate(self._near(signal.place), signal, now=now, around=self._around)
         if decision.incident is None:
             return []
         changed = self._write(decision, now)
@@ -143,15 +143,19 @@ class Incidents:
 
     def _write(self, decision: Decision, now: datetime) -> list[Incident]:
         assert decision.incident is not None
-        with self._journal.together():
-            changed = []
-            for part in decision.absorbed:
-                done, text = absorb(part, decision.incident.id, at=now)
-                changed.append(self._save(done, Step.ABSORBED, text, at=now))
-            changed.append(self._save(decision.incident, decision.step, decision.text, at=now))
+        changed = []
+        try:
+            with self._journal.together():
+                for part in decision.absorbed:
+                    done, text = absorb(part, decision.incident.id, at=now)
+                    changed.append(self._save(done, Step.ABSORBED, text=text, at=now))
+                changed.append(self._save(decision.incident, decision.step, text=decision.text, at=now))
+        except StoreError:
+            self._restore(now)
+            raise
         return changed
 
-    def _save(self, incident: Incident, step: Step, text: str, *, at: datetime, actor: str = journals.HUB) -> Incident:
+    def _save(self, incident: Incident, step: Step, *, text: str, at: datetime, actor: str = journals.HUB) -> Incident:
         self._journal.save_incident(incident, kind=step, text=text, at=at, actor=actor)
         self._keep(incident)
         log.info("Incident changed", extra=fields(incident=incident.id, step=step, title=incident.title, text=text))
@@ -170,7 +174,7 @@ class Incidents:
         members = (member for incident in self._near(place) if incident.is_open for member in incident.members)
         return any(member.ref == ref and member.until is None for member in members)
 
-    def _condition(self, key: events.ConditionKey, cause: str, now: datetime) -> events.Condition | None:
+    def _condition(self, key: events.ConditionKey, cause: str, *, now: datetime) -> events.Condition | None:
         """Whether what such events reported is still so, by the last of them and the resets since."""
         latest = self._latest.get(_node_of(key[0]), {})
         if key not in latest:
@@ -186,12 +190,12 @@ class Incidents:
             live = [member for member in incident.members if member.until is None and incident.is_open]
             for member in live:
                 key = self._keys.get(member.ref)
-                condition = None if key is None else self._condition(key, member.cause, now)
+                condition = None if key is None else self._condition(key, member.cause, now=now)
                 if condition is None or condition.cleared_at is None:
                     continue
                 incident = end_member(incident, member.ref, until=condition.cleared_at)
                 text = f"Over ({condition.cleared_why}): {member.text}"
-                changed.append(self._save(incident, Step.ENDED, text, at=now))
+                changed.append(self._save(incident, Step.ENDED, text=text, at=now))
         return changed
 
     def _forget(self, now: datetime) -> None:

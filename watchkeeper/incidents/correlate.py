@@ -61,22 +61,22 @@ class Decision:
 NOTHING = Decision(Step.NOTHING)
 
 
-def correlate(near: Sequence[Incident], signal: Signal, now: datetime, *, around: Surroundings) -> Decision:
+def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
     """Decide about one signal; `near` are the open and just resolved incidents of its node, oldest first."""
     known = _knowing(near, signal)
     if known is not None and known.is_open:
-        return _again(known, signal, now, around=around)
+        return _again(known, signal, now=now, around=around)
     hosts = [incident for incident in near if incident.is_open and _hosts(incident, signal)]
     taken = [incident for incident in near if incident.is_open and _gives_way_to(incident, signal)]
     if hosts or taken:
         target, *others = [*hosts, *taken]
-        return _join(target, signal, now, around=around, others=others, taken=taken)
+        return _join(target, signal, now=now, around=around, others=others, taken=taken)
     if signal.has_ended or (known is not None and not _is_news(known, signal)):
         return NOTHING
     before = known or next((incident for incident in reversed(near) if _returns(incident, signal)), None)
     if before is not None and _is_soon(before, signal):
-        return _reopen(before, signal, now, around=around)
-    return _open(signal, now, around=around)
+        return _reopen(before, signal, now=now, around=around)
+    return _open(signal, now=now, around=around)
 
 
 def end_member(incident: Incident, ref: str, *, until: datetime) -> Incident:
@@ -111,12 +111,12 @@ def _is_news(incident: Incident, signal: Signal) -> bool:
     )
 
 
-def _again(known: Incident, signal: Signal, now: datetime, *, around: Surroundings) -> Decision:
+def _again(known: Incident, signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
     """A signal of which the open incident has a member: it ends, it returns, or nothing is new."""
     if signal.member.until is not None and signal.replaces is None:
         ended = end_member(known, signal.member.ref, until=signal.member.until)
         return NOTHING if ended is known else Decision(Step.ENDED, ended, f"Over: {signal.member.text}")
-    return _join(known, signal, now, around=around) if _is_news(known, signal) else NOTHING
+    return _join(known, signal, now=now, around=around) if _is_news(known, signal) else NOTHING
 
 
 def _hosts(incident: Incident, signal: Signal) -> bool:
@@ -152,8 +152,8 @@ def _is_soon(incident: Incident, signal: Signal) -> bool:
 def _join(
     target: Incident,
     signal: Signal,
-    now: datetime,
     *,
+    now: datetime,
     around: Surroundings,
     others: Sequence[Incident] = (),
     taken: Sequence[Incident] = (),
@@ -171,7 +171,7 @@ def _join(
     return Decision(Step.JOINED, _next_version(joined, target), signal.member.text, absorbed=absorbed)
 
 
-def _reopen(before: Incident, signal: Signal, now: datetime, *, around: Surroundings) -> Decision:
+def _reopen(before: Incident, signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
     opened = move(before, IncidentState.OPEN, at=now)
     members = _with_member(before.members[-MOST_MEMBERS + 1 :], signal)
     return Decision(
@@ -181,7 +181,7 @@ def _reopen(before: Incident, signal: Signal, now: datetime, *, around: Surround
     )
 
 
-def _open(signal: Signal, now: datetime, *, around: Surroundings) -> Decision:
+def _open(signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
     blank = Incident(
         id=around.next_id(),
         place=signal.place,

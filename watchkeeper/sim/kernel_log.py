@@ -63,11 +63,10 @@ class KernelLog:
         self._draw = draw
         self._records: deque[Record] = deque(maxlen=RING_LIMIT)
         self._next_seq = 1
-        # These machines have been up for days, so their numbering starts somewhere in the middle.
-        self._boots = {
-            node.name: self._new_boot(now - timedelta(hours=draw.uniform(24, 960)), draw.randrange(900, 9000))
-            for node in layout.nodes
-        }
+        self._boots: dict[str, Boot] = {}
+        # A simulation starts with machines that boot: what was known about an earlier fleet of the same names is over.
+        for node in layout.nodes:
+            self.reboot(node, now)
         self._nodes = layout.nodes
 
     @property

@@ -40,6 +40,7 @@ class SimSettings:
     speed: float = 1.0
     epoch_seconds: float | None = None
     scenarios: tuple[str, ...] = ()
+    scenarios_after_seconds: int = 0
     cluster: str = "sim"
 
 
@@ -53,18 +54,19 @@ class Simulation:
         seed = settings.seed
         self.layout = fleet.build(gpus=settings.gpus, seed=seed)
         self.scenarios = scenario.load_all()
-        # One stream per subject: a fault more must not change what the jobs do.
+        # One stream per subject: a fault more must not change what the jobs do. Boot ids differ from run to run,
+        # because the product takes an event of the same boot and number for the same event.
         jobs = Jobs(self.layout, random.Random(f"{seed}/jobs"))
         physics = Physics(self.layout, np.random.default_rng(seed % 2**64))
         exporter = Exporter(self.layout, Readings(self.layout, physics), jobs)
-        kernel = KernelLog(self.layout, random.Random(f"{seed}/kernel"), self.now)
+        kernel = KernelLog(self.layout, random.Random(f"{seed}/{epoch}/kernel"), self.now)
         self.machines = Machines(self.layout, jobs, physics, exporter, kernel)
         self.faults = Faults(self.machines, random.Random(f"{seed}/faults"))
         self.cluster = Cluster(self.machines, self.faults)
         jobs.fill(self.second)
         self.advance(WARM_UP_SECONDS)
         for name in settings.scenarios:
-            self.inject(name)
+            self.inject(name, in_seconds=settings.scenarios_after_seconds)
 
     @property
     def now(self) -> datetime:
@@ -102,11 +104,11 @@ class Simulation:
     def kernel_records_since(self, seq: int, *, limit: int = 1000) -> list[Record]:
         return self.machines.kernel.since(seq, limit=limit)
 
-    def inject(self, name: str, *, node: str | None = None, gpu: int | None = None) -> Fault:
+    def inject(self, name: str, *, node: str | None = None, gpu: int | None = None, in_seconds: int = 0) -> Fault:
         """Start a fault; `node` and `gpu` (its index) are chosen from the seed when they are None."""
         return self.faults.inject(
             scenario.find(self.scenarios, name),
-            self.second,
+            self.second + in_seconds,
             node=None if node is None else self.layout.node(node),
             gpu=gpu,
             is_up=self.cluster.is_up,

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from watchkeeper.store.columns import NEVER_MS, Ints, Slab, capacity_for
+from watchkeeper.store.columns import NEVER_MS, Ints, Slab, capacity_for, is_absent
 
 NOBODY = -1
 # Expired slots are cleared away once they are this part of a row: rarely enough to be cheap, and a row
@@ -90,24 +90,29 @@ class Ledger:
             self.slabs[slab].give_rows(self.row_of[gone])
             self.group_of[gone] = NOBODY
             self._members[group] = np.setdiff1d(self._members[group], gone)
-            if not len(self._members[group]):
-                self.times[slab].give_rows(self.time_row[group : group + 1])
-                del self._groups[self._keys.pop(group)], self._members[group]
-                self._free.append(group)
+            self.drop_if_empty(group)
+
+    def drop_if_empty(self, group: int) -> None:
+        if group in self._members and not len(self._members[group]):
+            self.times[self.slab_of[group]].give_rows(self.time_row[group : group + 1])
+            del self._groups[self._keys.pop(group)], self._members[group]
+            self._free.append(group)
 
     def separate(self, number: int, key: Hashable) -> int:
-        """Move one series, with its history, into a group of its own."""
+        """Move one series, with its history up to its own last sample, into a group of its own."""
         old = int(self.group_of[number])
-        slab, filled = int(self.slab_of[old]), int(self.filled[old])
+        slab = int(self.slab_of[old])
         values = self.slabs[slab].read_rows(self.row_of[number : number + 1])
         times = self.times[slab].read_rows(self.time_row[old : old + 1])
-        last_ms = int(self.last_ms[old])
+        held = np.flatnonzero(~is_absent(values[0]))
+        filled = int(held[-1]) + 1 if len(held) else 0
+        last_ms = int(times.view(np.int64)[0, filled - 1]) if filled else -NEVER_MS
         self.leave(np.array([number]))
         group = self.group(key)
         self._resettle(group, self.slabs[slab].capacity)
         self.join(group, np.array([number]))
         self.slabs[slab].write_rows(self.row_of[number : number + 1], values)
-        self.times[slab].write_rows(self.time_row[group : group + 1], times)
+        self.times[slab].write_rows(self.time_row[group : group + 1], times[:, :filled])
         self.filled[group], self.last_ms[group] = filled, last_ms
         return group
 

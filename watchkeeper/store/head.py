@@ -67,6 +67,7 @@ class Head:
         self._born_ms = np.empty(0, dtype=np.int64)
         self._seen_ms = np.empty(0, dtype=np.int64)
         self._expired_at_ms: int | None = None
+        self._leap_ms: int | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -83,42 +84,32 @@ class Head:
             return int(self._uses[number]) << NUMBER_BITS | number
 
     def append_scrape(
-        self, group_key: Hashable, series_ids: Ints, at_ms: int, values: Floats, *, now_ms: int | None = None
+        self,
+        group_key: Hashable,
+        series_ids: Sequence[int] | Ints,
+        at_ms: int,
+        values: Sequence[float] | Floats,
+        *,
+        now_ms: int | None = None,
     ) -> Outcome:
-        """Keep one scrape: a value for each series id, all at one time.
+        """Keep one scrape: a value for each series id, all at one time; arrays of 64 bits are read without copying.
 
         An id whose series was forgotten meanwhile is dropped as `forgotten`: ask `series_id` again.
         """
-        values = plain(values)
-        if now_ms is not None and at_ms > now_ms + MAX_AHEAD_MS:
-            return Outcome(0, {"future": len(values)})
+        ids, numbers_read = np.asarray(series_ids, dtype=np.int64), plain(np.asarray(values, dtype=np.float64))
         with self._lock:
+            if self._is_too_far_ahead(at_ms, now_ms):
+                return Outcome(0, {"future": len(ids)})
+            self._advance(at_ms)
             dropped: Counter[str] = Counter()
-            numbers = series_ids & NUMBER_MASK
-            is_current = self._uses[numbers] == series_ids >> NUMBER_BITS
+            numbers = ids & NUMBER_MASK
+            is_current = self._uses[numbers] == ids >> NUMBER_BITS
             if not is_current.all():
                 dropped["forgotten"] = int(np.count_nonzero(~is_current))
-                numbers, values = numbers[is_current], values[is_current]
-            self._advance(at_ms)
-            ledger = self._ledger
-            group = ledger.group(("scrape", group_key))
-            owners = ledger.group_of[numbers]
-            if (owners == group).all():
-                self._append_slot(group, numbers, at_ms, values=values, dropped=dropped)
-            else:
-                newcomers = np.unique(numbers[owners == NOBODY])
-                if len(newcomers):
-                    ledger.join(group, newcomers)
-                    owners = ledger.group_of[numbers]
-                own = owners == group
-                if own.any():
-                    self._append_slot(group, numbers[own], at_ms, values=values[own], dropped=dropped)
-                stray = ~own
-                if stray.any():
-                    times = np.full(int(np.count_nonzero(stray)), at_ms, dtype=np.int64)
-                    self._append_singles(numbers[stray], times, values[stray], dropped=dropped)
+                numbers, numbers_read = numbers[is_current], numbers_read[is_current]
+            self._append_group(("scrape", group_key), numbers, at_ms, values=numbers_read, dropped=dropped)
             self._expire_sometimes()
-            return Outcome(len(series_ids) - sum(dropped.values()), dict(dropped))
+            return Outcome(len(ids) - sum(dropped.values()), dict(dropped))
 
     def append(self, samples: Iterable[sample_model.Sample], *, now_ms: int | None = None) -> Outcome:
         """Keep samples of any series at any times; those of one series come in the order of time."""
@@ -233,6 +224,20 @@ class Head:
             values.append(sample.value)
         return np.array(numbers, dtype=np.int64), np.array(times, dtype=np.int64), plain(np.array(values))
 
+    def _is_too_far_ahead(self, at_ms: int, now_ms: int | None) -> bool:
+        """Compared with the clock, or else with the newest scrape.
+
+        After a pause everything is ahead of the newest scrape, so a second scrape near the first such one is taken.
+        """
+        if now_ms is not None:
+            return at_ms > now_ms + MAX_AHEAD_MS
+        if self.newest_ms is None or at_ms <= self.newest_ms + MAX_AHEAD_MS:
+            self._leap_ms = None
+            return False
+        is_confirmed = self._leap_ms is not None and abs(at_ms - self._leap_ms) <= MAX_AHEAD_MS
+        self._leap_ms = None if is_confirmed else at_ms
+        return not is_confirmed
+
     def _advance(self, at_ms: int) -> None:
         self.newest_ms = at_ms if self.newest_ms is None else max(self.newest_ms, at_ms)
 
@@ -264,8 +269,8 @@ class Head:
         """Write one slot of a group that all the series belong to."""
         ledger = self._ledger
         last_ms = int(ledger.last_ms[group])
-        if at_ms < last_ms or at_ms < self._oldest_ms():
-            dropped["out_of_order" if at_ms < last_ms else "too_old"] += len(numbers)
+        if at_ms < self._oldest_ms():
+            dropped["too_old"] += len(numbers)
             return
         if at_ms > last_ms:
             ledger.open_slot(group, oldest_ms=self._oldest_ms())

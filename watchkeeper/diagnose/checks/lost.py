@@ -96,6 +96,5 @@ def _count(facts: Facts) -> Evidence | None:
     return Evidence(EXPECTED_GPUS, text, at=facts.at, place=facts.node)
 
 
-def _no_xid(facts: Facts) -> RuledOut | None:
-    # The journal holds what agents pushed; a node whose log nobody reads is silent for another reason.
-    return RuledOut(CAUSE, f"no Xid 79 of {facts.node_name} within 10 minutes")
+def _no_xid(facts: Facts) -> RuledOut:
+    return RuledOut(CAUSE, f"no Xid 79 of {facts.node_name} reached us within 10 minutes")

@@ -182,7 +182,7 @@ def _rank_of(bounds: Floats, counts: Floats, value: Floats) -> Floats:
     # an upper bound the part is 0, so a value inside lies below all of it.
     part = np.where(np.isneginf(begins[place]), 1.0, part)
     rank = np.where(begins[place] >= value, below, below + (counts[place, cells] - below) * part)
-    return np.where(inside, np.minimum(rank, counts[-1]), counts[-1])
+    return np.asarray(np.where(inside, np.minimum(rank, counts[-1]), counts[-1]))
 
 
 FUNCTIONS: dict[str, PromFunction] = {

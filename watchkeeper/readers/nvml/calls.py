@@ -7,6 +7,7 @@ whatever they raise is its business.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,9 +69,9 @@ def _bar1(nvml: Any, gpu: Any) -> Answer:
     return {"total": bar1.bar1Total, "free": bar1.bar1Free, "used": bar1.bar1Used}
 
 
-def _clocks_event(nvml: Any, gpu: Any) -> Answer:
+def _clocks_event_reason(nvml: Any, gpu: Any) -> Answer:
     mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
-    return {name: int(bool(mask & bit)) for name, bit in CLOCKS_EVENT_REASONS.items()} | {"mask": mask}
+    return {name: int(bool(mask & bit)) for name, bit in CLOCKS_EVENT_REASONS.items()}
 
 
 def _slowdown_margin(nvml: Any, gpu: Any) -> Answer:
@@ -126,7 +127,7 @@ def _nvlink_errors(nvml: Any, gpu: Any) -> Answer:
 def _fabric(nvml: Any, gpu: Any) -> Answer:
     fabric = nvml.c_nvmlGpuFabricInfoV_t()
     fabric.version = nvml.nvmlGpuFabricInfo_v2
-    nvml.nvmlDeviceGetGpuFabricInfoV(gpu, nvml.byref(fabric))
+    nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(fabric))
     if fabric.state == FABRIC_NOT_SUPPORTED:
         raise Unsupported("not part of a fabric")
     return {"state": fabric.state, "health": fabric.healthMask}
@@ -147,7 +148,7 @@ def _inforom_valid(nvml: Any, gpu: Any) -> Answer:
 
 def _sram_threshold(nvml: Any, gpu: Any) -> Answer:
     status = nvml.c_nvmlEccSramErrorStatus_v1_t()
-    nvml.nvmlDeviceGetSramEccErrorStatus(gpu, nvml.byref(status))
+    nvml.nvmlDeviceGetSramEccErrorStatus(gpu, ctypes.byref(status))
     return int(status.bThresholdExceeded)
 
 
@@ -159,50 +160,47 @@ def _vgpu_license(nvml: Any, gpu: Any) -> Answer:
     return int(any(feature.featureState for feature in features.gridLicensableFeatures[:count]))
 
 
+def _plain(nvml: str) -> Call:
+    """A call that takes a handle and gives a number."""
+    return Call(nvml, lambda module, gpu: getattr(module, nvml)(gpu))
+
+
+def _first(nvml: str) -> Call:
+    """A call that takes a handle and gives a pair, of which the first is meant."""
+    return Call(nvml, lambda module, gpu: getattr(module, nvml)(gpu)[0])
+
+
+def _by_part(nvml: str) -> Call:
+    """A call that takes a handle and one number, such as a clock domain."""
+    return Call(nvml, by_part=lambda module, gpu, part: getattr(module, nvml)(gpu, part))
+
+
 CALLS: Mapping[str, Call] = {
     "utilization": Call("nvmlDeviceGetUtilizationRates", _utilization),
     "memory": Call("nvmlDeviceGetMemoryInfo_v2", _memory),
     "bar1": Call("nvmlDeviceGetBAR1MemoryInfo", _bar1),
     "temperature": Call("nvmlDeviceGetTemperature", lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0)),
-    "margin": Call("nvmlDeviceGetMarginTemperature", lambda nvml, gpu: nvml.nvmlDeviceGetMarginTemperature(gpu)),
+    "margin": _plain("nvmlDeviceGetMarginTemperature"),
     "slowdown_margin": Call("nvmlDeviceGetMarginTemperature", _slowdown_margin),
-    "threshold": Call(
-        "nvmlDeviceGetTemperatureThreshold",
-        by_part=lambda nvml, gpu, part: nvml.nvmlDeviceGetTemperatureThreshold(gpu, part),
-    ),
-    "clock": Call("nvmlDeviceGetClockInfo", by_part=lambda nvml, gpu, part: nvml.nvmlDeviceGetClockInfo(gpu, part)),
-    "max_clock": Call(
-        "nvmlDeviceGetMaxClockInfo", by_part=lambda nvml, gpu, part: nvml.nvmlDeviceGetMaxClockInfo(gpu, part)
-    ),
-    "clocks_event": Call("nvmlDeviceGetCurrentClocksEventReasons", _clocks_event),
-    "pstate": Call("nvmlDeviceGetPerformanceState", lambda nvml, gpu: nvml.nvmlDeviceGetPerformanceState(gpu)),
-    "fan": Call("nvmlDeviceGetFanSpeed", lambda nvml, gpu: nvml.nvmlDeviceGetFanSpeed(gpu)),
-    "power": Call("nvmlDeviceGetPowerUsage", lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu)),
-    "power_limit": Call(
-        "nvmlDeviceGetPowerManagementLimit", lambda nvml, gpu: nvml.nvmlDeviceGetPowerManagementLimit(gpu)
-    ),
-    "power_default": Call(
-        "nvmlDeviceGetPowerManagementDefaultLimit", lambda nvml, gpu: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu)
-    ),
+    "threshold": _by_part("nvmlDeviceGetTemperatureThreshold"),
+    "clock": _by_part("nvmlDeviceGetClockInfo"),
+    "max_clock": _by_part("nvmlDeviceGetMaxClockInfo"),
+    "clocks_event": _plain("nvmlDeviceGetCurrentClocksEventReasons"),
+    "clocks_event_reason": Call("nvmlDeviceGetCurrentClocksEventReasons", _clocks_event_reason),
+    "pstate": _plain("nvmlDeviceGetPerformanceState"),
+    "fan": _plain("nvmlDeviceGetFanSpeed"),
+    "power": _plain("nvmlDeviceGetPowerUsage"),
+    "power_limit": _plain("nvmlDeviceGetPowerManagementLimit"),
+    "power_default": _plain("nvmlDeviceGetPowerManagementDefaultLimit"),
     "power_constraints": Call("nvmlDeviceGetPowerManagementLimitConstraints", _power_constraints),
-    "power_enforced": Call(
-        "nvmlDeviceGetEnforcedPowerLimit", lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu)
-    ),
-    "energy": Call(
-        "nvmlDeviceGetTotalEnergyConsumption", lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
-    ),
-    "pcie_throughput": Call(
-        "nvmlDeviceGetPcieThroughput", by_part=lambda nvml, gpu, part: nvml.nvmlDeviceGetPcieThroughput(gpu, part)
-    ),
-    "pcie_replay": Call("nvmlDeviceGetPcieReplayCounter", lambda nvml, gpu: nvml.nvmlDeviceGetPcieReplayCounter(gpu)),
+    "power_enforced": _plain("nvmlDeviceGetEnforcedPowerLimit"),
+    "energy": _plain("nvmlDeviceGetTotalEnergyConsumption"),
+    "pcie_throughput": _by_part("nvmlDeviceGetPcieThroughput"),
+    "pcie_replay": _plain("nvmlDeviceGetPcieReplayCounter"),
     "pcie_generation": Call("nvmlDeviceGetCurrPcieLinkGeneration", _pcie_generation),
     "pcie_width": Call("nvmlDeviceGetCurrPcieLinkWidth", _pcie_width),
-    "encoder": Call(
-        "nvmlDeviceGetEncoderUtilization", lambda nvml, gpu: nvml.nvmlDeviceGetEncoderUtilization(gpu)[0]
-    ),
-    "decoder": Call(
-        "nvmlDeviceGetDecoderUtilization", lambda nvml, gpu: nvml.nvmlDeviceGetDecoderUtilization(gpu)[0]
-    ),
+    "encoder": _first("nvmlDeviceGetEncoderUtilization"),
+    "decoder": _first("nvmlDeviceGetDecoderUtilization"),
     "remap_banks": Call("nvmlDeviceGetRowRemapperHistogram", _remap_banks),
     "remapped_rows": Call("nvmlDeviceGetRemappedRows", _remapped_rows),
     "nvlink_errors": Call("nvmlDeviceGetNvLinkErrorCounter", _nvlink_errors),
@@ -210,11 +208,9 @@ CALLS: Mapping[str, Call] = {
     "processes": Call("nvmlDeviceGetComputeRunningProcesses_v3", _processes),
     "inforom_valid": Call("nvmlDeviceValidateInforom", _inforom_valid),
     "sram_threshold": Call("nvmlDeviceGetSramEccErrorStatus", _sram_threshold),
-    "unrepairable": Call(
-        "nvmlDeviceGetUnrepairableMemoryFlag_v1", lambda nvml, gpu: nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(gpu)
-    ),
+    "unrepairable": _plain("nvmlDeviceGetUnrepairableMemoryFlag_v1"),
     "vgpu_license": Call("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_license),
-    "persistence": Call("nvmlDeviceGetPersistenceMode", lambda nvml, gpu: nvml.nvmlDeviceGetPersistenceMode(gpu)),
-    "mig_mode": Call("nvmlDeviceGetMigMode", lambda nvml, gpu: nvml.nvmlDeviceGetMigMode(gpu)[0]),
-    "compute_mode": Call("nvmlDeviceGetComputeMode", lambda nvml, gpu: nvml.nvmlDeviceGetComputeMode(gpu)),
+    "persistence": _plain("nvmlDeviceGetPersistenceMode"),
+    "mig_mode": _first("nvmlDeviceGetMigMode"),
+    "compute_mode": _plain("nvmlDeviceGetComputeMode"),
 }

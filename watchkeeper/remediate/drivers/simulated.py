@@ -43,7 +43,7 @@ class Simulated:
         if status == 404:
             return Observed(place, exists=False)
         if status != 200:
-            raise self._failed("GET", _node_path(place), f"it answered {status}: {_reason(answer)}")
+            raise self._failed("GET", _node_path(place), what=f"it answered {status}: {_reason(answer)}")
         return Observed(
             place=place,
             exists=bool(answer.get("exists", True)),
@@ -66,9 +66,9 @@ class Simulated:
                 remedy="A person has to do it",
             )
         mark = self._own_mark(action) if action.kind is ActionKind.UNCORDON else action.mark
-        status, answer = self._call("POST", _path(action), {"by": mark})
+        status, answer = self._call("POST", _path(action), body={"by": mark})
         if status != 200:
-            raise self._failed("POST", _path(action), f"it answered {status}: {_reason(answer)}")
+            raise self._failed("POST", _path(action), what=f"it answered {status}: {_reason(answer)}")
         return f"POST {_path(action)} by {mark}: {answer.get('text', 'done')}"
 
     def _own_mark(self, action: Action) -> str:
@@ -83,7 +83,7 @@ class Simulated:
             )
         return owner or action.mark
 
-    def _call(self, method: str, path: str, body: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+    def _call(self, method: str, path: str, *, body: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
         sent = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(  # noqa: S310
             f"{self.url}{path}", data=sent, method=method, headers={"Content-Type": "application/json"}
@@ -92,9 +92,9 @@ class Simulated:
             status, content = _exchange(request)
             return status, _decode(content)
         except (OSError, ValueError) as error:
-            raise self._failed(method, path, str(getattr(error, "reason", error))) from error
+            raise self._failed(method, path, what=str(getattr(error, "reason", error))) from error
 
-    def _failed(self, method: str, path: str, what: str) -> ActionFailed:
+    def _failed(self, method: str, path: str, *, what: str) -> ActionFailed:
         return ActionFailed(
             f"{method} {path} did not succeed: {what}",
             where=self.url,

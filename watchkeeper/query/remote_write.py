@@ -1,0 +1,341 @@
+"""Remote write 1.0 as bytes: samples in a snappy block of protobuf, both ways.
+
+`remote.sender` writes with `encode` what an engine appends on a server; the web application hands bodies of
+POST /api/v1/write to `receive`. The message is small and fixed, so it is read and written here by hand
+(prompb/remote.proto and types.proto of Prometheus): nearly every sample is the same 18 bytes long, which NumPy
+reads and writes in one go.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import cramjam
+import numpy as np
+
+from watchkeeper import errors
+from watchkeeper.model.labels import METRIC_NAME, Labels
+from watchkeeper.model.samples import Sample
+from watchkeeper.query.engine import Appended, Engine, Floats, Millis
+
+CONTENT_TYPE = "application/x-protobuf"
+HEADERS = {
+    "Content-Type": CONTENT_TYPE,
+    "Content-Encoding": "snappy",
+    "X-Prometheus-Remote-Write-Version": "0.1.0",
+}
+# A whole sample: tag 2 of a series, 16 bytes long, value as fixed 64 bits, time as a varint of 6 bytes.
+SAMPLE_BYTES = 18
+SAMPLE_HEAD = b"\x12\x10\x09"
+TIME_TAG = 0x10
+# Times whose varint has exactly 6 bytes: from 1971 to 2109.
+SIX_BYTE_TIMES = (1 << 35, (1 << 42) - 1)
+METRIC_TYPES = ("unknown", "counter", "gauge", "histogram", "gaugehistogram", "summary", "info", "stateset")
+# The same series come again with every request. Long label sets are rare, and few of them would fill the memory.
+REMEMBERED_LABELS = 100_000
+REMEMBERED_BYTES = 2048
+Series: TypeAlias = tuple[Labels, Millis, Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLimits:
+    """What one request may cost. Prometheus sends 2,000 samples in some 100 kB; vmagent up to 32 MiB unpacked."""
+
+    max_bytes: int = 8 * 1024 * 1024
+    max_unpacked_bytes: int = 64 * 1024 * 1024
+    max_series: int = 200_000
+    max_samples: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One request: series with their times and values, what was left out and why, type, help and unit by metric."""
+
+    series: list[Series]
+    left_out: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+
+
+def encode(series: Sequence[tuple[Labels, Sequence[int], Sequence[float]]]) -> bytes:
+    """A request body; the samples of one series stand in the order in which they are given."""
+    counts = [len(times) for _, times, _ in series]
+    times = np.fromiter((at for _, row, _ in series for at in row), dtype=np.int64, count=sum(counts))
+    values = np.fromiter((value for _, _, row in series for value in row), dtype=np.float64, count=sum(counts))
+    pieces = _sample_pieces(times, values, counts)
+    body = bytearray()
+    for (labels, _, _), samples in zip(series, pieces, strict=True):
+        names = _label_bytes(labels)
+        body += b"\x0a" + _varint(len(names) + len(samples)) + names + samples
+    packed: bytes = bytes(cramjam.snappy.compress_raw(bytes(body)))
+    return packed
+
+
+def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iterator[bytes]:
+    """The encoded samples of each series."""
+    low, high = SIX_BYTE_TIMES
+    ends = np.cumsum(counts, dtype=np.int64).tolist()
+    starts = [0, *ends[:-1]]
+    if len(times) and int(times.min()) >= low and int(times.max()) <= high:
+        block = np.empty((len(times), SAMPLE_BYTES), dtype=np.uint8)
+        block[:, :3] = np.frombuffer(SAMPLE_HEAD, dtype=np.uint8)
+        block[:, 3:11] = values.astype("<f8").view(np.uint8).reshape(-1, 8)
+        block[:, 11] = TIME_TAG
+        for place in range(6):
+            block[:, 12 + place] = (times >> 7 * place) & 0x7F | (0x80 if place < 5 else 0)
+        whole = block.tobytes()
+        yield from (whole[start * SAMPLE_BYTES : end * SAMPLE_BYTES] for start, end in zip(starts, ends, strict=True))
+        return
+    for start, end in zip(starts, ends, strict=True):
+        pairs = zip(times[start:end].tolist(), values[start:end], strict=True)
+        yield b"".join(_sample_bytes(at_ms, value) for at_ms, value in pairs)
+
+
+def _sample_bytes(at_ms: int, value: np.float64) -> bytes:
+    # tobytes keeps the bits of a stale marker, which a round trip through float arithmetic might not.
+    inner = b"\x09" + value.astype("<f8").tobytes() + b"\x10" + _varint(at_ms & (1 << 64) - 1)
+    return b"\x12" + _varint(len(inner)) + inner
+
+
+@lru_cache(REMEMBERED_LABELS)
+def _label_bytes(labels: Labels) -> bytes:
+    found = bytearray()
+    for name, value in labels.pairs:
+        inner = b"".join(
+            tag + _varint(len(text)) + text for tag, text in ((b"\x0a", name.encode()), (b"\x12", value.encode()))
+        )
+        found += b"\x0a" + _varint(len(inner)) + inner
+    return bytes(found)
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def refusal(content_type: str | None, content_encoding: str | None) -> str | None:
+    """Why a request with these headers cannot be read (to be answered with 415), or None."""
+    kind = (content_type or CONTENT_TYPE).lower().replace(" ", "")
+    if kind.partition(";")[0] != CONTENT_TYPE or "io.prometheus.write.v2" in kind:
+        return f"content type {errors.quote(content_type)} is not remote write 1.0. Send {CONTENT_TYPE}"
+    if (content_encoding or "snappy").lower() != "snappy":
+        return f"content encoding {errors.quote(content_encoding)} is not known here. Send snappy blocks"
+    return None
+
+
+def receive(
+    body: bytes,
+    engine: Engine,
+    *,
+    limits: WriteLimits = WriteLimits(),  # noqa: B008 (frozen)
+) -> Appended:
+    """Append what a sender wrote; WireError if the body is broken or too large, before anything is kept."""
+    decoded = decode(body, limits)
+    note = getattr(engine, "note_metadata", None)
+    if note is not None:
+        for name, (kind, help, unit) in decoded.metadata.items():
+            note(name, kind, help=help, unit=unit)
+    taken = engine.append(
+        Sample(labels, at_ms, value)
+        for labels, times, values in decoded.series
+        for at_ms, value in zip(times.tolist(), values.tolist(), strict=True)
+    )
+    return Appended(taken.kept, dict(Counter(taken.dropped) + Counter(decoded.left_out)))
+
+
+def reply(taken: Appended) -> tuple[int, str]:
+    """Status and text for the sender: 400 makes it log the reason and go on; it would repeat a 5xx for ever."""
+    if not taken.dropped:
+        return 204, ""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(taken.dropped.items()))
+    return 400, f"{taken.kept} samples were kept, others were not: {reasons}"
+
+
+def decode(body: bytes, limits: WriteLimits = WriteLimits()) -> Decoded:  # noqa: B008 (frozen)
+    """Read a request body; WireError says what is broken, or which limit it breaks."""
+    message = _unpack(body, limits)
+    try:
+        return _Reading(message, limits).finish()
+    except (IndexError, struct.error, UnicodeDecodeError) as error:
+        raise errors.WireError((f"remote write: the message is cut off or broken ({error})",)) from error
+
+
+def _unpack(body: bytes, limits: WriteLimits) -> bytes:
+    _refuse_above("bytes", len(body), limits.max_bytes)
+    try:
+        # The length stands in front, so that a bomb is known before it goes off.
+        _refuse_above("bytes when unpacked", cramjam.snappy.decompress_raw_len(body), limits.max_unpacked_bytes)
+        return bytes(cramjam.snappy.decompress_raw(body))
+    except cramjam.DecompressionError as error:
+        raise errors.WireError((f"remote write: the body is not a snappy block ({error})",)) from error
+
+
+def _refuse_above(what: str, found: int, limit: int) -> None:
+    if found > limit:
+        raise errors.WireError((f"remote write: the request has {found} {what}, the limit is {limit}",))
+
+
+class _Reading:
+    """One pass over a message: samples of the usual form are noted by place and read together at the end."""
+
+    def __init__(self, message: bytes, limits: WriteLimits) -> None:
+        self.message = message
+        self.limits = limits
+        self.labels: list[Labels] = []
+        self.counts: list[int] = []
+        self.places: list[int] = []
+        self.odd: dict[int, tuple[int, float]] = {}
+        self.left_out: Counter[str] = Counter()
+        self.metadata: dict[str, tuple[str, str, str]] = {}
+
+    def finish(self) -> Decoded:
+        for tag, start, end in _fields(self.message, 0, len(self.message)):
+            if tag == 0x0A:
+                self._read_series(start, end)
+            elif tag == 0x1A:
+                self._read_metadata(start, end)
+        times, values = self._samples()
+        ends = np.cumsum(self.counts, dtype=np.int64).tolist()
+        series = [
+            (labels, times[end - count : end], values[end - count : end])
+            for labels, count, end in zip(self.labels, self.counts, ends, strict=True)
+        ]
+        return Decoded(series, dict(self.left_out), self.metadata)
+
+    def _read_series(self, start: int, end: int) -> None:
+        message, place = self.message, start
+        while place < end and message[place] == 0x0A:
+            length, place = _read_varint(message, place + 1)
+            place += length
+        if place > end:
+            raise IndexError(f"labels end at byte {place}, their series at {end}")
+        read = _read_labels if place - start <= REMEMBERED_BYTES else _read_labels.__wrapped__
+        labels = read(message[start:place])
+        before = len(self.places)
+        for tag, at, stop in _fields(message, place, end):
+            if tag == 0x12:
+                self._note_sample(at, stop)
+            elif tag in (0x1A, 0x22):
+                self.left_out["exemplar" if tag == 0x1A else "native_histogram"] += 1
+            elif tag == 0x0A:
+                raise IndexError("labels stand behind samples")
+        count = len(self.places) - before
+        if labels is None:
+            self.left_out["invalid_labels"] += count
+            for number in range(before, len(self.places)):
+                self.odd.pop(number, None)
+            del self.places[before:]
+            return
+        if count:
+            self.labels.append(labels)
+            self.counts.append(count)
+        _refuse_above("series", len(self.labels), self.limits.max_series)
+        _refuse_above("samples", len(self.places), self.limits.max_samples)
+
+    def _note_sample(self, start: int, end: int) -> None:
+        message = self.message
+        usual = (
+            end - start == SAMPLE_BYTES - 2
+            and message[start] == 0x09
+            and message[start + 9] == TIME_TAG
+            and all(message[start + 10 + place] & 0x80 for place in range(5))
+            and not message[end - 1] & 0x80
+        )
+        if not usual:
+            # A value of 0 and a time of 0 are left out by some writers, and times before 1971 are shorter.
+            self.odd[len(self.places)] = _read_sample(message, start, end)
+        self.places.append(start if usual else -1)
+
+    def _samples(self) -> tuple[Millis, Floats]:
+        places = np.array(self.places, dtype=np.int64)
+        raw = np.frombuffer(self.message, dtype=np.uint8)
+        usual = np.flatnonzero(places >= 0)
+        times, values = np.zeros(len(places), dtype=np.int64), np.zeros(len(places))
+        if len(usual):
+            starts = places[usual][:, None]
+            values[usual] = np.ascontiguousarray(raw[starts + np.arange(1, 9)]).view("<f8")[:, 0]
+            septets = (raw[starts + np.arange(10, 16)] & 0x7F).astype(np.int64)
+            times[usual] = (septets << (7 * np.arange(6))).sum(axis=1)
+        for place, (at_ms, value) in self.odd.items():
+            times[place], values[place] = at_ms, value
+        return times, values
+
+    def _read_metadata(self, start: int, end: int) -> None:
+        kind, texts = 0, {0x12: "", 0x22: "", 0x2A: ""}
+        for tag, at, stop in _fields(self.message, start, end):
+            if tag == 0x08:
+                kind = at
+            elif tag in texts:
+                texts[tag] = self.message[at:stop].decode()
+        known = METRIC_TYPES[kind] if kind < len(METRIC_TYPES) else METRIC_TYPES[0]
+        self.metadata[texts[0x12]] = (known, texts[0x22], texts[0x2A])
+
+
+def _fields(message: bytes, place: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Each field as tag, start and end of its bytes; for a varint the start is the number itself."""
+    while place < end:
+        tag, place = _read_varint(message, place)
+        wire_type = tag & 7
+        if wire_type == 0:
+            number, place = _read_varint(message, place)
+            yield tag, number, place
+            continue
+        if wire_type == 2:
+            length, place = _read_varint(message, place)
+        elif wire_type in (1, 5):
+            length = 8 if wire_type == 1 else 4
+        else:
+            raise IndexError(f"wire type {wire_type} at byte {place}")
+        if place + length > end:
+            raise IndexError(f"a field of {length} bytes at byte {place} of {end}")
+        yield tag, place, place + length
+        place += length
+
+
+def _read_varint(message: bytes, place: int) -> tuple[int, int]:
+    first = message[place]
+    if first < 0x80:
+        return first, place + 1
+    number, shift = first & 0x7F, 7
+    while shift < 70:
+        place += 1
+        septet = message[place]
+        number |= (septet & 0x7F) << shift
+        if septet < 0x80:
+            return number & (1 << 64) - 1, place + 1
+        shift += 7
+    raise IndexError(f"a number of more than 10 bytes at byte {place}")
+
+
+def _read_sample(message: bytes, start: int, end: int) -> tuple[int, float]:
+    at_ms, value = 0, 0.0
+    for tag, at, _ in _fields(message, start, end):
+        if tag == 0x09:
+            (value,) = struct.unpack_from("<d", message, at)
+        elif tag == TIME_TAG:
+            at_ms = at - (1 << 64) if at >> 63 else at
+    return at_ms, value
+
+
+@lru_cache(REMEMBERED_LABELS)
+def _read_labels(raw: bytes) -> Labels | None:
+    """The label set of a series; None if a name is empty or twice, or there is no metric name."""
+    pairs: list[tuple[str, str]] = []
+    for _, start, end in _fields(raw, 0, len(raw)):
+        texts: dict[int, Any] = {0x0A: "", 0x12: ""}
+        for tag, at, stop in _fields(raw, start, end):
+            if tag in texts:
+                texts[tag] = raw[at:stop].decode()
+        pairs.append((texts[0x0A], texts[0x12]))
+    names = {name for name, _ in pairs}
+    if len(names) < len(pairs) or "" in names or not dict(pairs).get(METRIC_NAME):
+        return None
+    return Labels(pairs)

@@ -1,6 +1,6 @@
 """The hub: the map of the fleet's side. It wires the stages, runs their loops, and owns the clock.
 
-Read `Hub.run` for what happens all the time, and `_diagnose` for what happens to an incident. Two paths
+Read `Hub.run` for what happens all the time, and `pipeline.Pipeline` for what happens to an incident. Two paths
 lead to one: pushed events at once (`take_events`), and rules over scraped samples. Every loop survives
 its own failures: it says so in the log and in `watchkeeper_hub_loop_failures_total`.
 """
@@ -11,23 +11,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from watchkeeper import __version__
+from watchkeeper import __version__, pipeline
 from watchkeeper.collect import discovery, fleet, http, scrape
 from watchkeeper.config import settings as config
-from watchkeeper.diagnose import evidence, explain
 from watchkeeper.errors import HubError, SettingsError, WatchkeeperError
-from watchkeeper.incidents import core
 from watchkeeper.kit import broadcast, clock, files, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events
-from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.query import embedded, engine
-from watchkeeper.remediate import driver, plan, policy
+from watchkeeper.remediate import driver, policy
 from watchkeeper.remediate.drivers import dry_run, simulated
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.store import chain, head, journal
@@ -39,8 +35,6 @@ DISCOVER_SECONDS = 30.0
 TICK_SECONDS = 1.0
 SHIPPED_RULES = Path(__file__).parent / "packs" / "rules"
 EXPOSE_SECONDS = 15.0
-# A GPU that fell off the bus stops reporting; its job is the one it had just before.
-HOLDER_WINDOW = "2m"
 
 
 class Hub:
@@ -66,7 +60,6 @@ class Hub:
         self._directory = files.DataDirectory(Path(settings.hub.data))
         # Incidents and the journal belong to one thread: no locks above it, and no fsync on the event loop.
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="clerk")
-        self._rule_state: evaluate.State = {}
         self._undiagnosed: dict[str, None] = {}
         self._has_undiagnosed = asyncio.Event()
         self._declare_metrics()
@@ -91,15 +84,21 @@ class Hub:
         try:
             self.settings.journal_path.parent.mkdir(parents=True, exist_ok=True)
             self.journal = journal.Journal(self.settings.journal_path)
-            self._incidents = core.Incidents(
-                self.journal, now=self.clock.now(), names=self.fleet.place_name, workloads=self.workloads_at
-            )
+            self._pipeline = pipeline.Pipeline(self._parts(), now=self.clock.now())
         except (OSError, WatchkeeperError):
             self._directory.release()
             raise
-        kept = self.journal.alerts()
-        for group in self.rules.groups:
-            self._rule_state = evaluate.restore(group, self._rule_state, kept)
+
+    def _parts(self) -> pipeline.Parts:
+        return pipeline.Parts(
+            engine=self.engine,
+            fleet=self.fleet,
+            journal=self.journal,
+            rules=self.rules,
+            policy=self.policy,
+            driver=self.driver,
+            mode=self.settings.remediate.mode,
+        )
 
     def close(self) -> None:
         self._clerk.shutdown()
@@ -185,27 +184,20 @@ class Hub:
         """Rule by rule, so that a rule sees what the one before it recorded."""
         now, took = self.clock.now(), 0.0
         changed: list[alerts.Alert] = []
-        results = evaluate.evaluate_each(group, self.engine, self._rule_state, now=now)
+        results = self._pipeline.ask_rules(group, now)
         while (result := await asyncio.to_thread(next, results, None)) is not None:
-            self.engine.append(result.samples)
-            self._rule_state = {**self._rule_state, result.key: result.state}
-            changed += result.changes
+            changed += self._pipeline.keep(result)
             took += result.state.duration_seconds
         self._evaluation.set(took, group=group.name)
         if changed:
-            await self._change(lambda: self._take_alerts(changed, now))
-
-    def _take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
-        with self.journal.together():
-            self.journal.save_alerts(changed, at=now)
-            return [incident for alert in changed for incident in self._incidents.take_alert(alert, now)]
+            await self._change(lambda: self._pipeline.take_alerts(changed, now))
 
     # Incidents
 
     async def take_events(self, batch: Sequence[events.Event]) -> int:
         """Keep a push of events, and open what they mean; returns how many were new. Answered after commit."""
         now = self.clock.now()
-        taken = await self._at_clerk(lambda: self._incidents.take_events(batch, now))
+        taken = await self._at_clerk(lambda: self._pipeline.take_events(batch, now))
         for event in taken.events:
             self._events.add(kind=event.kind)
         self._repeats.add(len(batch) - len(taken.events))
@@ -213,17 +205,19 @@ class Hub:
         return len(taken.events)
 
     async def acknowledge(self, id: str, actor: str) -> Incident:
-        return await self._change_one(lambda: self._incidents.acknowledge(id, actor, self.clock.now()))
+        return await self._change_one(lambda: self._pipeline.incidents.acknowledge(id, actor, self.clock.now()))
 
     async def resolve(self, id: str, actor: str, why: str) -> Incident:
-        return await self._change_one(lambda: self._incidents.resolve(id, actor, why=why, now=self.clock.now()))
+        return await self._change_one(
+            lambda: self._pipeline.incidents.resolve(id, actor, why=why, now=self.clock.now())
+        )
 
     async def note(self, id: str, actor: str, text: str) -> None:
-        await self._at_clerk(lambda: self._incidents.note(id, actor, text=text, now=self.clock.now()))
+        await self._at_clerk(lambda: self._pipeline.incidents.note(id, actor, text=text, now=self.clock.now()))
         self.changes.send("incidents")
 
     async def _tick(self) -> None:
-        await self._change(lambda: self._incidents.tick(self.clock.now()))
+        await self._change(lambda: self._pipeline.tick(self.clock.now()))
 
     async def _at_clerk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._clerk, work)
@@ -255,27 +249,9 @@ class Hub:
             del self._undiagnosed[id]
             incident = self.incident(id)
             if incident is not None and incident.is_open:
-                await asyncio.to_thread(self._diagnose, incident)
+                await asyncio.to_thread(self._pipeline.diagnose, incident, self.clock.now())
                 self.changes.send("incidents")
         self._has_undiagnosed.clear()
-
-    def _diagnose(self, incident: Incident) -> None:
-        now = self.clock.now()
-        facts = evidence.gather(
-            incident,
-            now,
-            engine=self.engine,
-            events_at=lambda place, since, until: self.journal.events_at(place, since=since, until=until),
-            firing=self.alerts(),
-            names=self.fleet.place_name,
-        )
-        found = explain.diagnose(facts, now)
-        mode = self.settings.remediate.mode
-        draft = plan.make_plan(incident, found.best, self.policy, mode=mode, names=self.fleet.place_name)
-        proposal = plan.dry_run(draft, self.driver, now=now)
-        with self.journal.together():
-            self.journal.save_diagnosis(found)
-            self.journal.save_plan(proposal)
 
     # What the pages ask for
 
@@ -289,10 +265,10 @@ class Hub:
         return self._scraper.states()
 
     def rule_groups(self) -> list[tuple[rulefile.Group, evaluate.State]]:
-        return [(group, self._rule_state) for group in self.rules.groups]
+        return [(group, self._pipeline.rule_state) for group in self.rules.groups]
 
     def alerts(self) -> list[alerts.Alert]:
-        return [alert for state in self._rule_state.values() for alert in state.alerts.values()]
+        return self._pipeline.active_alerts()
 
     def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
         return self.journal.incidents(open_only=open_only, limit=limit)
@@ -308,16 +284,6 @@ class Hub:
 
     def timeline(self, id: str) -> list[chain.Entry]:
         return self.journal.timeline(id)
-
-    def workloads_at(self, place: fleet_model.Place) -> Sequence[str]:
-        """Pods and Slurm jobs on a node or GPU, as its samples of the last minutes say; also of a GPU that is gone."""
-        if place.node is None:
-            return ()
-        cluster, node = own_metrics.escape(place.cluster), own_metrics.escape(place.node)
-        gpu = f',UUID="{own_metrics.escape(place.gpu)}"' if place.gpu else ""
-        selector = f'DCGM_FI_DEV_GPU_UTIL{{cluster="{cluster}",Hostname="{node}"{gpu}}}'
-        answer = self.engine.instant(f"last_over_time({selector}[{HOLDER_WINDOW}])", clock.to_ms(self.clock.now()))
-        return sorted({name for labels in answer.frame.labels if (name := fleet_model.holder(labels))})
 
     async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         """Pass a request on to the simulated fleet; HubError where the fleet is real."""

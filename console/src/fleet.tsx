@@ -41,7 +41,7 @@ export function FleetPage({ address, theme, selected }: { address: URL; theme: s
   const colour = status?.colours[chosen];
   const workloads = fleet?.workloads;
   const matches = useMemo(() => (q ? finder(q, workloads ?? {}) : undefined), [q, workloads]);
-  const end = Math.floor(now() / 15000) * 15000, start = end - (RANGES[span] ?? RANGES["1h"]);
+  const end = Math.ceil(now() / 15000) * 15000, start = end - (RANGES[span] ?? RANGES["1h"]);
   const racks = fleet && new Set(fleet.nodes.map((n) => n.rack)).size;
   return (
     <main class="columns">

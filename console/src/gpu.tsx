@@ -16,7 +16,7 @@ export function GpuPage({ uuid, address, theme }: { uuid: string; address: URL; 
   const { gpu, node, labels, events, incidents } = answer;
   const flat = fleet?.nodes.flatMap((n) => n.gpus) ?? [], slot = flat.findIndex((g) => g?.uuid === uuid);
   const state = STATES[frame && slot >= 0 && frame.version === fleet?.version ? frame.states[slot] : 6];
-  const span = address.searchParams.get("range") ?? "1h", end = Math.floor(now() / 5000) * 5000;
+  const span = address.searchParams.get("range") ?? "1h", end = Math.ceil(now() / 5000) * 5000;
   const held = fleet?.workloads?.[uuid];
   const facts: [string, string | null | undefined][] = [
     ["UUID", gpu.uuid], ["Model", gpu.model], ["PCI", gpu.pci], ["Node", node.name], ["Pool", node.pool], ...Object.entries(node.domains ?? {}),

@@ -24,7 +24,7 @@ const LABEL = 16, GAP = 8, BETWEEN = 14;
 interface Cell { x: number; y: number; node: FleetNode; gpu: Gpu | null; slot: number }
 interface Layout { cells: Cell[]; labels: { x: number; y: number; text: string }[]; pitch: number; height: number; racks: number }
 
-/** The largest cells with which the fleet fits the height; below 5 px it scrolls instead. */
+/** The largest cells with which the fleet fits the height and fills the width; at 5 px it scrolls instead. */
 export function arrange(fleet: Fleet, width: number, room: number): Layout {
   const racks = new Map<string, FleetNode[]>();
   for (const node of fleet.nodes) {
@@ -33,13 +33,15 @@ export function arrange(fleet: Fleet, width: number, room: number): Layout {
   }
   const across = Math.max(1, ...fleet.nodes.map((n) => n.gpus.length));
   const down = Math.max(1, ...[...racks.values()].map((nodes) => nodes.length));
-  let pitch = 22, perRow = 1;
-  for (; pitch >= 5; pitch--) {
-    perRow = Math.max(1, Math.floor((width + GAP) / (across * pitch + GAP)));
-    if (Math.ceil(racks.size / perRow) * (down * pitch + LABEL + BETWEEN) <= room && across * pitch <= width) break;
-  }
-  pitch = Math.max(5, pitch);
-  perRow = Math.ceil(racks.size / Math.ceil(racks.size / perRow)) || 1;
+  const evenly = (pitch: number) => {
+    const most = Math.max(1, Math.floor((width + GAP) / (across * pitch + GAP)));
+    return Math.ceil(racks.size / Math.ceil(racks.size / most)) || 1;
+  };
+  const fitting = Array.from({ length: 18 }, (_, i) => 22 - i).filter((pitch) =>
+    Math.ceil(racks.size / evenly(pitch)) * (down * pitch + LABEL + BETWEEN) <= room && across * pitch <= width);
+  // Rows that fill the width look better than slightly larger cells with wide gaps between the racks.
+  const full = fitting.find((pitch) => evenly(pitch) >= racks.size || evenly(pitch) * (across * pitch + GAP) >= 0.85 * width);
+  const pitch = full ?? fitting[0] ?? 5, perRow = evenly(pitch);
   const stride = Math.max(across * pitch + GAP, perRow >= racks.size ? 0 : Math.floor((width + GAP) / perRow));
   const cells: Cell[] = [], labels: Layout["labels"] = [];
   let slot = 0, at = 0;

@@ -65,7 +65,9 @@ export type Points = Map<number, number>;
 export async function range(expr: string, start: number, end: number, step: number): Promise<Points> {
   const form = new URLSearchParams({ query: expr, start: String(start), end: String(end), step: String(step) });
   const answer = await ask<{ data: { result: { values: [number, string][] }[] } }>(`/api/v1/query_range?${form}`);
-  return new Map((answer.data.result[0]?.values ?? []).map(([at, text]) => [at, Number(text)]));
+  // An engine repeats the last reading for some minutes; the time after now has none.
+  const seen = (answer.data.result[0]?.values ?? []).filter(([at]) => at * 1000 <= Math.max(now(), Date.parse(state.heard ?? "0")));
+  return new Map(seen.map(([at, text]) => [at, Number(text)]));
 }
 
 let socket: WebSocket | undefined;

@@ -16,7 +16,7 @@ export function IncidentPage({ id, theme }: { id: string; theme: string }) {
   const { incident, diagnosis } = answer;
   const open = incident.state !== "resolved", opened = Date.parse(incident.opened_at);
   const ended = incident.resolved_at ? Date.parse(incident.resolved_at) : now();
-  const until = Math.min(now(), Math.max(opened + 300e3, Math.min(ended + 120e3, opened + 3600e3)));
+  const until = Math.max(opened + 60e3, Math.min(now(), ended + 120e3, opened + 3600e3));
   const best = diagnosis?.findings[0];
   const done = (verb: string) => answer.timeline.filter((e) => e.kind.includes(verb)).slice(0, 3).map((e) => ({ at: e.at, label: words(e.kind), tone: "accent" }));
   return (
@@ -80,7 +80,7 @@ function EvidenceLines({ detail }: { detail: Detail }) {
     .sort((a, b) => (a.at ?? "").localeCompare(b.at ?? ""));
   return (
     <Panel title="Evidence" hint={`${lines.length} observed facts`} id="evidence-panel">
-      {lines.length === 0 ? <Empty title="Nothing observed yet" /> : <ol class="evidence">{lines.map((e) => <li key={e.text}>{e.at ? <Time at={e.at} millis /> : <span>{"–".padEnd(12)}</span>}<b>{e.source}</b><span>{e.text}</span></li>)}</ol>}
+      {lines.length === 0 ? <Empty title="Nothing observed yet" /> : <ol class="evidence">{lines.map((e) => <li key={e.text}>{e.at ? <Time at={e.at} millis /> : <span>{"–".padEnd(12)}</span>}<b title={e.source}>{e.source}</b><span>{e.text}</span></li>)}</ol>}
     </Panel>
   );
 }

@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { clock, quantity } from "./format";
-import { range, type Points } from "./hub";
+import { now, range, type Points } from "./hub";
 
 export interface Strip { label: string; unit: string; expr: string; tone?: "accent" | "ok" | "dim" }
 export interface Mark { at: string; label: string; tone: string }
@@ -12,25 +12,25 @@ const BAND = 46, AXIS = 26, TOP = 28;
 
 export function Strips(p: { strips: Strip[]; start: number; end: number; marks: Mark[]; theme: string; id: string; band?: number }) {
   const box = useRef<HTMLDivElement>(null), plot = useRef<uPlot | null>(null), marks = useRef(p.marks);
-  const [lines, keep] = useState<Points[] | null>(null);
+  const [found, keep] = useState<Found | null>(null);
   const [problem, complain] = useState("");
   const [shown, show] = useState<number | null>(null);
-  const step = Math.max(1, Math.ceil((p.end - p.start) / 1000 / 240));
-  const start = Math.floor(p.start / 1000 / step) * step, end = Math.floor(p.end / 1000 / step) * step;
+  const from = Math.floor(p.start / 15000) * 15, until = Math.floor(p.end / 5000) * 5;
   const exprs = p.strips.map((s) => s.expr).join("\n"), band = p.band ?? BAND;
   marks.current = p.marks;
 
   useEffect(() => {
     let current = true;
-    Promise.all(p.strips.map((s) => range(s.expr, start, end, step))).then(
-      (found) => { if (current) { keep(found); complain(""); } },
+    read(p.strips, from, until).then(
+      (answer) => { if (current) { keep(answer); complain(""); } },
       (error) => current && complain(error.message),
     );
     return () => { current = false; };
-  }, [exprs, start, end]);
+  }, [exprs, from, until]);
 
+  const { start, end, step } = found ?? { start: from, end: until, step: 15 };
   const times = Array.from({ length: Math.max(1, Math.floor((end - start) / step) + 1) }, (_, i) => start + i * step);
-  const table = lines?.map((points) => times.map((at) => points.get(at) ?? null));
+  const table = found?.lines.map((points) => times.map((at) => points.get(at) ?? null));
   useEffect(() => {
     if (!table || !box.current) return;
     const css = getComputedStyle(document.documentElement), ink = (name: string) => css.getPropertyValue(`--${name}`);
@@ -54,25 +54,39 @@ export function Strips(p: { strips: Strip[]; start: number; end: number; marks: 
     const watch = new ResizeObserver(() => plot.current?.setSize({ width: host.clientWidth, height }));
     watch.observe(host);
     return () => { watch.disconnect(); plot.current?.destroy(); };
-  }, [lines, p.theme, exprs]);
+  }, [found, p.theme, exprs]);
   useEffect(() => plot.current?.redraw(false), [JSON.stringify(p.marks)]);
 
   return (
-    <div class="strips" data-testid={p.id} data-ready={lines ? "yes" : "no"}>
+    <div class="strips" data-testid={p.id} data-ready={found ? "yes" : "no"}>
       {problem && <p class="problem" role="alert">No chart: {problem}</p>}
       <div class="labels" style={{ paddingTop: `${TOP}px` }}>
         {p.strips.map((s, i) => {
-          const row = table?.[i], last = row?.findLast((v) => v != null);
-          const value = shown != null && row ? row[shown] : last;
-          return <div key={s.label} style={{ height: `${band}px` }}><span class={`key ${s.tone ?? "accent"}`} />{s.label}<b>{lines ? quantity(value, s.unit) : ""}</b></div>;
+          const row = table?.[i] ?? [], last = row.findLastIndex((v) => v != null);
+          // A reading that is no longer made must not look like one of now.
+          const past = shown == null && last >= 0 && times[last] < Math.min(end, now() / 1000) - Math.max(60, 3 * step);
+          return <div key={s.label} style={{ height: `${band}px` }}><span class={`key ${s.tone ?? "accent"}`} />{s.label}<b>{found && `${past ? "was " : ""}${quantity(row[shown ?? last], s.unit)}`}</b></div>;
         })}
       </div>
       <div class="plot" ref={box} style={{ minHeight: `${p.strips.length * band + AXIS + TOP}px` }}>
-        {!lines && !problem && <div class="bone" style={{ height: `${p.strips.length * band}px` }} />}
+        {!found && !problem && <div class="bone" style={{ height: `${p.strips.length * band}px` }} />}
         {shown != null && times[shown] && <span class="at">{clock(times[shown] * 1000)}</span>}
       </div>
     </div>
   );
+}
+
+interface Found { lines: Points[]; start: number; end: number; step: number }
+/** All strips over a time; where most of it has no reading yet (a young hub), only the part that has. */
+async function read(strips: Strip[], from: number, end: number): Promise<Found> {
+  const ask = async (start: number): Promise<Found> => {
+    const step = Math.max(1, Math.ceil((end - start) / 240));
+    start = end - Math.ceil((end - start) / step) * step;
+    return { lines: await Promise.all(strips.map((s) => range(s.expr, start, end, step))), start, end, step };
+  };
+  const found = await ask(from);
+  const first = Math.min(...found.lines.flatMap((points) => [...points.keys()].slice(0, 1)));
+  return Number.isFinite(first) && first > from + 0.3 * (end - from) ? ask(Math.max(from, Math.min(first - found.step, end - 120))) : found;
 }
 
 /** A scale on which [low, high] fills only band `i` of `n`, with a little air above and below. */
@@ -99,8 +113,8 @@ function drawMarks(u: uPlot, marks: Mark[], ink: (name: string) => string): void
     pen.lineWidth = 1.3 * sharp;
     pen.beginPath(); pen.moveTo(x, top - (TOP - 2) * sharp); pen.lineTo(x, top + height); pen.stroke();
     const long = pen.measureText(mark.label).width, flip = x + long + 8 * sharp > left + width;
-    const row = Math.max(0, ends.findIndex((end) => end <= (flip ? x - long - 5 * sharp : x)));
-    const at = flip ? x - long - 5 * sharp : x + 5 * sharp;
+    const at = flip ? x - long - 5 * sharp : x + 5 * sharp, row = ends.findIndex((end) => end <= at);
+    if (row < 0) continue;
     pen.fillText(mark.label, at, top + (13 * row - TOP + 1) * sharp);
     ends[row] = at + long + 6 * sharp;
   }

@@ -96,7 +96,7 @@ FLEET = ('t{node="a", gpu="0"} 10', 't{node="a", gpu="1"} 30', 't{node="b", gpu=
         ("sum(nothing)", {}),
     ],
 )
-def test_an_aggregation(expr: str, values: dict[str, float]) -> None:
+def test_an_aggregation_makes_one_series_per_group_or_keeps_some(expr: str, values: dict[str, float]) -> None:
     assert instant(loaded(*FLEET), expr) == values
 
 

@@ -27,7 +27,7 @@ from watchkeeper import errors
         ("-x", 2.5),
     ],
 )
-def test_a_function_of_one_number(expr: str, value: float) -> None:
+def test_a_function_of_one_number_drops_the_name(expr: str, value: float) -> None:
     assert instant(loaded("x -2.5"), expr) == {"{}": pytest.approx(value)}
 
 

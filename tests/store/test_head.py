@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import numpy as np
 import pytest
@@ -113,6 +114,26 @@ def test_a_sample_far_ahead_of_the_clock_is_dropped() -> None:
     assert store.append([Sample(named("x"), now + 600_000, 1.0)], now_ms=now).kept == 1
 
 
+def test_without_a_clock_a_leap_in_time_is_taken_once_a_second_scrape_confirms_it() -> None:
+    store = head.Head()
+    ids = scraped(store, [named("x"), named("y")])
+    store.append_scrape("a", ids[:1], 0, np.array([1.0]))
+    assert store.append_scrape("b", ids[1:], HOUR, np.array([1.0])).dropped == {"future": 1}
+    store.append_scrape("a", ids[:1], 15_000, np.array([1.0]))
+    assert store.append_scrape("b", ids[1:], HOUR, np.array([1.0])).dropped == {"future": 1}
+    assert store.append_scrape("a", ids[:1], HOUR + 1000, np.array([1.0])).kept == 1
+
+
+def test_series_of_one_target_may_lag_behind_each_other() -> None:
+    store = head.Head()
+    ids = scraped(store, [named("x"), named("y")])
+    store.append_scrape("timed", ids[1:], 7, array("d", [1.0]))
+    store.append_scrape("timed", ids[:1], 10, array("d", [1.0]))
+    assert store.append_scrape("timed", array("q", ids[1:].tolist()), 8, array("d", [2.0])) == head.Outcome(1, {})
+    assert read(store, "x") == {named("x"): [(10, 1.0)]}
+    assert read(store, "y") == {named("y"): [(7, 1.0), (8, 2.0)]}
+
+
 def test_a_single_sample_for_a_scraped_series_continues_its_history() -> None:
     store = head.Head()
     ids = scraped(store, [named("temp", gpu="0"), named("temp", gpu="1")])
@@ -156,7 +177,8 @@ def test_a_silent_series_is_forgotten_and_its_old_id_is_no_longer_taken() -> Non
     store = head.Head(retention_ms=HOUR)
     ids = scraped(store, [named("old"), named("live")])
     store.append_scrape("node", ids, 0, np.array([1.0, 1.0]))
-    store.append_scrape("node", ids[1:], 2 * HOUR, np.array([1.0]))
+    for at in (2 * HOUR, 2 * HOUR):
+        store.append_scrape("node", ids[1:], at, np.array([1.0]))
     assert len(store) == 1
     newcomer = store.series_id(named("new"))
     assert newcomer != ids[0]

@@ -20,7 +20,6 @@ def command(ctx: click.Context, hub: HubClient, show_all: bool, as_json: bool) -
 
     Exits with 0 when none is open and 1 when one is, so that scripts can ask.
     """
-    ctx.obj = hub
     if ctx.invoked_subcommand is not None:
         return
     incidents = hub.incidents(all=show_all)
@@ -40,7 +39,7 @@ def command(ctx: click.Context, hub: HubClient, show_all: bool, as_json: bool) -
 @command.command("show")
 @click.argument("id")
 @options.as_json
-@click.pass_obj
+@options.with_hub
 def show(hub: HubClient, id: str, as_json: bool) -> None:
     """One incident: cause, evidence, what was ruled out, and the plan."""
     answer = hub.incident(id)
@@ -53,7 +52,7 @@ def show(hub: HubClient, id: str, as_json: bool) -> None:
 
 @command.command("ack")
 @click.argument("id")
-@click.pass_obj
+@options.with_hub
 def acknowledge(hub: HubClient, id: str) -> None:
     """Say that somebody is on it."""
     hub.acknowledge(id)
@@ -63,7 +62,7 @@ def acknowledge(hub: HubClient, id: str) -> None:
 @command.command("resolve")
 @click.argument("id")
 @click.option("--why", required=True, help="What ended it; kept in the journal.")
-@click.pass_obj
+@options.with_hub
 def resolve(hub: HubClient, id: str, why: str) -> None:
     """Close an incident by hand."""
     hub.resolve(id, why=why)
@@ -73,7 +72,7 @@ def resolve(hub: HubClient, id: str, why: str) -> None:
 @command.command("note")
 @click.argument("id")
 @click.argument("text")
-@click.pass_obj
+@options.with_hub
 def note(hub: HubClient, id: str, text: str) -> None:
     """Write a note into an incident's timeline."""
     hub.note(id, text=text)

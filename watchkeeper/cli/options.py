@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,25 +13,21 @@ from watchkeeper.client.hub import DEFAULT_URL, HubClient
 
 
 def with_hub(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --hub and --token, and hand the command a HubClient as `hub`."""
+    """Add --hub and --token, and hand the command a HubClient as `hub`; a group's choice holds for its commands."""
 
     @click.option(
-        "--hub",
-        "hub_url",
-        metavar="URL",
-        default=DEFAULT_URL,
-        show_default=True,
-        envvar="WATCHKEEPER_HUB",
-        help="The hub to ask; also WATCHKEEPER_HUB.",
+        "--hub", "hub_url", metavar="URL", envvar="WATCHKEEPER_HUB", show_default=DEFAULT_URL, help="The hub to ask."
     )
-    @click.option(
-        "--token", metavar="TOKEN", envvar="WATCHKEEPER_TOKEN", help="Bearer token; better given as WATCHKEEPER_TOKEN."
-    )
-    def wrapper(*args: Any, hub_url: str, token: str | None, **kwargs: Any) -> Any:
-        return command(*args, hub=HubClient(hub_url, token=token), **kwargs)
+    @click.option("--token", metavar="TOKEN", envvar="WATCHKEEPER_TOKEN", help="Bearer token, best given as variable.")
+    @functools.wraps(command)
+    def wrapper(*args: Any, hub_url: str | None, token: str | None, **kwargs: Any) -> Any:
+        context = click.get_current_context()
+        chosen = context.find_object(HubClient)
+        if chosen is None or hub_url or token:
+            chosen = HubClient(hub_url or DEFAULT_URL, token=token)
+        context.obj = chosen
+        return command(*args, hub=chosen, **kwargs)
 
-    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-    wrapper.__click_params__ = [*getattr(command, "__click_params__", []), *getattr(wrapper, "__click_params__", [])]  # type: ignore[attr-defined]
     return wrapper
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 
 
-async def until_stopped(body: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run until SIGTERM or SIGINT sets the event that the body watches; a second signal ends at once."""
+async def until_stopped(body: Callable[[asyncio.Event], Awaitable[None]], *, stop_with_input: bool = False) -> None:
+    """Run until SIGTERM or SIGINT sets the event that the body watches.
+
+    `stop_with_input` also stops when standard input ends: a child that holds a pipe of its parent does
+    not outlive it, even if the parent is killed.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if stop_with_input:
+        loop.add_reader(sys.stdin.fileno(), stop.set)
     await body(stop)

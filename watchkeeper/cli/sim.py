@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 
 import click
 
@@ -98,7 +99,7 @@ def end(hub: HubClient, fault_id: str) -> None:
 @click.option("--epoch", type=float, help="Seconds since 1970 from which a faster clock counts; now by default.")
 @click.option("--scenario", "scenarios", multiple=True, help="A fault to start with; may be given several times.")
 @click.option("--scenario-after", type=click.IntRange(0), default=0, help="Seconds until they start.")
-@click.option("--announce", is_flag=True, help="Print the address, and only that, once the fleet answers.")
+@click.option("--announce", is_flag=True, help="Print the address only, and stop with standard input.")
 def run(
     gpus: int,
     port: int,
@@ -110,7 +111,7 @@ def run(
     announce: bool,
 ) -> None:
     """Serve a simulated fleet on this machine until stopped."""
-    from watchkeeper.cli.processes import until_stopped
+    from watchkeeper.cli import processes
     from watchkeeper.kit import logs
     from watchkeeper.sim import server
 
@@ -129,4 +130,5 @@ def run(
         listener.listen()
         if announce:
             click.echo(f"http://{settings.host}:{listener.getsockname()[1]}")
-        asyncio.run(until_stopped(lambda stop: server.serve(settings, stop, listener=listener)))
+        body = functools.partial(server.serve, settings, listener=listener)
+        asyncio.run(processes.until_stopped(body, stop_with_input=announce))

@@ -113,6 +113,7 @@ async def simulator(arguments: list[str]) -> AsyncIterator[str]:
         "0",
         "--announce",
         *arguments,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
     )

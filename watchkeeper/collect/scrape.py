@@ -57,6 +57,14 @@ class Sink(Protocol):
     def append_scrape(self, group_key: str, ids: Sequence[int], at_ms: int, values: Sequence[float], /) -> Taken: ...
 
 
+class Line(Protocol):
+    """The way to a target: an HTTP connection, or in a drill the simulated fleet itself."""
+
+    async def send(self, request: http.Request) -> http.Response: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Health(StrEnum):
     """Prometheus' words for a target on /api/v1/targets."""
 
@@ -92,10 +100,12 @@ class ScrapeSettings:
 class TargetLoop:
     """One target: its connection, its parser, and the stored series its lines belong to."""
 
-    def __init__(self, target: Target, settings: ScrapeSettings, *, sink: Sink, known: Fleet) -> None:
+    def __init__(
+        self, target: Target, settings: ScrapeSettings, *, sink: Sink, known: Fleet, line: Line | None = None
+    ) -> None:
         self.state = TargetState(target)
         self._target, self._settings, self._sink, self._fleet = target, settings, sink, known
-        self._connection = http.Connection(
+        self._connection = line or http.Connection(
             timeout_seconds=settings.timeout_seconds, max_body_bytes=settings.max_body_bytes
         )
         self._parser = exposition.ExpositionParser(max_series=settings.max_series)

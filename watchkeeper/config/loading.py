@@ -21,7 +21,11 @@ from watchkeeper.kit import wire
 
 # tomllib gives the place as text only, until Python 3.14: "Expected '=' after a key (at line 3, column 5)".
 TOML_PLACE = re.compile(r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
-PATH_KEYS = ("hub.data", "hub.tokens", "journal.path", "fleet.sd_files", "rules.files")
+SECRET_KEYS = ("headers_file", "bearer_token_file", "password_file", "ca_file", "client_cert_file", "client_key_file")
+PATH_KEYS = (
+    *("hub.data", "hub.tokens", "journal.path", "fleet.sd_files", "rules.files"),
+    *(f"query.{key}" for key in SECRET_KEYS),
+)
 
 
 def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:

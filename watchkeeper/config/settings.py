@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from watchkeeper.kit import durations
 from watchkeeper.model import actions
@@ -46,16 +47,41 @@ def not_empty(text: str) -> None:
         raise ValueError("must not be empty")
 
 
+def at_least_zero(number: int) -> None:
+    if number < 0:
+        raise ValueError(f"{number} is below the smallest possible value, 0")
+
+
+def plain_headers(lines: tuple[str, ...]) -> None:
+    for line in lines:
+        name, colon, _ = line.partition(":")
+        if not colon or not name.strip() or not line.isprintable() or not line.isascii():
+            raise ValueError("a line of `headers` is not `Name: value`")
+        if name.strip().lower() in ("authorization", "cookie"):
+            raise ValueError(f"{name.strip()} in `headers` is a secret; keep it in `headers_file`")
+
+
+def server_address(key: str, url: str | None) -> None:
+    """Refuse what cannot be asked over HTTP, and a password that every message about the address would show."""
+    parts = urlsplit(url or "")
+    if parts.username or parts.password:
+        raise ValueError(f"`{key}` holds credentials; use `username` and `password_file`")
+    if url is not None and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError(f"`{key}` is not an http or https address such as http://prometheus:9090")
+
+
 class QueryEngine(StrEnum):
     """Where samples live and who answers PromQL."""
 
     EMBEDDED = "embedded"
+    PROMETHEUS = "prometheus"
 
 
 class RuleOwner(StrEnum):
     """Who evaluates the rules."""
 
     WATCHKEEPER = "watchkeeper"
+    SERVER = "server"
 
 
 class NotifyVia(StrEnum):
@@ -105,22 +131,62 @@ class Fleet:
 class Query:
     """How samples are kept and asked for."""
 
-    engine: QueryEngine = setting(QueryEngine.EMBEDDED, "who keeps samples and answers PromQL")
+    engine: QueryEngine = setting(
+        QueryEngine.EMBEDDED, "who keeps samples and answers PromQL; `prometheus` is any server with its HTTP API"
+    )
     retention: str = setting("2h", "how long samples are kept", check=positive_duration)
     max_series: int = setting(1_000_000, "series kept at once; more are refused and counted", check=at_least_one)
+    url: str | None = setting(None, "the server to ask: what stands before `/api/v1/query`")
+    write_url: str | None = setting(
+        None, "where it takes remote write, such as `http://prometheus:9090/api/v1/write`; none: nothing is written"
+    )
+    tenant: str | None = setting(None, "sent to the server as `X-Scope-OrgID`")
+    headers: tuple[str, ...] = setting((), "more headers for the server, each `Name: value`")
+    headers_file: str | None = setting(None, "file of more headers, one `Name: value` on each line, for secret ones")
+    bearer_token_file: str | None = setting(None, "file of the bearer token for the server")
+    username: str | None = setting(None, "user name for the server")
+    password_file: str | None = setting(None, "file of that user's password")
+    ca_file: str | None = setting(None, "certificates that vouch for the server; none: those of the system")
+    client_cert_file: str | None = setting(None, "our certificate for the server")
+    client_key_file: str | None = setting(None, "key of our certificate; none: it is in the same file")
+    insecure_skip_verify: bool = setting(False, "trust whoever answers at the address; for trials only")
+    timeout: str = setting("30s", "how long the server may take, retries included", check=positive_duration)
+    retries: int = setting(3, "how often a request is repeated while the server is busy or away", check=at_least_zero)
+    max_answer_mebibytes: int = setting(256, "largest answer that is read from the server", check=at_least_one)
+
+    def __post_init__(self) -> None:
+        server_address("url", self.url)
+        server_address("write_url", self.write_url)
+        plain_headers(self.headers)
+        if self.engine is QueryEngine.PROMETHEUS and self.url is None:
+            raise ValueError("the engine `prometheus` needs the address of a server in `url`")
+        if self.bearer_token_file and self.username:
+            raise ValueError("the server gets `bearer_token_file` or `username`, not both")
+        if (self.username is None) != (self.password_file is None):
+            raise ValueError("`username` and `password_file` belong together, and one of them is missing")
 
     @property
     def retention_seconds(self) -> float:
         return durations.parse_seconds(self.retention)
+
+    @property
+    def timeout_seconds(self) -> float:
+        return durations.parse_seconds(self.timeout)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Which rules run, and who runs them."""
 
-    owner: RuleOwner = setting(RuleOwner.WATCHKEEPER, "who evaluates the rules")
+    owner: RuleOwner = setting(
+        RuleOwner.WATCHKEEPER, "who evaluates the rules; `server`: we read the alerts of Prometheus, vmalert or a ruler"
+    )
+    server_url: str | None = setting(None, "that server: what stands before `/api/v1/rules`; none: `query.url`")
     files: tuple[str, ...] = setting((), "Prometheus rule files; empty: the rules shipped with Watchkeeper")
     interval: str = setting("15s", "how often a group without an interval of its own runs", check=positive_duration)
+
+    def __post_init__(self) -> None:
+        server_address("server_url", self.server_url)
 
     @property
     def interval_seconds(self) -> float:
@@ -160,6 +226,10 @@ class Settings:
     notify: Notify = dataclasses.field(default_factory=Notify)
     remediate: Remediate = dataclasses.field(default_factory=Remediate)
     journal: Journal = dataclasses.field(default_factory=Journal)
+
+    def __post_init__(self) -> None:
+        if self.rules.owner is RuleOwner.SERVER and not (self.rules.server_url or self.query.url):
+            raise ValueError("rules.owner: `server` needs the address of a server in `server_url` or in `query.url`")
 
     @property
     def journal_path(self) -> Path:

@@ -97,7 +97,8 @@ def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iter
 
 def _sample_bytes(at_ms: int, value: np.float64) -> bytes:
     # tobytes keeps the bits of a stale marker, which a round trip through float arithmetic might not.
-    inner = b"\x09" + value.astype("<f8").tobytes() + b"\x10" + _varint(at_ms & (1 << 64) - 1)
+    bits: bytes = value.astype("<f8").tobytes()
+    inner = b"\x09" + bits + b"\x10" + _varint(at_ms & (1 << 64) - 1)
     return b"\x12" + _varint(len(inner)) + inner
 
 

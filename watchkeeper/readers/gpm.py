@@ -7,7 +7,6 @@ The NVML session owns one for each GPU or slice and scales the metrics (percent,
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -55,4 +54,4 @@ class Gpm:
 
     def free(self) -> None:
         for sample in (self._older, self._newer):
-            self._nvml.nvmlGpmSampleFree(ctypes.cast(sample, type(sample)))
+            self._nvml.nvmlGpmSampleFree(sample)

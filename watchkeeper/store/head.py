@@ -265,6 +265,28 @@ class Head:
     def _oldest_ms(self) -> int:
         return -NEVER_MS if self.newest_ms is None else self.newest_ms - self.retention_ms
 
+    def _append_group(self, key: Hashable, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]) -> None:
+        """Write a scrape: members of the group share a slot; series that lie elsewhere, or lag behind, go alone."""
+        ledger = self._ledger
+        group = ledger.group(key)
+        owners = ledger.group_of[numbers]
+        if at_ms >= ledger.last_ms[group]:
+            if (owners == NOBODY).any():
+                ledger.join(group, np.unique(numbers[owners == NOBODY]))
+                owners = ledger.group_of[numbers]
+            own = owners == group
+            if own.any():
+                self._append_slot(group, numbers[own], at_ms, values=values[own], dropped=dropped)
+            if own.all():
+                return
+            numbers, values = numbers[~own], values[~own]
+        late = (self._seen_ms[numbers] > at_ms) & (self._born_ms[numbers] != NEVER_MS)
+        dropped.update({"out_of_order": int(np.count_nonzero(late))} if late.any() else {})
+        numbers, values = numbers[~late], values[~late]
+        if len(numbers):
+            self._append_singles(numbers, np.full(len(numbers), at_ms, dtype=np.int64), values, dropped=dropped)
+        ledger.drop_if_empty(group)
+
     def _append_slot(self, group: int, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]) -> None:
         """Write one slot of a group that all the series belong to."""
         ledger = self._ledger
@@ -298,14 +320,14 @@ class Head:
             ledger.open_slot(group, oldest_ms=oldest_ms)
         same = (times == last_ms) & (times >= oldest_ms)
         slots = ledger.filled[groups] - same
-        writable = fresh | same
+        writable, duplicates = fresh | same, 0
         for slab in np.unique(ledger.slab_of[groups]).tolist():
             again = np.flatnonzero(same & (ledger.slab_of[groups] == slab))
             if len(again):
                 there = ledger.slabs[slab].get(ledger.row_of[numbers[again]], slots[again])
                 differs = ~is_absent(there) & (there.view(np.int64) != values[again].view(np.int64))
                 writable[again[differs]] = False
-                dropped["duplicate"] += int(np.count_nonzero(differs))
+                duplicates += int(np.count_nonzero(differs))
             here = np.flatnonzero(writable & (ledger.slab_of[groups] == slab))
             ledger.slabs[slab].put(ledger.row_of[numbers[here]], slots[here], values[here])
             ledger.times[slab].put(ledger.time_row[groups[here]], slots[here], times[here].view(np.float64))
@@ -315,10 +337,9 @@ class Head:
         for reason, count in (
             ("out_of_order", int(np.count_nonzero(late & (times < last_ms)))),
             ("too_old", int(np.count_nonzero(late & (times >= last_ms)))),
+            ("duplicate", duplicates),
         ):
             dropped.update({reason: count} if count else {})
-        if not dropped["duplicate"]:
-            del dropped["duplicate"]
         self._saw(numbers[writable], times[writable])
 
     def _give_own_groups(self, numbers: Ints) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from watchkeeper.model import fleet
@@ -89,10 +90,13 @@ def _gpus_of(node: fleet.Node, seen: list[SeenView]) -> list[fleet.Gpu | None]:
 
 
 def _version(nodes: list[fleet.Node], slots: list[Slot]) -> str:
-    text = repr([(node.name, sorted(node.domains.items())) for node in nodes]) + repr(slots)
+    rows = [f"{node.name} {node.domains.get('rack')}" for node in nodes]
+    rows += [f"{slot.gpu.uuid} {slot.gpu.index}" if slot.gpu else "-" for slot in slots]
+    text = "\n".join(rows)
     return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
 
 
-def natural(text: str) -> list[tuple[int, str]]:
+@lru_cache(maxsize=65_536)
+def natural(text: str) -> tuple[tuple[int, str], ...]:
     """A sort key that counts digits as numbers: gpu-r2 before gpu-r10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in NUMBERS.split(text)]
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in NUMBERS.split(text))

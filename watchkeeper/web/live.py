@@ -109,8 +109,11 @@ class Live:
     async def _follow_changes(self) -> None:
         async with self._hub.changes.subscribe() as queue:
             while True:
-                message = await queue.get()
-                if message != "fleet" and self._viewers:
+                messages = {await queue.get()}
+                # A storm of changes is one change to a viewer: the newest list says it all.
+                while not queue.empty():
+                    messages.add(queue.get_nowait())
+                if messages != {"fleet"} and self._viewers:
                     self._send_all("incidents", self._incidents_message())
                 self._wake.set()
 
@@ -138,7 +141,8 @@ class Live:
         open_incidents = self._hub.incidents(open_only=True)
         for colour in {viewer.colour for viewer in self._viewers}:
             answer = await self._ask(frames.COLOURS[colour].expr, at_ms)
-            picture = frames.draw(stock, frames.Readings(colour=answer, **shared), open_incidents)
+            readings = frames.Readings(colour=answer, **shared)
+            picture = await asyncio.to_thread(frames.draw, stock, readings, open_incidents)
             header = {"kind": "frame", "at": wire.format_time(now), "colour": colour, "version": stock.version}
             packed = frames.pack(picture, header)
             self._frames.add(colour=colour)

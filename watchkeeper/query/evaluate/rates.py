@@ -6,11 +6,22 @@ in between, which a running sum over the series answers for every window at once
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from watchkeeper.query.engine import Floats, Mask
+from watchkeeper.query.engine import Floats, Mask, Millis
 from watchkeeper.query.evaluate.values import Vector, Windows
-from watchkeeper.query.evaluate.windows import Edges, edges, previous_slots, times_at, values_at
+from watchkeeper.query.evaluate.windows import (
+    Edges,
+    edges,
+    group_edges,
+    only_rows,
+    pieces,
+    previous_slots,
+    times_at,
+    values_at,
+)
 from watchkeeper.store.columns import Ints
 
 # A gap at a window's edge that is longer than this many sample intervals means that the series began
@@ -52,30 +63,58 @@ def resets(windows: Windows) -> Vector:
     return _counted(windows, has_before & (values < before))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Geometry:
+    """What extrapolation needs to know of the times of each window; durations are in seconds."""
+
+    edge: Edges
+    sampled: Floats
+    to_start: Floats
+    to_end: Floats
+
+
+def _geometry(windows: Windows, edge: Edges, times: Millis) -> _Geometry:
+    first_ms, last_ms = np.take_along_axis(times, edge.first, axis=1), np.take_along_axis(times, edge.last, axis=1)
+    sampled = (last_ms - first_ms) / 1000
+    interval = sampled / (edge.count - 1)
+    to_start = (first_ms - (windows.ends_ms - windows.range_ms)) / 1000
+    to_end = (windows.ends_ms - last_ms) / 1000
+    threshold = interval * EDGE_GAP_INTERVALS
+    to_start, to_end = (np.where(gap >= threshold, interval / 2, gap) for gap in (to_start, to_end))
+    return _Geometry(edge, sampled, to_start, to_end)
+
+
 def _extrapolated(windows: Windows, *, is_counter: bool, is_rate: bool) -> Vector:
-    edge = edges(windows)
-    enough = edge.count >= 2
-    first, last = values_at(windows, edge.first), values_at(windows, edge.last)
-    first_ms, last_ms = times_at(windows, edge.first), times_at(windows, edge.last)
+    shape = (len(windows.series), len(windows.ends_ms))
+    values, enough = np.zeros(shape), np.zeros(shape, dtype=bool)
+    if windows.times.shape[1] == 0:
+        return Vector(windows.series, values, enough)
     with np.errstate(all="ignore"):
-        result = last - first
-        if is_counter:
-            result = result + _lost_by_resets(windows, edge)
-        sampled = (last_ms - first_ms) / 1000
-        interval = sampled / (edge.count - 1)
-        to_start = (first_ms - (windows.ends_ms - windows.range_ms)) / 1000
-        to_end = (windows.ends_ms - last_ms) / 1000
-        threshold = interval * EDGE_GAP_INTERVALS
-        to_start = np.where(to_start >= threshold, interval / 2, to_start)
-        if is_counter:
-            # A counter was never below 0: do not extrapolate to before that.
-            to_zero = np.where((result > 0) & (first >= 0), sampled * (first / result), to_start)
-            to_start = np.where(to_zero < to_start, to_zero, to_start)
-        to_end = np.where(to_end >= threshold, interval / 2, to_end)
-        factor = (sampled + to_start + to_end) / sampled
+        # Without holes all series of a group have the same times, so the work on times is done once per group.
+        shared = _geometry(windows, group_edges(windows), windows.times) if windows.usable is None else None
+        for rows in pieces(windows):
+            part = only_rows(windows, rows)
+            own = shared or _geometry(part, edges(part), part.times[part.groups])
+            of = part.groups if shared else np.arange(len(part.groups))
+            values[rows] = _result(part, own, of, is_counter=is_counter)
+            enough[rows] = (own.edge.count >= 2)[of]
         if is_rate:
-            factor = factor / (windows.range_ms / 1000)
-        return Vector(windows.series, result * factor, enough)
+            values /= windows.range_ms / 1000
+    return Vector(windows.series, values, enough)
+
+
+def _result(windows: Windows, geometry: _Geometry, of: Ints, *, is_counter: bool) -> Floats:
+    """The difference of each window's edges, stretched to the whole window."""
+    edge = Edges(geometry.edge.count[of], geometry.edge.first[of], geometry.edge.last[of])
+    first, last = values_at(windows, edge.first), values_at(windows, edge.last)
+    sampled, to_start = geometry.sampled[of], geometry.to_start[of]
+    result = last - first
+    if is_counter:
+        result = result + _lost_by_resets(windows, edge)
+        # A counter was never below 0: do not extrapolate to before that.
+        to_zero = np.where((result > 0) & (first >= 0), sampled * (first / result), to_start)
+        to_start = np.where(to_zero < to_start, to_zero, to_start)
+    return result * ((sampled + to_start + geometry.to_end[of]) / sampled)
 
 
 def _lost_by_resets(windows: Windows, edge: Edges) -> Floats | float:

@@ -7,8 +7,8 @@ out as series × steps × slots, a bounded piece at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,12 +84,20 @@ class Edges:
     last: Ints
 
 
+def group_edges(windows: Windows) -> Edges:
+    """The edges of each group's windows, where every slot holds a sample."""
+    limit = max(windows.times.shape[1] - 1, 0)
+    lows, highs = windows.lows, windows.highs
+    return Edges(highs - lows, np.minimum(lows, limit), np.maximum(highs - 1, 0))
+
+
 def edges(windows: Windows) -> Edges:
+    """The edges of each series' windows."""
     lows, highs, groups = windows.lows, windows.highs, windows.groups
     width = windows.values.shape[1]
     if windows.usable is None:
-        limit = max(width - 1, 0)
-        return Edges((highs - lows)[groups], np.minimum(lows, limit)[groups], np.maximum(highs - 1, 0)[groups])
+        shared = group_edges(windows)
+        return Edges(shared.count[groups], shared.first[groups], shared.last[groups])
     lows, highs = lows[groups], highs[groups]
     before = np.zeros((len(groups), width + 1), dtype=np.int64)
     np.cumsum(windows.usable, axis=1, out=before[:, 1:])
@@ -97,6 +105,19 @@ def edges(windows: Windows) -> Edges:
     last = np.take_along_axis(_filled_from_left(windows.usable), np.maximum(highs - 1, 0), axis=1)
     first = np.take_along_axis(_filled_from_right(windows.usable), np.minimum(lows, width - 1), axis=1)
     return Edges(count, np.minimum(first, width - 1), np.maximum(last, 0))
+
+
+def pieces(windows: Windows) -> Iterator[slice]:
+    """Rows of windows in pieces of a bounded number of results."""
+    rows = max(1, PIECE // 8 // max(1, len(windows.ends_ms), windows.values.shape[1]))
+    for row in range(0, len(windows.series), rows):
+        yield slice(row, row + rows)
+
+
+def only_rows(windows: Windows, rows: slice) -> Windows:
+    """Some rows of windows, without their labels."""
+    usable = None if windows.usable is None else windows.usable[rows]
+    return replace(windows, groups=windows.groups[rows], values=windows.values[rows], usable=usable)
 
 
 def values_at(windows: Windows, slots: Ints) -> Floats:

@@ -60,12 +60,13 @@ class Client:
         url: str,
         *,
         key: str = "query.url",
-        pause: Callable[[float], object] = time.sleep,
+        pause: Callable[[float], object] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._access = access
         self._key = key
-        self._pause = pause
+        self._closed = threading.Event()
+        self._pause = pause or self._closed.wait
         parts = urlsplit(self.url)
         self._host, self._path = parts.hostname or "", parts.path
         self._port = parts.port
@@ -92,7 +93,7 @@ class Client:
             except BROKEN as error:
                 wait, problem, cause = None, _plain(error), error
             pause = wait if wait is not None else _pause_seconds(turn)
-            if turn == tries or time.monotonic() + pause >= deadline:
+            if turn == tries or time.monotonic() + pause >= deadline or self._closed.is_set():
                 if response is not None:
                     return response
                 raise self._error(problem, turn) from cause
@@ -100,6 +101,8 @@ class Client:
         raise AssertionError("the last turn returns or raises")
 
     def close(self) -> None:
+        """Let the connections go, and let nobody wait for another try."""
+        self._closed.set()
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:

@@ -25,6 +25,7 @@ class Cadence(StrEnum):
     FAST = "fast"
     SLOW = "slow"
     RARE = "rare"
+    PROFILE = "profile"
     ONCE = "once"
     EVENT = "event"
 

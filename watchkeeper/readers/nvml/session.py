@@ -30,6 +30,8 @@ UNSUPPORTED = frozenset(
 # The driver has nothing to say yet, or not in this state; that is no error of the GPU.
 SILENT = frozenset({"NO_DATA", "NOT_READY", "INVALID_STATE"})
 LOST = "GPU_IS_LOST"
+# The `call` of families that many of which are asked for in one nvmlDeviceGetFieldValues.
+FIELDS = "field"
 
 Note = Callable[[str], None]
 # A number, or one number for each part of an answer.
@@ -46,11 +48,11 @@ class NvmlBroken(CollectError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One thing to put to the driver, and the families that its answer fills."""
+    """One thing to put to the driver, and the families that its answer fills; `ask` None: fields in one call."""
 
     key: str
     nvml: str
-    ask: Callable[[Any, Any], Answer]
+    ask: Callable[[Any, Any], Answer] | None
     families: tuple[Family, ...]
 
 
@@ -78,17 +80,23 @@ class Device:
 
 @dataclass(slots=True)
 class Reading:
-    """What one GPU answered; `lost` names the call that found it gone from the bus."""
+    """What one GPU answered; `lost` names the call that found it gone from the bus.
+
+    The first GPM sample of a GPU says nothing yet: then `is_profiled` is False.
+    """
 
     identity: dict[str, str] | None = None
     values: dict[str, Value] = field(default_factory=dict)
     slices: list[dict[str, Any]] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
     lost: str | None = None
+    is_profiled: bool = False
 
     def plain(self) -> dict[str, Any]:
         """Without what is empty, for the wire."""
-        named = {name: getattr(self, name) for name in ("identity", "values", "slices", "errors", "lost")}
+        named = {
+            name: getattr(self, name) for name in ("identity", "values", "slices", "errors", "lost", "is_profiled")
+        }
         return {name: value for name, value in named.items() if value}
 
 
@@ -111,7 +119,7 @@ class Session:
     def __init__(self, nvml: Any, families: Iterable[Family], note: Note) -> None:
         self.nvml = nvml
         self._note = note
-        self._words = {
+        self._words: dict[int, str] = {
             code: name.removeprefix("NVML_ERROR_")
             for name, code in vars(nvml).items()
             if name.startswith("NVML_ERROR_") and isinstance(code, int)
@@ -136,7 +144,7 @@ class Session:
 
     def word(self, error: Any) -> str:
         """The library's name of an error, such as NOT_SUPPORTED."""
-        return self._words.get(error.value, f"error {error.value}")
+        return self._words.get(int(error.value), f"error {error.value}")
 
     def handles(self) -> Mapping[int, Device]:
         """The GPUs that have been read in this session, by index."""
@@ -156,9 +164,10 @@ class Session:
                 self._put(self._plan[cadence], device.handle, unsupported=device.unsupported, reading=reading)
                 if not device.slices:
                     self._put(self._slice_plan[cadence], device.handle, unsupported=device.unsupported, reading=reading)
-            if Cadence.FAST in cadences and self._gpm and not device.slices:
+            if Cadence.PROFILE in cadences and not device.slices:
                 self._read_gpm(device, reading)
-            reading.slices = [self._read_slice(device, part, cadences) for part in device.slices]
+            for part in device.slices:
+                self._read_slice(device, part, cadences=cadences, reading=reading)
         except GpuLost as error:
             reading.lost = str(error)
         except self.nvml.NVMLError as error:
@@ -209,7 +218,7 @@ class Session:
                 continue
             self._note(question.nvml)
             try:
-                if question.key == FIELDS:
+                if question.ask is None:
                     self._put_fields(question, handle, unsupported=unsupported, reading=reading)
                 else:
                     _fill(reading.values, question.families, question.ask(self.nvml, handle))
@@ -217,7 +226,9 @@ class Session:
                 # AttributeError: an nvidia-ml-py older than this call.
                 unsupported.add(question.key)
             except self.nvml.NVMLError as error:
-                self._refused(question, self.word(error), unsupported=unsupported, reading=reading)
+                self._refused(
+                    question.key, question.nvml, word=self.word(error), unsupported=unsupported, reading=reading
+                )
 
     def _put_fields(self, question: Question, handle: Any, *, unsupported: set[str], reading: Reading) -> None:
         """Many fields in one call; each has its own verdict."""
@@ -230,43 +241,51 @@ class Session:
             if value.nvmlReturn == self.nvml.NVML_SUCCESS:
                 _fill(reading.values, (family,), field_number(value))
                 continue
-            part = Question(f"{FIELDS}.{family.part}", f"{question.nvml}({family.part})", question.ask, (family,))
             word = self._words.get(value.nvmlReturn, f"error {value.nvmlReturn}")
-            self._refused(part, word, unsupported=unsupported, reading=reading)
+            self._refused(
+                f"{FIELDS}.{family.part}",
+                f"{question.nvml}({family.part})",
+                word=word,
+                unsupported=unsupported,
+                reading=reading,
+            )
 
-    def _refused(self, question: Question, word: str, *, unsupported: set[str], reading: Reading) -> None:
+    def _refused(self, key: str, nvml: str, *, word: str, unsupported: set[str], reading: Reading) -> None:
         if word == LOST:
-            raise GpuLost(question.nvml)
+            raise GpuLost(nvml)
         if word in UNSUPPORTED:
-            unsupported.add(question.key)
+            unsupported.add(key)
         elif word not in SILENT:
-            reading.errors[question.nvml] = word
+            reading.errors[nvml] = word
 
     def _read_gpm(self, device: Device | Slice, reading: Reading, *, parent: Device | None = None) -> None:
-        question = Question("gpm", "nvmlGpmSampleGet", _never, self._gpm)
-        if question.key in device.unsupported:
+        key, nvml = "gpm", "nvmlGpmSampleGet"
+        if key in device.unsupported or not self._gpm:
             return
-        self._note(question.nvml)
+        self._note(nvml)
         try:
             if device.gpm is None:
-                owner = device if parent is None else parent
-                if not gpm.is_supported(self.nvml, owner.handle):
+                handle = device.handle if parent is None else parent.handle
+                if not gpm.is_supported(self.nvml, handle):
                     raise Unsupported("no GPM")
                 slice_id = device.id if isinstance(device, Slice) else None
-                device.gpm = gpm.Gpm(self.nvml, owner.handle, self._gpm_metrics, slice_id=slice_id)
-            _fill_gpm(reading.values, self._gpm, device.gpm.read())
+                device.gpm = gpm.Gpm(self.nvml, handle, self._gpm_metrics, slice_id=slice_id)
+            found = device.gpm.read()
+            reading.is_profiled = bool(found)
+            _fill_gpm(reading.values, self._gpm, found)
         except (Unsupported, AttributeError):
-            device.unsupported.add(question.key)
+            device.unsupported.add(key)
         except self.nvml.NVMLError as error:
-            self._refused(question, self.word(error), unsupported=device.unsupported, reading=reading)
+            self._refused(key, nvml, word=self.word(error), unsupported=device.unsupported, reading=reading)
 
-    def _read_slice(self, device: Device, part: Slice, cadences: Collection[Cadence]) -> dict[str, Any]:
-        reading = Reading()
+    def _read_slice(self, device: Device, part: Slice, *, cadences: Collection[Cadence], reading: Reading) -> None:
+        own = Reading(errors=reading.errors)
         for cadence in cadences:
-            self._put(self._slice_plan[cadence], part.handle, unsupported=part.unsupported, reading=reading)
-        if Cadence.FAST in cadences and self._gpm:
-            self._read_gpm(part, reading, parent=device)
-        return {"id": part.id, "profile": part.profile, "values": reading.values}
+            self._put(self._slice_plan[cadence], part.handle, unsupported=part.unsupported, reading=own)
+        if Cadence.PROFILE in cadences:
+            self._read_gpm(part, own, parent=device)
+        reading.is_profiled |= own.is_profiled
+        reading.slices.append({"id": part.id, "profile": part.profile, "values": own.values})
 
     def _find_slices(self, device: Device) -> None:
         """Look at how the GPU is partitioned now, keeping what is known of a slice that is still there."""
@@ -300,9 +319,6 @@ class Session:
         device.slices = list(found.values())
 
 
-FIELDS = "field"
-
-
 def _questions(families: Iterable[Family], cadence: Cadence) -> tuple[Question, ...]:
     """What to put to the driver for these families: each call once, fields together."""
     by_call: dict[tuple[str, str], list[Family]] = {}
@@ -316,17 +332,13 @@ def _questions(families: Iterable[Family], cadence: Cadence) -> tuple[Question, 
 
 def _question(call: str, part: str, families: tuple[Family, ...]) -> Question:
     if call == FIELDS:
-        return Question(FIELDS, "nvmlDeviceGetFieldValues", _never, families)
+        return Question(f"{FIELDS}@{families[0].cadence}", "nvmlDeviceGetFieldValues", None, families)
     row = CALLS[call]
     if row.by_part is not None:
         ask_part, number = row.by_part, int(part)
         return Question(f"{call}.{part}", row.nvml, lambda nvml, gpu: ask_part(nvml, gpu, number), families)
     assert row.ask is not None
     return Question(call, row.nvml, row.ask, families)
-
-
-def _never(nvml: Any, gpu: Any) -> Answer:
-    raise AssertionError("fields and GPM are asked together")
 
 
 def _fill(values: dict[str, Value], families: Iterable[Family], answer: Answer) -> None:

@@ -1,0 +1,62 @@
+"""A real browser watches a simulated fleet break in six ways, and reads the right cause and next step.
+
+The fleet's clock runs twenty times faster, so that a fan takes seconds to cook a node and a reservation
+is idle for its quarter of an hour within a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests import servers
+from tests.product.running import Product, await_that, up
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]
+
+# Scenario, where it strikes, and what the card must say.
+FAULTS = [
+    ("xid-79", "gpu-r01-02:3", "GPU 3 on gpu-r01-02 fell off the bus", "reboot"),
+    ("xid-48", "gpu-r01-03:1", "Memory of GPU 1 on gpu-r01-03 has an uncorrectable error", "reset"),
+    ("xid-31", "gpu-r01-04:2", "GPU 2 on gpu-r01-04", "application"),
+    ("gpu-missing", "gpu-r01-05:6", "gpu-r01-05", "gpu-r01-05"),
+    ("fan-failure", "gpu-r01-06", "gpu-r01-06", "cool"),
+    ("held-idle", "gpu-r01-07:4", "gpu-r01-07", "owner"),
+]
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    with up(tmp_path_factory.mktemp("six"), "--speed", "20") as running:
+        await_that(running.scraped)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page(product: Product) -> Iterator[Page]:
+    chromium = servers.require("chromium")
+    with sync_playwright() as play:
+        browser: Browser = play.chromium.launch(executable_path=str(chromium), args=["--no-sandbox", "--disable-gpu"])
+        opened = browser.new_page(viewport={"width": 1600, "height": 1000})
+        opened.goto(product.url)
+        expect(opened.get_by_test_id("heatmap")).to_be_visible()
+        yield opened
+        browser.close()
+
+
+@pytest.mark.parametrize(("scenario", "place", "title", "next_step"), FAULTS)
+def test_a_person_sees_the_right_cause_and_next_step(
+    product: Product, page: Page, *, scenario: str, place: str, title: str, next_step: str
+) -> None:
+    injected = product.command("sim", "inject", scenario, place)
+    assert injected.returncode == 0, injected.stderr
+    truth = injected.stdout.rsplit(" ", 1)[1].strip(".\n")
+    card = page.get_by_test_id("incident-card").filter(has_text=title)
+    expect(card).to_have_count(1, timeout=120_000)
+    expect(card.get_by_test_id("next-step")).to_contain_text(next_step, ignore_case=True, timeout=10_000)
+    card.get_by_test_id("why").click()
+    expect(page.get_by_test_id("finding").first).to_contain_text(truth)
+    expect(page.get_by_test_id("plan-step").first).to_be_visible()
+    page.get_by_test_id("nav-fleet").click()

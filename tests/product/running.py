@@ -1,0 +1,70 @@
+"""The whole product as a user starts it: `watchkeeper up` in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests import servers
+
+WATCHKEEPER = [sys.executable, "-m", "watchkeeper.cli.main"]
+SOON_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A running `watchkeeper up` and how to talk to it."""
+
+    url: str
+    server: subprocess.Popen[bytes]
+    log: Path
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            return json.loads(answer.read())
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return command(*arguments, "--hub", self.url)
+
+    def incidents(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get("/api/incidents")["incidents"]
+        return found
+
+    def scraped(self) -> bool:
+        """True once every GPU of the first scrape round is known."""
+        result = self.get("/api/v1/query?query=count(DCGM_FI_DEV_GPU_TEMP)")["data"]["result"]
+        return bool(result) and result[0]["value"][1] == "64"
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*WATCHKEEPER, *arguments], capture_output=True, text=True, timeout=30, check=False)
+
+
+@contextlib.contextmanager
+def up(folder: Path, *arguments: str) -> Iterator[Product]:
+    """64 simulated GPUs on a free port, from ready to stopped."""
+    port = servers.free_port()
+    url = f"http://127.0.0.1:{port}"
+    line = [*WATCHKEEPER, "up", "--gpus", "64", "--port", str(port), "--data", str(folder / "kept"), *arguments]
+    log = folder / f"up-{port}.log"
+    with servers.running(line, ready_url=f"{url}/-/ready", log=log) as server:
+        yield Product(url, server, log)
+
+
+def await_that(condition: Callable[[], Any], *, within_seconds: float = SOON_SECONDS) -> Any:
+    """The condition's first true answer; AssertionError when it stays false."""
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline:
+        answer = condition()
+        if answer:
+            return answer
+        time.sleep(0.05)
+    raise AssertionError(f"not true within {within_seconds:g} s")

@@ -1,0 +1,118 @@
+"""`watchkeeper up` as a person meets it: start, break, look, stop, start again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import servers
+from tests.product.running import WATCHKEEPER, Product, await_that, command, up
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    with up(tmp_path_factory.mktemp("product")) as running:
+        await_that(running.scraped)
+        yield running
+
+
+def test_a_query_answers_in_the_shape_of_prometheus(product: Product) -> None:
+    answer = product.get("/api/v1/query?query=count(DCGM_FI_DEV_GPU_TEMP)")
+    assert answer["status"] == "success"
+    assert answer["data"]["resultType"] == "vector"
+    assert answer["data"]["result"][0]["value"][1] == "64"
+
+
+def test_an_injected_xid_79_becomes_an_incident_with_cause_and_plan_within_two_seconds(product: Product) -> None:
+    began = time.monotonic()
+    assert product.command("sim", "inject", "xid-79", "gpu-r01-02:3").returncode == 0
+    found = await_that(lambda: [one for one in product.incidents() if one["next_step"]], within_seconds=5)
+    assert time.monotonic() - began < 2
+    assert (found[0]["cause"], found[0]["severity"]) == ("gpu_fell_off_bus", "critical")
+    assert found[0]["title"] == "GPU 3 on gpu-r01-02 fell off the bus"
+    assert "reboot" in found[0]["plan"]
+    shown = product.command("incidents", "show", found[0]["id"])
+    assert "Xid (PCI:0000:5d:00): 79" in shown.stdout
+    assert "not       app_illegal_access" in shown.stdout
+
+
+def test_the_commands_say_what_a_hub_says(product: Product) -> None:
+    table = product.command("query", "count by (modelName) (DCGM_FI_DEV_GPU_TEMP)")
+    assert table.returncode == 0
+    assert "NVIDIA H200" in table.stdout
+    bad = product.command("query", "sum by (")
+    assert bad.returncode == 1
+    assert "1:9: unexpected end of input" in bad.stderr
+    unknown = product.command("sim", "inject", "no-such-fault")
+    assert unknown.returncode == 1
+    assert "Known: fan-failure" in unknown.stderr
+
+
+def test_a_second_hub_on_the_same_port_says_who_holds_it(product: Product, tmp_path: Path) -> None:
+    port = product.url.rsplit(":", 1)[1]
+    refused = command("up", "--port", port, "--data", str(tmp_path / "other"))
+    assert refused.returncode == 2
+    assert f"127.0.0.1:{port}: the port is taken by" in refused.stderr
+    assert "--port" in refused.stderr
+
+
+def test_a_data_directory_in_use_or_of_someone_else_is_refused(product: Product, tmp_path: Path) -> None:
+    in_use = command("up", "--port", "0", "--data", str(product.log.parent / "kept"))
+    assert in_use.returncode == 2
+    assert "another Watchkeeper is using this data directory" in in_use.stderr
+    (tmp_path / "letters.txt").write_text("mine")
+    foreign = command("up", "--port", "0", "--data", str(tmp_path))
+    assert foreign.returncode == 2
+    assert "letters.txt" in foreign.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["up", "--scenario", "nope"], "there is no scenario `nope`"),
+        (["up", "--host", "0.0.0.0"], "without tokens everyone who reaches this address would be admin"),
+        (["hub", "--config", "no-such-file.toml"], "no-such-file.toml: the settings file cannot be read"),
+        (["query", "up", "--hub", "http://127.0.0.1:9"], "no hub answers"),
+        (["explain", "xid", "seventy"], "seventy"),
+    ],
+)
+def test_wrong_use_gets_one_clear_message(arguments: list[str], problem: str) -> None:
+    answer = command(*arguments)
+    assert answer.returncode in (1, 2, 3)
+    assert problem in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_cleanly_within_five_seconds(tmp_path: Path, number: signal.Signals) -> None:
+    with up(tmp_path) as running:
+        began = time.monotonic()
+        running.server.send_signal(number)
+        assert running.server.wait(10) == 0
+        assert time.monotonic() - began < 5
+        assert "Traceback" not in running.log.read_text()
+
+
+def test_what_was_open_before_kill_9_is_open_after_a_restart(tmp_path: Path) -> None:
+    port = servers.free_port()
+    line = [*WATCHKEEPER, "up", "--gpus", "64", "--port", str(port), "--data", str(tmp_path / "kept")]
+    url = f"http://127.0.0.1:{port}"
+    first = subprocess.Popen(line, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        servers.wait_until_ready(first, f"{url}/-/ready", log=Path(os.devnull))
+        running = Product(url, first, Path(os.devnull))
+        running.command("sim", "inject", "xid-48")
+        before = await_that(running.incidents)
+        running.command("incidents", "ack", before[0]["id"])
+    finally:
+        first.kill()
+        first.wait()
+    with servers.running(line, ready_url=f"{url}/-/ready", log=tmp_path / "again.log") as again:
+        after = Product(url, again, tmp_path / "again.log").get("/api/incidents?open=0")["incidents"]
+    assert [(one["id"], one["cause"], one["assignee"]) for one in after] == [("INC-1", "ecc_uncorrectable", "local")]

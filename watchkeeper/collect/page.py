@@ -1,0 +1,224 @@
+"""The node's /metrics page: the last snapshot of every GPU, in the text that dcgm-exporter writes.
+
+The sampler hands over snapshots; a scrape calls `render`, which asks nobody anything. What has not been
+read for two of its own intervals is absent: an old number is never repeated as a new one. Label text is
+made once for each GPU, and a page is kept until the snapshot changes or something on it becomes too old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from watchkeeper.catalogue import xid
+from watchkeeper.kit import own_metrics
+from watchkeeper.readers.nvml.families import Cadence, Family
+
+Value = float | Mapping[str, float]
+# The exporter's word where there has been no Xid.
+NO_XID = "No Error"
+FAULT_HEAD = (
+    "# HELP watchkeeper_gpu_fault 1 while the agent names this fault; without a UUID it is the whole node's.\n"
+    "# TYPE watchkeeper_gpu_fault gauge\n"
+)
+ERRORS_HEAD = (
+    "# HELP watchkeeper_gpu_read_errors_total Driver calls that were answered with an error.\n"
+    "# TYPE watchkeeper_gpu_read_errors_total counter\n"
+)
+XIDS_HEAD = (
+    "# HELP watchkeeper_gpu_xid_errors_total Xid errors that the driver has reported since the agent started.\n"
+    "# TYPE watchkeeper_gpu_xid_errors_total counter\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSample:
+    """One MIG slice of a GPU."""
+
+    id: int
+    profile: str
+    values: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One GPU as it was last read; `read_at` says when each cadence was."""
+
+    index: int
+    identity: Mapping[str, str]
+    read_at: Mapping[Cadence, float]
+    values: Mapping[str, Value]
+    slices: tuple[SliceSample, ...] = ()
+    # None: this GPU reports no events, so nobody knows. 0: there has been no Xid.
+    last_xid: int | None = None
+    xids: Mapping[int, int] = field(default_factory=dict)
+    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a page shows. `faults` are cause and UUID, None for the whole node."""
+
+    gpus: tuple[GpuSample, ...] = ()
+    faults: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """How long a number of each cadence may be shown after it was read."""
+
+    seconds: Mapping[Cadence, float]
+
+    def until(self, gpu: GpuSample, cadence: Cadence) -> float:
+        at = gpu.read_at.get(cadence)
+        return float("-inf") if at is None else at + self.seconds[cadence]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One GPU or slice on the page being written: its label text, its numbers, and which cadences are fresh."""
+
+    labels: str
+    values: Mapping[str, Value]
+    fresh: frozenset[Cadence]
+    is_slice: bool
+    sample: GpuSample
+
+
+class Page:
+    """Writes snapshots for one node."""
+
+    def __init__(self, families: Sequence[Family], *, hostname: str, freshness: Freshness) -> None:
+        self._families = [family for family in families if family.prom_type != "label"]
+        self._label_families = sorted(
+            (family for family in families if family.prom_type == "label"), key=lambda family: family.name
+        )
+        self._heads = {family.name: family.head for family in self._families}
+        self._hostname = hostname
+        self._freshness = freshness
+        self._labels: dict[tuple[Any, ...], str] = {}
+        self._kept: tuple[Snapshot, float, bytes] | None = None
+
+    def render(self, snapshot: Snapshot, now: float) -> bytes:
+        kept = self._kept
+        if kept is not None and kept[0] is snapshot and now < kept[1]:
+            return kept[2]
+        rows: list[Row] = []
+        until = float("inf")
+        for gpu in snapshot.gpus:
+            ends = {cadence: self._freshness.until(gpu, cadence) for cadence in self._freshness.seconds}
+            fresh = frozenset(cadence for cadence, end in ends.items() if now < end)
+            # Slow numbers of a GPU that no longer answers are not shown either.
+            if Cadence.FAST in fresh:
+                until = min(until, *(ends[cadence] for cadence in fresh))
+                rows += self._rows(gpu, fresh)
+        text = self._write(rows, snapshot).encode()
+        self._kept = (snapshot, until, text)
+        return text
+
+    def _rows(self, gpu: GpuSample, fresh: frozenset[Cadence]) -> list[Row]:
+        found = [Row(self._label_text(gpu), gpu.values, fresh, False, gpu)]
+        found += [Row(self._label_text(gpu, part), part.values, fresh, True, gpu) for part in gpu.slices]
+        return found
+
+    def _write(self, rows: Sequence[Row], snapshot: Snapshot) -> str:
+        parts: list[str] = []
+        append = parts.append
+        for family in self._families:
+            name, cadence = family.name, family.cadence
+            if cadence is Cadence.EVENT:
+                _write_last_xid(parts, family, rows)
+                continue
+            start = len(parts)
+            is_float, labels = family.is_float, family.labels
+            for row in rows:
+                value = row.values.get(name)
+                if value is None or cadence not in row.fresh:
+                    continue
+                if isinstance(value, Mapping):
+                    _write_parts(parts, name, labels=labels, row=row, value=value)
+                elif is_float:
+                    append(f"{name}{{{row.labels}}} {value:.6f}\n")
+                else:
+                    append(f"{name}{{{row.labels}}} {value}\n")
+            if len(parts) > start:
+                parts.insert(start, self._heads[name])
+        gpus = [row for row in rows if not row.is_slice]
+        _write_counts(parts, gpus)
+        _write_faults(parts, snapshot.faults, self._hostname)
+        return "".join(parts)
+
+    def _label_text(self, gpu: GpuSample, part: SliceSample | None = None) -> str:
+        identity = gpu.identity
+        key = (gpu.index, identity["uuid"], None if part is None else (part.id, part.profile))
+        text = self._labels.get(key)
+        if text is None:
+            if len(self._labels) > 1000:
+                self._labels.clear()
+            text = self._labels[key] = self._make_label_text(gpu, part)
+        return text
+
+    def _make_label_text(self, gpu: GpuSample, part: SliceSample | None) -> str:
+        identity = gpu.identity
+        pairs = {
+            "gpu": str(gpu.index),
+            "UUID": identity["uuid"],
+            "pci_bus_id": identity["pci"],
+            "device": f"nvidia{identity['minor']}",
+            "modelName": identity["model"],
+        }
+        if part is not None:
+            pairs |= {"GPU_I_PROFILE": part.profile, "GPU_I_ID": str(part.id)}
+        pairs["Hostname"] = self._hostname
+        for family in self._label_families:
+            if (text := identity.get(f"text.{family.part}")) is not None:
+                pairs[family.name] = text
+        return _joined(pairs)
+
+
+def _joined(pairs: Mapping[str, str]) -> str:
+    return ",".join(f'{name}="{own_metrics.escape(value)}"' for name, value in pairs.items())
+
+
+def _write_parts(parts: list[str], name: str, *, labels: Sequence[str], row: Row, value: Mapping[str, float]) -> None:
+    for part, number in value.items():
+        own = _joined(dict(zip(labels, part.split("."), strict=True)))
+        parts.append(f"{name}{{{row.labels},{own}}} {number}\n")
+
+
+def _write_last_xid(parts: list[str], family: Family, rows: Sequence[Row]) -> None:
+    """The exporter shows the last Xid as the value and once more, with its words, in labels."""
+    lines = []
+    for row in rows:
+        code = row.sample.last_xid
+        if row.is_slice or code is None:
+            continue
+        error = _joined({"err_code": str(code), "err_msg": xid.lookup(code).name if code else NO_XID})
+        lines.append(f"{family.name}{{{row.labels},{error}}} {code}\n")
+    if lines:
+        parts += [family.head, *lines]
+
+
+def _write_counts(parts: list[str], rows: Sequence[Row]) -> None:
+    xids = [
+        f'watchkeeper_gpu_xid_errors_total{{{row.labels},xid="{code}"}} {count}\n'
+        for row in rows
+        for code, count in row.sample.xids.items()
+    ]
+    errors = [
+        f"watchkeeper_gpu_read_errors_total{{{row.labels},{_joined({'call': call, 'error': error})}}} {count}\n"
+        for row in rows
+        for (call, error), count in row.sample.errors.items()
+    ]
+    parts += [XIDS_HEAD, *xids] if xids else []
+    parts += [ERRORS_HEAD, *errors] if errors else []
+
+
+def _write_faults(parts: list[str], faults: Sequence[tuple[str, str | None]], hostname: str) -> None:
+    if not faults:
+        return
+    parts.append(FAULT_HEAD)
+    for cause, uuid in dict.fromkeys(faults):
+        where = {} if uuid is None else {"UUID": uuid}
+        parts.append(f"watchkeeper_gpu_fault{{{_joined({'cause': cause, **where, 'Hostname': hostname})}}} 1\n")

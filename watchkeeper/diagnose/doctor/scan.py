@@ -1,0 +1,115 @@
+"""One input, read once: its interesting lines become sightings and events, its beginning is kept for `documents`.
+
+The beginning tells what the input is; tables and listings that need more than one line are read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from watchkeeper.diagnose.doctor.facts import EVIDENCE_CHARACTERS, Facts
+from watchkeeper.diagnose.doctor.signatures import Sign, Table
+from watchkeeper.readers import kernel_log, line_prefix, log_text
+
+# Listings that people paste are smaller; of a longer log the beginning shows what it is.
+HEAD_BYTES = 4 << 20
+# JSON, XML and pickled dumps can only be read whole.
+DOCUMENT_BYTES = 64 << 20
+# After this many lines of one sign the rest of them is not matched any more.
+MAX_MATCHES_OF_A_SIGN = 20_000
+KERNEL_NEEDLES = tuple(needle for needle, _, _ in kernel_log.PATTERNS)
+
+
+@dataclass(slots=True)
+class Tee:
+    """Passes a stream on and keeps its beginning."""
+
+    source: log_text.ByteStream
+    limit: int
+    read_bytes: int = 0
+    _kept: list[bytes] = field(default_factory=list)
+    _kept_bytes: int = 0
+
+    def read(self, size: int, /) -> bytes:
+        piece = self.source.read(size)
+        self.read_bytes += len(piece)
+        if self._kept_bytes < self.limit:
+            self._kept.append(piece)
+            self._kept_bytes += len(piece)
+        return piece
+
+    @property
+    def head(self) -> bytes:
+        return b"".join(self._kept)[: self.limit]
+
+
+def scan(name: str, stream: log_text.ByteStream, facts: Facts, *, table: Table) -> None:
+    """Add what the lines of one input say to the facts."""
+    for line in log_text.interesting_lines(stream, table.anchors):
+        _read_kernel_line(name, line, facts)
+        seen: set[str] = set()
+        for anchor in line.anchors:
+            for sign in table.behind[anchor]:
+                if sign.id not in seen and facts.count(sign.id) < MAX_MATCHES_OF_A_SIGN:
+                    seen.add(sign.id)
+                    _match(name, line, sign, facts=facts)
+
+
+def _match(name: str, line: log_text.LogLine, sign: Sign, *, facts: Facts) -> None:
+    if sign.needle not in line.text.lower():
+        return
+    found = sign.match(line.unwrapped if sign.spans_lines else line.text)
+    if found is None:
+        return
+    fields = dict(line_prefix.read_prefix(line.text))
+    fields.update({key: value.strip() for key, value in found.groupdict().items() if value})
+    text = line.unwrapped if sign.spans_lines else line.text
+    facts.add(sign.id, input=name, line=line.number, text=excerpt(text, found.start()), fields=fields)
+
+
+def excerpt(text: str, at: int) -> str:
+    """The part of a long line around the find."""
+    if len(text) <= EVIDENCE_CHARACTERS:
+        return text
+    start = max(0, min(at - 80, len(text) - EVIDENCE_CHARACTERS))
+    return ("…" if start else "") + text[start : start + EVIDENCE_CHARACTERS - 2]
+
+
+def _read_kernel_line(name: str, line: log_text.LogLine, facts: Facts) -> None:
+    if not any(needle in line.text for needle in KERNEL_NEEDLES):
+        return
+    fact = kernel_log.read_line(line.text)
+    if fact is None:
+        return
+    fields: dict[str, str] = dict(line_prefix.read_prefix(line.text))
+    if isinstance(fact, kernel_log.GpuIdentity):
+        facts.add("gpu-identity", input=name, line=line.number, text=line.text, fields={"pci": fact.pci, "uuid": fact.uuid})
+        return
+    named = {"pci": fact.pci, "process": fact.process, "pid": None if fact.pid is None else str(fact.pid)}
+    fields.update({key: value for key, value in named.items() if value})
+    fields.update(fact.fields)
+    if fact.code is not None:
+        fields["code"] = str(fact.code)
+    facts.add(f"kernel-{fact.kind.value}", input=name, line=line.number, text=line.text, fields=fields)
+    facts.add_event(_event(fact, line, name, fields=fields))
+
+
+def _event(
+    fact: kernel_log.KernelFact, line: log_text.LogLine, name: str, *, fields: Mapping[str, str]
+) -> dict[str, Any]:
+    at = line_prefix.read_time(line.text)
+    event: dict[str, Any] = {
+        "kind": fact.kind.value,
+        "code": fact.code,
+        "pci": fact.pci,
+        "pid": fact.pid,
+        "process": fact.process,
+        "at": None if at is None else at.isoformat(),
+        "node": fields.get("node"),
+        "input": name,
+        "line": line.number,
+    }
+    since_boot = line_prefix.read_seconds_since_boot(line.text) if at is None else None
+    return event if since_boot is None else event | {"seconds_since_boot": since_boot}

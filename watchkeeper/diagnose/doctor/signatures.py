@@ -1,0 +1,124 @@
+"""The table of signs: patterns as data in packs/signatures/*.toml, each with an example line and its source.
+
+A sign with a `pattern` is looked for in every line; a sign without one is seen by a reader of a whole
+document (`documents`). `scan` asks for the anchors that make the search fast and for the signs behind each.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from watchkeeper.catalogue import causes
+from watchkeeper.errors import PackError
+
+FOLDER = "signatures"
+# Found by the Xid code that the pattern names: the catalogue knows its cause.
+BY_XID = "by_xid"
+# Looked for in every block, so each costs time; every needle should contain one of them.
+ANCHORS = tuple(
+    b"error|fail|nvrm|xid|nccl warn|out of memory|oom|timeout|timed out|kill|insufficient|mismatch|using |nccl version"
+    b"|environment|nranks|lost|unhealthy|died|exit|cannot|unable|not found|no space|nan|throttl|stuck|refused"
+    b"|unreachable|taint|didn't|exceed|blocked|not ready|could not|not support|invalid".split(b"|")
+)
+
+
+class Role(StrEnum):
+    """What a sign is worth: it names a cause, follows from one, describes the job, or speaks against a cause."""
+
+    CAUSE = "cause"
+    EFFECT = "effect"
+    CONTEXT = "context"
+    BENIGN = "benign"
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One row. `also` are further causes that the same line allows; `silences` those it speaks against."""
+
+    id: str
+    cause: str
+    confidence: float
+    role: Role
+    why: str
+    example: str
+    source: str
+    needle: str
+    pattern: re.Pattern[str] | None
+    spans_lines: bool
+    also: Mapping[str, float] = field(default_factory=dict)
+    silences: tuple[str, ...] = ()
+
+    def match(self, line: str) -> re.Match[str] | None:
+        return None if self.pattern is None else self.pattern.search(line)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All signs, and the anchors to search for; `behind[i]` are the signs that anchor i may lead to."""
+
+    signs: Mapping[str, Sign]
+    anchors: tuple[bytes, ...]
+    behind: tuple[tuple[Sign, ...], ...]
+
+
+def lookup(sign: str) -> Sign:
+    return table().signs[sign]
+
+
+@cache
+def table() -> Table:
+    signs: dict[str, Sign] = {}
+    folder = resources.files("watchkeeper.packs") / FOLDER
+    for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if file.name.endswith(".toml"):
+            for row in tomllib.loads(file.read_text(encoding="utf-8")).get("sign", []):
+                sign = read_row(row, file=f"{FOLDER}/{file.name}")
+                if sign.id in signs:
+                    raise PackError(f"sign {sign.id} is there twice", where=f"packs/{FOLDER}/{file.name}")
+                signs[sign.id] = sign
+    return _with_anchors(signs)
+
+
+def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
+    """One table of a TOML file; an error names the file and the sign."""
+    name = str(row.get("id", "without an id"))
+    try:
+        pattern = re.compile(row["pattern"]) if "pattern" in row else None
+        cause = row.get("cause", "")
+        wanted = {*row.get("also", {}), *([cause] if cause not in ("", BY_XID) else [])}
+        unknown = wanted - {known.cause for known in causes.all()}
+        if unknown:
+            raise ValueError(f"unknown cause {', '.join(sorted(unknown))}")
+        return Sign(
+            id=row["id"],
+            cause=cause,
+            confidence=float(row.get("confidence", 0.0)),
+            role=Role(row.get("role", "cause")),
+            why=row.get("why", ""),
+            example=row["example"] if pattern is not None else "",
+            source=row["source"],
+            needle=row["needle"].lower() if pattern is not None else "",
+            pattern=pattern,
+            spans_lines=bool(row.get("spans_lines", False)),
+            also=dict(row.get("also", {})),
+            silences=tuple(row.get("silences", ())),
+        )
+    except (KeyError, ValueError, TypeError, re.error) as error:
+        raise PackError(f"sign {name}: {error}", where=f"packs/{file}") from error
+
+
+def _with_anchors(signs: Mapping[str, Sign]) -> Table:
+    behind: dict[bytes, list[Sign]] = {}
+    for sign in signs.values():
+        if sign.pattern is not None:
+            needle = sign.needle.encode()
+            anchor = next((anchor for anchor in ANCHORS if anchor in needle), needle)
+            behind.setdefault(anchor, []).append(sign)
+    return Table(signs, tuple(behind), tuple(tuple(found) for found in behind.values()))

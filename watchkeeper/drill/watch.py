@@ -1,0 +1,159 @@
+"""One simulated fleet under the real pipeline, in simulated time, as fast as the machine allows.
+
+`advance` lets seconds pass: kernel records become events at once, each target is scraped at its own
+second of the interval, rules run at full intervals, and what changed is diagnosed and planned for. Only
+the way to the targets differs from a hub: `Simulation.page_at` answers instead of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from watchkeeper import pipeline
+from watchkeeper.collect import discovery, fleet, gpu_addresses, http, kernel_follow, schedule, scrape
+from watchkeeper.errors import CollectError
+from watchkeeper.kit import clock
+from watchkeeper.model import actions
+from watchkeeper.model import fleet as fleet_model
+from watchkeeper.model.incidents import Incident
+from watchkeeper.query import embedded
+from watchkeeper.remediate import policy
+from watchkeeper.remediate.drivers import dry_run
+from watchkeeper.rules import rulefile
+from watchkeeper.sim.simulation import Simulation
+from watchkeeper.store import head, journal
+
+SHIPPED_RULES = Path(pipeline.__file__).parent / "packs" / "rules"
+# The address is never connected to; targets need one to have a name.
+ADDRESS = "sim.invalid:80"
+TICK_SECONDS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often the fleet is read and the rules are run; a hub's own defaults."""
+
+    scrape_seconds: int = 15
+    rule_seconds: int = 15
+    retention_seconds: int = 2 * 3600
+
+
+class SimulatedLine:
+    """Hands a target's page over in this process; a page that cannot be had is a failed scrape."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    async def send(self, request: http.Request) -> http.Response:
+        return http.Response(200, {}, self._simulation.page_at(urlsplit(request.url).path))
+
+    async def aclose(self) -> None:
+        return None
+
+
+class Watch:
+    """A fleet, watched; `close` lets go of the journal."""
+
+    def __init__(self, simulation: Simulation, folder: Path, *, pace: Pace = Pace()) -> None:  # noqa: B008 (frozen)
+        self.simulation = simulation
+        self.pace = pace
+        self.fleet = fleet.Fleet()
+        self.journal = journal.Journal(folder / "journal.sqlite")
+        self.rules = rulefile.load([SHIPPED_RULES])
+        self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=pace.retention_seconds * 1000))
+        parts = pipeline.Parts(
+            engine=self.engine,
+            fleet=self.fleet,
+            journal=self.journal,
+            rules=self.rules,
+            policy=policy.load(),
+            driver=dry_run.DryRun(),
+            mode=actions.Mode.OBSERVE,
+        )
+        self.pipeline = pipeline.Pipeline(parts, now=simulation.now)
+        self._kernel = kernel_follow.KernelEvents(
+            simulation.settings.cluster, gpu_addresses.GpuAddresses(self._ask_inventory)
+        )
+        self._seen_record = simulation.machines.kernel.last_seq
+        self._loops = self._discover()
+
+    def close(self) -> None:
+        self.journal.close()
+
+    async def advance(self, seconds: int, *, with_rules: bool = True) -> None:
+        for _ in range(seconds):
+            self.simulation.advance(1)
+            now = self.simulation.now
+            await self._take_kernel_records(now)
+            await self._scrape(self.simulation.second)
+            if with_rules and self.simulation.second % self.pace.rule_seconds == 0:
+                self._run_rules(now)
+            if self.simulation.second % TICK_SECONDS == 0:
+                self._look_into(self.pipeline.tick(now), now)
+
+    def incidents(self) -> list[Incident]:
+        """Every incident of this watch, resolved ones too."""
+        return self.journal.incidents(open_only=False, limit=journal.MOST_ROWS)
+
+    def _discover(self) -> list[tuple[int, scrape.TargetLoop]]:
+        """Every target with its second inside the interval."""
+        document = json.dumps(self.simulation.service_discovery(ADDRESS)).encode()
+        found = discovery.read_groups(document, "the simulated fleet", defaults=discovery.Defaults())
+        self.fleet.expect(found.nodes, clock.to_ms(self.simulation.now))
+        settings = scrape.ScrapeSettings(interval_seconds=self.pace.scrape_seconds)
+        line = SimulatedLine(self.simulation)
+        return [
+            (
+                schedule.offset_ms(target.key, self.pace.scrape_seconds * 1000) // 1000,
+                scrape.TargetLoop(target, settings, sink=self.engine, known=self.fleet, line=line),
+            )
+            for target in found.targets
+        ]
+
+    async def _scrape(self, second: int) -> None:
+        turn = second % self.pace.scrape_seconds
+        for offset, loop in self._loops:
+            if offset == turn:
+                await loop.scrape(second * 1000)
+        if turn == 0:
+            self.engine.append(fleet.inventory_samples(self.fleet, second * 1000))
+
+    async def _take_kernel_records(self, now: datetime) -> None:
+        records = self.simulation.kernel_records_since(self._seen_record)
+        if not records:
+            return
+        self._seen_record = records[-1].seq
+        read = [
+            await self._kernel.read(kernel_follow.NodeRecord(one.node, one.boot, one.record, one.at, one.seq))
+            for one in records
+        ]
+        batch = [event for event in read if event is not None]
+        if batch:
+            self._look_into(self.pipeline.take_events(batch, now).changed, now)
+
+    def _run_rules(self, now: datetime) -> None:
+        changed = []
+        for group in self.rules.groups:
+            for result in self.pipeline.ask_rules(group, now):
+                changed += self.pipeline.keep(result)
+        if changed:
+            self._look_into(self.pipeline.take_alerts(changed, now), now)
+
+    def _look_into(self, changed: Sequence[Incident], now: datetime) -> None:
+        for incident in {incident.id: incident for incident in changed if incident.is_open}.values():
+            self.pipeline.diagnose(incident, now)
+
+    async def _ask_inventory(self, node: str) -> Sequence[fleet_model.Gpu]:
+        plain = self.simulation.inventory(node)["gpus"]
+        try:
+            return [
+                fleet_model.Gpu(gpu["uuid"], gpu["index"], fleet_model.same_pci(gpu["pci"]), gpu["model"])
+                for gpu in plain
+            ]
+        except ValueError as error:
+            raise CollectError(f"is not an inventory: {error}", where=node) from error

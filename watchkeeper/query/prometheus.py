@@ -1,0 +1,192 @@
+"""The remote engine: PromQL answered by any server with the Prometheus HTTP API.
+
+The hub makes one instead of the embedded engine when `[query] engine = "prometheus"`; rules, pages, reports and
+checks notice no difference. Samples go there by remote write. Calls block, and may come from any number of
+threads. Decision 0007 says why this package of all holds a network client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from watchkeeper import errors
+from watchkeeper.config import settings
+from watchkeeper.kit import logs
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import Sample
+from watchkeeper.query.engine import Answer, Appended, Limits, Matcher, Span
+from watchkeeper.query.promql import parser
+from watchkeeper.query.remote import answers
+from watchkeeper.query.remote.http import Client, Request
+from watchkeeper.query.remote.sender import Sender
+
+log = logging.getLogger(__name__)
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+# VictoriaMetrics moves the times of a query to fit its cache unless it is told not to; others ignore this.
+EXACT_TIMES = ("nocache", "1")
+# Depth, samples and series are the server's business, and it says so itself. 11,000 steps is Prometheus' own limit.
+LIMITS = Limits(max_samples=None, max_depth=None, max_series=None)
+
+
+class PrometheusEngine:
+    """Implements `query.engine.Engine` over one server, and the scraper's `Sink` over its remote write."""
+
+    def __init__(self, access: settings.Query, limits: Limits = LIMITS) -> None:
+        if access.url is None:
+            raise errors.StartRefused("there is no server to ask", remedy="Write its address into query.url")
+        self._access = access
+        self._limits = limits
+        self._client = Client(access, access.url)
+        self.sender: Sender | None = None
+        if access.write_url is not None:
+            self.sender = Sender(Client(access, access.write_url, key="query.write_url"))
+        self._lock = threading.Lock()
+        self._ids: dict[Labels, int] = {}
+        self._numbered: list[Labels] = []
+        self._first_id = 0
+
+    def close(self) -> None:
+        self._client.close()
+        if self.sender is not None:
+            self.sender.close()
+
+    def limits(self) -> Limits:
+        return self._limits
+
+    def instant(self, expr: str, at_ms: int) -> Answer:
+        self._check(expr)
+        found, said = self._evaluate("/api/v1/query", expr, [("time", _seconds(at_ms))])
+        with self._reading():
+            return answers.instant(found, at_ms, said)
+
+    def range(self, expr: str, span: Span) -> Answer:
+        self._check(expr)
+        steps, most = (span.end_ms - span.start_ms) // span.step_ms + 1, self._limits.max_steps
+        if most is not None and steps > most:
+            raise errors.QueryLimit(
+                f"the query has {steps} steps, the limit is {most}", remedy="Use a larger step or a shorter time"
+            )
+        times = [("start", _seconds(span.start_ms)), ("end", _seconds(span.end_ms)), ("step", _seconds(span.step_ms))]
+        found, said = self._evaluate("/api/v1/query_range", expr, times)
+        with self._reading():
+            return answers.ranged(found, span, said)
+
+    def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
+        if not matchers:
+            return []
+        found = self._list("/api/v1/series", matchers, start_ms, end_ms)
+        with self._reading():
+            return answers.label_sets(found)
+
+    def label_names(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[str]:
+        return sorted(self._list("/api/v1/labels", matchers, start_ms, end_ms) or ())
+
+    def label_values(
+        self, name: str, matchers: Sequence[Sequence[Matcher]], *, start_ms: int, end_ms: int
+    ) -> list[str]:
+        path = f"/api/v1/label/{quote(name, safe='')}/values"
+        return sorted(self._list(path, matchers, start_ms, end_ms, method="GET") or ())
+
+    def metadata(self) -> dict[str, tuple[str, str, str]]:
+        """Type, help and unit of each metric that a target of the server described."""
+        found, _ = self._ask("/api/v1/metadata", [], method="GET")
+        with self._reading():
+            return {
+                name: (kinds[0].get("type", ""), kinds[0].get("help", ""), kinds[0].get("unit", ""))
+                for name, kinds in (found or {}).items()
+                if kinds
+            }
+
+    def append(self, samples: Iterable[Sample]) -> Appended:
+        """Write samples to the server and wait for its word; StoreError when it cannot be reached."""
+        return self._writer().send(samples)
+
+    def series_id(self, labels: Labels) -> int:
+        """The number under which `append_scrape` takes values of a series."""
+        with self._lock:
+            known = self._ids.get(labels)
+            if known is not None:
+                return known
+            if len(self._numbered) >= self._access.max_series:
+                # Old numbers lose their meaning; the scraper hears `forgotten` and asks anew for living series.
+                self._first_id += len(self._numbered)
+                self._numbered, self._ids = [], {}
+            number = self._first_id + len(self._numbered)
+            self._numbered.append(labels)
+            self._ids[labels] = number
+            return number
+
+    def append_scrape(self, _: Hashable, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Appended:
+        """Queue one scrape of a target for the server, without waiting; which target it was does not matter there."""
+        writer = self._writer()
+        with self._lock:
+            first, numbered = self._first_id, self._numbered
+            samples = [
+                Sample(numbered[id - first], at_ms, value) for id, value in zip(ids, values, strict=True) if id >= first
+            ]
+        forgotten = len(ids) - len(samples)
+        taken = writer.offer(samples)
+        return Appended(taken.kept, taken.dropped | ({"forgotten": forgotten} if forgotten else {}))
+
+    def _writer(self) -> Sender:
+        if self.sender is None:
+            raise errors.StoreError(
+                "samples cannot be written, because the server has no address for it",
+                where=self._client.url,
+                remedy="Write its remote-write address into query.write_url",
+            )
+        return self.sender
+
+    def _check(self, expr: str) -> None:
+        size, most = len(expr.encode("utf-8", "replace")), self._limits.max_expression_bytes
+        if most is not None and size > most:
+            raise errors.QueryLimit(f"the expression has {size} bytes, the limit is {most}")
+
+    def _evaluate(self, path: str, expr: str, form: list[tuple[str, str]]) -> tuple[Any, tuple[str, ...]]:
+        try:
+            return self._ask(path, [("query", expr), *form, EXACT_TIMES])
+        except errors.QueryError as error:
+            # VictoriaMetrics tells no place. Our parser is asked only then, because a server may know more than PromQL.
+            if error.line is None and not isinstance(error, errors.QueryLimit):
+                parser.parse(expr, self._limits)
+            raise
+
+    def _list(
+        self, path: str, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int, *, method: str = "POST"
+    ) -> Any:
+        form = [("match[]", answers.selector(each)) for each in matchers]
+        found, said = self._ask(path, [*form, ("start", _seconds(start_ms)), ("end", _seconds(end_ms))], method=method)
+        for line in said:
+            log.warning("The server warns about its answer", extra=logs.fields(path=path, warning=line))
+        return found
+
+    def _ask(self, path: str, form: list[tuple[str, str]], *, method: str = "POST") -> tuple[Any, tuple[str, ...]]:
+        text = urlencode([*form, ("timeout", f"{self._access.timeout_seconds:g}s")])
+        if method == "GET":
+            request = Request("GET", f"{path}?{text}")
+        else:
+            request = Request("POST", path, body=text.encode(), headers=FORM)
+        return answers.content(self._client.send(request), self._client.url)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """An answer of a wrong shape is the server's fault, whatever our reading of it stumbled over."""
+        try:
+            yield
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise errors.StoreError(
+                f"the server's answer has not the form of Prometheus' API ({type(error).__name__}: {error})",
+                where=self._client.url,
+                remedy="Check that query.url leads to a server with the Prometheus HTTP API",
+            ) from error
+
+
+def _seconds(ms: int) -> str:
+    """Exactly: a float of today's milliseconds in seconds has no digits to spare."""
+    return f"{'-' if ms < 0 else ''}{abs(ms) // 1000}.{abs(ms) % 1000:03d}"

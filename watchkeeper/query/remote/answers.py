@@ -1,0 +1,171 @@
+"""A server's JSON as our values: frames of numbers, label sets, warnings, and errors with their place.
+
+`query.prometheus` calls these for each response. Prometheus' HTTP API is the form; VictoriaMetrics, Thanos and
+Mimir answer in it with small additions, which are understood here. What a server leaves out of an answer
+(`isPartial`, warnings) is passed on, because half an answer that looks whole is worse than none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from watchkeeper import errors
+from watchkeeper.model.labels import Labels
+from watchkeeper.query.engine import Answer, Frame, Kind, Matcher, Millis, Span
+from watchkeeper.query.remote.http import Response
+
+# invalid parameter "query": 1:5: parse error: unexpected <by> in label matching
+PARSE_ERROR = re.compile(r"(?:^|[ :])(?P<line>\d+):(?P<column>\d+): (?P<what>parse error: .*)", re.DOTALL)
+# Prometheus, Mimir and VictoriaMetrics about a query that is too expensive.
+LIMIT_WORDS = (
+    "too many samples",
+    "maximum resolution",
+    "maximum limit",
+    "limit of",
+    "exceeds the limit",
+    "-search.max",
+)
+PARTIAL = "the answer is partial: the server could not reach all of its storage"
+
+
+def content(response: Response, where: str) -> tuple[Any, tuple[str, ...]]:
+    """`data` of a successful response and what the server warns of; our errors for everything else."""
+    body = _json(response, where)
+    if response.status == 200 and body.get("status") == "success":
+        return body.get("data"), warnings(body)
+    message = str(body.get("error") or body.get("message") or "")
+    if response.status in (400, 422) or body.get("errorType") in ("bad_data", "execution", "timeout", "canceled"):
+        raise query_error(message or f"the server answered {response.status}")
+    raise refusal(response, where, message)
+
+
+def warnings(body: Mapping[str, Any]) -> tuple[str, ...]:
+    said = [str(line) for key in ("warnings", "infos") for line in body.get(key) or ()]
+    return tuple(([PARTIAL] if body.get("isPartial") else []) + said)
+
+
+def query_error(message: str) -> errors.QueryError:
+    found = PARSE_ERROR.search(message)
+    if found:
+        return errors.QueryError(found["what"], line=int(found["line"]), column=int(found["column"]))
+    if any(words in message for words in LIMIT_WORDS):
+        return errors.QueryLimit(message, remedy="Select fewer series or a shorter time, or raise the server's limit")
+    return errors.QueryError(message)
+
+
+def refusal(response: Response, where: str, message: str = "") -> errors.StoreError:
+    """What a status means that is no answer to a question."""
+    said = message or response.body[:300].decode("utf-8", "replace").strip()
+    if response.status in (401, 403):
+        remedy = "Check query.bearer_token_file, query.username, query.password_file and query.tenant"
+    elif response.status in (301, 302, 303, 307, 308):
+        said, remedy = response.headers.get("location", ""), "Write the address that it leads to into the settings"
+    elif response.status in (404, 405):
+        remedy = "The address in the settings is the part before /api/v1"
+    elif response.status == 429:
+        remedy = "Ask less often, or raise the server's limit"
+    else:
+        remedy = "Look at the server's log"
+    now = f"It says {errors.quote(said)}" if said else None
+    return errors.StoreError(f"the server answered {response.status}", where=where, now=now, remedy=remedy)
+
+
+def instant(found: Any, at_ms: int, said: tuple[str, ...]) -> Answer:
+    """The answer of /api/v1/query at one time."""
+    kind, result = _shape(found)
+    times = np.array([at_ms], dtype=np.int64)
+    if kind is Kind.STRING:
+        empty = Frame([], times[:0], np.empty((0, 0)), np.empty((0, 0), dtype=bool))
+        return Answer(kind, empty, str(result[1]), said)
+    if kind is Kind.SCALAR:
+        value = np.array([[float(result[1])]])
+        return Answer(kind, Frame([Labels()], times, value, np.ones((1, 1), dtype=bool)), None, said)
+    if kind is Kind.MATRIX:
+        return Answer(kind, _raw_frame(result), None, said + _histograms(result))
+    rows = [row for row in result if "value" in row]
+    values = np.array([float(row["value"][1]) for row in rows], dtype=np.float64).reshape(-1, 1)
+    frame = Frame([Labels(row["metric"]) for row in rows], times, values, np.ones_like(values, dtype=bool))
+    return Answer(kind, frame, None, said + _histograms(result))
+
+
+def ranged(found: Any, span: Span, said: tuple[str, ...]) -> Answer:
+    """The answer of /api/v1/query_range on the axis of its span."""
+    kind, result = _shape(found)
+    if kind is not Kind.MATRIX:
+        raise errors.StoreError(f"the server answered a range query with a {kind}", remedy="Look at the server's log")
+    rows = [row for row in result if row.get("values")]
+    times = span.times
+    values, present = np.zeros((len(rows), len(times))), np.zeros((len(rows), len(times)), dtype=bool)
+    for number, row in enumerate(rows):
+        at, rest = np.divmod(_millis(row["values"]) - span.start_ms, span.step_ms)
+        if rest.any() or not 0 <= int(at[0]) <= int(at[-1]) < len(times):
+            raise errors.StoreError("the server answered with times that were not asked for")
+        values[number, at] = [float(value) for _, value in row["values"]]
+        present[number, at] = True
+    frame = Frame([Labels(row["metric"]) for row in rows], times, values, present)
+    return Answer(kind, frame, None, said + _histograms(result))
+
+
+def label_sets(found: Any) -> list[Labels]:
+    return sorted(Labels(pairs) for pairs in found or ())
+
+
+def selector(matchers: Iterable[Matcher]) -> str:
+    """A selector that a server accepts; an empty one, which servers refuse, becomes every series."""
+    inside = ",".join(f"{one.name}{one.op}{_quoted(one.value)}" for one in matchers)
+    return "{" + (inside or '__name__!=""') + "}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _json(response: Response, where: str) -> Mapping[str, Any]:
+    try:
+        body = orjson.loads(response.body)
+    except orjson.JSONDecodeError as error:
+        if response.status != 200:
+            raise refusal(response, where) from error
+        raise errors.StoreError(
+            f"the server's answer is not JSON: {errors.quote(response.body[:100])}",
+            where=where,
+            remedy="The address in the settings is the part before /api/v1",
+        ) from error
+    if not isinstance(body, dict):
+        raise errors.StoreError("the server's answer is not an object", where=where)
+    return body
+
+
+def _shape(found: Any) -> tuple[Kind, Sequence[Any]]:
+    if not isinstance(found, dict) or found.get("resultType") not in set(Kind):
+        raise errors.StoreError(f"the server's answer has no known result: {errors.quote(found)}")
+    return Kind(found["resultType"]), found.get("result") or []
+
+
+def _histograms(result: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Native histograms have no place in a frame of numbers; that is said."""
+    count = sum("histogram" in row or "histograms" in row for row in result)
+    return (f"{count} series of native histograms were left out",) if count else ()
+
+
+def _millis(points: Sequence[Sequence[Any]]) -> Millis:
+    return np.rint(np.array([point[0] for point in points], dtype=np.float64) * 1000).astype(np.int64)
+
+
+def _raw_frame(result: Sequence[Mapping[str, Any]]) -> Frame:
+    """Samples with their own times, on an axis of all of them."""
+    rows = [row for row in result if row.get("values")]
+    own = [_millis(row["values"]) for row in rows]
+    axis = np.unique(np.concatenate(own)) if own else np.empty(0, dtype=np.int64)
+    values, present = np.zeros((len(rows), len(axis))), np.zeros((len(rows), len(axis)), dtype=bool)
+    for number, (row, times) in enumerate(zip(rows, own, strict=True)):
+        at = np.searchsorted(axis, times)
+        values[number, at] = [float(value) for _, value in row["values"]]
+        present[number, at] = True
+    return Frame([Labels(row["metric"]) for row in rows], axis, values, present)

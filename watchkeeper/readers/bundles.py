@@ -1,0 +1,228 @@
+"""What people hand in, as named streams of bytes: files, folders, gzip files, tar and zip bundles, standard input.
+
+Archives come from strangers. Nothing is ever unpacked to disk, so a path such as `../../etc/passwd` is
+only a name; members are read as streams with a limit on how much they may grow, on how many there
+are, and on how deep archives nest. What is not read is said in `Stream.problem`, never dropped in silence.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from watchkeeper.readers.log_text import ByteStream
+
+# A support bundle of a rack has some thousand files; an archive with more is a mistake or an attack.
+MAX_MEMBERS = 20_000
+# Text compresses 10 to 50 times; what grows more than this beyond the first megabytes is a bomb.
+MAX_RATIO = 200
+FREE_BYTES = 64 << 20
+MAX_MEMBER_BYTES = 8 << 30
+MAX_DEPTH = 3
+# An archive inside an archive has to be held in memory to be opened.
+MAX_NESTED_BYTES = 256 << 20
+PEEK_BYTES = 512
+
+GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
+ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
+
+
+class TooLarge(Exception):
+    """A member grew beyond its limit while it was read."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """One input: a name, and bytes that can be read once. `problem` says why it could not be read to its end."""
+
+    name: str
+    source: ByteStream
+    problem: str | None = None
+    read_bytes: int = 0
+    _pending: bytes = field(default=b"", repr=False)
+
+    def peek(self, size: int) -> bytes:
+        while len(self._pending) < size and (more := self._read(size - len(self._pending))):
+            self._pending += more
+        return self._pending[:size]
+
+    def read(self, size: int, /) -> bytes:
+        if self._pending:
+            piece, self._pending = self._pending[:size], self._pending[size:]
+            return piece
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        try:
+            piece = self.source.read(size)
+        except TooLarge as error:
+            self.problem = str(error)
+            return b""
+        except UNREADABLE as error:
+            self.problem = f"reading stopped after {self.read_bytes:,} bytes: {error}"
+            return b""
+        self.read_bytes += len(piece)
+        return piece
+
+
+@dataclass(slots=True)
+class _Limited:
+    """A decompressing stream that stops when it has grown too far beyond what was stored."""
+
+    source: ByteStream
+    stored_bytes: Callable[[], int]
+    grown_bytes: int = 0
+
+    def read(self, size: int, /) -> bytes:
+        piece = self.source.read(size)
+        self.grown_bytes += len(piece)
+        stored = self.stored_bytes()
+        allowed = min(MAX_MEMBER_BYTES, FREE_BYTES + MAX_RATIO * stored)
+        if self.grown_bytes > allowed:
+            raise TooLarge(f"grows beyond {allowed:,} bytes from {stored:,} stored; the rest was not read")
+        return piece
+
+
+def open_all(paths: Iterable[Path]) -> Iterator[Stream]:
+    """Every input below the paths, in a stable order; each stream is valid until the next one is asked for."""
+    for path in paths:
+        yield from _open_path(path)
+
+
+def open_stream(name: str, source: ByteStream) -> Iterator[Stream]:
+    """Standard input or any other stream, which may itself be an archive."""
+    yield from _open(Stream(name, source), depth=0)
+
+
+def total_bytes(paths: Iterable[Path]) -> int:
+    """How much there is to read as stored, for a progress bar."""
+    files = (file for path in paths for file in (_files(path) if path.is_dir() else [path]))
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Plain files below a folder; links are not followed, so that a bundle cannot lead out of itself."""
+    for base, folders, names in os.walk(folder, followlinks=False):
+        folders.sort()
+        yield from (Path(base, name) for name in sorted(names))
+
+
+def _open_path(path: Path) -> Iterator[Stream]:
+    if path.is_dir():
+        for number, file in enumerate(_files(path)):
+            if number >= MAX_MEMBERS:
+                yield _refused(str(path), f"has more than {MAX_MEMBERS:,} files; the rest was not read")
+                return
+            if not file.is_symlink():
+                yield from _open_file(file)
+        return
+    yield from _open_file(path)
+
+
+def _open_file(path: Path) -> Iterator[Stream]:
+    try:
+        state = path.stat()
+        # A named pipe would wait for a writer for ever; a process substitution is one on purpose.
+        if not (stat.S_ISREG(state.st_mode) or stat.S_ISFIFO(state.st_mode) or stat.S_ISCHR(state.st_mode)):
+            yield _refused(str(path), "is not a plain file")
+            return
+        file = path.open("rb")
+    except OSError as error:
+        yield _refused(str(path), error.strerror or str(error))
+        return
+    with closing(file):
+        yield from _open(Stream(str(path), file), depth=0)
+
+
+def _open(stream: Stream, *, depth: int) -> Iterator[Stream]:
+    head = stream.peek(PEEK_BYTES)
+    packed = head.startswith((GZIP, BZIP2, XZ))
+    is_archive = head.startswith(ZIP) or head[257:262] == b"ustar"
+    if (packed or is_archive) and depth >= MAX_DEPTH:
+        yield _refused(stream.name, f"is nested deeper than {MAX_DEPTH} archives and was not opened")
+    elif packed:
+        inner = _Limited(_decompressed(head, stream), lambda: stream.read_bytes)
+        name = stream.name.removesuffix(".gz").removesuffix(".bz2").removesuffix(".xz")
+        yield from _open(Stream(name, inner), depth=depth + 1)
+    elif head[257:262] == b"ustar":
+        yield from _open_tar(stream, depth=depth)
+    elif head.startswith(ZIP):
+        yield from _open_zip(stream, depth=depth)
+    else:
+        yield stream
+
+
+def _decompressed(head: bytes, stream: Stream) -> ByteStream:
+    raw = _as_file(stream)
+    if head.startswith(GZIP):
+        return gzip.GzipFile(fileobj=raw)
+    return bz2.BZ2File(raw) if head.startswith(BZIP2) else lzma.LZMAFile(raw)
+
+
+def _open_tar(stream: Stream, *, depth: int) -> Iterator[Stream]:
+    try:
+        with tarfile.open(fileobj=_as_file(stream), mode="r|") as archive:
+            for number, member in enumerate(archive):
+                if number >= MAX_MEMBERS:
+                    yield _refused(stream.name, f"has more than {MAX_MEMBERS:,} members; the rest was not read")
+                    return
+                content = archive.extractfile(member) if member.isfile() else None
+                if content is not None:
+                    inner = Stream(f"{stream.name}!{member.name}", content)
+                    yield from _open(inner, depth=depth + 1)
+    except (*UNREADABLE, TooLarge) as error:
+        yield _refused(stream.name, f"is a broken tar archive: {error}")
+
+
+def _open_zip(stream: Stream, *, depth: int) -> Iterator[Stream]:
+    """A zip has its index at the end: a file is opened in place, anything else is held in memory."""
+    source = stream.source
+    seekable = source if isinstance(source, io.BufferedReader) and source.seekable() else None
+    if seekable is None:
+        content = stream.peek(MAX_NESTED_BYTES + 1)
+        if len(content) > MAX_NESTED_BYTES:
+            yield _refused(stream.name, f"is a zip of more than {MAX_NESTED_BYTES:,} bytes that cannot be read in place")
+            return
+    try:
+        with zipfile.ZipFile(seekable or io.BytesIO(content)) as archive:
+            members = [member for member in archive.infolist() if not member.is_dir()]
+            if len(members) > MAX_MEMBERS:
+                yield _refused(stream.name, f"has {len(members):,} members; only {MAX_MEMBERS:,} were read")
+            for member in members[:MAX_MEMBERS]:
+                with archive.open(member) as packed:
+                    limited = _Limited(packed, partial(int, member.compress_size))
+                    yield from _open(Stream(f"{stream.name}!{member.filename}", limited), depth=depth + 1)
+    except (*UNREADABLE, TooLarge, NotImplementedError) as error:
+        yield _refused(stream.name, f"is a zip archive that cannot be read: {error}")
+
+
+def _refused(name: str, problem: str) -> Stream:
+    return Stream(name, io.BytesIO(), problem)
+
+
+def _as_file(stream: Stream) -> io.BufferedReader:
+    """A stream with the whole interface of a file, for the libraries that ask for one."""
+
+    class Raw(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+            piece = stream.read(len(buffer))
+            buffer[: len(piece)] = piece
+            return len(piece)
+
+    return io.BufferedReader(Raw(), buffer_size=1 << 16)

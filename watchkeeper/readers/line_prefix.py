@@ -1,0 +1,81 @@
+"""When, where and by which rank a log line was written, from the many prefixes that tools put in front.
+
+`read_prefix` looks at the beginning of a line only. The doctor uses it to name the node and the rank of
+a finding and to put Xid events in time; whatever a prefix does not say stays absent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+PREFIX_CHARACTERS = 400
+
+# [rank1]:[E810 05:36:05.945860779 ProcessGroupNCCL.cpp:1899] …     [Rank 7] NCCL watchdog …     [default3]:…
+# [PG ID 0 PG GUID 0(default_pg) Rank 1]     rank 3: …
+RANK = re.compile(
+    r"\[rank[ :]?(?P<a>\d+)\]|\[Rank (?P<b>\d+)\]|\[PG [^\]]{0,120}?Rank (?P<c>\d+)\]"
+    r"|^\s*\[?default(?P<d>\d+)\]:|^\s*(?:\[?rank[ _=:]?(?P<e>\d+)\]?)[:\s|]",
+    re.IGNORECASE,
+)
+# gpu-node-7:18553:18611 [3] NCCL INFO …     [2026-03-13 17:26:02] host-01.example.com:4711:4712 [5] ibvwrap.c:262 NCCL WARN
+NCCL = re.compile(r"(?P<node>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d+)\] ")
+# Aug 10 20:36:51 gpu-node-a kernel: …     2026-08-10T05:36:05.1+00:00 gpu-node-a kernel: …
+SYSLOG = re.compile(
+    r"^(?:<\d+>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ]\S+) "
+    r"(?P<node>[A-Za-z][\w.-]*) [\w./-]+(?:\[\d+\])?: "
+)
+# 10.1.2.3: kern: warning: […]     gpu07: NVRM: …      gpu07 | ERROR: nhc: …     (pdsh, talos, clush)
+SPREAD = re.compile(r"^(?P<node>\d+\.\d+\.\d+\.\d+|[A-Za-z][\w-]*\d[\w.-]*)(?:: | \| )(?=\S)")
+# (RayWorkerVllm pid=219154, ip=10.0.0.7) …
+RAY = re.compile(r"^\((?P<process>[\w:.-]+)(?:\([^)]*\))? pid=(?P<pid>\d+)(?:, ip=(?P<node>[\w.:-]+))?\)")
+
+# [Wed Jun 24 13:44:20 2026]
+DMESG_TIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2})\s+(\d+) (\d\d):(\d\d):(\d\d) (\d{4})\]")
+# 2025-01-21T04:41:44,283302+00:00   2026-04-22T21:26:20.599488292Z   2026-04-22 06:34:20
+ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d+))?(Z|[+-]\d\d:?\d\d)?")
+# 2022/05/13 10:09:23
+SLASH_TIME = re.compile(r"\b(\d{4})/(\d\d)/(\d\d) (\d\d:\d\d:\d\d)\b")
+# [42822.198504] and [  +0.000316], which is a difference and no time
+BOOT_TIME = re.compile(r"\[\s*(\d+\.\d+)\]")
+MONTHS = {name: number for number, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+NOT_NODES = frozenset({"kernel", "kern", "error", "warning", "info", "systemd", "srun", "slurmstepd", "localhost"})
+
+
+def read_prefix(line: str) -> Mapping[str, str]:
+    """`node`, `rank`, `gpu` (the CUDA device), `pid`, as far as the beginning of the line has them."""
+    head = line[:PREFIX_CHARACTERS]
+    found: dict[str, str] = {}
+    if (ray := RAY.match(head)) is not None:
+        found.update({name: value for name, value in ray.groupdict().items() if value})
+    elif (nccl := NCCL.search(head)) is not None:
+        found.update(nccl.groupdict())
+    elif (host := SYSLOG.match(head) or SPREAD.match(head)) is not None and host["node"].lower() not in NOT_NODES:
+        found["node"] = host["node"]
+    if (rank := RANK.search(head)) is not None:
+        found["rank"] = next(value for value in rank.groups() if value is not None)
+    return found
+
+
+def read_time(line: str) -> datetime | None:
+    """The absolute time of a line; a time without a year or date is not one."""
+    head = line[:PREFIX_CHARACTERS]
+    try:
+        if (match := DMESG_TIME.search(head)) is not None:
+            month, day, hour, minute, second, year = match.groups()
+            return datetime(int(year), MONTHS[month], int(day), int(hour), int(minute), int(second), tzinfo=UTC)
+        if (match := ISO_TIME.search(head)) is not None:
+            date, clock, fraction, zone = match.groups()
+            micro = (fraction or "0")[:6].ljust(6, "0")
+            return datetime.fromisoformat(f"{date}T{clock}.{micro}{'+00:00' if zone in (None, 'Z') else zone}")
+        if (match := SLASH_TIME.search(head)) is not None:
+            return datetime.fromisoformat(f"{match[1]}-{match[2]}-{match[3]}T{match[4]}+00:00")
+    except (ValueError, KeyError):
+        return None
+    return None
+
+
+def read_seconds_since_boot(line: str) -> float | None:
+    match = BOOT_TIME.search(line[:PREFIX_CHARACTERS])
+    return None if match is None else float(match[1])

@@ -8,14 +8,14 @@ made once for each GPU, and a page is kept until the snapshot changes or somethi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from watchkeeper.catalogue import xid
+from watchkeeper.collect.gpu_samples import GpuSample, SliceSample, Snapshot, Value
 from watchkeeper.kit import own_metrics
 from watchkeeper.readers.nvml.families import Cadence, Family
 
-Value = float | Mapping[str, float]
 # The exporter's word where there has been no Xid.
 NO_XID = "No Error"
 FAULT_HEAD = (
@@ -30,38 +30,6 @@ XIDS_HEAD = (
     "# HELP watchkeeper_gpu_xid_errors_total Xid errors that the driver has reported since the agent started.\n"
     "# TYPE watchkeeper_gpu_xid_errors_total counter\n"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SliceSample:
-    """One MIG slice of a GPU."""
-
-    id: int
-    profile: str
-    values: Mapping[str, Value]
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSample:
-    """One GPU as it was last read; `read_at` says when each cadence was."""
-
-    index: int
-    identity: Mapping[str, str]
-    read_at: Mapping[Cadence, float]
-    values: Mapping[str, Value]
-    slices: tuple[SliceSample, ...] = ()
-    # None: this GPU reports no events, so nobody knows. 0: there has been no Xid.
-    last_xid: int | None = None
-    xids: Mapping[int, int] = field(default_factory=dict)
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything a page shows. `faults` are cause and UUID, None for the whole node."""
-
-    gpus: tuple[GpuSample, ...] = ()
-    faults: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

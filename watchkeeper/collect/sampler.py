@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from watchkeeper.collect.page import Freshness, GpuSample, Page, SliceSample, Snapshot
+from watchkeeper.collect.gpu_samples import GpuSample, Merger, Snapshot, with_xid
+from watchkeeper.collect.page import Freshness, Page
 from watchkeeper.collect.reader_link import ReaderGone, ReaderLink
 from watchkeeper.collect.reader_watch import Limits, ReaderWatch, Trouble
 from watchkeeper.kit import clock, logs
@@ -26,9 +27,6 @@ from watchkeeper.model import fleet
 from watchkeeper.readers.nvml import families
 
 log = logging.getLogger(__name__)
-
-# Codes and errors remembered for each GPU; NVIDIA's catalogue has some 170 Xids.
-MAX_CODES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class Sampler:
         two |= {families.Cadence.SLOW: limits.slow, families.Cadence.RARE: limits.rare}
         freshness = Freshness({cadence: 2 * seconds for cadence, seconds in two.items()})
         self._page = Page(settings.choice.families, hostname=settings.hostname, freshness=freshness)
-        self._cadence_of = {family.name: family.cadence for family in settings.choice.families}
+        self._merger = Merger({family.name: family.cadence for family in settings.choice.families})
         self._gpus: dict[int, GpuSample] = {}
         self._snapshot = Snapshot()
         self._reader: ReaderLink | None = None
@@ -224,41 +222,9 @@ class Sampler:
             before = GpuSample(index, identity, {}, {}, last_xid=0 if answer.get("events") else None)
         if before is None:
             return
-        self._gpus[index] = self._merge(before, answer, cadences=cadences, at=asked_at)
-
-    def _merge(
-        self, before: GpuSample, answer: Mapping[str, Any], *, cadences: list[families.Cadence], at: float
-    ) -> GpuSample:
-        """The sample after an answer: what was asked for is replaced, the rest stays until it is too old."""
-        errors = dict(before.errors)
-        for call, error in answer.get("errors", {}).items():
-            if (call, error) not in errors:
-                where = {"gpu": before.identity["uuid"], "call": call, "error": error}
-                log.warning("Driver call failed", extra=logs.fields(**where))
-            if (call, error) in errors or len(errors) < MAX_CODES:
-                errors[call, error] = errors.get((call, error), 0) + 1
-        if answer.get("lost"):
-            return replace(before, read_at={}, values={}, slices=(), errors=errors)
-        replaced = set(cadences)
-        if not answer.get("is_profiled"):
-            # The first sample of a new reader: what the last one measured holds until it is too old.
-            replaced.discard(families.Cadence.PROFILE)
-        known = {part.id: part.values for part in before.slices}
-        slices = tuple(
-            SliceSample(part["id"], part["profile"], self._kept(known.get(part["id"], {}), replaced) | part["values"])
-            for part in answer.get("slices", ())
-        )
-        return replace(
-            before,
-            read_at={**before.read_at, **dict.fromkeys(replaced, at)},
-            values=self._kept(before.values, replaced) | answer.get("values", {}),
-            slices=slices,
-            errors=errors,
-        )
-
-    def _kept(self, values: Mapping[str, Any], replaced: set[families.Cadence]) -> dict[str, Any]:
-        cadence_of = self._cadence_of
-        return {name: value for name, value in values.items() if cadence_of[name] not in replaced}
+        after = self._gpus[index] = self._merger.merge(before, answer, cadences=cadences, at=asked_at)
+        for call, error in after.errors.keys() - before.errors.keys():
+            log.warning("Driver call failed", extra=logs.fields(gpu=after.identity["uuid"], call=call, error=error))
 
     def _publish(self) -> None:
         now = time.monotonic()
@@ -422,8 +388,5 @@ class Sampler:
     def _count_xid(self, fact: DriverFact) -> None:
         for index, gpu in self._gpus.items():
             if gpu.identity["uuid"] == fact.uuid:
-                xids = dict(gpu.xids)
-                if fact.detail in xids or len(xids) < MAX_CODES:
-                    xids[fact.detail] = xids.get(fact.detail, 0) + 1
-                self._gpus[index] = replace(gpu, last_xid=fact.detail, xids=xids)
+                self._gpus[index] = with_xid(gpu, fact.detail)
         self._snapshot = replace(self._snapshot, gpus=tuple(self._gpus[index] for index in sorted(self._gpus)))

@@ -1,8 +1,8 @@
 """Bytes of any log into the few lines worth reading, in bounded memory and at the speed of `bytes.find`.
 
-Almost every line of a log says nothing. `interesting_lines` looks for short anchors in blocks of a
-megabyte and cuts out only the lines around them, with a few lines that follow (terminals and tables wrap
-long messages). The doctor matches its signatures against those lines and nothing else.
+Almost every line of a log says nothing, and says it again with other numbers. `interesting_lines` takes
+blocks of a megabyte, strips the digits, forgets every shape of line that it has seen to be dull, and looks for
+short anchors in the rest. The doctor matches its signatures against the lines that remain.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ FOLLOWING_LINES = 3
 FOLLOWING_BYTES = 4096
 # A line without end is cut here, so that one line of gigabytes costs no more than this.
 MAX_LINE_BYTES = 4 << 20
+# Dull shapes kept from block to block; forgetting them costs time, not lines.
+MAX_DULL_BYTES = 32 << 20
+# Parts of one line of megabytes that are looked at, for each anchor.
+MAX_WINDOWS_OF_A_LINE = 50
+DIGITS = b"0123456789"
 
 # ESC [ 31 m   and the titles that terminals set with ESC ] … BEL
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -53,61 +58,97 @@ class LogLine:
 def clean(raw: bytes) -> str:
     """Text without colours and control characters; bytes of an unknown encoding become marks."""
     text = raw.decode("utf-8", errors="replace")
-    if "\x1b" in text:
-        text = ANSI.sub("", text)
-    return CONTROL.sub(" ", text.replace("\r\n", "\n").rstrip("\r\n")) if not text.isprintable() else text
+    if text.isprintable():
+        return text
+    return CONTROL.sub(" ", ANSI.sub("", text).rstrip("\r\n"))
 
 
 def interesting_lines(stream: ByteStream, anchors: Sequence[bytes]) -> Iterator[LogLine]:
-    """Every line with an anchor, in order; anchors are lower case and found in any case."""
+    """Every line with an anchor, in order; anchors are lower case without digits, and found in any case."""
+    finder = _Finder(anchors)
     counted, carry, more = 1, b"", True
     while more:
         piece = stream.read(BLOCK_BYTES)
         more = bool(piece)
         block = carry + piece
-        cut = _cut(block) if more else len(block)
-        yield from _find(block, cut, counted, anchors=anchors)
-        counted += block.count(b"\n", 0, cut)
-        carry = block[cut:]
+        lines = block.split(b"\n")
+        if more:
+            # The last lines wait for the next block, so that every line has those that follow it.
+            kept = min(len(lines), FOLLOWING_LINES + 1) if len(lines) > 1 or len(block) < MAX_LINE_BYTES else 0
+            carry = b"\n".join(lines[len(lines) - kept :]) if kept else b""
+        else:
+            kept = 0
+        ready = len(lines) - kept
+        for at, found in finder.find(lines[:ready]):
+            following = clean(b"\n".join(lines[at + 1 : at + 1 + FOLLOWING_LINES])[:FOLLOWING_BYTES])
+            for part, anchors_of_part in found:
+                yield LogLine(counted + at, clean(part), following, anchors_of_part)
+        counted += ready
 
 
-def _cut(block: bytes) -> int:
-    """Where to stop reading this block, so that the last line read still has those that follow it."""
-    cut = len(block)
-    for _ in range(FOLLOWING_LINES + 1):
-        cut = block.rfind(b"\n", 0, cut)
-        if cut < 0:
-            return len(block) if len(block) >= MAX_LINE_BYTES else 0
-    return cut + 1
+class _Finder:
+    """Remembers which shapes of line have no anchor."""
+
+    def __init__(self, anchors: Sequence[bytes]) -> None:
+        self.anchors = anchors
+        self.dull: set[bytes] = set()
+        self.dull_bytes = 0
+
+    def find(self, lines: Sequence[bytes]) -> Iterator[tuple[int, list[tuple[bytes, frozenset[int]]]]]:
+        shapes = b"\n".join(lines).translate(None, DIGITS).split(b"\n") if lines else []
+        telling = self._telling(set(shapes) - self.dull)
+        if not telling:
+            return
+        for at, shape in enumerate(shapes):
+            if shape in telling:
+                found = telling[shape]
+                yield at, [(lines[at], found)] if len(lines[at]) <= WINDOW_BYTES else list(self._windows(lines[at]))
+
+    def _telling(self, shapes: set[bytes]) -> dict[bytes, frozenset[int]]:
+        """Those shapes that have an anchor, and which; the others are dull from here on."""
+        ordered = list(shapes)
+        text = b"\n".join(ordered).lower()
+        hits: dict[int, set[int]] = {}
+        for index, anchor in enumerate(self.anchors):
+            at = text.find(anchor)
+            while at >= 0:
+                end = text.find(b"\n", at)
+                hits.setdefault(text.rfind(b"\n", 0, at) + 1, set()).add(index)
+                at = text.find(anchor, end) if end >= 0 else -1
+        telling: dict[bytes, frozenset[int]] = {}
+        start = 0
+        for shape in ordered:
+            if start in hits:
+                telling[shape] = frozenset(hits[start])
+            start += len(shape) + 1
+        self._forget_when_full(len(text))
+        self.dull.update(shape for shape in ordered if shape not in telling)
+        return telling
+
+    def _forget_when_full(self, added_bytes: int) -> None:
+        self.dull_bytes += added_bytes
+        if self.dull_bytes > MAX_DULL_BYTES:
+            self.dull.clear()
+            self.dull_bytes = added_bytes
+
+    def _windows(self, line: bytes) -> Iterator[tuple[bytes, frozenset[int]]]:
+        """Of a very long line, the parts around its anchors; one part may stand for several."""
+        lowered = line.lower()
+        end = 0
+        places = sorted(
+            (at, index) for index, anchor in enumerate(self.anchors) for at in _places(lowered, anchor)
+        )
+        for at, _ in places:
+            if at >= end:
+                start, end = max(0, at - WINDOW_BYTES // 8), at + WINDOW_BYTES
+                yield line[start:end], frozenset(index for place, index in places if start <= place < end)
 
 
-def _find(block: bytes, cut: int, counted: int, *, anchors: Sequence[bytes]) -> Iterator[LogLine]:
-    lowered = block.lower()
-    spans: dict[int, tuple[int, set[int]]] = {}
-    for index, anchor in enumerate(anchors):
-        at = lowered.find(anchor, 0, cut)
-        while at >= 0:
-            newline = block.rfind(b"\n", max(0, at - WINDOW_BYTES), at)
-            start = newline + 1 if newline >= 0 else max(0, at - WINDOW_BYTES)
-            end = block.find(b"\n", at, at + WINDOW_BYTES)
-            end = end if end >= 0 else min(len(block), at + WINDOW_BYTES)
-            known = spans.setdefault(start, (end, set()))
-            known[1].add(index)
-            at = lowered.find(anchor, max(end, at + 1), cut)
-    at, number = 0, counted
-    for start in sorted(spans):
-        end, found = spans[start]
-        number += block.count(b"\n", at, start)
-        at = start
-        following = block[end + 1 : _end_of_following(block, end)]
-        yield LogLine(number, clean(block[start:end]), clean(following), frozenset(found))
-
-
-def _end_of_following(block: bytes, end: int) -> int:
-    at, limit = end, min(len(block), end + FOLLOWING_BYTES)
-    for _ in range(FOLLOWING_LINES):
-        found = block.find(b"\n", at + 1, limit)
-        if found < 0:
-            return limit
-        at = found
-    return at
+def _places(text: bytes, anchor: bytes) -> Iterator[int]:
+    """Where an anchor stands, once per window at most and not without end."""
+    at = text.find(anchor)
+    for _ in range(MAX_WINDOWS_OF_A_LINE):
+        if at < 0:
+            return
+        yield at
+        at = text.find(anchor, at + WINDOW_BYTES // 2)

@@ -8,7 +8,7 @@ that uses known effects needs no code.
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -19,33 +19,31 @@ import yaml
 from watchkeeper.errors import PackError, WireError
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, alerts
+from watchkeeper.sim.effects import Effect
 from watchkeeper.sim.fleet import UnknownName
 
 # What a kernel line template may ask for.
-PLACEHOLDERS = frozenset({"pci", "uuid", "serial", "pid", "process", "channel", "address", "row"})
+OF_A_GPU = frozenset({"pci", "uuid", "serial"})
+PLACEHOLDERS = OF_A_GPU | {"pid", "process", "channel", "address", "row"}
 
 
 class Strikes(StrEnum):
+    """What breaks; a job is a training job, a service answers requests, a pod is one that the scenario brings along."""
+
     GPU = "gpu"
     NODE = "node"
-
-
-class Reach(StrEnum):
-    """Which GPUs an effect touches: the struck place, its whole node, or all ranks of the job there."""
-
-    PLACE = "place"
-    NODE = "node"
-    GANG = "gang"
-
-
-class Bus(StrEnum):
-    LOST = "lost"
+    RACK = "rack"
+    JOB = "job"
+    SERVICE = "service"
+    POD = "pod"
+    NAMESPACE = "namespace"
 
 
 class Work(StrEnum):
     """What runs at the place when the fault strikes; it is started if it is not there."""
 
     TRAINING = "training"
+    SERVING = "serving"
     RESERVATION = "reservation"
 
 
@@ -68,49 +66,12 @@ class KernelLine:
 
     def __post_init__(self) -> None:
         durations.parse_ms(self.after)
-        asked = {name for _, name, _, _ in string.Formatter().parse(self.text) if name is not None}
-        if strange := sorted(asked - PLACEHOLDERS):
+        if strange := sorted(self.asks_for - PLACEHOLDERS):
             raise ValueError(f"unknown placeholder {{{strange[0]}}}; known: {', '.join(sorted(PLACEHOLDERS))}")
 
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """One change to the machines; counters are added once, everything else lasts until the fault ends."""
-
-    after: str = "0s"
-    reach: Reach = Reach.PLACE
-    # The GPU leaves page and inventory: `lost` from the bus, `hidden` without the driver noticing.
-    bus: Bus | None = None
-    hidden: bool = False
-    # Shares of what a healthy machine has.
-    fan: float | None = None
-    power_cap: float | None = None
-    clock: float | None = None
-    load: float | None = None
-    # `hold` keeps the memory and does nothing, `stall` spins in a collective that never ends.
-    hold: bool = False
-    stall: bool = False
-    app_crash: bool = False
-    restart_after: str | None = None
-    ecc_sbe: int = 0
-    ecc_dbe: int = 0
-    remapped_rows: int = 0
-    pcie_replays: int = 0
-    remap_pending: bool = False
-    remap_failure: bool = False
-    recovery_action: int = 0
-
-    def __post_init__(self) -> None:
-        durations.parse_ms(self.after)
-        if self.restart_after is not None:
-            durations.parse_ms(self.restart_after)
-        for name in ("fan", "power_cap", "clock", "load"):
-            share = getattr(self, name)
-            if share is not None and not 0.0 <= share <= 1.0:
-                raise ValueError(f"`{name}: {share}` is not a share between 0 and 1")
-        framing = {"after", "reach", "restart_after"}
-        if all(getattr(self, part.name) == part.default for part in fields(self) if part.name not in framing):
-            raise ValueError("an effect must change something, for example `bus: lost` or `fan: 0.0`")
+    @property
+    def asks_for(self) -> frozenset[str]:
+        return frozenset(name for _, name, _, _ in string.Formatter().parse(self.text) if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +98,20 @@ class Scenario:
     after: str = "0s"
     lasts: str | None = None
     work: Work | None = None
+    # Nodes of these pools only; empty means any. A fabric needs NVSwitches, a pod needs Kubernetes.
+    pools: tuple[str, ...] = ()
+    # How much history a drill gathers before the fault: rules that compare with a baseline need one.
+    history: str = "10m"
     kernel: tuple[str | KernelLine, ...] = ()
 
     def __post_init__(self) -> None:
         durations.parse_ms(self.after)
         if self.lasts is not None:
             durations.parse_ms(self.lasts)
-        if self.kernel and self.strikes is Strikes.NODE:
-            raise ValueError("kernel lines name a GPU, so a scenario with `kernel` must strike a gpu")
-        _ = self.kernel_lines
+        durations.parse_ms(self.history)
+        of_a_gpu = sorted({name for line in self.kernel_lines for name in line.asks_for} & OF_A_GPU)
+        if of_a_gpu and self.strikes is not Strikes.GPU:
+            raise ValueError(f"a kernel line with {{{of_a_gpu[0]}}} names a GPU, so its scenario must strike a gpu")
 
     @property
     def kernel_lines(self) -> tuple[KernelLine, ...]:

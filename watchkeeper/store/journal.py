@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from watchkeeper.errors import JournalConflict, StoreError, WireError, quote
 from watchkeeper.kit import wire
@@ -30,6 +30,8 @@ T = TypeVar("T")
 MOST_ROWS = 100_000
 # An event is a few hundred bytes: half a million are some 200 MB of disk.
 MOST_EVENTS = 500_000
+# Decoded rows that are kept: the incidents, diagnoses and plans that pages show, some 20 kB each.
+MOST_DECODED = 2_000
 _ALERT_TIMES = ("active_at", "fired_at", "resolved_at", "kept_since")
 INCIDENT_PREFIX = "INC-"
 HUB = "hub"
@@ -46,6 +48,7 @@ class Journal:
         self.path = path
         self._lock = threading.RLock()
         self._depth = 0
+        self._decoded: dict[tuple[str, str], tuple[int, object]] = {}
         self._connection = open_journal(path)
         try:
             with self._guarded():
@@ -190,10 +193,11 @@ class Journal:
         """Newest first."""
         where = "WHERE state <> 'resolved'" if open_only else ""
         rows = self._rows(
-            f"SELECT body FROM incident {where} ORDER BY opened_at DESC, seq DESC LIMIT ?",  # noqa: S608
+            f"SELECT key, seq FROM incident {where} ORDER BY opened_at DESC, seq DESC LIMIT ?",  # noqa: S608
             min(limit, MOST_ROWS),
         )
-        return [self._decode(incidents.Incident, row[0]) for row in rows]
+        found = (self._recall(incidents.Incident, "incident", key, seq=seq) for key, seq in rows)
+        return [incident for incident in found if incident is not None]
 
     def timeline(self, incident_id: str, limit: int = 1000) -> list[Entry]:
         """What happened to an incident, oldest first; of a very long story the newest part."""
@@ -290,8 +294,22 @@ class Journal:
             return self._connection.execute(statement, values).fetchall()
 
     def _one(self, kind: type[T], table: str, key: str) -> T | None:
-        rows = self._rows(f"SELECT body FROM {table} WHERE key = ?", key)  # noqa: S608
-        return self._decode(kind, rows[0][0]) if rows else None
+        rows = self._rows(f"SELECT seq FROM {table} WHERE key = ?", key)  # noqa: S608
+        return self._recall(kind, table, key, seq=rows[0][0]) if rows else None
+
+    def _recall(self, kind: type[T], table: str, key: str, *, seq: int) -> T | None:
+        """A row as the entry `seq` left it; pages ask for the same rows all the time, so decoded ones are kept."""
+        with self._lock:
+            known = self._decoded.pop((table, key), None)
+            if known is None or known[0] != seq:
+                rows = self._rows(f"SELECT seq, body FROM {table} WHERE key = ?", key)  # noqa: S608
+                if not rows:
+                    return None
+                known = (rows[0][0], self._decode(kind, rows[0][1]))
+            self._decoded[table, key] = known
+            if len(self._decoded) > MOST_DECODED:
+                del self._decoded[next(iter(self._decoded))]
+            return cast(T, known[1])
 
     def _decode(self, kind: type[T], text: str) -> T:
         try:

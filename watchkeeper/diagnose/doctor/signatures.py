@@ -23,9 +23,9 @@ FOLDER = "signatures"
 BY_XID = "by_xid"
 # Looked for in every block, so each costs time; every needle should contain one of them.
 ANCHORS = tuple(
-    b"error|fail|nvrm|xid|nccl warn|out of memory|oom|timeout|timed out|kill|insufficient|mismatch|using |nccl version"
-    b"|environment|nranks|lost|unhealthy|died|exit|cannot|unable|not found|no space|nan|throttl|stuck|refused"
-    b"|unreachable|taint|didn't|exceed|blocked|not ready|could not|not support|invalid".split(b"|")
+    b"nodes are available|downgraded|environment|unreachable|mismatch|nccl warn|nccl version|timed out|timeout|healthy"
+    b"|refused|blocked|throttl|memory|nvlink|assert|nranks|cannot|unable|exceed|invalid|using |remap|therm|error|space"
+    b"|stuck|fail|kill|lost|died|exit| not |nvrm|xid|nan|no ".split(b"|")
 )
 
 

@@ -1,0 +1,88 @@
+"""Asking a real reader child about fake GPUs, and waiting for what a sampler comes to know."""
+
+from __future__ import annotations
+
+import re
+import select
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tests.fake_nvml import driver
+from watchkeeper.collect.reader_link import ReaderLink
+from watchkeeper.collect.reader_watch import Limits
+from watchkeeper.collect.sampler import DriverFact, Sampler, SamplerSettings
+from watchkeeper.kit import clock
+from watchkeeper.model import fleet
+from watchkeeper.readers.nvml import families
+
+NODE = fleet.Place("main", node="n1")
+UUID = "GPU-00000000-0000-0000-0000-{:012d}".format
+EVERYTHING = ("fast", "profile", "slow", "rare")
+# Generous: a busy machine must not turn a slow child into a hung one.
+PATIENCE_SECONDS = 20.0
+
+
+class Reader:
+    """One reader child, asked and heard in turn."""
+
+    def __init__(
+        self, fake: driver.FakeNvml, names: Sequence[str] | None, environment: Mapping[str, str] | None
+    ) -> None:
+        wanted = families.choose().names if names is None else names
+        self.link = ReaderLink(wanted, events=True, environment=environment or fake.environment)
+        self._heard: list[dict[str, Any]] = []
+        self.opening = self.hear()
+
+    def hear(self) -> dict[str, Any]:
+        poll = select.poll()
+        poll.register(self.link.fileno(), select.POLLIN)
+        while not self._heard:
+            assert poll.poll(PATIENCE_SECONDS * 1000), f"no answer; the reader is in {self.link.current_call()}"
+            self._heard += self.link.hear()
+        return self._heard.pop(0)
+
+    def ask(self, index: int = 0, *cadences: str) -> dict[str, Any]:
+        self.link.ask(index, cadences or EVERYTHING)
+        return self.hear()
+
+
+@contextmanager
+def reader(
+    fake: driver.FakeNvml, names: Sequence[str] | None = None, *, environment: Mapping[str, str] | None = None
+) -> Iterator[Reader]:
+    opened = Reader(fake, names, environment)
+    try:
+        yield opened
+    finally:
+        opened.link.give_up()
+        assert opened.link.wait_gone(PATIENCE_SECONDS)
+
+
+@contextmanager
+def sampling(fake: driver.FakeNvml, limits: Limits, facts: list[DriverFact] | None = None) -> Iterator[Sampler]:
+    settings = SamplerSettings(NODE, "n1", limits=limits, environment=fake.environment)
+    sampler = Sampler(settings, clock.ScaledClock(), on_event=None if facts is None else facts.append)
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.stop()
+
+
+def until(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+def shown(sampler: Sampler, name: str = "DCGM_FI_DEV_GPU_TEMP") -> dict[str, float]:
+    """UUID to number of one family on the page."""
+    line = re.compile(rf'^{name}{{.*UUID="([^"]+)".*}} (\S+)$', re.MULTILINE)
+    return {uuid: float(number) for uuid, number in line.findall(sampler.page().decode())}
+
+
+def causes(sampler: Sampler) -> set[tuple[str, str | None]]:
+    return {(fault.cause, fault.place.gpu) for fault in sampler.faults()}

@@ -1,0 +1,244 @@
+"""Primitive effects of faults, and their sum: what is so around the machines while faults last.
+
+scenario.py reads effects from packs/scenarios; faults.py decides when and where each begins. Counters are
+added once by faults.py; everything that lasts is summed up here, anew with each change, so that a
+repaired fault leaves nothing behind. Physics, exporter pages, cluster and workloads read the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watchkeeper.kit import durations
+from watchkeeper.sim.fleet import Layout
+from watchkeeper.sim.physics import Surroundings
+
+Rows = list[int]
+
+
+class Reach(StrEnum):
+    """Which GPUs an effect touches: the struck place, its whole node or rack, or all ranks of the job there."""
+
+    PLACE = "place"
+    NODE = "node"
+    RACK = "rack"
+    GANG = "gang"
+
+
+class Bus(StrEnum):
+    LOST = "lost"
+
+
+class Exporter(StrEnum):
+    """`down`: nothing answers at the exporter's port. `empty`: it answers and cannot see one GPU."""
+
+    DOWN = "down"
+    EMPTY = "empty"
+
+
+class Loss(StrEnum):
+    NAN = "nan"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a training program does differently; shares are of its own healthy pace."""
+
+    pace: float | None = None
+    data_wait: float = 0.0
+    slow_rank: float = 1.0
+    dead_rank: bool = False
+    loss: Loss | None = None
+    checkpoints_fail: bool = False
+    ooms: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """`demand` is how many times the requests come in that the service can answer."""
+
+    demand: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod that exists only because of the fault; it runs on the struck node unless it is pending."""
+
+    pending: bool = False
+    # More than any node has: no node can ever take it. None: it asks for no GPU.
+    gpus: int | None = 1
+    tolerates_gpu_taint: bool = True
+    node_selector: str | None = None
+    runtime_class: str | None = None
+    is_ready: bool = True
+    exit_reason: str | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One change to the machines; counters are added once, everything else lasts until the fault ends."""
+
+    after: str = "0s"
+    reach: Reach = Reach.PLACE
+    # The GPU leaves page and inventory: `lost` from the bus, `hidden` without the driver noticing.
+    bus: Bus | None = None
+    hidden: bool = False
+    # Shares of what a healthy machine has.
+    fan: float | None = None
+    power_cap: float | None = None
+    clock: float | None = None
+    load: float | None = None
+    inlet_celsius: float = 0.0
+    power_brake: bool = False
+    pcie_width: int | None = None
+    # `hold` keeps the memory and does nothing, `stall` spins in a collective that never ends.
+    hold: bool = False
+    stall: bool = False
+    app_crash: bool = False
+    restart_after: str | None = None
+    leak_mib_per_minute: float = 0.0
+    ecc_sbe: int = 0
+    ecc_sbe_per_second: float = 0.0
+    ecc_dbe: int = 0
+    remapped_rows: int = 0
+    pcie_replays: int = 0
+    nvlink_errors: int = 0
+    remap_pending: bool = False
+    remap_failure: bool = False
+    recovery_action: int = 0
+    # The machine around the GPUs.
+    exporter: Exporter | None = None
+    host_down: bool = False
+    # A cause that our own agent names on its page (`watchkeeper_gpu_fault`).
+    agent_says: str | None = None
+    fabric_manager_down: bool = False
+    ib_symbol_errors_per_second: float = 0.0
+    device_plugin_gone: bool = False
+    mig_layout_lost: bool = False
+    # What runs on it.
+    training: Training | None = None
+    serving: Serving | None = None
+    pod: Pod | None = None
+    quota_full: bool = False
+
+    def __post_init__(self) -> None:
+        durations.parse_ms(self.after)
+        if self.restart_after is not None:
+            durations.parse_ms(self.restart_after)
+        for name in ("fan", "power_cap", "clock", "load"):
+            share = getattr(self, name)
+            if share is not None and not 0.0 <= share <= 1.0:
+                raise ValueError(f"`{name}: {share}` is not a share between 0 and 1")
+        framing = {"after", "reach", "restart_after"}
+        if all(getattr(self, part.name) == part.default for part in fields(self) if part.name not in framing):
+            raise ValueError("an effect must change something, for example `bus: lost` or `fan: 0.0`")
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """An effect in force: on which GPUs, by node rows, and under which names it shows."""
+
+    effect: Effect
+    rows: Rows
+    nodes: Rows
+    job: int | None = None
+    pod: str | None = None
+    namespace: str = ""
+
+
+@dataclass(slots=True)
+class Sum:
+    """All lasting effects together; node keys are node rows, job keys are job numbers."""
+
+    around: Surroundings
+    load: NDArray[np.float64]
+    present: NDArray[np.bool_]
+    pcie_width: NDArray[np.int64]
+    exporters: dict[int, Exporter] = field(default_factory=dict)
+    hosts_down: set[int] = field(default_factory=set)
+    agent_words: dict[int, str] = field(default_factory=dict)
+    fabric_down: set[int] = field(default_factory=set)
+    ib_errors: dict[int, float] = field(default_factory=dict)
+    plugin_gone: set[int] = field(default_factory=set)
+    mig_lost: set[int] = field(default_factory=set)
+    training: dict[int, Training] = field(default_factory=dict)
+    serving: dict[int, Serving] = field(default_factory=dict)
+    pods: dict[str, tuple[Lasting, Pod]] = field(default_factory=dict)
+    full_quotas: set[str] = field(default_factory=set)
+
+
+def nothing(count: int) -> Sum:
+    """No effect at all, for a fleet of so many GPUs."""
+    return Sum(
+        around=Surroundings.healthy(count),
+        load=np.ones(count),
+        present=np.ones(count, dtype=bool),
+        pcie_width=np.full(count, 16),
+    )
+
+
+def add_up(lasting: Iterable[Lasting], layout: Layout) -> Sum:
+    total = nothing(layout.gpu_count)
+    for one in lasting:
+        _add_to_gpus(total, one)
+        _add_to_nodes(total, one)
+        _add_to_work(total, one)
+    return total
+
+
+def _add_to_gpus(total: Sum, one: Lasting) -> None:
+    effect, rows, around = one.effect, one.rows, total.around
+    _lower(around.fan, rows, effect.fan)
+    _lower(around.power_cap, rows, effect.power_cap)
+    _lower(around.clock, rows, effect.clock)
+    _lower(total.load, rows, 0.0 if effect.hold or effect.bus is not None else effect.load)
+    around.inlet[rows] += effect.inlet_celsius
+    around.brake[rows] |= effect.power_brake
+    around.sbe_per_second[rows] += effect.ecc_sbe_per_second
+    around.leak_mib_per_second[rows] += effect.leak_mib_per_minute / 60
+    if effect.pcie_width is not None:
+        total.pcie_width[rows] = np.minimum(total.pcie_width[rows], effect.pcie_width)
+    if effect.hidden or effect.bus is not None:
+        total.present[rows] = False
+
+
+def _add_to_nodes(total: Sum, one: Lasting) -> None:
+    effect = one.effect
+    for node in one.nodes:
+        if effect.exporter is not None:
+            total.exporters[node] = effect.exporter
+        if effect.agent_says is not None:
+            total.agent_words[node] = effect.agent_says
+        if effect.ib_symbol_errors_per_second:
+            total.ib_errors[node] = total.ib_errors.get(node, 0.0) + effect.ib_symbol_errors_per_second
+        for is_so, nodes in (
+            (effect.host_down, total.hosts_down),
+            (effect.fabric_manager_down, total.fabric_down),
+            (effect.device_plugin_gone, total.plugin_gone),
+            (effect.mig_layout_lost, total.mig_lost),
+        ):
+            if is_so:
+                nodes.add(node)
+
+
+def _add_to_work(total: Sum, one: Lasting) -> None:
+    effect = one.effect
+    if effect.training is not None and one.job is not None:
+        total.training[one.job] = effect.training
+    if effect.serving is not None and one.job is not None:
+        total.serving[one.job] = effect.serving
+    if effect.pod is not None and one.pod is not None:
+        total.pods[one.pod] = (one, effect.pod)
+    if effect.quota_full:
+        total.full_quotas.add(one.namespace)
+
+
+def _lower(values: NDArray[np.float64], rows: Rows, share: float | None) -> None:
+    if share is not None:
+        values[rows] = np.minimum(values[rows], share)

@@ -11,11 +11,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
 from watchkeeper import __version__, pipeline
-from watchkeeper.collect import discovery, fleet, http, scrape
+from watchkeeper.collect import discovery, fleet, http, scrape, standing
 from watchkeeper.config import settings as config
 from watchkeeper.errors import HubError, SettingsError, WatchkeeperError
 from watchkeeper.kit import broadcast, clock, files, own_metrics
@@ -33,8 +34,10 @@ T = TypeVar("T")
 
 DISCOVER_SECONDS = 30.0
 TICK_SECONDS = 1.0
+TRIM_SECONDS = 3600.0
 SHIPPED_RULES = Path(__file__).parent / "packs" / "rules"
-EXPOSE_SECONDS = 15.0
+# Any metric that every exporter has would do; its labels say who holds the GPU.
+HOLDER_EXPR = "DCGM_FI_DEV_GPU_UTIL"
 
 
 class Hub:
@@ -60,6 +63,8 @@ class Hub:
         self._directory = files.DataDirectory(Path(settings.hub.data))
         # Incidents and the journal belong to one thread: no locks above it, and no fsync on the event loop.
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="clerk")
+        self._standing = {name: standing.Standing() for name in ("workloads", "events", "own")}
+        self._event_counts = standing.EventCounts()
         self._undiagnosed: dict[str, None] = {}
         self._has_undiagnosed = asyncio.Event()
         self._declare_metrics()
@@ -115,10 +120,10 @@ class Hub:
         )
         loops = [
             self._repeat("discovery", self._discover, DISCOVER_SECONDS),
-            self._repeat("inventory", self._append_inventory, interval),
+            self._repeat("standing series", self._append_standing, interval),
             self._repeat("incidents", self._tick, TICK_SECONDS),
-            self._repeat("own metrics", self._append_own_metrics, EXPOSE_SECONDS),
             self._repeat("diagnosis", self._diagnose_next, 0.0),
+            self._repeat("trimming", self._trim, TRIM_SECONDS),
             *(self._repeat(f"rules {group.name}", self._evaluator(group), 0.0) for group in self.rules.groups),
         ]
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -153,13 +158,20 @@ class Hub:
         await self._scraper.watch(found.targets)
         self.not_ready_because = None
 
-    async def _append_inventory(self) -> None:
-        self.engine.append(fleet.inventory_samples(self.fleet, clock.to_ms(self.clock.now())))
-
-    async def _append_own_metrics(self) -> None:
+    async def _append_standing(self) -> None:
+        """Nodes, holders of GPUs, event counts and our own metrics, as series that rules and pages can join with."""
+        at_ms = clock.to_ms(self.clock.now())
         for severity in alerts.Severity:
             count = sum(incident.severity is severity for incident in self.incidents())
             self._open_incidents.set(count, severity=severity)
+        holders = await self.ask(HOLDER_EXPR, at_ms)
+        self.engine.append(fleet.inventory_samples(self.fleet, at_ms))
+        for name, series in (
+            ("workloads", standing.workload_series(holders.frame.labels)),
+            ("events", self._event_counts.series),
+            ("own", standing.own_series(self.metrics, job="watchkeeper", instance="hub")),
+        ):
+            self.engine.append(self._standing[name].samples(series, at_ms))
 
     def _scrape_settings(self) -> scrape.ScrapeSettings:
         return scrape.ScrapeSettings(
@@ -176,9 +188,14 @@ class Hub:
         async def body() -> None:
             now = self.clock.now().timestamp()
             await self.clock.sleep((now // interval + 1) * interval - now)
-            await self._evaluate(group)
+            if self._has_read_everything():
+                await self._evaluate(group)
 
         return body
+
+    def _has_read_everything(self) -> bool:
+        """False until each target was read or missed once: a rule asked earlier would take unread for healthy."""
+        return self.is_ready and all(state.last_scrape_ms is not None for state in self._scraper.states())
 
     async def _evaluate(self, group: rulefile.Group) -> None:
         """Rule by rule, so that a rule sees what the one before it recorded."""
@@ -198,6 +215,7 @@ class Hub:
         """Keep a push of events, and open what they mean; returns how many were new. Answered after commit."""
         now = self.clock.now()
         taken = await self._at_clerk(lambda: self._pipeline.take_events(batch, now))
+        self._event_counts.count(taken.events)
         for event in taken.events:
             self._events.add(kind=event.kind)
         self._repeats.add(len(batch) - len(taken.events))
@@ -218,6 +236,12 @@ class Hub:
 
     async def _tick(self) -> None:
         await self._change(lambda: self._pipeline.tick(self.clock.now()))
+
+    async def _trim(self) -> None:
+        """Drop what the journal need no longer keep; the chain stays verifiable."""
+        now = self.clock.now()
+        before = now - timedelta(seconds=self.settings.journal.retention_seconds)
+        await self._at_clerk(lambda: self.journal.trim(before, now=now))
 
     async def _at_clerk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._clerk, work)

@@ -15,7 +15,7 @@ from watchkeeper.collect import fleet
 from watchkeeper.diagnose import evidence, explain
 from watchkeeper.incidents import core
 from watchkeeper.kit import clock, own_metrics
-from watchkeeper.model import actions, alerts, events
+from watchkeeper.model import actions, alerts, diagnosis, events
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.query import engine as engines
@@ -96,8 +96,11 @@ class Pipeline:
         draft = plan.make_plan(incident, found.best, parts.policy, mode=parts.mode, names=parts.fleet.place_name)
         proposal = plan.dry_run(draft, parts.driver, now=now)
         with parts.journal.together():
-            parts.journal.save_diagnosis(found)
-            parts.journal.save_plan(proposal)
+            # Looked at again, an incident mostly says the same: the timeline is for what changed.
+            if _gist(found) != _gist(parts.journal.diagnosis(incident.id)):
+                parts.journal.save_diagnosis(found)
+            if _steps(proposal) != _steps(parts.journal.plan(incident.id)):
+                parts.journal.save_plan(proposal)
 
     def workloads_at(self, place: fleet_model.Place) -> Sequence[str]:
         """Pods and Slurm jobs on a node or GPU, as its samples of the last minutes say; also of a GPU that is gone."""
@@ -108,3 +111,12 @@ class Pipeline:
         selector = f'DCGM_FI_DEV_GPU_UTIL{{cluster="{cluster}",Hostname="{node}"{gpu}}}'
         answer = self._parts.engine.instant(f"last_over_time({selector}[{HOLDER_WINDOW}])", clock.to_ms(self._now))
         return sorted({name for labels in answer.frame.labels if (name := fleet_model.holder(labels))})
+
+
+def _gist(found: diagnosis.Diagnosis | None) -> object:
+    """What a person would call the same diagnosis: the same causes at the same places, as sure as before."""
+    return found and [(one.cause, one.place, round(one.confidence, 1), len(one.evidence)) for one in found.findings]
+
+
+def _steps(proposal: actions.Plan | None) -> object:
+    return proposal and [(receipt.action, receipt.result) for receipt in proposal.receipts]

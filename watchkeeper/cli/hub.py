@@ -7,9 +7,10 @@ import contextlib
 import hashlib
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -82,7 +83,7 @@ async def serve(
     stop: asyncio.Event,
     say: str,
     simulator_url: str | None = None,
-    beside: Callable[[], Awaitable[None]] | None = None,
+    beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
 ) -> None:
     """Run hub and web application, and whatever runs beside them, until `stop` is set or one of them fails."""
     watch = hub.Hub(configured, time=time, simulator_url=simulator_url)
@@ -91,17 +92,13 @@ async def serve(
         async with asyncio.TaskGroup() as group:
             group.create_task(watch.run(stop))
             group.create_task(server.serve(app.create_app(watch, door.access), door.listener, stop=stop))
-            if beside is not None:
-                group.create_task(_run(beside))
+            for start in beside:
+                group.create_task(start())
             click.echo(say)
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     finally:
         watch.close()
-
-
-async def _run(beside: Callable[[], Awaitable[None]]) -> None:
-    await beside()
 
 
 def with_discovery(configured: settings.Settings, url: str) -> settings.Settings:

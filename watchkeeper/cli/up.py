@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,51 +80,55 @@ async def run(configured: settings.Settings, world: list[str], time: clock.Scale
     from watchkeeper.cli import hub as hub_command
 
     with hub_command.opened(configured) as door:
-        async with simulator([*world, "--epoch", repr(time.epoch_seconds)]) as url:
-            watched = hub_command.with_discovery(configured, f"{url}/sd")
+        async with simulator([*world, "--epoch", repr(time.epoch_seconds)]) as fleet:
             watcher = agent.AgentSettings(
                 hub_url=door.local_url,
                 spool_directory=Path(configured.hub.data) / "spool",
                 cluster=configured.fleet.cluster,
-                simulator_url=url,
+                simulator_url=fleet.url,
                 token=door.agent_token,
             )
-            say = f"Watchkeeper is at {door.url} with a simulated fleet. Stop with Ctrl-C."
             await hub_command.serve(
-                watched,
+                hub_command.with_discovery(configured, f"{fleet.url}/sd"),
                 door,
                 time=time,
                 stop=stop,
-                simulator_url=url,
-                beside=lambda: agent.run(watcher, time, stop),
-                say=say,
+                simulator_url=fleet.url,
+                beside=(lambda: agent.run(watcher, time, stop), lambda: fleet.outlive(stop)),
+                say=f"Watchkeeper is at {door.url} with a simulated fleet. Stop with Ctrl-C.",
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Simulator:
+    """The simulated fleet's process and address."""
+
+    child: asyncio.subprocess.Process
+    url: str
+
+    async def outlive(self, stop: asyncio.Event) -> None:
+        """Wait for `stop`; StartRefused if the fleet ends before that."""
+        ended, stopped = asyncio.create_task(self.child.wait()), asyncio.create_task(stop.wait())
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        stopped.cancel()
+        if not stop.is_set():
+            raise StartRefused("the simulated fleet has ended by itself; its message is above")
+
+
 @contextlib.asynccontextmanager
-async def simulator(arguments: list[str]) -> AsyncIterator[str]:
-    """The simulator as a process of its own; gives its address once it answers."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "watchkeeper.cli.main",
-        "sim",
-        "run",
-        "--port",
-        "0",
-        "--announce",
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
+async def simulator(arguments: list[str]) -> AsyncIterator[Simulator]:
+    """The simulator as a process of its own, from its first word until the block ends."""
+    line = [sys.executable, "-m", "watchkeeper.cli.main", "sim", "run", "--port", "0", "--announce", *arguments]
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*line, stdin=pipe, stdout=pipe, start_new_session=True)
     try:
         assert child.stdout is not None
         async with asyncio.timeout(READY_WITHIN_SECONDS):
             url = (await child.stdout.readline()).decode().strip()
         if not url:
             raise StartRefused("the simulated fleet did not start; its message is above")
-        yield url
+        yield Simulator(child, url)
     except TimeoutError as error:
         raise StartRefused(f"the simulated fleet was not ready within {READY_WITHIN_SECONDS:g} s") from error
     finally:

@@ -213,6 +213,11 @@ class Journal:
     """Where events, incidents, plans and audit are kept."""
 
     path: str | None = setting(None, "SQLite file of the journal; none: `journal.sqlite` in `hub.data`")
+    retention: str = setting("90d", "how long events, resolved incidents and audit are kept", check=positive_duration)
+
+    @property
+    def retention_seconds(self) -> float:
+        return durations.parse_seconds(self.retention)
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,8 +183,10 @@ def gather(
 def _missing(
     place: fleet.Place, readings: Mapping[str, Mapping[str, float]], *, names: Callable[[fleet.Place], str]
 ) -> list[str]:
-    """One line for each series that this GPU, or the whole node, does not have."""
+    """One line for each series that this GPU, or the whole node, does not have; one in all if it has none."""
     is_there = {metric: place.gpu in values if place.gpu else bool(values) for metric, values in readings.items()}
+    if not any(is_there.values()):
+        return [f"not one of the {len(is_there)} series of {names(place)}"]
     return [f"no {metric} for {names(place)}" for metric, there in is_there.items() if not there]
 
 

@@ -38,8 +38,9 @@ PROGRAMS = {
     # Debian 12 and Ubuntu 24.04 ship promtool inside prometheus, Debian 13 in a package of its own.
     "promtool": Program(("promtool",), ("promtool", "prometheus")),
     "prometheus": Program(("prometheus",), ("prometheus",)),
-    # One Debian package brings the server and vmalert.
+    # One Debian package brings the server, vmagent and vmalert.
     "victoria-metrics": Program(("victoria-metrics",), ("victoria-metrics",)),
+    "vmagent": Program(("vmagent",), ("victoria-metrics",)),
     "vmalert": Program(("vmalert",), ("victoria-metrics",)),
     # Ubuntu's chromium is a snap that apt cannot install in a container; Google's name is accepted where it exists.
     "chromium": Program(("chromium", "chromium-browser", "google-chrome"), ("chromium",)),

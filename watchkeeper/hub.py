@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from time import perf_counter
+from typing import Any, TypeVar
 
 from watchkeeper import __version__, pipeline
-from watchkeeper.collect import discovery, fleet, http, scrape, standing
+from watchkeeper.collect import discovery, fleet, http, prometheus_config, scrape, standing
 from watchkeeper.config import settings as config
 from watchkeeper.errors import HubError, SettingsError, WatchkeeperError
 from watchkeeper.kit import broadcast, clock, files, own_metrics
 from watchkeeper.kit.logs import fields
-from watchkeeper.model import actions, alerts, diagnosis, events
+from watchkeeper.model import actions, alerts, diagnosis, events, labels
 from watchkeeper.model.incidents import Incident
-from watchkeeper.query import embedded, engine
+from watchkeeper.query import embedded, engine, prometheus
+from watchkeeper.query.remote import rules as server_rules
 from watchkeeper.remediate import driver, policy
 from watchkeeper.remediate.drivers import dry_run, simulated
 from watchkeeper.rules import evaluate, rulefile
@@ -52,19 +54,21 @@ class Hub:
         self.metrics = own_metrics.Registry()
         self.changes = broadcast.Broadcast()
         self.fleet = fleet.Fleet()
-        self.rules = rulefile.load([Path(path) for path in settings.rules.files] or [SHIPPED_RULES])
+        self.rules = rulefile.load(rule_paths(settings))
         self.policy = policy.load()
         self.driver: driver.Driver = choose_driver(settings, simulator_url)
         self.not_ready_because: str | None = "the fleet has not been read yet"
-        retention_ms = round(settings.query.retention_seconds * 1000)
-        self.engine = embedded.EmbeddedEngine(
-            head.Head(retention_ms=retention_ms, max_series=settings.query.max_series)
-        )
+        self.engine = choose_engine(settings)
         self._directory = files.DataDirectory(Path(settings.hub.data))
         # Incidents and the journal belong to one thread: no locks above it, and no fsync on the event loop.
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="clerk")
+        # Rules run one group at a time: they share their state, and NumPy would share the core anyway.
+        self._rule_thread = ThreadPoolExecutor(1, thread_name_prefix="rules")
+        self._server_alerts: Mapping[labels.Labels, alerts.Alert] = {}
         self._standing = {name: standing.Standing() for name in ("workloads", "events", "own")}
         self._event_counts = standing.EventCounts()
+        self._known_problems: list[str] = []
+        self._dropped_targets: tuple[discovery.Dropped, ...] = ()
         self._undiagnosed: dict[str, None] = {}
         self._has_undiagnosed = asyncio.Event()
         self._declare_metrics()
@@ -106,17 +110,23 @@ class Hub:
         )
 
     def close(self) -> None:
+        self._rule_thread.shutdown()
         self._clerk.shutdown()
+        self.engine.close()
         self.journal.close()
         self._directory.release()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch the fleet until `stop` is set."""
         interval = self.settings.fleet.scrape_interval_seconds
-        self._scraper = scrape.Scraper(self._scrape_settings(), time=self.clock, sink=self.engine, known=self.fleet)
+        self._scraper = scrape.Scraper(
+            self._scrape_settings(), time=self.clock, sink=self.engine, known=self.fleet, metrics=self.metrics
+        )
+        existing = self.settings.fleet.prometheus_config
         self._discovery = discovery.Discovery(
             [*self.settings.fleet.sd_files, *self.settings.fleet.sd_urls],
             defaults=discovery.Defaults(cluster=self.settings.fleet.cluster),
+            config=None if existing is None else Path(existing),
         )
         loops = [
             self._repeat("discovery", self._discover, DISCOVER_SECONDS),
@@ -124,7 +134,7 @@ class Hub:
             self._repeat("incidents", self._tick, TICK_SECONDS),
             self._repeat("diagnosis", self._diagnose_next, 0.0),
             self._repeat("trimming", self._trim, TRIM_SECONDS),
-            *(self._repeat(f"rules {group.name}", self._evaluator(group), 0.0) for group in self.rules.groups),
+            *self._rule_loops(),
         ]
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
@@ -152,8 +162,11 @@ class Hub:
 
     async def _discover(self) -> None:
         found = await self._discovery.refresh(self.clock.now())
-        for problem in self._discovery.problems():
-            log.warning("A source of targets has a problem", extra=fields(problem=problem))
+        problems = self._discovery.problems()
+        for problem in problems:
+            if problem not in self._known_problems:
+                log.warning("A source of targets has a problem", extra=fields(problem=problem))
+        self._known_problems, self._dropped_targets = problems, found.dropped
         self.fleet.expect(found.nodes, clock.to_ms(self.clock.now()))
         await self._scraper.watch(found.targets)
         self.not_ready_because = None
@@ -165,13 +178,15 @@ class Hub:
             count = sum(incident.severity is severity for incident in self.incidents())
             self._open_incidents.set(count, severity=severity)
         holders = await self.ask(HOLDER_EXPR, at_ms)
-        self.engine.append(fleet.inventory_samples(self.fleet, at_ms))
+        found = fleet.inventory_samples(self.fleet, at_ms)
         for name, series in (
             ("workloads", standing.workload_series(holders.frame.labels)),
             ("events", self._event_counts.series),
             ("own", standing.own_series(self.metrics, job="watchkeeper", instance="hub")),
         ):
-            self.engine.append(self._standing[name].samples(series, at_ms))
+            found += self._standing[name].samples(series, at_ms)
+        # A remote engine writes over the network.
+        await asyncio.to_thread(self.engine.append, found)
 
     def _scrape_settings(self) -> scrape.ScrapeSettings:
         return scrape.ScrapeSettings(
@@ -180,6 +195,13 @@ class Hub:
         )
 
     # Rules
+
+    def _rule_loops(self) -> list[Coroutine[Any, Any, None]]:
+        """One loop for each group of ours, or one that follows the server that owns the rules."""
+        if self.settings.rules.owner is config.RuleOwner.SERVER:
+            self._rule_server = server_rules.client_of(self.settings)
+            return [self._repeat("rule server", self._follow_server, self.settings.rules.interval_seconds)]
+        return [self._repeat(f"rules {group.name}", self._evaluator(group), 0.0) for group in self.rules.groups]
 
     def _evaluator(self, group: rulefile.Group) -> Callable[[], Awaitable[None]]:
         """The body of one group's loop: wait for the next full interval, evaluate, hand over what changed."""
@@ -198,16 +220,22 @@ class Hub:
         return self.is_ready and all(state.last_scrape_ms is not None for state in self._scraper.states())
 
     async def _evaluate(self, group: rulefile.Group) -> None:
-        """Rule by rule, so that a rule sees what the one before it recorded."""
-        now, took = self.clock.now(), 0.0
-        changed: list[alerts.Alert] = []
-        results = self._pipeline.ask_rules(group, now)
-        while (result := await asyncio.to_thread(next, results, None)) is not None:
-            changed += self._pipeline.keep(result)
-            took += result.state.duration_seconds
-        self._evaluation.set(took, group=group.name)
+        now, began = self.clock.now(), perf_counter()
+        changed = await self._at(self._rule_thread, lambda: self._pipeline.evaluate(group, now))
+        self._evaluation.set(perf_counter() - began, group=group.name)
         if changed:
             await self._change(lambda: self._pipeline.take_alerts(changed, now))
+
+    async def _follow_server(self) -> None:
+        """Take over what a server that owns the rules says about its alerts; what it does not say stays as it was."""
+        now = self.clock.now()
+        reading = await asyncio.to_thread(server_rules.read, self._rule_server, now)
+        for trouble in [reading.unknown_because] if reading.unknown_because else reading.troubles:
+            log.warning("Alerts of the rule server are unknown", extra=fields(why=trouble))
+        followed = server_rules.follow(self._server_alerts, reading, now)
+        self._server_alerts = followed.alerts
+        if followed.changes:
+            await self._change(lambda: self._pipeline.take_alerts(followed.changes, now))
 
     # Incidents
 
@@ -244,7 +272,10 @@ class Hub:
         await self._at_clerk(lambda: self.journal.trim(before, now=now))
 
     async def _at_clerk(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._clerk, work)
+        return await self._at(self._clerk, work)
+
+    async def _at(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
 
     async def _change(self, work: Callable[[], Iterable[Incident]]) -> None:
         self._announce(await self._at_clerk(work))
@@ -288,11 +319,14 @@ class Hub:
     def targets(self) -> list[scrape.TargetState]:
         return self._scraper.states()
 
+    def dropped_targets(self) -> Sequence[discovery.Dropped]:
+        return self._dropped_targets
+
     def rule_groups(self) -> list[tuple[rulefile.Group, evaluate.State]]:
         return [(group, self._pipeline.rule_state) for group in self.rules.groups]
 
     def alerts(self) -> list[alerts.Alert]:
-        return self._pipeline.active_alerts()
+        return [*self._pipeline.active_alerts(), *self._server_alerts.values()]
 
     def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
         return self.journal.incidents(open_only=open_only, limit=limit)
@@ -321,6 +355,28 @@ class Hub:
             return response.status, response.body
         finally:
             await connection.aclose()
+
+
+def rule_paths(settings: config.Settings) -> list[Path]:
+    """The shipped or configured rule files, and those that an existing prometheus.yml names."""
+    own = [Path(path) for path in settings.rules.files] or [SHIPPED_RULES]
+    existing = settings.fleet.prometheus_config
+    return own if existing is None else own + prometheus_config.rule_paths(Path(existing))
+
+
+def choose_engine(settings: config.Settings) -> embedded.EmbeddedEngine | prometheus.PrometheusEngine:
+    """Where samples live: in this process, or in a server that speaks Prometheus' API."""
+    if settings.query.engine is config.QueryEngine.EMBEDDED:
+        retention_ms = round(settings.query.retention_seconds * 1000)
+        return embedded.EmbeddedEngine(head.Head(retention_ms=retention_ms, max_series=settings.query.max_series))
+    has_targets = settings.fleet.sd_files or settings.fleet.sd_urls or settings.fleet.prometheus_config
+    if has_targets and settings.query.write_url is None:
+        raise SettingsError(
+            "targets are to be scraped, but there is no place to write their samples",
+            where="query.write_url",
+            remedy="Set it to the server's remote-write address, or let the server scrape and remove the targets",
+        )
+    return prometheus.PrometheusEngine(settings.query)
 
 
 def choose_driver(settings: config.Settings, simulator_url: str | None) -> driver.Driver:

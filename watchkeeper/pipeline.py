@@ -7,7 +7,7 @@ as fast as the machine allows. Every call is given `now`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -41,7 +41,10 @@ class Parts:
 
 
 class Pipeline:
-    """Rule states and open incidents; not for several threads at once, except `ask_rules` and `diagnose`."""
+    """Rule states and open incidents.
+
+    One thread at a time may call `evaluate`, one `diagnose`, and one everything else; they may be three threads.
+    """
 
     def __init__(self, parts: Parts, *, now: datetime) -> None:
         self._parts = parts
@@ -54,15 +57,14 @@ class Pipeline:
         for group in parts.rules.groups:
             self.rule_state = evaluate.restore(group, self.rule_state, kept)
 
-    def ask_rules(self, group: rulefile.Group, now: datetime) -> Iterator[evaluate.RuleResult]:
-        """Rule by rule; `keep` each result before asking for the next, so that a rule sees what the last recorded."""
-        return evaluate.evaluate_each(group, self._parts.engine, self.rule_state, now=now)
-
-    def keep(self, result: evaluate.RuleResult) -> Sequence[alerts.Alert]:
-        """Write back what a rule recorded, and hand on the alerts that changed."""
-        self._parts.engine.append(result.samples)
-        self.rule_state = {**self.rule_state, result.key: result.state}
-        return result.changes
+    def evaluate(self, group: rulefile.Group, now: datetime) -> list[alerts.Alert]:
+        """Rule by rule, so that a rule sees what the one before it recorded; returns the alerts that changed."""
+        changed: list[alerts.Alert] = []
+        for result in evaluate.evaluate_each(group, self._parts.engine, self.rule_state, now=now):
+            self._parts.engine.append(result.samples)
+            self.rule_state = {**self.rule_state, result.key: result.state}
+            changed += result.changes
+        return changed
 
     def active_alerts(self) -> list[alerts.Alert]:
         return [alert for state in self.rule_state.values() for alert in state.alerts.values()]

@@ -15,7 +15,7 @@ from watchkeeper.collect.reader_watch import Limits
 from watchkeeper.collect.sampler import DriverFact, Sampler, SamplerSettings
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet
-from watchkeeper.readers.nvml import families
+from watchkeeper.readers.nvml import choice
 
 NODE = fleet.Place("main", node="n1")
 UUID = "GPU-00000000-0000-0000-0000-{:012d}".format
@@ -30,7 +30,8 @@ class Reader:
     def __init__(
         self, fake: driver.FakeNvml, names: Sequence[str] | None, environment: Mapping[str, str] | None
     ) -> None:
-        wanted = families.choose().names if names is None else names
+        default = choice.choose().families
+        wanted = default if names is None else [choice.dcgm()[name][0] for name in names]
         self.link = ReaderLink(wanted, events=True, environment=environment or fake.environment)
         self._heard: list[dict[str, Any]] = []
         self.opening = self.hear()

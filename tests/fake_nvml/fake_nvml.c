@@ -186,6 +186,12 @@ int nvmlDeviceGetMemoryInfo_v2(device_t *device, memory_t *out) {
     return enter(device->gpu, "MemoryInfo");
 }
 typedef struct { unsigned long long total, free, used; } bar1_t;
+int nvmlDeviceGetMemoryInfo(device_t *device, bar1_t *out) {
+    memory_t memory;
+    int error = nvmlDeviceGetMemoryInfo_v2(device, &memory);
+    *out = (bar1_t){memory.total, memory.free, memory.used + memory.reserved};
+    return error;
+}
 int nvmlDeviceGetBAR1MemoryInfo(device_t *device, bar1_t *out) {
     *out = (bar1_t){274877906944ull, 274876203008ull, 1703936ull};
     return enter(device->gpu, "BAR1MemoryInfo");

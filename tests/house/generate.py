@@ -21,6 +21,7 @@ import yaml
 from tests.house.tree import PACKAGE, ROOT, Source, sources, summary
 from watchkeeper.cli import main as cli_main
 from watchkeeper.config import settings
+from watchkeeper.rules import slo
 
 REFERENCE = ROOT / "docs" / "reference"
 RULE_FILES = PACKAGE / "packs" / "rules"
@@ -171,12 +172,18 @@ def architecture() -> str:
     return before + TREE_START + tree_block() + TREE_END + rest.split(TREE_END)[1]
 
 
+def slo_rules() -> str:
+    source = PACKAGE / "packs" / "slo.yaml"
+    return slo.render(slo.read(source.read_text(), where="packs/slo.yaml"), source="packs/slo.yaml")
+
+
 WRITTEN: dict[Path, Callable[[], str]] = {
     ROOT / "ARCHITECTURE.md": architecture,
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "metrics.md": metrics_page,
     REFERENCE / "alerts.md": alerts_page,
     REFERENCE / "cli.md": cli_page,
+    RULE_FILES / "slo.yaml": slo_rules,
 }
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests import servers
 from watchkeeper.config.settings import Query, QueryEngine
 from watchkeeper.query.prometheus import PrometheusEngine
 
+Settle = Callable[[], None]
+"""Makes what was written visible to queries."""
 # The tests write the past, which default retentions would throw away.
 KEPT = "100y"
 
@@ -67,16 +70,29 @@ def engine_of(url: str, **more: object) -> Iterator[PrometheusEngine]:
         engine.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server that runs, the engine that asks it, and the way to see what was just written."""
+
+    engine: PrometheusEngine
+    settle: Settle
+
+
+@contextlib.contextmanager
+def started(name: str, folder: Path) -> Iterator[Started]:
+    """`prometheus` or `victoria-metrics`."""
+    is_prometheus = name == "prometheus"
+    with (prometheus if is_prometheus else victoria_metrics)(folder) as url, engine_of(url) as engine:
+        yield Started(engine, (lambda: None) if is_prometheus else (lambda: flush_victoria(url)))
+
+
 def flush_victoria(url: str) -> None:
-    """Make what was written visible to queries."""
     with urllib.request.urlopen(f"{url}/internal/force_flush", timeout=10):
         pass
 
 
 def wait_for(is_so: Callable[[], bool], *, seconds: float = 15.0) -> None:
     """Wait until a condition holds that another program brings about."""
-    import time
-
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, f"not so within {seconds:g} s"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ class Bench:
         self.fan = np.ones(8)
 
     def run(self, seconds: int, *, load: float) -> physics.Physics:
-        around = physics.Surroundings(fan=self.fan, power_cap=np.ones(8), clock=np.ones(8))
+        around = dataclasses.replace(physics.Surroundings.healthy(8), fan=self.fan)
         wish = np.repeat(WORK[:, None] * load, 8, axis=1)
         for _ in range(seconds):
             self.state.step(wish, np.full(8, load > 0), np.full(8, 0.5), around=around)

@@ -70,7 +70,10 @@ def with_fleet(story: Callable[[Caller], None], *, speed: float = 1.0) -> float:
 def test_service_discovery_leads_to_pages_and_inventories() -> None:
     def story(fleet: Caller) -> None:
         _, targets = fleet.call("GET", "/sd")
-        assert len(targets) == 8
+        paths = [target["labels"]["__metrics_path__"] for target in targets]
+        assert paths[:2] == ["/nodes/gpu-r01-01/metrics", "/nodes/gpu-r01-01/host/metrics"]
+        assert paths[16:] == ["/cluster/metrics", "/workloads/metrics"]
+        assert all(fleet.call("GET", path)[0] == 200 for path in paths)
         labels = targets[0]["labels"]
         assert targets[0]["targets"] == [fleet.root.removeprefix("http://")]
         assert labels["__meta_watchkeeper_expected_gpus"] == "8"
@@ -112,14 +115,14 @@ def test_wrong_requests_are_answered_with_what_is_known() -> None:
     def story(fleet: Caller) -> None:
         status, answer = fleet.call("POST", "/faults", {"scenario": "xid-97"})
         assert (status, answer["ok"]) == (400, False)
-        assert "Known: fan-failure" in answer["error"]
+        assert "Known: agent-gone" in answer["error"]
         assert fleet.call("POST", "/faults", {"scenario": "xid-79", "node": "nowhere"})[0] == 400
         assert fleet.call("POST", "/faults", [1])[0] == 400
         assert fleet.call("POST", "/cluster/nodes/gpu-r01-01/cordon", {})[0] == 400
         assert fleet.call("POST", "/cluster/nodes/gpu-r01-01/explode", MARK)[0] == 404
         assert fleet.call("GET", "/cluster/nodes/nowhere")[0] == 404
         assert fleet.call("GET", "/kmsg?after=soon")[0] == 400
-        assert next(one["name"] for one in fleet.call("GET", "/scenarios")[1]) == "fan-failure"
+        assert next(one["name"] for one in fleet.call("GET", "/scenarios")[1]) == "agent-gone"
 
     with_fleet(story)
 

@@ -100,8 +100,16 @@ class FakeEngine:
     def series(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
         return [self._labels(seen).having(__name__="DCGM_FI_DEV_GPU_TEMP") for seen in self._hub.fleet.seen[:4]]
 
-    def metadata(self) -> dict[str, dict[str, str]]:
-        return {"DCGM_FI_DEV_GPU_TEMP": {"type": "gauge", "help": "GPU temperature", "unit": ""}}
+    def label_names(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[str]:
+        return sorted({name for labels in self.series(matchers, start_ms, end_ms) for name in labels})
+
+    def label_values(
+        self, name: str, matchers: Sequence[Sequence[engine.Matcher]], *, start_ms: int, end_ms: int
+    ) -> list[str]:
+        return sorted({labels[name] for labels in self.series(matchers, start_ms, end_ms) if name in labels})
+
+    def metadata(self) -> dict[str, tuple[str, str, str]]:
+        return {"DCGM_FI_DEV_GPU_TEMP": ("gauge", "GPU temperature", "")}
 
     def append(self, samples: object) -> engine.Appended:
         raise NotImplementedError
@@ -166,6 +174,9 @@ class FakeHub:
         return self.engine.range(expr, span)
 
     def targets(self) -> list[Any]:
+        return []
+
+    def dropped_targets(self) -> list[Any]:
         return []
 
     def rule_groups(self) -> list[Any]:

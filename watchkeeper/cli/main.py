@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "incidents": ("watchkeeper.cli.incidents", "What is wrong now, why, and what to do."),
     "explain": ("watchkeeper.cli.explain", "What an Xid code means and what to do about it."),
     "rules": ("watchkeeper.cli.rules", "Check and test Prometheus rule files."),
+    "drill": ("watchkeeper.cli.drill", "Game days: every shipped fault against the real pipeline, with a score."),
     "sim": ("watchkeeper.cli.sim", "The simulated fleet: run it, list scenarios, inject faults."),
 }
 CANNOT_TELL = 3

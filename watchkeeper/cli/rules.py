@@ -34,6 +34,15 @@ def check(files: tuple[Path, ...]) -> None:
     click.echo(f"{len(found.rules)} rules in {len(found.groups)} groups: no problem found")
 
 
+@command.command("slo")
+@click.argument("file", type=EXISTING)
+def write_slo(file: Path) -> None:
+    """Turn the objectives in FILE (see packs/slo.yaml) into a rule file, printed."""
+    from watchkeeper.rules import slo
+
+    click.echo(slo.render(slo.read(file.read_text(encoding="utf-8"), where=str(file)), source=file.name), nl=False)
+
+
 @command.command("test")
 @click.argument("files", nargs=-1, required=True, type=EXISTING)
 def test(files: tuple[Path, ...]) -> None:

@@ -1,51 +1,47 @@
-"""Finding the fleet: Prometheus `file_sd` and `http_sd` lists become targets and expected nodes.
+"""Finding the fleet: lists of targets in Prometheus' forms become targets and expected nodes.
 
-The lists carry what Watchkeeper wants to know beyond addresses in `__meta_watchkeeper_*` labels: which
-node a target belongs to, how many GPUs it should have, in which failure domains it lies. The hub calls
-`refresh` now and then and gives the targets to the scraper and the nodes to the `Fleet`. A source that
-breaks keeps its last good list.
+A list is a file (`file_sd`, JSON or YAML), an address (`http_sd`), a DNS name, or written out in a job. It may
+carry what Watchkeeper wants to know beyond addresses in `__meta_watchkeeper_*` labels: which node a target
+belongs to, how many GPUs it should have, in which failure domains it lies. The hub calls `refresh` now and
+then and gives the targets to the scraper and the nodes to the `Fleet`. A source that breaks keeps its last
+good list.
 """
 
 from __future__ import annotations
 
+import asyncio
+import glob
 import json
-from collections.abc import Iterable, Mapping
+import socket
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from watchkeeper.collect import http
+import yaml
+
+from watchkeeper.collect import http, prometheus_config
+from watchkeeper.collect.jobs import Dropped, Job, Kind, Place, Target, target_of
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.model import fleet, labels
+from watchkeeper.model import fleet
+
+__all__ = ["Defaults", "Discovery", "Dropped", "Found", "Source", "Target", "merge", "read_groups"]
 
 META = "__meta_watchkeeper_"
 DOMAIN = META + "domain_"
 # One node each, a few targets a node: the largest fleet one hub is meant for has 2,500 nodes.
 MAX_TARGETS = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One page to scrape. `labels` are attached to every sample; `discovered` is what the source said."""
-
-    address: str
-    url: str
-    labels: labels.Labels
-    cluster: str
-    node: str | None = None
-    discovered: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-    @property
-    def key(self) -> str:
-        """Stable name of the target: its labels move with the inventory, its URL and job do not."""
-        return f"{self.labels.get('job', '')} {self.url}"
+WILDCARDS = frozenset("*?[")
+FAMILIES = {"A": socket.AF_INET, "AAAA": socket.AF_INET6}
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     targets: tuple[Target, ...] = ()
     nodes: tuple[fleet.Node, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,69 +54,111 @@ class Defaults:
 
 @dataclass(slots=True)
 class Source:
-    """A list of targets somewhere: a file path or an http(s) address, with the last good answer."""
+    """A list of targets somewhere, with the last good answer."""
 
-    location: str
-    found: Found = Found()
+    job: Job
+    place: Place
+    found: Found = field(default_factory=Found)
     good_at: datetime | None = None
     problem: str | None = None
 
 
 class Discovery:
-    """All sources of a fleet, refreshed together."""
+    """All sources of a fleet, refreshed together: the hub's own lists, and the jobs of a prometheus.yml."""
 
-    def __init__(self, locations: Iterable[str], *, defaults: Defaults | None = None) -> None:
-        self.sources = [Source(location) for location in locations]
+    def __init__(
+        self, locations: Iterable[str], *, defaults: Defaults | None = None, config: Path | None = None
+    ) -> None:
         self._defaults = defaults or Defaults()
+        own = Job(name=self._defaults.job)
+        self._own = [Source(own, _place(location)) for location in locations]
+        self._config = None if config is None else prometheus_config.Reader(config)
+        self._of_jobs: dict[tuple[str, Place], Source] = {}
+
+    @property
+    def sources(self) -> list[Source]:
+        return [*self._own, *self._of_jobs.values()]
 
     async def refresh(self, now: datetime) -> Found:
-        """Everything the sources know, each by its last good list; `Source.problem` says which are not current."""
-        for source in self.sources:
-            try:
-                document = await _fetch(source.location)
-                source.found = read_groups(document, source.location, defaults=self._defaults)
-                source.good_at, source.problem = now, None
-            except CollectError as error:
-                error.now = _what_stays(source)
-                source.problem = str(error)
+        """Everything the sources know, each by its last good list; `problems` says which are not current."""
+        if self._config is not None and self._config.reread():
+            self._take_jobs(self._config.found.jobs)
+        await asyncio.gather(*(self._refresh_one(source, now) for source in self.sources))
         return merge(source.found for source in self.sources)
 
     def problems(self) -> list[str]:
-        return [source.problem for source in self.sources if source.problem is not None]
+        found = [] if self._config is None else list(self._config.problems)
+        for source in self.sources:
+            found += [source.problem] if source.problem is not None else []
+            found += source.found.problems
+        return found
+
+    def _take_jobs(self, jobs: Sequence[Job]) -> None:
+        before, self._of_jobs = self._of_jobs, {}
+        for job in jobs:
+            for place in job.places:
+                source = before.get((job.name, place)) or Source(job, place)
+                source.job = job
+                self._of_jobs[job.name, place] = source
+
+    async def _refresh_one(self, source: Source, now: datetime) -> None:
+        try:
+            defaults = self._defaults
+            if self._config is not None and self._config.found.cluster and source not in self._own:
+                defaults = Defaults(cluster=self._config.found.cluster, job=defaults.job)
+            parts = [
+                read_groups(document, where, defaults=defaults, job=source.job)
+                for where, document in await _fetch(source.place)
+            ]
+            source.found = merge(parts)
+            source.good_at, source.problem = now, None
+        except CollectError as error:
+            error.now = _what_stays(source)
+            source.problem = str(error)
 
 
-def read_groups(document: bytes, where: str, *, defaults: Defaults) -> Found:
+def read_groups(document: bytes | list[Any], where: str, *, defaults: Defaults, job: Job | None = None) -> Found:
     """Targets and nodes of one list; one bad group makes the whole list unusable, as in Prometheus."""
-    try:
-        groups = json.loads(document)
-    except ValueError as error:
-        raise CollectError(f"not JSON: {error}", where=where) from error
+    groups = _parse(document, where) if isinstance(document, bytes) else document
     if not isinstance(groups, list):
         raise CollectError(f"expected a list of target groups, found {quote(groups)}", where=where)
-    targets: list[Target] = []
+    job = job or Job(name=defaults.job)
+    made: list[Target | Dropped] = []
     nodes: list[fleet.Node] = []
+    problems: list[str] = []
     for number, group in enumerate(groups, 1):
         addresses, named = _check_group(group, f"{where}: group {number}")
         node = _node(named, f"{where}: group {number}", defaults=defaults)
         if node is not None:
             nodes.append(node)
-        targets += [_target(address, named, node, defaults=defaults) for address in addresses]
-    if len(targets) > MAX_TARGETS:
-        raise CollectError(f"lists {len(targets)} targets, the limit is {MAX_TARGETS}", where=where)
-    return merge([Found(tuple(targets), tuple(nodes))])
+        cluster = named.get(META + "cluster") or defaults.cluster
+        for address in addresses:
+            try:
+                made.append(target_of(address, named, job, node=node, cluster=cluster))
+            except CollectError as error:
+                problems.append(f"{where}: group {number}: target {quote(address)} is left out: {error}")
+    if len(made) > MAX_TARGETS:
+        raise CollectError(f"lists {len(made)} targets, the limit is {MAX_TARGETS}", where=where)
+    targets = tuple(one for one in made if isinstance(one, Target))
+    dropped = tuple(one for one in made if isinstance(one, Dropped))
+    return merge([Found(targets, tuple(nodes), dropped, tuple(problems[:10]))])
 
 
 def merge(parts: Iterable[Found]) -> Found:
     """One list without repeats; of two entries for a node, the first that knows a thing wins."""
     targets: dict[str, Target] = {}
     nodes: dict[tuple[str, str], fleet.Node] = {}
+    dropped: list[Dropped] = []
+    problems: list[str] = []
     for found in parts:
+        dropped += found.dropped
+        problems += found.problems
         for target in found.targets:
             targets.setdefault(target.key, target)
         for node in found.nodes:
             known = nodes.get((node.cluster, node.name))
             nodes[node.cluster, node.name] = node if known is None else _join(known, node)
-    return Found(tuple(targets.values()), tuple(nodes.values()))
+    return Found(tuple(targets.values()), tuple(nodes.values()), tuple(dropped), tuple(problems))
 
 
 def _join(first: fleet.Node, second: fleet.Node) -> fleet.Node:
@@ -135,20 +173,84 @@ def _join(first: fleet.Node, second: fleet.Node) -> fleet.Node:
     )
 
 
-async def _fetch(location: str) -> bytes:
-    if location.startswith(("http://", "https://")):
-        connection = http.Connection()
-        try:
-            response = await connection.send(http.Request(location, headers={"Accept": "application/json"}))
-        finally:
-            await connection.aclose()
-        if response.status != 200:
-            raise CollectError(f"answered {response.status}", where=location)
-        return response.body
+def _place(location: str) -> Place:
+    return Place(Kind.HTTP if location.startswith(("http://", "https://")) else Kind.FILE, location)
+
+
+async def _fetch(place: Place) -> list[tuple[str, bytes | list[Any]]]:
+    """The documents at a place, each with its name."""
+    if place.kind is Kind.STATIC:
+        groups = [{"targets": list(addresses), "labels": dict(named)} for addresses, named in place.groups]
+        return [(place.location, groups)]
+    if place.kind is Kind.DNS:
+        return [(f"dns {place.location}", [await _look_up(place)])]
+    if place.kind is Kind.HTTP:
+        return [(place.location, await _download(place))]
+    named = WILDCARDS.intersection(place.location)
+    paths = sorted(await asyncio.to_thread(glob.glob, place.location)) if named else [place.location]
+    return [(path, _with_meta(await asyncio.to_thread(_read, path), path, __meta_filepath=path)) for path in paths]
+
+
+async def _download(place: Place) -> bytes | list[Any]:
+    connection = http.Connection(access=place.access)
+    headers = {"Accept": "application/json", **place.access.headers()}
     try:
-        return Path(location).read_bytes()
+        response = await connection.send(http.Request(place.location, headers=headers))
+    finally:
+        await connection.aclose()
+    if response.status != 200:
+        raise CollectError(f"answered {response.status}", where=place.location)
+    return _with_meta(response.body, place.location, __meta_url=place.location)
+
+
+async def _look_up(place: Place) -> dict[str, Any]:
+    """A and AAAA records, as the system's resolver knows them."""
+    family = FAMILIES.get(place.record)
+    if family is None:
+        raise CollectError(
+            f"{place.record} records need more than the system's resolver",
+            where=f"dns {place.location}",
+            remedy="Use `type: A` or `type: AAAA` with a `port`",
+        )
+    loop = asyncio.get_running_loop()
+    try:
+        answers = await loop.getaddrinfo(place.location, place.port, family=family, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise CollectError(f"cannot be read: {error.strerror}", where=location) from error
+        raise CollectError(f"the name is not known: {error}", where=f"dns {place.location}") from error
+    hosts = sorted({str(answer[4][0]) for answer in answers})
+    shown = [f"[{host}]:{place.port}" if ":" in host else f"{host}:{place.port}" for host in hosts]
+    return {"targets": shown, "labels": {"__meta_dns_name": place.location}}
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise CollectError(f"cannot be read: {error.strerror}", where=path) from error
+
+
+def _parse(document: bytes, where: str) -> Any:
+    """JSON, or YAML where the name of the file says so."""
+    if where.endswith((".yml", ".yaml")):
+        try:
+            return yaml.load(document, Loader=yaml.CSafeLoader)
+        except yaml.YAMLError as error:
+            raise CollectError(f"not YAML: {error}", where=where) from error
+    try:
+        return json.loads(document)
+    except (ValueError, RecursionError) as error:
+        raise CollectError(f"not JSON: {error}", where=where) from error
+
+
+def _with_meta(document: bytes, where: str, **meta: str) -> bytes | list[Any]:
+    """The groups of a list, each with where it was found, as Prometheus' rules expect it."""
+    groups = _parse(document, where)
+    if not isinstance(groups, list):
+        return document
+    for group in groups:
+        if isinstance(group, dict) and isinstance(group.get("labels") or {}, dict):
+            group["labels"] = {**meta, **(group.get("labels") or {})}
+    return groups
 
 
 def _check_group(group: Any, where: str) -> tuple[list[str], dict[str, str]]:
@@ -178,20 +280,6 @@ def _node(named: Mapping[str, str], where: str, *, defaults: Defaults) -> fleet.
         expected_gpus=int(expected) if expected else None,
         domains={key.removeprefix(DOMAIN): value for key, value in named.items() if key.startswith(DOMAIN) and value},
         source=where.partition(": group")[0],
-    )
-
-
-def _target(address: str, named: Mapping[str, str], node: fleet.Node | None, *, defaults: Defaults) -> Target:
-    cluster = node.cluster if node is not None else named.get(META + "cluster") or defaults.cluster
-    given = {name: value for name, value in named.items() if not name.startswith("__")}
-    instance = node.name if node is not None else address
-    return Target(
-        address,
-        f"{named.get('__scheme__', 'http')}://{address}{named.get('__metrics_path__', '/metrics')}",
-        labels.Labels({"job": defaults.job, "instance": instance, "cluster": cluster} | given),
-        cluster,
-        node=node.name if node is not None else None,
-        discovered={"__address__": address, **named},
     )
 
 

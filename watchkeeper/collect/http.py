@@ -7,13 +7,13 @@ and a body limit, counted after decompression. It is standard library only, beca
 from __future__ import annotations
 
 import asyncio
-import ssl
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urljoin, urlsplit
 
+from watchkeeper.collect.access import NOTHING, Access
 from watchkeeper.errors import CollectError, quote
 
 # A page of an 8-GPU node is 0.1 MiB; 100 times that is no longer a page of metrics.
@@ -44,9 +44,12 @@ class Response:
 class Connection:
     """One kept-alive connection to one origin; a request at a time."""
 
-    def __init__(self, *, timeout_seconds: float = 10.0, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(
+        self, *, timeout_seconds: float = 10.0, max_body_bytes: int = MAX_BODY_BYTES, access: Access = NOTHING
+    ) -> None:
         self.timeout_seconds = timeout_seconds
         self.max_body_bytes = max_body_bytes
+        self._access = access
         self._origin: tuple[str, str] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -58,7 +61,7 @@ class Connection:
                 response = await self._send_once(request)
                 if response.status in REDIRECTS and request.method == "GET" and "location" in response.headers:
                     target = urljoin(request.url, response.headers["location"])
-                    response = await self._send_once(Request(target, headers=request.headers))
+                    response = await self._send_once(Request(target, headers=_headers_for(target, request)))
                 return response
         except TimeoutError as error:
             self.close()
@@ -145,9 +148,12 @@ class Connection:
         if self._writer is not None and origin == self._origin and not self._writer.is_closing():
             return True
         self.close()
-        secure = ssl.create_default_context() if parts.scheme == "https" else None
+        secure = self._access.tls() if parts.scheme == "https" else None
         port = parts.port or (443 if secure else 80)
-        self._reader, self._writer = await asyncio.open_connection(parts.hostname, port, ssl=secure)
+        name = self._access.server_name or None if secure else None
+        self._reader, self._writer = await asyncio.open_connection(
+            parts.hostname, port, ssl=secure, server_hostname=name
+        )
         self._origin = origin
         return False
 
@@ -216,6 +222,13 @@ class Connection:
 
     def _refuse_length(self, found: int) -> None:
         raise CollectError(f"the body has {found} bytes or more, the limit is {self.max_body_bytes}")
+
+
+def _headers_for(target: str, request: Request) -> Mapping[str, str]:
+    """A redirect to another origin does not get our credentials."""
+    if urlsplit(target)[:2] == urlsplit(request.url)[:2]:
+        return request.headers
+    return {name: value for name, value in request.headers.items() if name.lower() != "authorization"}
 
 
 def _plain(error: BaseException) -> str:

@@ -66,6 +66,8 @@ class Page:
         self._hostname = hostname
         self._freshness = freshness
         self._labels: dict[tuple[Any, ...], str] = {}
+        # Reasons, links and the like: their number is that of the parts NVML knows.
+        self._part_labels: dict[tuple[str, str], str] = {}
         self._kept: tuple[Snapshot, float, bytes] | None = None
 
     def render(self, snapshot: Snapshot, now: float) -> bytes:
@@ -99,23 +101,33 @@ class Page:
                 _write_last_xid(parts, family, rows)
                 continue
             start = len(parts)
-            is_float, labels = family.is_float, family.labels
+            is_float = family.is_float
             for row in rows:
                 value = row.values.get(name)
                 if value is None or cadence not in row.fresh:
                     continue
-                if isinstance(value, Mapping):
-                    _write_parts(parts, name, labels=labels, row=row, value=value)
-                elif is_float:
+                if is_float:
                     append(f"{name}{{{row.labels}}} {value:.6f}\n")
-                else:
+                elif isinstance(value, int):
                     append(f"{name}{{{row.labels}}} {value}\n")
+                else:
+                    self._write_parts(parts, family, row=row, value=value)
             if len(parts) > start:
                 parts.insert(start, self._heads[name])
         gpus = [row for row in rows if not row.is_slice]
         _write_counts(parts, gpus)
         _write_faults(parts, snapshot.faults, self._hostname)
         return "".join(parts)
+
+    def _write_parts(self, parts: list[str], family: Family, *, row: Row, value: Value) -> None:
+        """One line for each part of an answer, such as each reason for lower clocks."""
+        assert isinstance(value, Mapping)
+        name, known = family.name, self._part_labels
+        for part, number in value.items():
+            own = known.get((name, part))
+            if own is None:
+                own = known[name, part] = _joined(dict(zip(family.labels, part.split("."), strict=True)))
+            parts.append(f"{name}{{{row.labels},{own}}} {number}\n")
 
     def _label_text(self, gpu: GpuSample, part: SliceSample | None = None) -> str:
         identity = gpu.identity
@@ -147,12 +159,6 @@ class Page:
 
 def _joined(pairs: Mapping[str, str]) -> str:
     return ",".join(f'{name}="{own_metrics.escape(value)}"' for name, value in pairs.items())
-
-
-def _write_parts(parts: list[str], name: str, *, labels: Sequence[str], row: Row, value: Mapping[str, float]) -> None:
-    for part, number in value.items():
-        own = _joined(dict(zip(labels, part.split("."), strict=True)))
-        parts.append(f"{name}{{{row.labels},{own}}} {number}\n")
 
 
 def _write_last_xid(parts: list[str], family: Family, rows: Sequence[Row]) -> None:

@@ -2,10 +2,10 @@
 
     python -m watchkeeper.collect.reader_child FD
 
-One JSON line each way. In: the families to read, then one question at a time, `{"read": index, "cadences":
-[…]}`. Out: `hello` or `broken`, one answer for each question, and `event` lines at any time. FD is a
-scrap of shared memory in which the call that is being made stands, for whoever finds us stuck.
-`collect.reader_link` is the other end.
+One JSON line each way. In: the families to read (`Family.plain`), then one question at a time, `{"read":
+index, "cadences": […]}`. Out: `hello` or `broken`, one answer for each question, and `event` lines at any
+time. FD is a scrap of shared memory in which the call that is being made stands, for whoever finds us
+stuck. `collect.reader_link` is the other end.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def serve(replies: Replies, note: Note) -> None:
     if not opening:
         return
     try:
-        opened = session.Session(session.load(), families.named(opening["names"]), note)
+        opened = session.Session(session.load(), [families.Family.from_plain(row) for row in opening["families"]], note)
     except session.NvmlBroken as error:
         replies.send({"broken": error.reason, "text": str(error)})
         return

@@ -16,6 +16,7 @@ from typing import Any
 
 from watchkeeper.collect.reader_child import NOTE_BYTES
 from watchkeeper.errors import CollectError
+from watchkeeper.readers.nvml import families
 
 READ_BYTES = 1 << 16
 # One GPU with all its slices answers in some ten KiB.
@@ -27,9 +28,11 @@ class ReaderGone(CollectError):
 
 
 class ReaderLink:
-    """One child; `names` are the families it is to read."""
+    """One child, which reads these families."""
 
-    def __init__(self, names: Sequence[str], *, events: bool, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, wanted: Sequence[families.Family], *, events: bool, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._note = os.memfd_create("watchkeeper-call")
         os.ftruncate(self._note, NOTE_BYTES)
         try:
@@ -49,7 +52,7 @@ class ReaderLink:
         self._pending = b""
         self._is_open = True
         try:
-            self._send({"names": list(names), "events": events})
+            self._send({"families": [family.plain() for family in wanted], "events": events})
         except ReaderGone:
             self.give_up()
             raise

@@ -43,7 +43,8 @@ class Limits:
 
     @property
     def answer(self) -> float:
-        return self.interval / 2
+        # An H200 takes 130 ms when every slow and rare call of it falls into one answer.
+        return max(self.interval / 2, 0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Watched:
     is_identified: bool = False
     due: dict[Cadence, float] = field(default_factory=dict)
     lost: Trouble | None = None
+    unreadable: Trouble | None = None
     suspect: Trouble | None = None
     suspected_at: float = 0.0
     pause: float = 0.0
@@ -114,6 +116,7 @@ class ReaderWatch:
             self._gpus = [Watched() for _ in range(count)]
         for gpu in self._gpus:
             gpu.is_identified = False
+        self._look_for_missing(now)
 
     def broke(self, reason: str, text: str, *, now: float) -> None:
         """NVML cannot be opened."""
@@ -127,11 +130,17 @@ class ReaderWatch:
     def start_failed(self, text: str, now: float) -> None:
         self._closed(Trouble("unknown", now, text), now)
 
+    def refused(self, index: int, text: str, now: float) -> None:
+        """The driver answers, but does not even say who this GPU is."""
+        gpu = self._gpus[index]
+        if gpu.unreadable is None:
+            gpu.unreadable = Trouble("unknown", now, f"GPU {index} cannot be opened: {text}", index)
+
     def answered(
         self, index: int, *, now: float, took: float, identity: Mapping[str, str] | None, lost: str | None
     ) -> None:
         gpu = self._gpus[index]
-        gpu.suspect = None
+        gpu.suspect = gpu.unreadable = None
         if identity is not None:
             gpu.uuid, gpu.pci, gpu.is_identified = identity["uuid"], identity["pci"], True
             self._seen[gpu.uuid] = gpu.pci
@@ -221,7 +230,9 @@ class ReaderWatch:
 
     def troubles(self, now: float) -> tuple[Trouble, ...]:
         """Every named fault that holds now."""
-        found = [trouble for gpu in self._gpus for trouble in (gpu.lost, gpu.suspect) if trouble is not None]
+        found = [
+            trouble for gpu in self._gpus for trouble in (gpu.lost, gpu.unreadable, gpu.suspect) if trouble is not None
+        ]
         found += self._missing.values()
         suspects = [gpu.suspect for gpu in self._gpus if gpu.suspect is not None]
         if self._node is not None:

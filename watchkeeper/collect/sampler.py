@@ -24,7 +24,7 @@ from watchkeeper.collect.reader_link import ReaderGone, ReaderLink
 from watchkeeper.collect.reader_watch import Limits, ReaderWatch, Trouble
 from watchkeeper.kit import clock, logs
 from watchkeeper.model import fleet
-from watchkeeper.readers.nvml import families
+from watchkeeper.readers.nvml import choice, families
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class SamplerSettings:
     place: fleet.Place
     hostname: str
     limits: Limits = field(default_factory=Limits)
-    choice: families.Choice = field(default_factory=families.choose)
+    choice: choice.Choice = field(default_factory=choice.choose)
     events: bool = True
     environment: Mapping[str, str] | None = None
 
@@ -216,6 +216,10 @@ class Sampler:
     ) -> None:
         index, identity, lost = answer["gpu"], answer.get("identity"), answer.get("lost")
         with self._lock:
+            if "refused" in answer:
+                self._watch.refused(index, answer["refused"], now)
+                self._gpus.pop(index, None)
+                return
             self._watch.answered(index, now=now, took=now - asked_at, identity=identity, lost=lost)
         before = self._gpus.get(index)
         if identity is not None and (before is None or before.identity["uuid"] != identity["uuid"]):
@@ -297,7 +301,7 @@ class Sampler:
         return None
 
     def _spawn(self, *, events: bool) -> ReaderLink:
-        return ReaderLink(self._settings.choice.names, events=events, environment=self._settings.environment)
+        return ReaderLink(self._settings.choice.families, events=events, environment=self._settings.environment)
 
     def _drop_reader(self) -> None:
         self._abandon(self._reader)

@@ -23,7 +23,7 @@ from watchkeeper.kit import wire
 TOML_PLACE = re.compile(r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
 SECRET_KEYS = ("headers_file", "bearer_token_file", "password_file", "ca_file", "client_cert_file", "client_key_file")
 PATH_KEYS = (
-    *("hub.data", "hub.tokens", "journal.path", "fleet.sd_files", "rules.files"),
+    *("hub.data", "hub.tokens", "journal.path", "fleet.sd_files", "fleet.prometheus_config", "rules.files"),
     *(f"query.{key}" for key in SECRET_KEYS),
 )
 

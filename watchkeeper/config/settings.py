@@ -63,11 +63,17 @@ def plain_headers(lines: tuple[str, ...]) -> None:
 
 def server_address(key: str, url: str | None) -> None:
     """Refuse what cannot be asked over HTTP, and a password that every message about the address would show."""
-    parts = urlsplit(url or "")
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ValueError(f"`{key}` is not an http or https address such as http://prometheus:9090")
     if parts.username or parts.password:
         raise ValueError(f"`{key}` holds credentials; use `username` and `password_file`")
-    if url is not None and (parts.scheme not in ("http", "https") or not parts.hostname):
-        raise ValueError(f"`{key}` is not an http or https address such as http://prometheus:9090")
 
 
 class QueryEngine(StrEnum):
@@ -114,6 +120,9 @@ class Fleet:
     cluster: str = setting("main", "name of the cluster where discovery does not give one", check=not_empty)
     sd_files: tuple[str, ...] = setting((), "Prometheus file_sd files with the targets")
     sd_urls: tuple[str, ...] = setting((), "Prometheus http_sd addresses with the targets")
+    prometheus_config: str | None = setting(
+        None, "an existing prometheus.yml; its scrape_configs are scraped and its rule_files evaluated as well"
+    )
     scrape_interval: str = setting("15s", "how often each target is read", check=positive_duration)
     scrape_timeout: str = setting("10s", "how long a target may take to answer", check=positive_duration)
 

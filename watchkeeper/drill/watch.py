@@ -137,10 +137,7 @@ class Watch:
             self._look_into(self.pipeline.take_events(batch, now).changed, now)
 
     def _run_rules(self, now: datetime) -> None:
-        changed = []
-        for group in self.rules.groups:
-            for result in self.pipeline.ask_rules(group, now):
-                changed += self.pipeline.keep(result)
+        changed = [alert for group in self.rules.groups for alert in self.pipeline.evaluate(group, now)]
         if changed:
             self._look_into(self.pipeline.take_alerts(changed, now), now)
 

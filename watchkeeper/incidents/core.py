@@ -182,7 +182,7 @@ class Incidents:
         clearing = [event for event in latest.values() if event.kind in CLEARING_KINDS]
         # A source's clock may run ahead of ours; what it reported is not in the future for that.
         at = max(now, latest[key].at)
-        return events.fold([latest[key], *clearing], clear_rule(cause), at)[key]
+        return events.fold([latest[key], *clearing], clear_rule(cause, key[1]), at)[key]
 
     def _end_events(self, among: Iterable[Incident], now: datetime) -> list[Incident]:
         changed = []

@@ -21,8 +21,8 @@ MOST_MEMBERS = 200
 MOST_WORKLOADS = 50
 # A fault that returns within this time is the same one: flapping must not page twice.
 FLAP_SECONDS = 600.0
-# These say that something is gone, not why; any other cause of their family is the better answer.
-ABSENCES = frozenset({"gpu_missing", "node_down"})
+# These say that something is gone or slow, not why; any other cause of their family is the better answer.
+SYMPTOMS = frozenset({"gpu_missing", "node_down", "training_stalled", "training_slow"})
 
 
 class Step(StrEnum):
@@ -215,7 +215,7 @@ def _weight(member: Member) -> tuple[bool, int, bool, bool, int]:
     return (
         not gives_way(row.family),
         row.severity.rank,
-        member.cause not in ABSENCES,
+        member.cause not in SYMPTOMS,
         member.kind is MemberKind.EVENT,
         sum(part is not None for part in (member.place.node, member.place.gpu, member.place.slice, member.place.port)),
     )

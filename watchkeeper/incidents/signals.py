@@ -22,6 +22,12 @@ CAUSE_OF_KIND = {
     events.EventKind.MACHINE_CHECK: diagnosis.UNKNOWN_CAUSE,
     events.EventKind.OOM_KILL: "host_oom",
 }
+# These name their own cause in `fields`, because the agent that sent them knows it.
+NAMED_KINDS = frozenset(
+    {events.EventKind.DRIVER_FAULT, events.EventKind.DRIVER_EVENT, events.EventKind.POLICY_VIOLATION}
+)
+# The agent repeats these every few minutes for as long as they hold, so quiet means that they are over.
+REPEATED_KINDS = frozenset({events.EventKind.DRIVER_FAULT, events.EventKind.POLICY_VIOLATION})
 CLEARING_KINDS = frozenset({events.EventKind.GPU_RESET, events.EventKind.NODE_BOOT})
 # A program that failed and was restarted shows itself again within minutes, if it does at all.
 QUIET_SECONDS = 600.0
@@ -29,6 +35,14 @@ QUIET_SECONDS = 600.0
 NODE_LABELS = ("Hostname", "hostname", "node")
 DOMAIN_LABELS = ("rack", "leaf", "power")
 UNNAMED_CLUSTER = "default"
+# A workload is a place too when no machine is named: what it is called, and the labels that name it.
+WORKLOAD_LABELS = (
+    ("pod", ("namespace", "pod")),
+    ("job", ("job_name",)),
+    ("model", ("model_name",)),
+    ("hpc_job", ("hpc_job",)),
+    ("namespace", ("namespace",)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +82,9 @@ def from_event(event: events.Event) -> Signal | None:
         row = xid.lookup(event.code)
         cause, severity = row.cause, row.severity
     else:
-        cause = CAUSE_OF_KIND.get(event.kind, diagnosis.UNKNOWN_CAUSE)
-        severity = causes.lookup(cause).severity
+        named = event.fields.get("cause", "") if event.kind in NAMED_KINDS else CAUSE_OF_KIND.get(event.kind, "")
+        known = causes.lookup(named)
+        cause, severity = known.cause, known.severity
     member = incidents.Member(
         incidents.MemberKind.EVENT, event.id, event.place, cause, event.at, event.text, severity=severity
     )
@@ -98,7 +113,7 @@ def place_of(labels: Mapping[str, str]) -> fleet.Place:
     """The smallest place that a label set names; a GPU needs its UUID, because an index moves."""
     cluster = labels.get("cluster") or UNNAMED_CLUSTER
     node = next((labels[name] for name in NODE_LABELS if labels.get(name)), None)
-    domain = next((f"{name}={labels[name]}" for name in DOMAIN_LABELS if labels.get(name)), None)
+    domain = next((f"{name}={labels[name]}" for name in DOMAIN_LABELS if labels.get(name)), None) or _workload(labels)
     if node is None and domain is not None:
         return fleet.Place(cluster, domain=domain)
     if node is None and labels.get("instance"):
@@ -108,6 +123,12 @@ def place_of(labels: Mapping[str, str]) -> fleet.Place:
     return fleet.Place(cluster, node=node, gpu=labels["UUID"], slice=labels.get("GPU_I_ID") or None)
 
 
+def _workload(labels: Mapping[str, str]) -> str | None:
+    """`pod=research/notebook-1`, `job=llm-70b-3f`: the first kind of which every label is there."""
+    named = ((kind, [labels.get(name) for name in names]) for kind, names in WORKLOAD_LABELS)
+    return next((f"{kind}={'/'.join(map(str, parts))}" for kind, parts in named if all(parts)), None)
+
+
 def anchor(place: fleet.Place, cause: str) -> fleet.Place:
     """Where an incident of this cause belongs: a fan fails for the whole node, whichever GPU got hot first."""
     if causes.lookup(cause).scope == "node" and place.node is not None:
@@ -115,16 +136,17 @@ def anchor(place: fleet.Place, cause: str) -> fleet.Place:
     return place
 
 
-def clear_rule(cause: str) -> events.ClearRule:
-    """When an event of this cause is over: hardware by a reset or a boot, anything else also by quiet."""
+def clear_rule(cause: str, kind: events.EventKind | None = None) -> events.ClearRule:
+    """When an event is over: hardware by a reset or a boot, anything else, and what is repeated, also by quiet."""
     row = causes.lookup(cause)
     is_hardware = row.scope in ("gpu", "node") and cause != diagnosis.UNKNOWN_CAUSE
-    return events.ClearRule(None if is_hardware else QUIET_SECONDS, cleared_by=CLEARING_KINDS)
+    stays = is_hardware and kind not in REPEATED_KINDS
+    return events.ClearRule(None if stays else QUIET_SECONDS, cleared_by=CLEARING_KINDS)
 
 
 def gives_way(family: str) -> bool:
-    """True for what a broken GPU brings along: applications that fail on it, and lines that nobody can explain."""
-    return family in ("application", diagnosis.UNKNOWN_CAUSE)
+    """True for what a broken GPU brings along: failing applications, calls for a reset, lines nobody can explain."""
+    return family in ("application", "recovery", diagnosis.UNKNOWN_CAUSE)
 
 
 def explains_others(cause: str) -> bool:

@@ -26,6 +26,11 @@ class EventKind(StrEnum):
     OOM_KILL = "oom_kill"
     GPU_RESET = "gpu_reset"
     NODE_BOOT = "node_boot"
+    # What the agent finds without a kernel line; `fields["cause"]` names it. `code` is NVML's return code, NVML's
+    # event type, or the bit of DCGM's policy condition.
+    DRIVER_FAULT = "driver_fault"
+    DRIVER_EVENT = "driver_event"
+    POLICY_VIOLATION = "policy_violation"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ Parsed expressions are kept, because rules ask the same ones again and again.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
@@ -21,7 +23,9 @@ from watchkeeper.query.evaluate.evaluator import Evaluator
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows
 from watchkeeper.query.promql import ast
 from watchkeeper.query.promql.parser import parse
+from watchkeeper.store.columns import is_absent, is_stale
 from watchkeeper.store.head import Head
+from watchkeeper.store.index import Cardinality
 
 REMEMBERED_EXPRESSIONS = 2048
 MAX_METADATA = 20_000
@@ -37,6 +41,9 @@ class EmbeddedEngine:
         self._parsed: OrderedDict[str, ast.Expr] = OrderedDict()
         self._parsed_lock = threading.Lock()
         self._metadata: dict[str, tuple[str, str, str]] = {}
+
+    def close(self) -> None:
+        """Let go of what the head holds open."""
 
     def limits(self) -> Limits:
         return self._limits
@@ -75,14 +82,30 @@ class EmbeddedEngine:
         return sorted(found)
 
     def label_names(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[str]:
-        """Names of labels of the series that match; of all series where there are no matchers."""
-        return sorted({name for labels in self.series(matchers or [[]], start_ms, end_ms) for name in labels})
+        return sorted({name for each in matchers or [()] for name in self.head.label_names(each, start_ms, end_ms)})
 
     def label_values(
         self, name: str, matchers: Sequence[Sequence[Matcher]], *, start_ms: int, end_ms: int
     ) -> list[str]:
-        found = {labels.get(name, "") for labels in self.series(matchers or [[]], start_ms, end_ms)}
-        return sorted(found - {""})
+        found = (self.head.label_values(name, each, start_ms, end_ms=end_ms) for each in matchers or [()])
+        return sorted({value for values in found for value in values})
+
+    def newest(self, matchers: Sequence[Matcher], at_ms: int) -> list[Sample]:
+        """The newest sample of each series that is not stale, with its own time; what /federate hands on."""
+        series, times, values = self.head.latest(matchers, at_ms - self._limits.lookback_ms, at_ms)
+        rows = np.flatnonzero(~is_absent(values) & ~is_stale(values)).tolist()
+        found = zip(series.labels_of(rows), times[rows].tolist(), values[rows].tolist(), strict=True)
+        return [Sample(labels, at_ms, value) for labels, at_ms, value in found]
+
+    def with_lookback(self, lookback_ms: int) -> EmbeddedEngine:
+        """The same samples seen with another lookback; for one question."""
+        other = copy.copy(self)
+        other._limits = dataclasses.replace(self._limits, lookback_ms=lookback_ms)
+        return other
+
+    def cardinality(self, limit: int) -> Cardinality:
+        """Which metrics, labels and pairs have the most series; what /api/v1/status/tsdb shows."""
+        return self.head.cardinality(limit)
 
     def append(self, samples: Iterable[Sample], *, now_ms: int | None = None) -> Appended:
         outcome = self.head.append(samples, now_ms=now_ms)

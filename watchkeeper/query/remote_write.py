@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import cramjam
@@ -22,6 +23,7 @@ from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.engine import Appended, Engine, Floats, Millis
+from watchkeeper.store.head import MAX_AHEAD_MS
 
 CONTENT_TYPE = "application/x-protobuf"
 HEADERS = {
@@ -78,8 +80,7 @@ def encode(series: Sequence[tuple[Labels, Sequence[int], Sequence[float]]]) -> b
 def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iterator[bytes]:
     """The encoded samples of each series."""
     low, high = SIX_BYTE_TIMES
-    ends = np.cumsum(counts, dtype=np.int64).tolist()
-    starts = [0, *ends[:-1]]
+    bounds = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
     if len(times) and int(times.min()) >= low and int(times.max()) <= high:
         block = np.empty((len(times), SAMPLE_BYTES), dtype=np.uint8)
         block[:, :3] = np.frombuffer(SAMPLE_HEAD, dtype=np.uint8)
@@ -88,9 +89,9 @@ def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iter
         for place in range(6):
             block[:, 12 + place] = (times >> 7 * place) & 0x7F | (0x80 if place < 5 else 0)
         whole = block.tobytes()
-        yield from (whole[start * SAMPLE_BYTES : end * SAMPLE_BYTES] for start, end in zip(starts, ends, strict=True))
+        yield from (whole[start * SAMPLE_BYTES : end * SAMPLE_BYTES] for start, end in pairwise(bounds))
         return
-    for start, end in zip(starts, ends, strict=True):
+    for start, end in pairwise(bounds):
         pairs = zip(times[start:end].tolist(), values[start:end], strict=True)
         yield b"".join(_sample_bytes(at_ms, value) for at_ms, value in pairs)
 
@@ -137,26 +138,39 @@ def receive(
     engine: Engine,
     *,
     limits: WriteLimits = WriteLimits(),  # noqa: B008 (frozen)
+    now_ms: int | None = None,
 ) -> Appended:
-    """Append what a sender wrote; WireError if the body is broken or too large, before anything is kept."""
+    """Append what a sender wrote; WireError if the body is broken or too large, before anything is kept.
+
+    With `now_ms`, samples too far ahead of it are left out: one of the year 2200 would make all others old.
+    """
     decoded = decode(body, limits)
+    latest_ms = None if now_ms is None else now_ms + MAX_AHEAD_MS
     note = getattr(engine, "note_metadata", None)
     if note is not None:
         for name, (kind, help, unit) in decoded.metadata.items():
             note(name, kind, help=help, unit=unit)
+    left_out = Counter(decoded.left_out)
+    if latest_ms is not None:
+        left_out["future"] += sum(int(np.count_nonzero(times > latest_ms)) for _, times, _ in decoded.series)
     taken = engine.append(
         Sample(labels, at_ms, value)
         for labels, times, values in decoded.series
         for at_ms, value in zip(times.tolist(), values.tolist(), strict=True)
+        if latest_ms is None or at_ms <= latest_ms
     )
-    return Appended(taken.kept, dict(Counter(taken.dropped) + Counter(decoded.left_out)))
+    return Appended(taken.kept, dict(Counter(taken.dropped) + left_out))
 
 
 def reply(taken: Appended) -> tuple[int, str]:
-    """Status and text for the sender: 400 makes it log the reason and go on; it would repeat a 5xx for ever."""
-    if not taken.dropped:
+    """Status and text for the sender: 400 makes it log the reason and go on; it would repeat a 5xx for ever.
+
+    A lost exemplar is no lost sample: Prometheus' own receiver does not complain about one either.
+    """
+    lost = sorted((reason, count) for reason, count in taken.dropped.items() if reason != "exemplar")
+    if not lost:
         return 204, ""
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(taken.dropped.items()))
+    reasons = ", ".join(f"{count} {reason}" for reason, count in lost)
     return 400, f"{taken.kept} samples were kept, others were not: {reasons}"
 
 

@@ -194,7 +194,9 @@ def _open_zip(stream: Stream, *, depth: int) -> Iterator[Stream]:
     if seekable is None:
         content = stream.peek(MAX_NESTED_BYTES + 1)
         if len(content) > MAX_NESTED_BYTES:
-            yield _refused(stream.name, f"is a zip of more than {MAX_NESTED_BYTES:,} bytes that cannot be read in place")
+            yield _refused(
+                stream.name, f"is a zip of more than {MAX_NESTED_BYTES:,} bytes that cannot be read in place"
+            )
             return
     try:
         with zipfile.ZipFile(seekable or io.BytesIO(content)) as archive:

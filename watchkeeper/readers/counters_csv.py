@@ -1,7 +1,7 @@
 """dcgm-exporter's counters file: one `name, type, help` a line, `#` for comments.
 
 People who come from dcgm-exporter bring theirs. A line that cannot be used is named with its number and
-left out, so that one unknown field never costs the others; `readers.nvml.families` says which fields it knows.
+left out, so that one unknown field never costs the others; `readers.nvml.choice` says which fields it knows.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ from watchkeeper.model import labels
 MAX_SERIES = 50_000
 # Enough to recognise the problem; the count tells how large it is.
 BAD_LINES_NAMED = 5
+# What a label may hold; a longer value is a stack trace or a file, and would be kept once for each series.
+MAX_LABEL_LENGTH = 4096
+MAX_LABELS = 64
 # Series that came and went are forgotten once they outnumber the present ones by this many.
 FORGET_SLACK = 1000
 
@@ -86,6 +89,8 @@ class ExpositionParser:
     def __init__(self, *, max_series: int = MAX_SERIES) -> None:
         self.labels: list[labels.Labels] = []
         self.families: dict[str, Family] = {}
+        # Counts the changes of `families`.
+        self.families_version = 0
         self.epoch = 0
         self._max_series = max_series
         # The memory is cleared between pages (see parse); this bounds it within one enormous page.
@@ -157,8 +162,9 @@ class ExpositionParser:
             reading.timestamps_ms[len(reading.handles)] = at_ms
         reading.handles.append(handle)
         reading.tokens.append(token)
-        series, _, rest = line.rpartition(b" ")
-        if rest.strip(b"\r") == token:
+        series, _, last = line.rpartition(b" ")
+        # Only a line that ends with its value is remembered: `a 1 1` ends with a time, `a 1 # {} 1` with an exemplar.
+        if last.strip(b"\r") == token and at_ms is None and not (openmetrics and b" # " in series):
             self._known[series] = handle
 
     def _split(self, line: bytes) -> tuple[int, bytes]:
@@ -191,11 +197,14 @@ class ExpositionParser:
         if name not in self.families and len(self.families) >= self._max_series:
             return
         known = self.families.get(name, Family())
-        self.families[name] = Family(
+        family = Family(
             type=text if word == "TYPE" else known.type,
             help=ESCAPE.sub(_unescape, text) if word == "HELP" else known.help,
             unit=text if word == "UNIT" else known.unit,
         )
+        if family != self.families.get(name):
+            self.families[name] = family
+            self.families_version += 1
 
     def _refuse_repeats(self, reading: _Reading, values: array[float]) -> None:
         """Keep the first of samples that name the same series and time; settle which handle list is current."""
@@ -256,6 +265,11 @@ def _read_series(line: str) -> tuple[labels.Labels, str]:
             raise BadLine(f"label {name} stands twice")
         pairs[name] = ESCAPE.sub(_unescape, value) if "\\" in value else value
         at = label.end()
+        if len(value) > MAX_LABEL_LENGTH or len(name) > MAX_LABEL_LENGTH or len(pairs) > MAX_LABELS:
+            raise BadLine(
+                f"label {quote(name)} has {len(value):,} characters and is number {len(pairs)}; "
+                f"the limits are {MAX_LABEL_LENGTH:,} characters and {MAX_LABELS} labels"
+            )
     rest = line[at:].lstrip(" \t")
     if not rest.startswith("}"):
         raise BadLine(f"label list breaks off at {quote(rest)}")

@@ -39,7 +39,12 @@ ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d+))?(Z|[+
 SLASH_TIME = re.compile(r"\b(\d{4})/(\d\d)/(\d\d) (\d\d:\d\d:\d\d)\b")
 # [42822.198504] and [  +0.000316], which is a difference and no time
 BOOT_TIME = re.compile(r"\[\s*(\d+\.\d+)\]")
-MONTHS = {name: number for number, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
+MONTHS = {
+    name: number
+    for number, name in enumerate(
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
+    )
+}
 NOT_NODES = frozenset({"kernel", "kern", "error", "warning", "info", "systemd", "srun", "slurmstepd", "localhost"})
 
 

@@ -1,14 +1,14 @@
-"""Bytes of any log into the few lines worth reading, in bounded memory and at the speed of `bytes.find`.
+"""Bytes of any log into the few lines worth reading, in bounded memory.
 
 Almost every line of a log says nothing, and says it again with other numbers. `interesting_lines` takes
-blocks of a megabyte, strips the digits, forgets every shape of line that it has seen to be dull, and looks for
-short anchors in the rest. The doctor matches its signatures against the lines that remain.
+blocks of a megabyte, strips the digits, passes over every shape of line that it has seen to be dull, and looks
+the words of the others up in a set. The doctor matches its signatures against the lines that remain.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +27,9 @@ MAX_WINDOWS_OF_A_LINE = 50
 DIGITS = b"0123456789"
 
 # ESC [ 31 m   and the titles that terminals set with ESC ] … BEL
-ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
+ANSI = re.compile(rb"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
+# Everything but letters becomes a space, and letters become small: what is left splits into words.
+LETTERS = bytes(ord(chr(at).lower()) if chr(at).isalpha() and at < 128 else 32 for at in range(256))
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 # | Error         | GPU 3 has uncorrectable memory errors and row  |
 TABLE_BORDER = re.compile(r"\s*\|\s*")
@@ -41,12 +43,12 @@ class ByteStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line with one of the anchors in it; `anchors` are positions in the list that was asked for."""
+    """A line with some of the words in it, and a few lines that follow."""
 
     number: int
     text: str
     following: str
-    anchors: frozenset[int]
+    words: frozenset[bytes]
 
     @property
     def unwrapped(self) -> str:
@@ -57,98 +59,78 @@ class LogLine:
 
 def clean(raw: bytes) -> str:
     """Text without colours and control characters; bytes of an unknown encoding become marks."""
-    text = raw.decode("utf-8", errors="replace")
-    if text.isprintable():
-        return text
-    return CONTROL.sub(" ", ANSI.sub("", text).rstrip("\r\n"))
+    text = (ANSI.sub(b"", raw) if b"\x1b" in raw else raw).decode("utf-8", errors="replace")
+    return text if text.isprintable() else CONTROL.sub(" ", text.rstrip("\r\n"))
 
 
-def interesting_lines(stream: ByteStream, anchors: Sequence[bytes]) -> Iterator[LogLine]:
-    """Every line with an anchor, in order; anchors are lower case without digits, and found in any case."""
-    finder = _Finder(anchors)
+def interesting_lines(stream: ByteStream, words: Set[bytes]) -> Iterator[LogLine]:
+    """Every line that has one of the words, in order; words are runs of small letters and found in any case."""
+    finder = _Finder(frozenset(words))
     counted, carry, more = 1, b"", True
     while more:
         piece = stream.read(BLOCK_BYTES)
         more = bool(piece)
         block = carry + piece
-        lines = block.split(b"\n")
-        if more:
-            # The last lines wait for the next block, so that every line has those that follow it.
-            kept = min(len(lines), FOLLOWING_LINES + 1) if len(lines) > 1 or len(block) < MAX_LINE_BYTES else 0
-            carry = b"\n".join(lines[len(lines) - kept :]) if kept else b""
-        else:
-            kept = 0
+        lines = (ANSI.sub(b"", block) if b"\x1b" in block else block).split(b"\n")
+        # The last lines wait for the next block, so that every line has those that follow it.
+        is_endless = len(lines) <= FOLLOWING_LINES + 1 and len(block) >= MAX_LINE_BYTES
+        kept = min(len(lines), FOLLOWING_LINES + 1) if more and not is_endless else 0
         ready = len(lines) - kept
+        carry = b"\n".join(lines[ready:])
         for at, found in finder.find(lines[:ready]):
             following = clean(b"\n".join(lines[at + 1 : at + 1 + FOLLOWING_LINES])[:FOLLOWING_BYTES])
-            for part, anchors_of_part in found:
-                yield LogLine(counted + at, clean(part), following, anchors_of_part)
-        counted += ready
+            for part in _parts(lines[at], found):
+                yield LogLine(counted + at, clean(part), following, found)
+        counted += ready - (1 if is_endless and more else 0)
 
 
 class _Finder:
-    """Remembers which shapes of line have no anchor."""
+    """Remembers which shapes of line have none of the words."""
 
-    def __init__(self, anchors: Sequence[bytes]) -> None:
-        self.anchors = anchors
+    def __init__(self, words: frozenset[bytes]) -> None:
+        self.words = words
         self.dull: set[bytes] = set()
         self.dull_bytes = 0
 
-    def find(self, lines: Sequence[bytes]) -> Iterator[tuple[int, list[tuple[bytes, frozenset[int]]]]]:
-        shapes = b"\n".join(lines).translate(None, DIGITS).split(b"\n") if lines else []
+    def find(self, lines: Sequence[bytes]) -> Iterator[tuple[int, frozenset[bytes]]]:
+        shapes = b"\n".join(lines).translate(None, DIGITS).split(b"\n")
         telling = self._telling(set(shapes) - self.dull)
-        if not telling:
-            return
-        for at, shape in enumerate(shapes):
-            if shape in telling:
-                found = telling[shape]
-                yield at, [(lines[at], found)] if len(lines[at]) <= WINDOW_BYTES else list(self._windows(lines[at]))
+        if telling:
+            yield from ((at, telling[shape]) for at, shape in enumerate(shapes) if shape in telling)
 
-    def _telling(self, shapes: set[bytes]) -> dict[bytes, frozenset[int]]:
-        """Those shapes that have an anchor, and which; the others are dull from here on."""
-        ordered = list(shapes)
-        text = b"\n".join(ordered).lower()
-        hits: dict[int, set[int]] = {}
-        for index, anchor in enumerate(self.anchors):
-            at = text.find(anchor)
-            while at >= 0:
-                end = text.find(b"\n", at)
-                hits.setdefault(text.rfind(b"\n", 0, at) + 1, set()).add(index)
-                at = text.find(anchor, end) if end >= 0 else -1
-        telling: dict[bytes, frozenset[int]] = {}
-        start = 0
-        for shape in ordered:
-            if start in hits:
-                telling[shape] = frozenset(hits[start])
-            start += len(shape) + 1
-        self._forget_when_full(len(text))
-        self.dull.update(shape for shape in ordered if shape not in telling)
-        return telling
-
-    def _forget_when_full(self, added_bytes: int) -> None:
-        self.dull_bytes += added_bytes
+    def _telling(self, shapes: set[bytes]) -> dict[bytes, frozenset[bytes]]:
+        """Those shapes that have one of the words, and which; the others are dull from here on."""
+        telling: dict[bytes, frozenset[bytes]] = {}
+        for shape in shapes:
+            split = shape.translate(LETTERS).split()
+            if not self.words.isdisjoint(split):
+                telling[shape] = self.words.intersection(split)
+        dull = shapes.difference(telling)
+        self.dull_bytes += sum(map(len, dull))
         if self.dull_bytes > MAX_DULL_BYTES:
             self.dull.clear()
-            self.dull_bytes = added_bytes
-
-    def _windows(self, line: bytes) -> Iterator[tuple[bytes, frozenset[int]]]:
-        """Of a very long line, the parts around its anchors; one part may stand for several."""
-        lowered = line.lower()
-        end = 0
-        places = sorted(
-            (at, index) for index, anchor in enumerate(self.anchors) for at in _places(lowered, anchor)
-        )
-        for at, _ in places:
-            if at >= end:
-                start, end = max(0, at - WINDOW_BYTES // 8), at + WINDOW_BYTES
-                yield line[start:end], frozenset(index for place, index in places if start <= place < end)
+            self.dull_bytes = 0
+        self.dull |= dull
+        return telling
 
 
-def _places(text: bytes, anchor: bytes) -> Iterator[int]:
-    """Where an anchor stands, once per window at most and not without end."""
-    at = text.find(anchor)
+def _parts(line: bytes, words: frozenset[bytes]) -> Iterator[bytes]:
+    """A line as it is; of a very long one, the parts around the words."""
+    if len(line) <= WINDOW_BYTES:
+        yield line
+        return
+    lowered, end = line.lower(), 0
+    for at in sorted(at for word in words for at in _places(lowered, word)):
+        if at >= end:
+            start, end = max(0, at - WINDOW_BYTES // 8), at + WINDOW_BYTES
+            yield line[start:end]
+
+
+def _places(text: bytes, word: bytes) -> Iterator[int]:
+    """Where a word stands, once per window at most and not without end."""
+    at = text.find(word)
     for _ in range(MAX_WINDOWS_OF_A_LINE):
         if at < 0:
             return
         yield at
-        at = text.find(anchor, at + WINDOW_BYTES // 2)
+        at = text.find(word, at + WINDOW_BYTES // 2)

@@ -22,6 +22,8 @@ from watchkeeper.sim.readings import Readings, supports
 XID_FIELD = "DCGM_FI_DEV_XID_ERRORS"
 # The exporter's word where there has been no Xid; other codes are named by the catalogue.
 NO_XID = "No Error"
+# As our own agent writes it, which stands in for dcgm-exporter on the nodes.
+FAULT_HEAD = "# HELP watchkeeper_gpu_fault 1 while the agent names this fault.\n# TYPE watchkeeper_gpu_fault gauge\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Exporter:
         self.is_present = np.ones(layout.gpu_count, dtype=bool)
         self._version = [0] * len(layout.nodes)
         self._labels: dict[int, NodeLabels] = {}
-        self._readings = readings
+        self.readings = readings
         simulated = readings.take(self.last_xid)
         self._fields = sorted((fields()[name] for name in simulated), key=lambda field: field.id)
         self._unsupported = {
@@ -93,7 +95,8 @@ class Exporter:
         self._version[node_row] += 1
         self._read_at = None
 
-    def page(self, node: SimNode, now: int) -> bytes:
+    def page(self, node: SimNode, now: int, *, fault: str | None = None) -> bytes:
+        """The node's page; `fault` is a cause that our agent, the exporter of these nodes, names on it."""
         if self._read_at != now:
             self._read(now)
         labels = self._labels_of(node)
@@ -114,11 +117,13 @@ class Exporter:
             else:
                 for text, number in zip(inside, numbers, strict=True):
                     append(f"{name}{text}{number}\n")
+        if fault is not None:
+            append(f'{FAULT_HEAD}watchkeeper_gpu_fault{{cause="{fault}",Hostname="{node.name}"}} 1\n')
         return "".join(parts).encode()
 
     def _read(self, now: int) -> None:
         """Take every field once; pages of the same second share the numbers."""
-        known = self._readings.take(self.last_xid)
+        known = self.readings.take(self.last_xid)
         self._whole = np.rint([known[field.name] for field in self._fields if not field.is_float]).astype(np.int64)
         self._ratios = np.array([known[field.name] for field in self._fields if field.is_float])
         self._read_at = now

@@ -17,14 +17,18 @@ from numpy.typing import NDArray
 
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import durations
+from watchkeeper.model import fleet as fleet_model
+from watchkeeper.sim.effects import Effect, Lasting, Reach, Rows, add_up
 from watchkeeper.sim.exporter import Exporter
 from watchkeeper.sim.fleet import Layout, SimGpu, SimNode, UnknownName
-from watchkeeper.sim.jobs import RECIPES, RESERVATION, Job, Jobs, Kind
-from watchkeeper.sim.kernel_log import KernelLog
-from watchkeeper.sim.physics import Physics, Surroundings
-from watchkeeper.sim.scenario import Effect, KernelLine, Reach, Repair, Scenario, Strikes, Work
+from watchkeeper.sim.jobs import RECIPES, RESERVATION, Job, Jobs, Kind, Recipe
+from watchkeeper.sim.kernel_log import WARNING, KernelLog
+from watchkeeper.sim.physics import Physics
+from watchkeeper.sim.readings import FABRIC_COMPLETED, FABRIC_NOT_STARTED
+from watchkeeper.sim.scenario import KernelLine, Repair, Scenario, Strikes, Work
 
-Rows = list[int]
+# Who owns what a fault brings along.
+OWNER = "vision"
 ACTIVE_LIMIT = 1000
 # The job at the place must not end by itself while its fault is being looked at.
 KEEP_JOB_SECONDS = 7 * 86_400
@@ -32,7 +36,7 @@ KEEP_JOB_SECONDS = 7 * 86_400
 
 @dataclass(slots=True)
 class Fault:
-    """One scenario at one place; `gpu` is None when the whole node is struck."""
+    """One scenario at one place; `gpu` is None when the whole node, or something larger or else, is struck."""
 
     id: str
     scenario: Scenario
@@ -42,11 +46,37 @@ class Fault:
     until: int | None
     job: Job | None = None
     due: list[tuple[int, Effect | KernelLine]] = field(default_factory=list)
-    lasting: list[tuple[Effect, Rows]] = field(default_factory=list)
+    lasting: list[Lasting] = field(default_factory=list)
 
     @property
     def rows(self) -> Rows:
+        if self.scenario.strikes in OF_A_JOB and self.job is not None:
+            return list(self.job.rows)
         return [gpu.row for gpu in self.node.gpus] if self.gpu is None else [self.gpu.row]
+
+    @property
+    def pod(self) -> str:
+        """The pod that the fault brings along."""
+        return f"{self.scenario.name}-{self.id}"
+
+    def place(self, cluster: str) -> fleet_model.Place:
+        """What is struck, by the name that the product should find."""
+        strikes = self.scenario.truth.place
+        if strikes is Strikes.GPU and self.gpu is not None:
+            return fleet_model.Place(cluster, node=self.node.name, gpu=self.gpu.uuid)
+        names = {
+            Strikes.RACK: f"rack={self.node.rack}",
+            Strikes.JOB: f"job={self.job.name if self.job else ''}",
+            Strikes.SERVICE: f"model={self.job.name if self.job else ''}",
+            Strikes.POD: f"pod={OWNER}/{self.pod}",
+            Strikes.NAMESPACE: f"namespace={OWNER}",
+        }
+        if strikes in names:
+            return fleet_model.Place(cluster, domain=names[strikes])
+        return fleet_model.Place(cluster, node=self.node.name)
+
+
+OF_A_JOB = (Strikes.JOB, Strikes.SERVICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +167,23 @@ class Faults:
     ) -> tuple[SimNode, SimGpu | None]:
         if node is None:
             struck = {fault.node.row for fault in self.active.values()}
-            healthy = [one for one in self.machines.layout.nodes if one.row not in struck and is_up(one)]
+            pools = scenario.pools or tuple({one.pool.name for one in self.machines.layout.nodes})
+            healthy = [
+                one
+                for one in self.machines.layout.nodes
+                if one.row not in struck and is_up(one) and one.pool.name in pools
+            ]
             fitting = [one for one in healthy if self._suits(scenario, one)]
             node = self._draw.choice(fitting or healthy or self.machines.layout.nodes)
-        if scenario.strikes is Strikes.NODE:
+        if scenario.strikes is not Strikes.GPU:
             if gpu is not None:
-                raise SettingsError(f"scenario {scenario.name} strikes a whole node; leave out gpu {gpu}")
+                raise SettingsError(f"scenario {scenario.name} strikes a whole {scenario.strikes}; leave out gpu {gpu}")
             return node, None
         if gpu is None:
-            present = [one.index for one in node.gpus if self.machines.exporter.is_present[one.row]]
-            gpu = self._draw.choice(present or [0])
+            present = [one for one in node.gpus if self.machines.exporter.is_present[one.row]]
+            served = [one for one in present if self.machines.jobs.kind[one.row] == Kind.SERVING]
+            fitting_gpus = served if scenario.work is Work.SERVING and served else present
+            gpu = self._draw.choice([one.index for one in fitting_gpus] or [0])
         if not 0 <= gpu < len(node.gpus):
             raise UnknownName(f"node {node.name} has no GPU {gpu}", now=f"It has GPUs 0 to {len(node.gpus) - 1}")
         return node, node.gpus[gpu]
@@ -156,6 +193,8 @@ class Faults:
         jobs = self.machines.jobs
         if scenario.work is Work.TRAINING:
             return bool((jobs.kind[node.rows] == Kind.TRAINING).all()) and len(jobs.on_node(node)) == 1
+        if scenario.work is Work.SERVING:
+            return bool((jobs.kind[node.rows] == Kind.SERVING).any())
         return scenario.work is not Work.RESERVATION or bool((jobs.kind[node.rows] == Kind.NONE).any())
 
     def _provide_work(self, fault: Fault, now: int) -> Job | None:
@@ -164,29 +203,41 @@ class Faults:
             return jobs.of_gpu(rows[0])
         if work is Work.RESERVATION:
             return jobs.place(RESERVATION, tuple(rows), now)
+        if work is Work.SERVING:
+            return self._provide_service(fault, now)
         job = jobs.of_gpu(rows[0])
         if job is None or not (jobs.kind[rows] == Kind.TRAINING).all() or jobs.is_down[rows].any():
-            recipe = next(one for one in RECIPES if one.kind is Kind.TRAINING)
-            job = jobs.place(recipe, tuple(gpu.row for gpu in fault.node.gpus), now)
+            job = jobs.place(_recipe(Kind.TRAINING), tuple(gpu.row for gpu in fault.node.gpus), now)
         for number in {int(one) for one in jobs.job_of_gpu[rows]}:
             jobs.keep(jobs.running[number], now + KEEP_JOB_SECONDS)
         return job
 
+    def _provide_service(self, fault: Fault, now: int) -> Job:
+        jobs = self.machines.jobs
+        struck = jobs.of_gpu(fault.rows[0]) if fault.gpu is not None else None
+        here = [one for one in [struck, *jobs.on_node(fault.node)] if one and one.recipe.kind is Kind.SERVING]
+        rows = tuple(gpu.row for gpu in fault.node.gpus[:2])
+        service = here[0] if here else jobs.place(_recipe(Kind.SERVING), rows, now)
+        jobs.keep(service, now + KEEP_JOB_SECONDS)
+        return service
+
     def _say(self, fault: Fault, line: KernelLine, now: int) -> None:
-        gpu = fault.gpu
-        assert gpu is not None, "scenario.py refuses kernel lines for a node"
-        words = random.Random(f"{fault.id}/{gpu.uuid}")
+        gpu, kernel, at = fault.gpu, self.machines.kernel, datetime.fromtimestamp(now, UTC)
+        words = random.Random(f"{fault.id}/{fault.node.name}/{gpu.uuid if gpu else ''}")
         text = line.text.format(
-            pci=gpu.kernel_pci,
-            uuid=gpu.uuid,
-            serial=gpu.serial,
+            pci=gpu.kernel_pci if gpu else "",
+            uuid=gpu.uuid if gpu else "",
+            serial=gpu.serial if gpu else "",
             process="python3",
             pid=words.randrange(2000, 4_000_000),
             channel=f"{words.getrandbits(16):08x}",
             address=f"{words.getrandbits(36):09x}",
             row=f"{words.getrandbits(64):016x}",
         )
-        code = self.machines.kernel.write_from_driver(fault.node, gpu, text, now=datetime.fromtimestamp(now, UTC))
+        if gpu is None:
+            kernel.write(fault.node, text, at, priority=WARNING)
+            return
+        code = kernel.write_from_driver(fault.node, gpu, text, now=at)
         if code is not None:
             self.machines.exporter.see_xid(gpu, code)
 
@@ -199,6 +250,7 @@ class Faults:
         physics.dbe_lifetime[rows] += effect.ecc_dbe
         physics.remapped_rows[rows] += effect.remapped_rows
         physics.pcie_replays[rows] += effect.pcie_replays
+        physics.nvlink_errors[rows] += effect.nvlink_errors
         physics.remap_pending[rows] |= effect.remap_pending
         physics.remap_failure[rows] |= effect.remap_failure
         physics.recovery_action[rows] = np.maximum(physics.recovery_action[rows], effect.recovery_action)
@@ -208,32 +260,30 @@ class Faults:
             if effect.app_crash:
                 restart = None if effect.restart_after is None else _seconds(effect.restart_after)
                 jobs.crash(fault.job, now, restart_seconds=restart)
-        fault.lasting.append((effect, rows))
+        nodes = sorted({int(self.machines.layout.node_of_gpu[row]) for row in rows})
+        job = None if fault.job is None else fault.job.number
+        fault.lasting.append(Lasting(effect, rows, nodes, job=job, pod=fault.pod, namespace=OWNER))
         self._fold()
 
     def _reach(self, fault: Fault, effect: Effect) -> Rows:
         if effect.reach is Reach.NODE:
             return [gpu.row for gpu in fault.node.gpus]
+        if effect.reach is Reach.RACK or fault.scenario.strikes is Strikes.RACK:
+            nodes = (node for node in self.machines.layout.nodes if node.rack == fault.node.rack)
+            return [gpu.row for node in nodes for gpu in node.gpus]
         if effect.reach is Reach.GANG and fault.job is not None:
             return list(fault.job.rows)
         return fault.rows
 
     def _fold(self) -> None:
-        """Sum up every lasting effect of every active fault."""
-        count = self.machines.layout.gpu_count
-        fan, power_cap, clock, load = (np.ones(count) for _ in range(4))
-        present = np.ones(count, dtype=bool)
-        for fault in self.active.values():
-            for effect, rows in fault.lasting:
-                _lower(fan, rows, effect.fan)
-                _lower(power_cap, rows, effect.power_cap)
-                _lower(clock, rows, effect.clock)
-                _lower(load, rows, 0.0 if effect.hold or effect.bus is not None else effect.load)
-                if effect.hidden or effect.bus is not None:
-                    present[rows] = False
-        self.around = Surroundings(fan=fan, power_cap=power_cap, clock=clock)
-        self.load = load
-        self._show(present)
+        """Sum up every lasting effect of every active fault, and show what readings and pages need of it."""
+        lasting = (one for fault in self.active.values() for one in fault.lasting)
+        self.sum = add_up(lasting, self.machines.layout)
+        readings, layout = self.machines.exporter.readings, self.machines.layout
+        readings.lanes = self.sum.pcie_width
+        down = np.isin(layout.node_of_gpu, list(self.sum.fabric_down))
+        readings.fabric_state = np.where(down, FABRIC_NOT_STARTED, FABRIC_COMPLETED)
+        self._show(self.sum.present)
 
     def _show(self, present: NDArray[np.bool_]) -> None:
         exporter, layout = self.machines.exporter, self.machines.layout
@@ -243,9 +293,8 @@ class Faults:
             exporter.forget_labels(node_row)
 
 
-def _lower(values: NDArray[np.float64], rows: Rows, share: float | None) -> None:
-    if share is not None:
-        values[rows] = np.minimum(values[rows], share)
+def _recipe(kind: Kind) -> Recipe:
+    return next(one for one in RECIPES if one.kind is kind)
 
 
 def _seconds(text: str) -> int:

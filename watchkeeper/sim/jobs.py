@@ -101,6 +101,10 @@ class Job:
     suffix: str
     members: dict[int, str] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        return f"{self.recipe.stem}-{self.suffix}"
+
     def labels(self, node_row: int) -> dict[str, str]:
         """Attribution labels as dcgm-exporter adds them, in the order in which it writes them."""
         if self.slurm:
@@ -164,13 +168,13 @@ class Jobs:
 
     def activity(self, now: int) -> Floats:
         """Wishes of every GPU at `now`: one row per column of LEVELS."""
-        phase = self._phases(now)
+        phase = self.phases(now)
         levels: Floats = LEVELS[phase].T
         compute = (phase == Phase.COMPUTE) | (phase == Phase.EXCHANGE)
         levels[1] = np.where(compute, np.minimum(0.94, levels[1] * self._density), levels[1])
         serving = phase == Phase.SERVING
         if serving.any():
-            levels[:, serving] *= self._request_wave(now)[serving]
+            levels[:, serving] *= self.request_wave(now)[serving]
         return levels
 
     def pace(self, clock_share: Floats) -> Floats:
@@ -223,7 +227,7 @@ class Jobs:
         job.ends = max(job.ends, until)
         heapq.heappush(self._timers, (job.ends, job.number, "end"))
 
-    def _phases(self, now: int) -> NDArray[np.int8]:
+    def phases(self, now: int) -> NDArray[np.int8]:
         at = now + self._offset
         phase = np.zeros(len(self.kind), dtype=np.int8)
         training = self.kind == Kind.TRAINING
@@ -237,7 +241,7 @@ class Jobs:
         phase[self.is_down] = Phase.IDLE
         return phase
 
-    def _request_wave(self, now: int) -> Floats:
+    def request_wave(self, now: int) -> Floats:
         """Most requests at 15:00 UTC, fewest twelve hours later, with a burst now and then."""
         wave = 0.52 + 0.38 * np.cos(2 * np.pi * (now - 15 * 3600) / DAY_SECONDS)
         burst = np.where((now + self._offset) % self._epoch < 40, 0.3, 0.0)
@@ -289,10 +293,9 @@ class Jobs:
         job = Job(
             self._next_number, recipe, rows, now + 60 + round(seconds), slurm, suffix or f"{draw.getrandbits(20):05x}"
         )
-        name = f"{recipe.stem}-{job.suffix}"
-        job.members = {row: f"{name}-worker-{rank}" for rank, row in enumerate(node_rows)}
+        job.members = {row: f"{job.name}-worker-{rank}" for rank, row in enumerate(node_rows)}
         if recipe.kind is not Kind.TRAINING:
-            job.members = {node_rows[0]: f"{name}-{draw.getrandbits(20):05x}"}
+            job.members = {node_rows[0]: f"{job.name}-{draw.getrandbits(20):05x}"}
         self.running[job.number] = job
         heapq.heappush(self._timers, (job.ends, job.number, "end"))
         self.job_of_gpu[at], self.kind[at] = job.number, recipe.kind

@@ -40,16 +40,34 @@ RESERVED_SHARE = 0.0045
 # Corrected errors are rare and ordinary: about one per GPU and month.
 CORRECTED_ERRORS_PER_SECOND = 1 / (30 * 86_400)
 
-IDLE, POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL = 0x1, 0x4, 0x8, 0x20, 0x40
+IDLE, POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x1, 0x4, 0x8, 0x20, 0x40, 0x80
+# The brake halves the clocks at least twice (NVML: hardware slowdown is a factor of two or more).
+BRAKE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What faults do to the machine around the silicon; all ones when nothing is broken."""
+    """What faults do to the machine around the silicon; shares are 1 and the rest is 0 when nothing is broken."""
 
     fan: Floats
     power_cap: Floats
     clock: Floats
+    inlet: Floats
+    brake: Flags
+    sbe_per_second: Floats
+    leak_mib_per_second: Floats
+
+    @staticmethod
+    def healthy(count: int) -> Surroundings:
+        return Surroundings(
+            fan=np.ones(count),
+            power_cap=np.ones(count),
+            clock=np.ones(count),
+            inlet=np.zeros(count),
+            brake=np.zeros(count, dtype=bool),
+            sbe_per_second=np.zeros(count),
+            leak_mib_per_second=np.zeros(count),
+        )
 
 
 class Physics:
@@ -95,6 +113,7 @@ class Physics:
         self.pcie_replays = self.rng.poisson(0.2, count)
         self.energy_mj = self.rng.uniform(1e9, 2e12, count).round()
         self.power_violation_ns, self.thermal_violation_ns = np.zeros(count), np.zeros(count)
+        self.nvlink_errors, self._leaked_mib = np.zeros(count, dtype=np.int64), np.zeros(count)
         self._thermal_share, self._asleep_for = np.ones(count), np.full(count, float(AWAKE_SECONDS))
 
     def step(self, wish: Floats, is_occupied: Flags, memory_share: Floats, *, around: Surroundings) -> None:
@@ -107,8 +126,15 @@ class Physics:
         self.activity = np.clip(wish * wobble, 0.0, 1.0)
         self._run_clocks(awake, around)
         self._heat(around, noise[1])
+        self._leaked_mib = np.where(is_occupied & (around.leak_mib_per_second > 0), self._leaked_mib, 0.0)
+        self._leaked_mib += around.leak_mib_per_second
         self._fill_memory(is_occupied, memory_share)
         self._count()
+        struck = around.sbe_per_second > 0
+        if struck.any():
+            errors = self.rng.poisson(around.sbe_per_second[struck])
+            self.sbe[struck] += errors
+            self.sbe_lifetime[struck] += errors
 
     def _run_clocks(self, awake: Flags, around: Surroundings) -> None:
         sm, tensor, dram = self.activity[0], self.activity[1], self.activity[2]
@@ -124,6 +150,7 @@ class Physics:
         self._thermal_share = np.clip(self._thermal_share + change, LOWEST_CLOCK_SHARE, 1.0)
         is_hw_hot = self.temperature >= self.slowdown
         limit = np.minimum(np.minimum(self._thermal_share, around.clock), np.where(is_hw_hot, 0.5, 1.0))
+        limit = np.where(around.brake, np.minimum(limit, BRAKE_SHARE), limit)
         share = np.maximum(LOWEST_CLOCK_SHARE, np.minimum(power_share, limit))
         self.clock_share = share
         self.power = floor + dynamic * share**2
@@ -133,18 +160,20 @@ class Physics:
         reasons |= np.where((power_share < 1.0) & (power_share <= limit), POWER_CAP, 0)
         reasons |= np.where(awake & (self._thermal_share < 1.0), SW_THERMAL, 0)
         reasons |= np.where(awake & is_hw_hot, HW_SLOWDOWN | HW_THERMAL, 0)
+        reasons |= np.where(around.brake, HW_SLOWDOWN | POWER_BRAKE, 0)
         self.reasons = reasons
 
     def _heat(self, around: Surroundings, noise: Floats) -> None:
         # The board's own regulation shows as a watt of noise; it is part of the energy that is counted.
         self.power = np.maximum(self.power + 1.2 * noise, 10.0)
         cooling = STILL_AIR_COOLING + (1 - STILL_AIR_COOLING) * around.fan
-        leaving = (self.temperature - self.inlet) * cooling / self._resistance
+        leaving = (self.temperature - self.inlet - around.inlet) * cooling / self._resistance
         self.temperature += (self.power - leaving) / self._capacity
 
     def _fill_memory(self, is_occupied: Flags, memory_share: Floats) -> None:
         usable = self.memory_mib - self.reserved_mib - IDLE_MEMORY_MIB
         wanted = IDLE_MEMORY_MIB + np.where(is_occupied, memory_share, 0.0) * usable
+        wanted = np.minimum(wanted + self._leaked_mib, IDLE_MEMORY_MIB + usable)
         # Loading weights takes a few seconds; freeing them takes none.
         grown = self.memory_used + np.maximum(0.25 * (wanted - self.memory_used), 1.0)
         self.memory_used = np.minimum(wanted, grown)

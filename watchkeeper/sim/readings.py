@@ -12,13 +12,19 @@ from numpy.typing import NDArray
 from watchkeeper.sim.fleet import GpuModel, Layout
 from watchkeeper.sim.physics import Floats, Physics
 
+# NVML's fabric probe states, which DCGM exports as they are (health_rules 1.2: not started or failed is a failure).
+FABRIC_NOT_STARTED, FABRIC_COMPLETED = 1, 3
 NVLINK_PREFIXES = ("DCGM_FI_DEV_NVLINK_", "DCGM_FI_PROF_NVLINK_")
+
+MEMORY_TEMPERATURES = ("DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_MEM_MAX_OP_TEMP")
 
 
 def supports(model: GpuModel, field: str) -> bool:
     if field.startswith(NVLINK_PREFIXES):
         return model.nvlink_gb_per_second is not None
-    return field != "DCGM_FI_DEV_MEMORY_TEMP" or model.memory_max_celsius is not None
+    if field == "DCGM_FI_DEV_FABRIC_MANAGER_STATUS":
+        return model.nvlink_gb_per_second is not None
+    return field not in MEMORY_TEMPERATURES or model.memory_max_celsius is not None
 
 
 class Readings:
@@ -32,8 +38,12 @@ class Readings:
         self._pcie = np.array([node.model.pcie_gb_per_second for node in nodes])[per_gpu] * 1e9
         self._generation = np.array([node.model.pcie_generation for node in nodes])[per_gpu]
         self._nvlink = np.array([node.model.nvlink_gb_per_second or 0.0 for node in nodes])[per_gpu] * 1e9
+        self._memory_limit = np.array([node.model.memory_max_celsius or 0 for node in nodes])[per_gpu]
         self._zero = np.zeros(layout.gpu_count)
-        self._lanes = np.full(layout.gpu_count, 16)
+        self._all_lanes = np.full(layout.gpu_count, 16)
+        # What faults.py changes: the lanes in use, and the state of the NVSwitch fabric.
+        self.lanes = self._all_lanes
+        self.fabric_state = np.full(layout.gpu_count, FABRIC_COMPLETED)
         # A corrected-error remap is rare; most GPUs of a fleet have none.
         self._corrected_rows = (np.arange(layout.gpu_count) % 577 == 3).astype(np.int64)
 
@@ -48,6 +58,7 @@ class Readings:
             "DCGM_FI_DEV_MEM_CLOCK": self._memory_mhz,
             "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": state.reasons,
             "DCGM_FI_DEV_MEMORY_TEMP": state.temperature + 6.0 + 8.0 * state.activity[2],
+            "DCGM_FI_DEV_MEM_MAX_OP_TEMP": self._memory_limit,
             "DCGM_FI_DEV_GPU_TEMP": state.temperature,
             "DCGM_FI_DEV_GPU_MAX_OP_TEMP": state.max_operating,
             "DCGM_FI_DEV_POWER_USAGE": np.round(state.power, 3),
@@ -63,6 +74,9 @@ class Readings:
             "DCGM_FI_DEV_POWER_VIOLATION": state.power_violation_ns,
             "DCGM_FI_DEV_THERMAL_VIOLATION": state.thermal_violation_ns,
             "DCGM_FI_DEV_VGPU_LICENSE_STATUS": self._zero,
+            "DCGM_FI_DEV_MIG_MODE": self._zero,
+            "DCGM_FI_DEV_FABRIC_MANAGER_STATUS": self.fabric_state,
+            "DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF": state.tdp,
             "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION": state.recovery_action,
         }
 
@@ -93,12 +107,12 @@ class Readings:
         return {
             "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": state.pcie_replays,
             "DCGM_FI_DEV_PCIE_MAX_LINK_GEN": self._generation,
-            "DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH": self._lanes,
+            "DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH": self._all_lanes,
             "DCGM_FI_DEV_PCIE_LINK_GEN": np.where(awake, self._generation, 1),
-            "DCGM_FI_DEV_PCIE_LINK_WIDTH": self._lanes,
+            "DCGM_FI_DEV_PCIE_LINK_WIDTH": self.lanes,
             "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": self._zero,
             "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": self._zero,
-            "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": self._zero,
+            "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": state.nvlink_errors,
             "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": self._zero,
             "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": 2 * each_way / 1e6,
             "DCGM_FI_PROF_PCIE_TX_BYTES": sent,

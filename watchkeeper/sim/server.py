@@ -26,7 +26,7 @@ from watchkeeper.errors import ActionRefused, CollectError, StartRefused, Watchk
 from watchkeeper.kit import clock, logs, wire
 from watchkeeper.sim.cluster import Outcome
 from watchkeeper.sim.faults import Fault
-from watchkeeper.sim.fleet import SimNode, UnknownName
+from watchkeeper.sim.fleet import UnknownName
 from watchkeeper.sim.kernel_log import Record
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
@@ -57,6 +57,9 @@ class Wire:
         routes = [
             Route("/sd", self.service_discovery),
             Route("/nodes/{node}/metrics", self.metrics),
+            Route("/nodes/{node}/host/metrics", self.metrics),
+            Route("/cluster/metrics", self.metrics),
+            Route("/workloads/metrics", self.metrics),
             Route("/nodes/{node}/inventory", self.inventory),
             Route("/kmsg", self.kernel_stream),
             Route("/cluster/nodes/{node}", self.cluster_node),
@@ -94,22 +97,10 @@ class Wire:
         self.wake_streams()
 
     async def service_discovery(self, _: Request) -> Response:
-        return JSONResponse([self._target(node) for node in self.simulation.layout.nodes])
-
-    def _target(self, node: SimNode) -> dict[str, Any]:
-        labels = {
-            "__metrics_path__": f"/nodes/{node.name}/metrics",
-            "__meta_watchkeeper_cluster": self.simulation.settings.cluster,
-            "__meta_watchkeeper_node": node.name,
-            "__meta_watchkeeper_pool": node.pool.name,
-            "__meta_watchkeeper_expected_gpus": str(len(node.gpus)),
-            "__meta_watchkeeper_domain_rack": node.rack,
-            "__meta_watchkeeper_domain_leaf": node.leaf,
-        }
-        return {"targets": [self.target], "labels": labels}
+        return JSONResponse(self.simulation.service_discovery(self.target))
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self.simulation.page(request.path_params["node"]), media_type=PAGE_TYPE)
+        return Response(self.simulation.page_at(request.url.path), media_type=PAGE_TYPE)
 
     async def inventory(self, request: Request) -> Response:
         return JSONResponse(self.simulation.inventory(request.path_params["node"]))
@@ -172,7 +163,7 @@ class Wire:
         )
 
     async def list_faults(self, _: Request) -> Response:
-        return JSONResponse([_plain_fault(fault) for fault in self.simulation.faults.active.values()])
+        return JSONResponse([_plain_fault(fault, self.simulation) for fault in self.simulation.faults.active.values()])
 
     async def inject(self, request: Request) -> Response:
         body = await _body(request)
@@ -186,10 +177,11 @@ class Wire:
         except WatchkeeperError as error:
             return _refuse(400, str(error))
         self.wake_streams()
-        return JSONResponse(_plain_fault(fault))
+        return JSONResponse(_plain_fault(fault, self.simulation))
 
     async def end_fault(self, request: Request) -> Response:
-        return JSONResponse({"ok": True, **_plain_fault(self.simulation.end_fault(request.path_params["fault"]))})
+        fault = self.simulation.end_fault(request.path_params["fault"])
+        return JSONResponse({"ok": True, **_plain_fault(fault, self.simulation)})
 
     async def time(self, _: Request) -> Response:
         now = wire.format_time(self.clock.now())
@@ -259,13 +251,14 @@ def _kernel_line(record: Record) -> bytes:
     return json.dumps(wire.to_plain(record), ensure_ascii=False).encode() + b"\n"
 
 
-def _plain_fault(fault: Fault) -> dict[str, Any]:
+def _plain_fault(fault: Fault, simulation: Simulation) -> dict[str, Any]:
     return {
         "id": fault.id,
         "scenario": fault.scenario.name,
         "node": fault.node.name,
         "gpu": None if fault.gpu is None else fault.gpu.index,
         "uuid": None if fault.gpu is None else fault.gpu.uuid,
+        "place": str(simulation.place_of(fault)),
         "at": wire.format_time(clock.from_ms(fault.at * 1000)),
         "truth": wire.to_plain(fault.scenario.truth),
     }

@@ -14,14 +14,18 @@ from typing import Any
 import numpy as np
 
 from watchkeeper.errors import CollectError
-from watchkeeper.sim import fleet, scenario
+from watchkeeper.model import fleet as fleet_model
+from watchkeeper.sim import effects, fleet, scenario
 from watchkeeper.sim.cluster import Cluster
-from watchkeeper.sim.exporter import Exporter
+from watchkeeper.sim.exporter import FAULT_HEAD, Exporter
 from watchkeeper.sim.faults import Fault, Faults, Machines
+from watchkeeper.sim.host import Hosts
 from watchkeeper.sim.jobs import Jobs
 from watchkeeper.sim.kernel_log import KernelLog, Record
+from watchkeeper.sim.kubernetes import Kubernetes
 from watchkeeper.sim.physics import Physics
 from watchkeeper.sim.readings import Readings
+from watchkeeper.sim.workloads import STEP_SECONDS, Workloads
 
 # A Monday morning: serving wakes up. Used when nobody says when the simulation begins.
 DEFAULT_EPOCH_SECONDS = datetime(2026, 1, 5, 9, 0, tzinfo=UTC).timestamp()
@@ -63,6 +67,9 @@ class Simulation:
         self.machines = Machines(self.layout, jobs, physics, exporter, kernel)
         self.faults = Faults(self.machines, random.Random(f"{seed}/faults"))
         self.cluster = Cluster(self.machines, self.faults)
+        self.hosts = Hosts(self.layout, physics, self.second)
+        self.kubernetes = Kubernetes(self.layout, jobs)
+        self.workloads = Workloads(jobs, physics, random.Random(f"{seed}/workloads"))
         jobs.fill(self.second)
         self.advance(WARM_UP_SECONDS)
         for name in settings.scenarios:
@@ -82,14 +89,62 @@ class Simulation:
         self.faults.step(self.second)
         jobs, physics = self.machines.jobs, self.machines.physics
         jobs.step(self.second)
-        wish = jobs.activity(self.second) * self.faults.load
+        total = self.faults.sum
+        wish = jobs.activity(self.second) * total.load
         wish[:3] *= jobs.pace(physics.clock_share)
-        physics.step(wish, jobs.is_occupied(), jobs.memory_share, around=self.faults.around)
+        physics.step(wish, jobs.is_occupied(), jobs.memory_share, around=total.around)
+        self.hosts.step(total)
+        if self.second % STEP_SECONDS == 0:
+            self.workloads.step(total, self.second)
         self.machines.kernel.chatter(self.now, self.cluster.is_up)
 
+    def service_discovery(self, address: str) -> list[dict[str, Any]]:
+        """Every page of the fleet as Prometheus http_sd lists them, all at one address."""
+        pages = [one for node in self.layout.nodes for one in self._pages_of(node)]
+        cluster = {"__meta_watchkeeper_cluster": self.settings.cluster}
+        pages += [
+            {"__metrics_path__": "/cluster/metrics", "job": "kube-state-metrics", **cluster},
+            {"__metrics_path__": "/workloads/metrics", "job": "workloads", **cluster},
+        ]
+        return [{"targets": [address], "labels": labels} for labels in pages]
+
+    def _pages_of(self, node: fleet.SimNode) -> list[dict[str, str]]:
+        about = {
+            "__meta_watchkeeper_cluster": self.settings.cluster,
+            "__meta_watchkeeper_node": node.name,
+            "__meta_watchkeeper_pool": node.pool.name,
+            "__meta_watchkeeper_expected_gpus": str(len(node.gpus)),
+            "__meta_watchkeeper_domain_rack": node.rack,
+            "__meta_watchkeeper_domain_leaf": node.leaf,
+        }
+        return [
+            {"__metrics_path__": f"/nodes/{node.name}/metrics", **about},
+            {"__metrics_path__": f"/nodes/{node.name}/host/metrics", "job": "node", **about},
+        ]
+
+    def page_at(self, path: str) -> bytes:
+        """The page at a path that `service_discovery` names; CollectError while nothing answers there."""
+        match path.strip("/").split("/"):
+            case ["nodes", node, "metrics"]:
+                return self.page(node)
+            case ["nodes", node, "host", "metrics"]:
+                return self.hosts.page(self._up(node), self.faults.sum, now=self.second)
+            case ["cluster", "metrics"]:
+                up = {node.row for node in self.layout.nodes if self._is_up(node)}
+                return self.kubernetes.page(self.faults.sum, up=up, now=self.second)
+            case ["workloads", "metrics"]:
+                return self.workloads.page(self.faults.sum)
+        raise fleet.UnknownName(f"there is no page at {path[:80]}")
+
     def page(self, node: str) -> bytes:
-        """One node's exporter page; CollectError while the node is down."""
-        return self.machines.exporter.page(self._up(node), self.second)
+        """One node's exporter page; CollectError while the node or its exporter is down."""
+        found, total = self._up(node), self.faults.sum
+        exporter, words = total.exporters.get(found.row), total.agent_words.get(found.row)
+        if exporter is effects.Exporter.DOWN:
+            raise CollectError("nothing answers at the exporter's port", where=node)
+        if exporter is effects.Exporter.EMPTY:
+            return f'{FAULT_HEAD}watchkeeper_gpu_fault{{cause="{words}",Hostname="{node}"}} 1\n'.encode()
+        return self.machines.exporter.page(found, self.second, fault=words)
 
     def inventory(self, node: str) -> dict[str, Any]:
         """What the node's driver lists now; a lost GPU is not in it."""
@@ -122,6 +177,12 @@ class Simulation:
 
     def _up(self, node: str) -> fleet.SimNode:
         found = self.layout.node(node)
-        if not self.cluster.is_up(found):
-            raise CollectError("the node is rebooting and its exporter does not answer", where=node)
+        if not self._is_up(found):
+            raise CollectError("the node is down or rebooting and does not answer", where=node)
         return found
+
+    def _is_up(self, node: fleet.SimNode) -> bool:
+        return self.cluster.is_up(node) and node.row not in self.faults.sum.hosts_down
+
+    def place_of(self, fault: Fault) -> fleet_model.Place:
+        return fault.place(self.settings.cluster)

@@ -106,6 +106,18 @@ class Slab:
         for block, where in self._by_block(rows):
             self._block(block)[cells[where]] = values[where]
 
+    def put_cells(self, rows: Ints, slot: int, values: Floats) -> None:
+        """Write several slots of each row, from one slot on."""
+        for block, where in self._by_block(rows):
+            self._table(block)[rows[where] % self.rows_per_block, slot : slot + values.shape[1]] = values[where]
+
+    def insert_cell(self, rows: Ints, slot: int, *, filled: int) -> None:
+        """Make an empty slot in rows of which so many slots are filled; those behind it move by one."""
+        for block, where in self._by_block(rows):
+            table, inside = self._table(block), rows[where] % self.rows_per_block
+            table[inside, slot + 1 : filled + 1] = table[inside, slot:filled]
+            table[inside, slot] = ABSENT
+
     def read_rows(self, rows: Ints) -> Floats:
         return self.gather(rows, np.zeros(len(rows), dtype=np.int64), width=self.capacity)
 

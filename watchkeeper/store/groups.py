@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from watchkeeper.store.columns import NEVER_MS, Ints, Slab, capacity_for, is_absent
+from watchkeeper.store.columns import NEVER_MS, Floats, Ints, Slab, capacity_for, is_absent
 
 NOBODY = -1
 # Expired slots are cleared away once they are this part of a row: rarely enough to be cheap, and a row
@@ -116,20 +116,54 @@ class Ledger:
         self.filled[group], self.last_ms[group] = filled, last_ms
         return group
 
-    def open_slot(self, group: int, *, oldest_ms: int) -> None:
-        """Make sure the group has a free slot: clear away what is older, else move to longer rows."""
+    def open_slots(self, group: int, count: int, *, oldest_ms: int) -> None:
+        """Make sure the group has that many free slots: clear away what is older, else move to longer rows."""
         slab = int(self.slab_of[group])
         capacity, filled = self.slabs[slab].capacity, int(self.filled[group])
-        if filled < capacity:
+        if filled + count <= capacity:
             return
         times = self.times[slab].read_rows(self.time_row[group : group + 1])
         expired = int(np.count_nonzero(times.view(np.int64)[0] < oldest_ms))
-        if expired * EXPIRED_SHARE < capacity:
-            self._resettle(group, capacity_for(capacity + 1))
+        if expired < count or expired * EXPIRED_SHARE < capacity:
+            self._resettle(group, capacity_for(filled + count))
             return
         self.slabs[slab].shift_rows(self.row_of[self._members[group]], by=expired)
         self.times[slab].shift_rows(self.time_row[group : group + 1], by=expired)
         self.filled[group] = filled - expired
+
+    def append_slots(self, group: int, numbers: Ints, times: Ints, *, values: Floats) -> None:
+        """Fill free slots behind the last one: `values[s, k]` of members at ascending `times[k]`."""
+        slab, slot = int(self.slab_of[group]), int(self.filled[group])
+        self.times[slab].put_cells(self.time_row[group : group + 1], slot, times.view(np.float64)[None, :])
+        self.slabs[slab].put_cells(self.row_of[numbers], slot, values)
+        self.filled[group], self.last_ms[group] = slot + len(times), int(times[-1])
+
+    def insert_slot(self, group: int, at_ms: int, *, oldest_ms: int) -> int:
+        """The slot of a time before the group's last one; made, empty for every member, where there is none."""
+        self.open_slots(group, 1, oldest_ms=oldest_ms)
+        slab, filled = int(self.slab_of[group]), int(self.filled[group])
+        time_row = self.time_row[group : group + 1]
+        slot = int(self.slots_up_to(np.array([group]), at_ms, slab=slab)[0])
+        if slot and int(self.times[slab].get(time_row, np.array([slot - 1])).view(np.int64)[0]) == at_ms:
+            return slot - 1
+        self.times[slab].insert_cell(time_row, slot, filled=filled)
+        self.times[slab].put(time_row, slot, np.array([at_ms], dtype=np.int64).view(np.float64))
+        self.slabs[slab].insert_cell(self.row_of[self._members[group]], slot, filled=filled)
+        self.filled[group] = filled + 1
+        return slot
+
+    def first_ms_from(self, at_ms: int) -> int | None:
+        """The earliest time that is not before `at_ms`, of all groups."""
+        groups = np.array(sorted(self._members), dtype=np.int64)
+        earliest = []
+        for slab in np.unique(self.slab_of[groups]).tolist():
+            mine = groups[self.slab_of[groups] == slab]
+            slots = self.slots_up_to(mine, at_ms - 1, slab=slab)
+            has_more = slots < self.filled[mine]
+            if has_more.any():
+                rows = self.time_row[mine[has_more]]
+                earliest.append(int(self.times[slab].get(rows, slots[has_more]).view(np.int64).min()))
+        return min(earliest, default=None)
 
     def _resettle(self, group: int, capacity: int) -> None:
         """Move a group to the slab with rows of this capacity, which is not smaller than its own."""

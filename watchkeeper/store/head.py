@@ -3,72 +3,78 @@
 The scraper hands over whole scrapes (`append_scrape`), everything else comes sample by sample
 (`append`). Queries ask `select` for a block of series × slots, or `latest` for the newest sample of each
 series. One lock guards everything: an append changes columns in place, a select copies what it
-needs, and evaluation works on that copy without the lock. Old slots and silent series are dropped by age.
+needs, and evaluation works on that copy without the lock. Old slots and silent series are dropped by age,
+which the clock measures, not the samples. `durable` puts a log and blocks on disk behind it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
-from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent, plain
+from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_absent, plain
 from watchkeeper.store.groups import NOBODY, Ledger, grown
-from watchkeeper.store.index import MatcherLike, Selection, SeriesIndex, SeriesSet
+from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex, SeriesSet
+from watchkeeper.store.metadata import Metadata
+from watchkeeper.store.placing import Horizon, Placing
+from watchkeeper.store.reading import Columns, Outcome, refuse_above
 
 # Above any clock difference between two healthy machines; a sample further ahead would hide all later ones.
 MAX_AHEAD_MS = 600_000
 MAX_LABELS = 64
 MAX_NAME_LENGTH = 512
 MAX_VALUE_LENGTH = 4096
+# How much longer than the retention samples stay that could not be written into a block.
+MAX_RETENTIONS = 3
 # A series id is its number plus how often that number was used before, so that an old id is noticed.
 NUMBER_BITS = 32
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """Samples of some series: `values[s, k]` was taken at `times[groups[s], k]`.
+class Log(Protocol):
+    """Where a head writes what it accepts, before anyone is told; called under the head's lock."""
 
-    Times of a row ascend; unused slots at its end are NEVER_MS, and their values mean nothing. A value may be
-    ABSENT, where a series had no sample in a scrape, or the stale marker.
-    """
+    def note_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None: ...
 
-    series: SeriesSet
-    groups: Ints
-    times: Ints
-    values: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How many samples were kept, and why others were not."""
-
-    kept: int
-    dropped: dict[str, int]
+    def note_samples(self, ids: Ints, times: Ints, values: Floats) -> None: ...
 
 
 class Head:
     """Recent samples of up to `max_series` series, kept for `retention_ms`."""
 
-    def __init__(self, *, retention_ms: int = 2 * 3_600_000, max_series: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        *,
+        retention_ms: int = 2 * 3_600_000,
+        max_series: int = 1_000_000,
+        late_ms: int = 0,
+        clock_ms: Callable[[], int] | None = None,
+    ) -> None:
         self.retention_ms = retention_ms
         self.max_series = max_series
+        self.late_ms = late_ms
         self.newest_ms: int | None = None
+        # Set by `durable`: everything accepted goes to the log; nothing before `closed_ms` is accepted, because it
+        # is on its way to a block; nothing from `unsaved_ms` on is cleared away, because no block has it.
+        self.log: Log | None = None
+        self.closed_ms = -NEVER_MS
+        self.unsaved_ms = NEVER_MS
+        self.lock = threading.Lock()
+        self.metadata = Metadata()
+        self._clock_ms = clock_ms
         self._index = SeriesIndex()
         self._ledger = Ledger()
+        self._placing = Placing(self._ledger)
         self._uses = np.empty(0, dtype=np.int64)
-        self._born_ms = np.empty(0, dtype=np.int64)
-        self._seen_ms = np.empty(0, dtype=np.int64)
         self._expired_at_ms: int | None = None
         self._leap_ms: int | None = None
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -79,7 +85,7 @@ class Head:
 
     def series_id(self, labels: label_sets.Labels) -> int:
         """The id of a series, created when it is new; StoreError says which limit it breaks."""
-        with self._lock:
+        with self.lock:
             number = self._number(labels)
             return int(self._uses[number]) << NUMBER_BITS | number
 
@@ -97,34 +103,35 @@ class Head:
         An id whose series was forgotten meanwhile is dropped as `forgotten`: ask `series_id` again.
         """
         ids, numbers_read = np.asarray(series_ids, dtype=np.int64), plain(np.asarray(values, dtype=np.float64))
-        with self._lock:
+        with self.lock:
+            now_ms = self._now_ms(now_ms)
             if self._is_too_far_ahead(at_ms, now_ms):
                 return Outcome(0, {"future": len(ids)})
-            self._advance(at_ms)
+            self._advance(at_ms, now_ms)
             dropped: Counter[str] = Counter()
-            numbers = ids & NUMBER_MASK
+            total, numbers = len(ids), ids & NUMBER_MASK
             is_current = self._uses[numbers] == ids >> NUMBER_BITS
             if not is_current.all():
                 dropped["forgotten"] = int(np.count_nonzero(~is_current))
-                numbers, numbers_read = numbers[is_current], numbers_read[is_current]
-            self._append_group(("scrape", group_key), numbers, at_ms, values=numbers_read, dropped=dropped)
+                ids, numbers, numbers_read = ids[is_current], numbers[is_current], numbers_read[is_current]
+            if self.log is not None:
+                self.log.note_scrape(group_key, ids, at_ms, numbers_read)
+            self._placing.place_scrape(("scrape", group_key), numbers, at_ms, values=numbers_read, dropped=dropped)
             self._expire_sometimes()
-            return Outcome(len(ids) - sum(dropped.values()), dict(dropped))
+            return Outcome(total - sum(dropped.values()), dict(dropped))
 
     def append(self, samples: Iterable[sample_model.Sample], *, now_ms: int | None = None) -> Outcome:
         """Keep samples of any series at any times; those of one series come in the order of time."""
-        with self._lock:
+        with self.lock:
             dropped: Counter[str] = Counter()
+            now_ms = self._now_ms(now_ms)
             numbers, times, values = self._resolve(samples, now_ms, dropped)
             total = len(numbers) + sum(dropped.values())
             if len(numbers):
-                self._advance(int(times.max()))
-            # Each round holds at most one sample of each series, so that a round can be written at once.
-            order = np.argsort(numbers, kind="stable")
-            _, firsts, counts = np.unique(numbers[order], return_index=True, return_counts=True)
-            for turn in range(int(counts.max()) if len(counts) else 0):
-                chosen = order[firsts[counts > turn] + turn]
-                self._append_singles(numbers[chosen], times[chosen], values[chosen], dropped=dropped)
+                self._advance(int(times.max()), now_ms)
+                if self.log is not None:
+                    self.log.note_samples(self._uses[numbers] << NUMBER_BITS | numbers, times, values)
+            self._place(numbers, times, values, dropped)
             self._expire_sometimes()
             return Outcome(total - sum(dropped.values()), dict(dropped))
 
@@ -132,21 +139,23 @@ class Head:
         self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
     ) -> Columns:
         """Copy the samples with start < time ≤ end; QueryLimit if that would be more than `max_samples`."""
-        with self._lock:
-            chosen = self._index.select(matchers)
-            groups, group_index, slabs = self._grouped(chosen)
-            lows, highs = np.zeros(len(groups), dtype=np.int64), np.zeros(len(groups), dtype=np.int64)
-            for slab in np.unique(slabs[slabs != NOBODY]).tolist():
-                inside = slabs == slab
-                lows[inside] = self._ledger.slots_up_to(groups[inside], start_ms, slab=slab)
-                highs[inside] = self._ledger.slots_up_to(groups[inside], end_ms, slab=slab)
-            counts = highs - lows
-            _refuse_above(int(counts[group_index].sum()), max_samples)
-            return self._copy(chosen, group_index, groups=groups, slabs=slabs, lows=lows, counts=counts)
+        with self.lock:
+            return self._columns(self._index.select(matchers), start_ms, end_ms, max_samples=max_samples)
+
+    def _columns(self, chosen: Selection, start_ms: int, end_ms: int, *, max_samples: int | None) -> Columns:
+        groups, group_index, slabs = self._grouped(chosen)
+        lows, highs = np.zeros(len(groups), dtype=np.int64), np.zeros(len(groups), dtype=np.int64)
+        for slab in np.unique(slabs[slabs != NOBODY]).tolist():
+            inside = slabs == slab
+            lows[inside] = self._ledger.slots_up_to(groups[inside], start_ms, slab=slab)
+            highs[inside] = self._ledger.slots_up_to(groups[inside], end_ms, slab=slab)
+        counts = highs - lows
+        refuse_above(int(counts[group_index].sum()), max_samples)
+        return self._copy(chosen, group_index, groups=groups, slabs=slabs, lows=lows, counts=counts)
 
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         """For each series its newest sample with start < time ≤ end: times, and values (ABSENT where there is none)."""
-        with self._lock:
+        with self.lock:
             chosen = self._index.select(matchers)
             groups, group_index, slabs = self._grouped(chosen)
             times, values = np.zeros(len(chosen.numbers), dtype=np.int64), np.full(len(chosen.numbers), ABSENT)
@@ -172,14 +181,92 @@ class Head:
 
     def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
         """Label sets of series that lived in the time, from their first sample to their newest one."""
-        with self._lock:
+        with self.lock:
             chosen = self._index.select(matchers)
-            lived = (self._seen_ms[chosen.numbers] >= start_ms) & (self._born_ms[chosen.numbers] <= end_ms)
+            lived = (self._placing.seen_ms[chosen.numbers] >= start_ms) & (
+                self._placing.born_ms[chosen.numbers] <= end_ms
+            )
             return chosen.series.labels_of(np.flatnonzero(lived).tolist())
+
+    def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[str]:
+        """Names of labels of the series that lived in the time, from the index."""
+        with self.lock:
+            return self._index.label_names(matchers, self._lived(start_ms, end_ms))
+
+    def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> list[str]:
+        with self.lock:
+            return self._index.label_values(name, matchers, lived=self._lived(start_ms, end_ms))
+
+    def cardinality(self, limit: int) -> Cardinality:
+        with self.lock:
+            return self._index.cardinality(limit)
+
+    def _lived(self, start_ms: int, end_ms: int) -> Mask:
+        """For each series number whether it had samples in the time."""
+        lived: Mask = (self._placing.seen_ms >= start_ms) & (self._placing.born_ms <= end_ms)
+        return lived
+
+    def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, values: Floats) -> None:
+        """Take over scrapes that were kept before: `values[s, k]` at `times[k]`; what a restart reads from the log."""
+        with self.lock:
+            numbers = ids & NUMBER_MASK
+            self._advance(int(times.max()), self._now_ms(None))
+            if self._placing.place_scrapes(("scrape", key), numbers, times, values=values):
+                return
+            for slot, at_ms in enumerate(times.tolist()):
+                column = np.ascontiguousarray(values[:, slot])
+                self._placing.place_scrape(("scrape", key), numbers, at_ms, values=column, dropped=Counter())
+
+    def load_samples(self, ids: Ints, times: Ints, values: Floats) -> None:
+        """Take over samples that were kept before."""
+        with self.lock:
+            if len(times):
+                self._advance(int(times.max()), self._now_ms(None))
+                self._place(ids & NUMBER_MASK, times, values, Counter())
+
+    def _place(self, numbers: Ints, times: Ints, values: Floats, dropped: Counter[str]) -> None:
+        """Each round holds at most one sample of each series, so that a round can be written at once."""
+        order = np.argsort(numbers, kind="stable")
+        _, firsts, counts = np.unique(numbers[order], return_index=True, return_counts=True)
+        for turn in range(int(counts.max()) if len(counts) else 0):
+            chosen = order[firsts[counts > turn] + turn]
+            self._placing.place_singles(numbers[chosen], times[chosen], values[chosen], dropped=dropped)
+
+    def close_until(self, at_ms: int) -> None:
+        """Accept nothing before a time any more."""
+        with self.lock:
+            self.closed_ms = max(self.closed_ms, at_ms)
+            self._look_out()
+
+    def first_ms_from(self, at_ms: int) -> int | None:
+        """The earliest time not before `at_ms` at which something was scraped or sampled."""
+        with self.lock:
+            return self._ledger.first_ms_from(at_ms)
+
+    def metric_names(self) -> list[str]:
+        """Names of the metrics that are there; the empty one stands for series without a name."""
+        with self.lock:
+            return ["", *self._index.label_values(label_sets.METRIC_NAME)]
+
+    def metric_columns(self, name: str, start_ms: int, end_ms: int) -> Columns:
+        """All samples of one metric with start < time ≤ end, for a block; nobody remembers the selection."""
+        with self.lock:
+            return self._columns(self._index.of_metric(name), start_ms, end_ms, max_samples=None)
+
+    def labels_of(self, ids: Ints) -> list[label_sets.Labels | None]:
+        """The labels behind ids; None where the series was forgotten. Called under the lock, by the log."""
+        return [
+            self._index.labels[id & NUMBER_MASK] if int(self._uses[id & NUMBER_MASK]) == id >> NUMBER_BITS else None
+            for id in ids.tolist()
+        ]
+
+    def warnings(self) -> tuple[str, ...]:
+        """What an answer may lack: memory lacks nothing."""
+        return ()
 
     def expire(self, now_ms: int) -> int:
         """Forget series without samples in the retention before `now_ms`; returns how many."""
-        with self._lock:
+        with self.lock:
             return self._expire(now_ms)
 
     def _number(self, labels: label_sets.Labels) -> int:
@@ -194,13 +281,9 @@ class Head:
                 remedy="Drop labels that change often, or raise the limit",
             )
         number = self._index.add(labels)
-        self._ledger.make_room_for_series(number + 1)
         self._uses = grown(self._uses, number + 1, fill=0)
-        self._born_ms = grown(self._born_ms, number + 1, fill=NEVER_MS)
-        self._seen_ms = grown(self._seen_ms, number + 1, fill=0)
         self._uses[number] += 1
-        # Not seen yet, but too young to be forgotten.
-        self._born_ms[number], self._seen_ms[number] = NEVER_MS, self.newest_ms or 0
+        self._placing.welcome(number, self.newest_ms or 0)
         return number
 
     def _resolve(
@@ -238,8 +321,25 @@ class Head:
         self._leap_ms = None if is_confirmed else at_ms
         return not is_confirmed
 
-    def _advance(self, at_ms: int) -> None:
+    def _now_ms(self, told_ms: int | None) -> int | None:
+        return told_ms if told_ms is not None or self._clock_ms is None else self._clock_ms()
+
+    def _advance(self, at_ms: int, now_ms: int | None) -> None:
+        """Move on to the newest time, but never past the clock: an exporter must not make others expire."""
+        at_ms = at_ms if now_ms is None else min(at_ms, now_ms)
         self.newest_ms = at_ms if self.newest_ms is None else max(self.newest_ms, at_ms)
+        self._look_out()
+
+    def _look_out(self) -> None:
+        if self.newest_ms is None:
+            return
+        expired_ms = self.newest_ms - self.retention_ms
+        kept_ms = max(self.unsaved_ms, self.newest_ms - MAX_RETENTIONS * self.retention_ms)
+        self._placing.horizon = Horizon(
+            oldest_ms=max(expired_ms, self.closed_ms),
+            late_ms=self.newest_ms - self.late_ms if self.late_ms else NEVER_MS,
+            clear_ms=min(expired_ms, kept_ms),
+        )
 
     def _expire_sometimes(self) -> None:
         """Forget silent series each eighth of the retention."""
@@ -253,7 +353,8 @@ class Head:
     def _expire(self, now_ms: int) -> int:
         self._expired_at_ms = now_ms
         count = len(self._index.labels)
-        silent = np.flatnonzero(self._seen_ms[:count] < now_ms - self.retention_ms)
+        before_ms = min(now_ms - self.retention_ms, self.unsaved_ms)
+        silent = np.flatnonzero(self._placing.seen_ms[:count] < before_ms)
         silent = np.array([number for number in silent.tolist() if self._index.labels[number] is not None], dtype=int)
         if len(silent):
             self._ledger.leave(silent)
@@ -261,107 +362,6 @@ class Head:
             # An id given out for the old series no longer fits.
             self._uses[silent] += 1
         return len(silent)
-
-    def _oldest_ms(self) -> int:
-        return -NEVER_MS if self.newest_ms is None else self.newest_ms - self.retention_ms
-
-    def _append_group(self, key: Hashable, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]) -> None:
-        """Write a scrape: members of the group share a slot; series that lie elsewhere, or lag behind, go alone."""
-        ledger = self._ledger
-        group = ledger.group(key)
-        owners = ledger.group_of[numbers]
-        if at_ms >= ledger.last_ms[group]:
-            if (owners == NOBODY).any():
-                ledger.join(group, np.unique(numbers[owners == NOBODY]))
-                owners = ledger.group_of[numbers]
-            own = owners == group
-            if own.any():
-                self._append_slot(group, numbers[own], at_ms, values=values[own], dropped=dropped)
-            if own.all():
-                return
-            numbers, values = numbers[~own], values[~own]
-        late = (self._seen_ms[numbers] > at_ms) & (self._born_ms[numbers] != NEVER_MS)
-        dropped.update({"out_of_order": int(np.count_nonzero(late))} if late.any() else {})
-        numbers, values = numbers[~late], values[~late]
-        if len(numbers):
-            self._append_singles(numbers, np.full(len(numbers), at_ms, dtype=np.int64), values, dropped=dropped)
-        ledger.drop_if_empty(group)
-
-    def _append_slot(self, group: int, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]) -> None:
-        """Write one slot of a group that all the series belong to."""
-        ledger = self._ledger
-        last_ms = int(ledger.last_ms[group])
-        if at_ms < self._oldest_ms():
-            dropped["too_old"] += len(numbers)
-            return
-        if at_ms > last_ms:
-            ledger.open_slot(group, oldest_ms=self._oldest_ms())
-            slot, slab = int(ledger.filled[group]), int(ledger.slab_of[group])
-            time = np.array([at_ms], dtype=np.int64).view(np.float64)
-            ledger.times[slab].put(ledger.time_row[group : group + 1], slot, time)
-            ledger.filled[group], ledger.last_ms[group] = slot + 1, at_ms
-        else:
-            slot, slab = int(ledger.filled[group]) - 1, int(ledger.slab_of[group])
-            there = ledger.slabs[slab].get(ledger.row_of[numbers], np.full(len(numbers), slot, dtype=np.int64))
-            differs = ~is_absent(there) & (there.view(np.int64) != values.view(np.int64))
-            dropped.update({"duplicate": int(np.count_nonzero(differs))} if differs.any() else {})
-            numbers, values = numbers[~differs], values[~differs]
-        ledger.slabs[slab].put(ledger.row_of[numbers], slot, values)
-        self._saw(numbers, at_ms)
-
-    def _append_singles(self, numbers: Ints, times: Ints, values: Floats, *, dropped: Counter[str]) -> None:
-        """Write one sample for each of different series, each in a group of its own."""
-        ledger = self._ledger
-        self._give_own_groups(numbers)
-        groups = ledger.group_of[numbers]
-        last_ms, oldest_ms = ledger.last_ms[groups], self._oldest_ms()
-        fresh = (times > last_ms) & (times >= oldest_ms)
-        for group in groups[fresh & (ledger.filled[groups] >= self._capacities(groups))].tolist():
-            ledger.open_slot(group, oldest_ms=oldest_ms)
-        same = (times == last_ms) & (times >= oldest_ms)
-        slots = ledger.filled[groups] - same
-        writable, duplicates = fresh | same, 0
-        for slab in np.unique(ledger.slab_of[groups]).tolist():
-            again = np.flatnonzero(same & (ledger.slab_of[groups] == slab))
-            if len(again):
-                there = ledger.slabs[slab].get(ledger.row_of[numbers[again]], slots[again])
-                differs = ~is_absent(there) & (there.view(np.int64) != values[again].view(np.int64))
-                writable[again[differs]] = False
-                duplicates += int(np.count_nonzero(differs))
-            here = np.flatnonzero(writable & (ledger.slab_of[groups] == slab))
-            ledger.slabs[slab].put(ledger.row_of[numbers[here]], slots[here], values[here])
-            ledger.times[slab].put(ledger.time_row[groups[here]], slots[here], times[here].view(np.float64))
-        ledger.filled[groups[fresh]] += 1
-        ledger.last_ms[groups[fresh]] = times[fresh]
-        late = ~fresh & ~same
-        for reason, count in (
-            ("out_of_order", int(np.count_nonzero(late & (times < last_ms)))),
-            ("too_old", int(np.count_nonzero(late & (times >= last_ms)))),
-            ("duplicate", duplicates),
-        ):
-            dropped.update({reason: count} if count else {})
-        self._saw(numbers[writable], times[writable])
-
-    def _give_own_groups(self, numbers: Ints) -> None:
-        """Let each series be alone in its group: new ones join an empty one, members of a scrape leave theirs."""
-        ledger = self._ledger
-        for number in numbers.tolist():
-            group = int(ledger.group_of[number])
-            if group == NOBODY:
-                ledger.join(ledger.group(("series", number)), np.array([number]))
-            elif ledger.size(group) > 1:
-                ledger.separate(number, ("series", number))
-
-    def _capacities(self, groups: Ints) -> Ints:
-        capacities = np.array([slab.capacity for slab in self._ledger.slabs], dtype=np.int64)
-        return capacities[self._ledger.slab_of[groups]]
-
-    def _saw(self, numbers: Ints, at_ms: int | Ints) -> None:
-        """Samples of a series come in the order of time: the first is its birth, the newest when it was seen."""
-        born = self._born_ms[numbers]
-        if (born == NEVER_MS).any():
-            self._born_ms[numbers] = np.minimum(born, at_ms)
-        self._seen_ms[numbers] = at_ms
 
     def _grouped(self, chosen: Selection) -> tuple[Ints, Ints, Ints]:
         """The groups of the chosen series, each series' place among them, and their slabs; NOBODY without samples."""
@@ -400,6 +400,13 @@ class Head:
 
 def _check_labels(labels: label_sets.Labels) -> None:
     """Refuse a label set that would make the index the largest thing in memory."""
+    try:
+        str(labels).encode()
+    except UnicodeEncodeError as error:
+        raise errors.StoreError(
+            f"series {errors.quote(str(labels))} has a label that is not Unicode text",
+            remedy="Correct the label where it is collected",
+        ) from error
     for what, found, limit in (
         ("labels", len(labels), MAX_LABELS),
         ("characters in a label name", max((len(name) for name in labels), default=0), MAX_NAME_LENGTH),
@@ -411,11 +418,3 @@ def _check_labels(labels: label_sets.Labels) -> None:
                 now=f"the limit is {limit}",
                 remedy="Drop or shorten the label where it is collected",
             )
-
-
-def _refuse_above(samples: int, limit: int | None) -> None:
-    if limit is not None and samples > limit:
-        raise errors.QueryLimit(
-            f"the query would read {samples} samples, the limit is {limit}",
-            remedy="Select fewer series or a shorter time",
-        )

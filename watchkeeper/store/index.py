@@ -7,10 +7,13 @@ comes or goes, so that a rule asked every few seconds does no label work.
 
 from __future__ import annotations
 
+import heapq
+import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -18,7 +21,7 @@ import re2
 
 from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
-from watchkeeper.store.columns import Ints
+from watchkeeper.store.columns import Ints, Mask
 
 T = TypeVar("T")
 Pairs = tuple[tuple[str, str], ...]
@@ -85,6 +88,21 @@ class Selection:
     version: int
 
 
+Counts = list[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cardinality:
+    """How many series there are and what makes them many, the largest first."""
+
+    series: int
+    pairs: int
+    by_metric: Counts
+    values_by_label: Counts
+    bytes_by_label: Counts
+    by_pair: Counts
+
+
 @dataclass(slots=True)
 class Pattern:
     """A fully anchored regular expression that remembers the values it has seen."""
@@ -120,6 +138,35 @@ class Pattern:
         return known
 
 
+class Patterns:
+    """What matchers accept; compiled patterns are kept and shared by all threads."""
+
+    def __init__(self) -> None:
+        self._patterns: OrderedDict[str, Pattern] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def acceptance(self, matcher: MatcherLike) -> Callable[[str], bool]:
+        """Says of a label value whether the matcher accepts it."""
+        wanted = matcher.value
+        if matcher.op == "=":
+            return lambda value: value == wanted
+        if matcher.op == "!=":
+            return lambda value: value != wanted
+        pattern = self._pattern(wanted)
+        if matcher.op == "=~":
+            return pattern.matches
+        return lambda value: not pattern.matches(value)
+
+    def _pattern(self, text: str) -> Pattern:
+        with self._lock:
+            if text not in self._patterns:
+                self._patterns[text] = Pattern(text)
+                if len(self._patterns) > REMEMBERED_PATTERNS:
+                    self._patterns.popitem(last=False)
+            self._patterns.move_to_end(text)
+            return self._patterns[text]
+
+
 class SeriesIndex:
     """Label sets to numbers and back; numbers of forgotten series are used again."""
 
@@ -131,7 +178,7 @@ class SeriesIndex:
         self._version = 0
         self._name_versions: dict[str, int] = {}
         self._selections: OrderedDict[tuple[MatcherLike, ...], Selection] = OrderedDict()
-        self._patterns: OrderedDict[str, Pattern] = OrderedDict()
+        self._patterns = Patterns()
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -169,11 +216,42 @@ class SeriesIndex:
                 del self._postings[name][value]
         self._free.extend(gone)
 
-    def label_names(self) -> list[str]:
-        return sorted(name for name, values in self._postings.items() if values)
+    def label_names(self, matchers: Sequence[MatcherLike] = (), lived: Mask | None = None) -> list[str]:
+        """Names of labels of the series that match and for whose number `lived` is true; without it, of all."""
+        lived = self._everyone() if lived is None else lived
+        if not matchers:
+            return sorted(name for name, values in self._postings.items() if _any_lived(values.values(), lived))
+        chosen = self.select(matchers)
+        alive = lived[chosen.numbers]
+        if alive.all():
+            return chosen.series.derive("label names", _names)
+        return _names(list(compress(chosen.series.pairs, alive.tolist())))
 
-    def label_values(self, name: str) -> list[str]:
-        return sorted(self._postings.get(name, ()))
+    def label_values(self, name: str, matchers: Sequence[MatcherLike] = (), *, lived: Mask | None = None) -> list[str]:
+        lived = self._everyone() if lived is None else lived
+        if not matchers:
+            values = self._postings.get(name, {})
+            return sorted(value for value, held in values.items() if _any_lived([held], lived))
+        chosen = self.select(matchers)
+        alive = lived[chosen.numbers]
+        if alive.all():
+            return chosen.series.derive(("label values", name), lambda rows: _values(rows, name))
+        return _values(list(compress(chosen.series.pairs, alive.tolist())), name)
+
+    def cardinality(self, limit: int) -> Cardinality:
+        """The `limit` largest of everything that can grow."""
+        metrics = self._postings.get(label_sets.METRIC_NAME, {})
+        names = self._postings.items()
+        return Cardinality(
+            series=len(self),
+            pairs=sum(len(values) for _, values in names),
+            by_metric=_largest(((value, len(held)) for value, held in metrics.items()), limit),
+            values_by_label=_largest(((name, len(values)) for name, values in names), limit),
+            bytes_by_label=_largest(((name, sum(map(len, values))) for name, values in names), limit),
+            by_pair=_largest(
+                ((f"{name}={value}", len(held)) for name, values in names for value, held in values.items()), limit
+            ),
+        )
 
     def select(self, matchers: Sequence[MatcherLike]) -> Selection:
         """The series that satisfy all matchers."""
@@ -190,6 +268,16 @@ class SeriesIndex:
         if len(self._selections) > REMEMBERED_SELECTIONS:
             self._selections.popitem(last=False)
         return chosen
+
+    def of_metric(self, name: str) -> Selection:
+        """All series of one metric, or those without a name; not remembered."""
+        if name:
+            numbers = np.sort(_numbers(self._postings.get(label_sets.METRIC_NAME, {}).get(name, array("q"))))
+        else:
+            nameless = [number for labels, number in self._numbers.items() if not labels.name]
+            numbers = np.array(sorted(nameless), dtype=np.int64)
+        labels = [found for number in numbers.tolist() if (found := self.labels[number]) is not None]
+        return Selection(numbers, SeriesSet([each.pairs for each in labels], labels), self._version)
 
     def _changed(self, name: str) -> None:
         self._version += 1
@@ -208,7 +296,7 @@ class SeriesIndex:
         included: list[Ints] = []
         excluded: list[Ints] = []
         for matcher in matchers:
-            accepts = self._test(matcher)
+            accepts = self._patterns.acceptance(matcher)
             values = self._postings.get(matcher.name, {})
             if accepts(""):
                 excluded.extend(_numbers(values[value]) for value in values if not accepts(value))
@@ -227,30 +315,30 @@ class SeriesIndex:
             chosen = chosen[~self._membership(others)[chosen]]
         return chosen
 
+    def _everyone(self) -> Mask:
+        return np.ones(len(self.labels), dtype=bool)
+
     def _membership(self, numbers: Ints) -> np.typing.NDArray[np.bool_]:
         mask = np.zeros(len(self.labels), dtype=bool)
         mask[numbers] = True
         return mask
 
-    def _test(self, matcher: MatcherLike) -> Callable[[str], bool]:
-        wanted = matcher.value
-        if matcher.op == "=":
-            return lambda value: value == wanted
-        if matcher.op == "!=":
-            return lambda value: value != wanted
-        pattern = self._pattern(wanted)
-        if matcher.op == "=~":
-            return pattern.matches
-        return lambda value: not pattern.matches(value)
-
-    def _pattern(self, text: str) -> Pattern:
-        if text not in self._patterns:
-            self._patterns[text] = Pattern(text)
-            if len(self._patterns) > REMEMBERED_PATTERNS:
-                self._patterns.popitem(last=False)
-        self._patterns.move_to_end(text)
-        return self._patterns[text]
-
 
 def _numbers(posting: array[int]) -> Ints:
     return np.array(posting, dtype=np.int64)
+
+
+def _any_lived(postings: Iterable[array[int]], lived: Mask) -> bool:
+    return any(lived[_numbers(posting)].any() for posting in postings)
+
+
+def _names(rows: Sequence[Pairs]) -> list[str]:
+    return sorted({name for pairs in rows for name, _ in pairs})
+
+
+def _values(rows: Sequence[Pairs], name: str) -> list[str]:
+    return sorted({value for pairs in rows for own, value in pairs if own == name})
+
+
+def _largest(counts: Iterable[tuple[str, int]], limit: int) -> Counts:
+    return heapq.nlargest(limit, counts, key=lambda counted: counted[1])

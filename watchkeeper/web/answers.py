@@ -53,8 +53,10 @@ def refusal(path: str, *, status: int, problem: str, headers: Mapping[str, str] 
     return json_answer({"ok": False, "error": problem, "status": status}, status=status, headers=headers)
 
 
-def prometheus_error(problem: str, *, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    content = {"status": "error", "errorType": ERROR_TYPES.get(status, "internal"), "error": problem}
+def prometheus_error(
+    problem: str, *, status: int, kind: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    content = {"status": "error", "errorType": kind or ERROR_TYPES.get(status, "internal"), "error": problem}
     return json_answer(content, status=status, headers=headers)
 
 

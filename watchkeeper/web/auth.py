@@ -1,6 +1,6 @@
 """Who is asking, and what may they do.
 
-Four roles: viewer < operator < admin, and agent, which may push events and nothing else. With a
+Four roles: viewer < operator < admin, and agent, which may push events and samples and nothing else. With a
 token file, a request carries a bearer token or the cookie that the login page set. Without one the
 hub only listens on loopback and every local request is admin; because any web page can talk to
 loopback, the Host header must then be a loopback name (against DNS rebinding). A request that
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,12 +21,17 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from watchkeeper.errors import SettingsError, StartRefused
+from watchkeeper.kit.addresses import is_loopback
 
 COOKIE = "watchkeeper"
 SESSION = timedelta(hours=12)
 HASHED = "sha256:"
 # 128 bits in hexadecimal: enough that a fast hash without salt cannot be searched.
 SHORTEST_TOKEN = 32
+
+
+# A browser sends these content types to another site only after asking it (CORS preflight), which we never grant.
+NEEDS_ASKING = frozenset({"application/json", "application/x-protobuf"})
 
 
 class Role(StrEnum):
@@ -37,12 +41,13 @@ class Role(StrEnum):
     AGENT = "agent"
 
 
-# Which roles satisfy a route's demand. An agent's token lies on every GPU node, so it reads nothing.
+# Which roles satisfy a route's demand. An agent's token lies on every GPU node, so it writes events and samples
+# and reads nothing.
 SATISFIED_BY: Mapping[Role, frozenset[Role]] = {
     Role.VIEWER: frozenset({Role.VIEWER, Role.OPERATOR, Role.ADMIN}),
     Role.OPERATOR: frozenset({Role.OPERATOR, Role.ADMIN}),
     Role.ADMIN: frozenset({Role.ADMIN}),
-    Role.AGENT: frozenset({Role.AGENT, Role.ADMIN}),
+    Role.AGENT: frozenset({Role.AGENT, Role.OPERATOR, Role.ADMIN}),
 }
 
 
@@ -169,16 +174,6 @@ def check_listen(host: str, auth: Auth) -> None:
         )
 
 
-def is_loopback(host: str) -> bool:
-    name = host.strip("[]").lower()
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
 def names_loopback(host_header: str) -> bool:
     """True if a Host header names this machine by a loopback name, with or without a port."""
     try:
@@ -191,7 +186,7 @@ def is_own_page(method: str, headers: Mapping[str, str]) -> bool:
     """True unless another site's page may have sent this request.
 
     A browser says so in Sec-Fetch-Site or Origin. A program sends neither; it is let through when it uses a
-    JSON body or a method other than POST, which a page of another site cannot do without asking first.
+    JSON or protobuf body or a method other than POST, which a page of another site cannot do without asking first.
     """
     site = headers.get("sec-fetch-site")
     if site is not None:
@@ -199,4 +194,4 @@ def is_own_page(method: str, headers: Mapping[str, str]) -> bool:
     origin = headers.get("origin")
     if origin is not None:
         return origin != "null" and urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
-    return method != "POST" or headers.get("content-type", "").split(";")[0].strip() == "application/json"
+    return method != "POST" or headers.get("content-type", "").split(";")[0].strip() in NEEDS_ASKING

@@ -2,12 +2,15 @@
 
 Shapes, parameter names, error types and status codes are Prometheus'; where it has a field that we
 do not know, the field is there and empty. The console draws its charts through the same endpoints.
+docs/howto/grafana.md lists the calls that Grafana makes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -16,147 +19,176 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.errors import QueryError, StoreError
-from watchkeeper.kit import clock, wire
-from watchkeeper.model.labels import METRIC_NAME, Labels
+from watchkeeper.kit import clock
+from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
-from watchkeeper.query.promql import ast, parser, printer
+from watchkeeper.query.promql import printer
+from watchkeeper.web import prometheus_exchange as exchange
 from watchkeeper.web import prometheus_form as form
 from watchkeeper.web import prometheus_status as status
+from watchkeeper.web import prometheus_tree
 from watchkeeper.web.answers import PROMETHEUS_PREFIX, Answer, Endpoint, json_answer, prometheus_error, read_body
 from watchkeeper.web.auth import Role
+from watchkeeper.web.prometheus_form import Form
 from watchkeeper.web.view import HubView
 
 # Prometheus' own limit on an expression is the size of a URL or form; ours is a generous form.
 FORM_LIMIT_BYTES = 256 * 1024
+# Prometheus' default of --query.timeout; a caller may ask for less.
+QUERY_TIMEOUT_SECONDS = 120.0
 EVERYTHING = ((engine.Matcher(METRIC_NAME, engine.MatchOp.NOT_EQUAL, ""),),)
+TRUNCATED = "results truncated due to limit"
 
 
-class Form:
-    """The parameters of one request, from the URL and a form body alike."""
+@dataclass(slots=True)
+class _Manner:
+    """How a query wants to be answered; `on` is the engine, where it must not be the hub's usual one."""
 
-    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
-        self._pairs = pairs
+    on: engine.Engine | None
+    timeout_seconds: float
+    limit: int | None
+    with_stats: bool
+    took_seconds: float = 0.0
 
-    @classmethod
-    async def of(cls, request: Request) -> Form:
-        pairs = list(request.query_params.multi_items())
-        if request.method == "POST":
-            body = await read_body(request, FORM_LIMIT_BYTES)
-            pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True) + pairs
-        return cls(pairs)
-
-    def one(self, name: str) -> str | None:
-        return next((value for key, value in self._pairs if key == name), None)
-
-    def all(self, name: str) -> list[str]:
-        return [value for key, value in self._pairs if key == name]
+    async def wait_for(self, asking: Awaitable[engine.Answer]) -> engine.Answer:
+        began = time.perf_counter()
+        try:
+            answer = await asyncio.wait_for(asking, self.timeout_seconds)
+        except TimeoutError as error:
+            raise _TooSlow(f"query timed out in expression evaluation after {self.timeout_seconds:g} s") from error
+        self.took_seconds = time.perf_counter() - began
+        return answer
 
 
 class PrometheusApi:
-    """One method per endpoint; each takes the form and returns `data`, with warnings where there are any."""
+    """One method per endpoint that asks the engine; each takes the form and answers with `data`."""
 
     def __init__(self, hub: HubView) -> None:
         self._hub = hub
 
     async def query(self, asked: Form) -> Response:
-        expr = _expression(asked)
+        expr, manner = _expression(asked), self._manner(asked)
         at_ms = form.read_time("time", asked.one("time"), default_ms=clock.to_ms(self._hub.clock.now()))
-        answer = await self._hub.ask(expr, at_ms)
-        return await _write(answer, at_ms)
+        asking = self._hub.ask(expr, at_ms) if manner.on is None else asyncio.to_thread(manner.on.instant, expr, at_ms)
+        return await _write(await manner.wait_for(asking), at_ms, manner)
 
     async def query_range(self, asked: Form) -> Response:
+        expr, manner = _expression(asked), self._manner(asked)
         span = form.read_span(asked.one("start"), asked.one("end"), asked.one("step"))
-        answer = await self._hub.ask_range(_expression(asked), span)
-        return await _write(answer, None)
+        asking = (
+            self._hub.ask_range(expr, span) if manner.on is None else asyncio.to_thread(manner.on.range, expr, span)
+        )
+        return await _write(await manner.wait_for(asking), None, manner)
 
     async def format_query(self, asked: Form) -> Response:
-        return success(printer.to_text(parser.parse(_expression(asked))))
+        return success(printer.pretty(form.parse("query", asked.one("query") or "")))
+
+    async def parse_query(self, asked: Form) -> Response:
+        return success(prometheus_tree.tree(form.parse("query", asked.one("query") or "")))
+
+    async def exemplars(self, asked: Form) -> Response:
+        """Exemplars are not kept; the question is checked all the same."""
+        _expression(asked)
+        _read_times(asked, 0, 0)
+        return success([])
 
     async def series(self, asked: Form) -> Response:
         if not asked.all("match[]"):
             raise form.BadParameter("no match[] parameter provided")
-        found = await self._series(asked)
+        selectors, times = self._selectors(asked)
+        found = await asyncio.to_thread(self._hub.engine.series, selectors or EVERYTHING, *times)
         return limited([dict(labels) for labels in found], asked)
 
     async def labels(self, asked: Form) -> Response:
-        found = await self._series(asked)
-        return limited(sorted({name for labels in found for name in labels}), asked)
+        selectors, times = self._selectors(asked)
+        return limited(await asyncio.to_thread(self._hub.engine.label_names, selectors, *times), asked)
 
     async def label_values(self, asked: Form, name: str) -> Response:
-        if not name:
-            raise form.BadParameter('invalid label name: ""')
-        found = await self._series(asked)
-        return limited(sorted({labels[name] for labels in found if name in labels}), asked)
+        # Prometheus 3 writes names beyond [a-zA-Z0-9_] into the path as U__ and code points; ours are plain.
+        selectors, (start_ms, end_ms) = self._selectors(asked)
+        ask = self._hub.engine.label_values
+        found = await asyncio.to_thread(ask, name, selectors, start_ms=start_ms, end_ms=end_ms)
+        return limited(found, asked)
 
     async def metadata(self, asked: Form) -> Response:
-        known: Mapping[str, Any] = getattr(self._hub.engine, "metadata", dict)()
-        wanted, most = asked.one("metric"), form.read_limit(asked.one("limit"))
-        names = [name for name in known if not wanted or name == wanted][:most]
-        return success({name: [wire.to_plain(known[name])] for name in names})
+        known = await asyncio.to_thread(self._hub.engine.metadata)
+        wanted, most = asked.one("metric"), asked.limit()
+        names = [name for name in sorted(known) if not wanted or name == wanted][:most]
+        return success({name: [status.described(known[name])] for name in names})
 
-    async def targets(self, _: Form) -> Response:
-        every = self._hub.settings.fleet
-        pace = {"scrapeInterval": every.scrape_interval, "scrapeTimeout": every.scrape_timeout}
-        active = [status.target(state) | pace for state in self._hub.targets()]
-        return success({"activeTargets": active, "droppedTargets": [], "droppedTargetCounts": {}})
+    def _manner(self, asked: Form) -> _Manner:
+        return _Manner(
+            on=self._with_lookback(asked),
+            timeout_seconds=_patience(asked),
+            limit=asked.limit(),
+            with_stats=bool(asked.one("stats")),
+        )
 
-    async def rules(self, asked: Form) -> Response:
-        wanted = asked.one("type")
-        if wanted not in (None, "", "alert", "record"):
-            raise form.BadParameter(f'not supported value "{wanted}"')
-        every = self._hub.settings.rules.interval_seconds
-        groups = [status.group(g, state, default_seconds=every) for g, state in self._hub.rule_groups()]
-        for group in groups if wanted else ():
-            group["rules"] = [rule for rule in group["rules"] if rule["type"].startswith(wanted)]
-        return success({"groups": groups})
+    def _with_lookback(self, asked: Form) -> engine.Engine | None:
+        text = asked.one("lookback_delta")
+        if not text:
+            return None
+        lookback_ms = form.read_duration("lookback_delta", text)
+        if lookback_ms <= 0:
+            raise form.BadParameter('invalid parameter "lookback_delta": it must be longer than 0')
+        embedded: Any = self._hub.engine
+        if not hasattr(embedded, "with_lookback"):
+            raise form.BadParameter('invalid parameter "lookback_delta": the server behind this hub sets its own')
+        seen: engine.Engine = embedded.with_lookback(lookback_ms)
+        return seen
 
-    async def alerts(self, _: Form) -> Response:
-        return success({"alerts": [status.alert(a) for a in self._hub.alerts() if status.is_active(a)]})
-
-    async def build(self, _: Form) -> Response:
-        empty = dict.fromkeys(("revision", "branch", "buildUser", "buildDate", "goVersion"), "")
-        return success({"version": self._hub.version, **empty, "application": "watchkeeper"})
-
-    async def _series(self, asked: Form) -> list[Labels]:
-        selectors = [_matchers(text) for text in asked.all("match[]")] or EVERYTHING
-        now_ms = clock.to_ms(self._hub.clock.now())
-        start_ms = form.read_time("start", asked.one("start"), default_ms=0)
-        end_ms = form.read_time("end", asked.one("end"), default_ms=now_ms)
-        if end_ms < start_ms:
-            raise form.BadParameter('invalid parameter "end": end timestamp must not be before start time')
-        return await asyncio.to_thread(self._hub.engine.series, selectors, start_ms, end_ms)
+    def _selectors(self, asked: Form) -> tuple[Sequence[Sequence[engine.Matcher]], tuple[int, int]]:
+        selectors = [form.matchers("match[]", text) for text in asked.all("match[]")]
+        return selectors, _read_times(asked, 0, clock.to_ms(self._hub.clock.now()))
 
 
 def endpoints(hub: HubView) -> list[Endpoint]:
-    api = PrometheusApi(hub)
+    api, pages, doors = PrometheusApi(hub), status.StatusPages(hub), exchange.Exchange(hub)
     both, get = ("GET", "POST"), ("GET",)
     rows: list[tuple[tuple[str, ...], str, Callable[..., Any]]] = [
         (both, "query", api.query),
         (both, "query_range", api.query_range),
+        (both, "query_exemplars", api.exemplars),
         (both, "format_query", api.format_query),
+        (both, "parse_query", api.parse_query),
         (both, "series", api.series),
         (both, "labels", api.labels),
         (get, "label/{name}/values", api.label_values),
         (get, "metadata", api.metadata),
-        (get, "targets", api.targets),
-        (get, "rules", api.rules),
-        (get, "alerts", api.alerts),
-        (get, "status/buildinfo", api.build),
+        *((get, path, _shown(page)) for path, page in pages.table()),
     ]
-    return [
-        Endpoint(methods, PROMETHEUS_PREFIX + path, Role.VIEWER, _answering(method)) for methods, path, method in rows
-    ]
+    table = [Endpoint(ways, PROMETHEUS_PREFIX + path, Role.VIEWER, _answering(method)) for ways, path, method in rows]
+    table.append(Endpoint(get, "/federate", Role.VIEWER, _answering(doors.federate)))
+    table.append(Endpoint(("POST",), PROMETHEUS_PREFIX + "write", Role.AGENT, doors.write, changes=True))
+    return table
+
+
+def _shown(page: Callable[[Form], Any]) -> Callable[[Form], Any]:
+    async def answer(asked: Form) -> Response:
+        return success(page(asked))
+
+    return answer
+
+
+async def read_form(request: Request) -> Form:
+    pairs = list(request.query_params.multi_items())
+    if request.method == "POST":
+        body = await read_body(request, FORM_LIMIT_BYTES)
+        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True) + pairs
+    return Form(pairs)
 
 
 def _answering(method: Callable[..., Any]) -> Answer:
     async def answer(request: Request) -> Response:
         """Errors become Prometheus' error types: what was asked wrongly, what failed while it ran, what is away."""
         try:
-            response: Response = await method(await Form.of(request), **request.path_params)
-        except (form.BadParameter, _Unparsable) as error:
+            response: Response = await method(await read_form(request), **request.path_params)
+        except form.BadParameter as error:
             return prometheus_error(str(error), status=400)
         except QueryError as error:
             return prometheus_error(str(error), status=422)
+        except _TooSlow as error:
+            return prometheus_error(str(error), status=503, kind="timeout")
         except StoreError as error:
             return prometheus_error(str(error), status=503)
         except HTTPException as error:
@@ -166,35 +198,47 @@ def _answering(method: Callable[..., Any]) -> Answer:
     return answer
 
 
-class _Unparsable(Exception):
-    """The expression is not PromQL: the caller's fault, unlike one that fails while it runs."""
+class _TooSlow(Exception):
+    """The caller's patience is over."""
+
+
+def _patience(asked: Form) -> float:
+    text = asked.one("timeout")
+    if not text:
+        return QUERY_TIMEOUT_SECONDS
+    seconds = form.read_duration("timeout", text) / 1000
+    if seconds <= 0:
+        raise form.BadParameter('invalid parameter "timeout": it must be longer than 0')
+    return min(seconds, QUERY_TIMEOUT_SECONDS)
 
 
 def _expression(asked: Form) -> str:
     expr = asked.one("query") or ""
-    _parse("query", expr)
+    form.parse("query", expr)
     return expr
 
 
-def _parse(name: str, text: str) -> ast.Expr:
-    try:
-        return parser.parse(text)
-    except QueryError as error:
-        raise _Unparsable(f'invalid parameter "{name}": {error}') from error
+def _read_times(asked: Form, start_ms: int, end_ms: int) -> tuple[int, int]:
+    start = form.read_time("start", asked.one("start"), default_ms=start_ms)
+    end = form.read_time("end", asked.one("end"), default_ms=end_ms)
+    if end < start:
+        raise form.BadParameter('invalid parameter "end": end timestamp must not be before start time')
+    return start, end
 
 
-def _matchers(text: str) -> tuple[engine.Matcher, ...]:
-    tree = _parse("match[]", text)
-    if not isinstance(tree, ast.Selector):
-        raise form.BadParameter('invalid parameter "match[]": expected a series selector such as up{job="x"}')
-    return tree.matchers
-
-
-async def _write(answer: engine.Answer, at_ms: int | None) -> Response:
+async def _write(answer: engine.Answer, at_ms: int | None, manner: _Manner) -> Response:
     """Rendering a large answer takes longer than asking for it, so it leaves the event loop as well."""
 
     def render() -> Response:
-        return success(form.write_answer(answer, at_ms), answer.warnings)
+        content, warnings = form.write_answer(answer, at_ms), list(answer.warnings)
+        is_list = content["resultType"] in ("vector", "matrix")
+        if manner.limit is not None and is_list and len(content["result"]) > manner.limit:
+            content["result"] = content["result"][: manner.limit]
+            warnings.append(TRUNCATED)
+        if manner.with_stats:
+            seconds = manner.took_seconds
+            content["stats"] = {"timings": {"evalTotalTime": seconds, "execTotalTime": seconds}}
+        return success(content, warnings)
 
     return await asyncio.to_thread(render) if answer.frame.values.size > 10_000 else render()
 
@@ -205,7 +249,7 @@ def success(content: Any, warnings: Sequence[str] = ()) -> Response:
 
 
 def limited(items: list[Any], asked: Form) -> Response:
-    most = form.read_limit(asked.one("limit"))
+    most = asked.limit()
     if most is None or len(items) <= most:
         return success(items)
-    return success(items[:most], ["results truncated due to limit"])
+    return success(items[:most], [TRUNCATED])

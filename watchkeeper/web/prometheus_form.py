@@ -7,13 +7,15 @@ Pure functions between text and values; `prometheus_api` calls them. A wrong par
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from watchkeeper.errors import QueryError
 from watchkeeper.kit import clock, durations
 from watchkeeper.query import engine
+from watchkeeper.query.promql import ast, parser
 
 # Prometheus' own limit on the points of one series; more than a screen has columns.
 POINT_LIMIT = 11_000
@@ -23,6 +25,31 @@ LAST_SECOND = 253_402_300_799.0
 
 class BadParameter(ValueError):
     """A parameter that cannot be used; answered as 400 bad_data."""
+
+
+class Form:
+    """The parameters of one request, from the URL and a form body alike."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+        self._pairs = pairs
+
+    def one(self, name: str) -> str | None:
+        return next((value for key, value in self._pairs if key == name), None)
+
+    def all(self, name: str) -> list[str]:
+        return [value for key, value in self._pairs if key == name]
+
+    def limit(self, name: str = "limit") -> int | None:
+        """How many items to answer with; 0 or absent is all."""
+        text = self.one(name)
+        if not text:
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) < 16):
+            raise BadParameter(f'invalid parameter "{name}": "{text[:80]}" is not a number of 0 or more')
+        return int(text) or None
+
+    def is_true(self, name: str) -> bool:
+        return (self.one(name) or "").lower() in ("true", "1")
 
 
 def read_time(name: str, text: str | None, *, default_ms: int | None = None) -> int:
@@ -83,13 +110,20 @@ def read_span(start: str | None, end: str | None, step: str | None) -> engine.Sp
     return engine.Span(start_ms, end_ms, step_ms)
 
 
-def read_limit(text: str | None) -> int | None:
-    """How many items to answer with; 0 or absent is all."""
-    if not text:
-        return None
-    if not text.isdigit():
-        raise BadParameter(f'invalid parameter "limit": "{text[:80]}" is not a number of 0 or more')
-    return int(text) or None
+def parse(name: str, text: str) -> ast.Expr:
+    """The tree of an expression; the caller's fault if it is not PromQL, unlike one that fails while it runs."""
+    try:
+        return parser.parse(text)
+    except QueryError as error:
+        raise BadParameter(f'invalid parameter "{name}": {error}') from error
+
+
+def matchers(name: str, text: str) -> tuple[engine.Matcher, ...]:
+    """The conditions of a series selector."""
+    tree = parse(name, text)
+    if not isinstance(tree, ast.Selector):
+        raise BadParameter(f'invalid parameter "{name}": expected a series selector such as up{{job="x"}}')
+    return tree.matchers
 
 
 def write_value(value: float) -> str:

@@ -1,16 +1,231 @@
-"""Targets, rules and alerts in the shapes of Prometheus' HTTP API; `prometheus_api` answers with them."""
+"""Targets, rules, alerts and the hub itself in the shapes of Prometheus' HTTP API.
+
+`StatusPages` reads the parameters and picks; the functions below it write one thing each.
+`prometheus_api` puts the pages into its table. What only a Go program has (goroutines, GOGC) is empty.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import yaml
+
 from watchkeeper.collect import scrape
-from watchkeeper.kit import clock, wire
+from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import alerts
+from watchkeeper.query.promql import patterns
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.web.prometheus_form import write_value
+from watchkeeper.store import index
+from watchkeeper.web.prometheus_form import BadParameter, Form, matchers, write_value
+from watchkeeper.web.view import HubView
 
 NEVER = "0001-01-01T00:00:00Z"
+TOP_TEN = 10
+MOST_CARDINALITY = 10_000
+RULE_TYPES = {None: "", "": "", "alert": "alerting", "record": "recording"}
+
+
+class StatusPages:
+    """One method per page; each takes the form and returns `data`."""
+
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._started_at = hub.clock.now()
+
+    def table(self) -> list[tuple[str, Callable[[Form], Any]]]:
+        return [
+            ("targets", self.targets),
+            ("targets/metadata", self.target_metadata),
+            ("scrape_pools", self.pools),
+            ("rules", self.rules),
+            ("alerts", self.alerts),
+            ("alertmanagers", self.alertmanagers),
+            ("status/buildinfo", self.build),
+            ("status/config", self.config),
+            ("status/flags", self.flags),
+            ("status/runtimeinfo", self.runtime),
+            ("status/tsdb", self.tsdb),
+        ]
+
+    def targets(self, asked: Form) -> dict[str, Any]:
+        state, pool = asked.one("state") or "any", asked.one("scrapePool")
+        if state not in ("any", "active", "dropped"):
+            raise BadParameter(f'invalid parameter "state": "{state[:80]}" is not any, active or dropped')
+        active = [self._target(one) for one in self._hub.targets() if pool in (None, "", one.target.job_name)]
+        dropped = [one for one in self._hub.dropped_targets() if pool in (None, "", one.job_name)]
+        return {
+            "activeTargets": active if state != "dropped" else [],
+            "droppedTargets": [
+                {"discoveredLabels": dict(one.discovered), "scrapePool": one.job_name}
+                for one in (dropped if state != "active" else ())
+            ],
+            "droppedTargetCounts": dict(Counter(one.job_name for one in dropped)),
+        }
+
+    def _target(self, state: scrape.TargetState) -> dict[str, Any]:
+        usual, own = self._hub.settings.fleet, state.target
+        every, most = own.interval_seconds, own.timeout_seconds
+        pace = {
+            "scrapeInterval": usual.scrape_interval if every is None else durations.format_seconds(every),
+            "scrapeTimeout": usual.scrape_timeout if most is None else durations.format_seconds(most),
+        }
+        return target(state) | pace
+
+    def target_metadata(self, asked: Form) -> list[dict[str, Any]]:
+        wanted, metric, most = _selector(asked.one("match_target")), asked.one("metric"), asked.limit()
+        found: list[dict[str, Any]] = []
+        for state in self._hub.targets():
+            if not wanted(state.target.labels):
+                continue
+            names = sorted(state.families) if not metric else [metric] if metric in state.families else []
+            for name in names:
+                if most is not None and len(found) >= most:
+                    return found
+                family = state.families[name]
+                said = described((family.type, family.help, family.unit))
+                found.append({"target": dict(state.target.labels), "metric": name, **said})
+        return found
+
+    def pools(self, _: Form) -> dict[str, Any]:
+        names = {one.target.job_name for one in self._hub.targets()}
+        names |= {one.job_name for one in self._hub.dropped_targets()}
+        return {"scrapePools": sorted(names)}
+
+    def rules(self, asked: Form) -> dict[str, Any]:
+        kind = asked.one("type")
+        if kind not in RULE_TYPES:
+            raise BadParameter(f'not supported value "{(kind or "")[:80]}"')
+        names, groups, files = (asked.all(f"{part}[]") for part in ("rule_name", "rule_group", "file"))
+        wanted = _selector(*asked.all("match[]"))
+        every = self._hub.settings.rules.interval_seconds
+        shown = []
+        for found, states in self._hub.rule_groups():
+            if (groups and found.name not in groups) or (files and found.path not in files):
+                continue
+            one = group(found, states, default_seconds=every)
+            one["rules"] = [
+                rule
+                for rule in one["rules"]
+                if rule["type"].startswith(RULE_TYPES[kind])
+                and (not names or rule["name"] in names)
+                and wanted(rule["labels"])
+            ]
+            if asked.is_true("exclude_alerts"):
+                for rule in one["rules"]:
+                    rule.pop("alerts", None)
+            if one["rules"] or not (names or kind or asked.all("match[]")):
+                shown.append(one)
+        return _page(shown, asked)
+
+    def alerts(self, _: Form) -> dict[str, Any]:
+        return {"alerts": [alert(one) for one in self._hub.alerts() if is_active(one)]}
+
+    def alertmanagers(self, _: Form) -> dict[str, Any]:
+        return {"activeAlertmanagers": [], "droppedAlertmanagers": []}
+
+    def build(self, _: Form) -> dict[str, Any]:
+        empty = dict.fromkeys(("revision", "branch", "buildUser", "buildDate", "goVersion"), "")
+        return {"version": self._hub.version, **empty, "application": "watchkeeper"}
+
+    def config(self, _: Form) -> dict[str, str]:
+        """What is in force, as YAML: Prometheus' `global` for its clients, then our own settings."""
+        fleet, rules = self._hub.settings.fleet, self._hub.settings.rules
+        prometheus = {
+            "scrape_interval": fleet.scrape_interval,
+            "scrape_timeout": fleet.scrape_timeout,
+            "evaluation_interval": rules.interval,
+        }
+        plain = {"global": prometheus, "watchkeeper": wire.to_plain(self._hub.settings)}
+        return {"yaml": yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)}
+
+    def flags(self, _: Form) -> dict[str, str]:
+        """The settings that Prometheus has as flags, under its names."""
+        limits, settings = self._hub.engine.limits(), self._hub.settings
+        return {
+            "query.lookback-delta": durations.format_ms(limits.lookback_ms),
+            "query.max-samples": str(limits.max_samples or 0),
+            "storage.tsdb.path": settings.hub.data,
+            "storage.tsdb.retention.time": settings.query.retention,
+            "web.enable-remote-write-receiver": "true",
+            "web.listen-address": f"{settings.hub.host}:{settings.hub.port}",
+        }
+
+    def runtime(self, _: Form) -> dict[str, Any]:
+        started = wire.format_time(self._started_at)
+        return {
+            "startTime": started,
+            "CWD": os.getcwd(),
+            "hostname": platform.node(),
+            "serverTime": wire.format_time(self._hub.clock.now()),
+            "reloadConfigSuccess": True,
+            "lastConfigTime": started,
+            "corruptionCount": 0,
+            "goroutineCount": threading.active_count(),
+            "GOMAXPROCS": os.cpu_count() or 1,
+            "GOMEMLIMIT": 0,
+            "GOGC": "",
+            "GODEBUG": "",
+            "storageRetention": self._hub.settings.query.retention,
+        }
+
+    def tsdb(self, asked: Form) -> dict[str, Any]:
+        most = min(asked.limit() or TOP_TEN, MOST_CARDINALITY)
+        count = getattr(self._hub.engine, "cardinality", None)
+        if count is None:
+            raise BadParameter("the samples are kept by a server; ask it for its /api/v1/status/tsdb")
+        found: index.Cardinality = count(most)
+        head = getattr(self._hub.engine, "head", None)
+        newest = getattr(head, "newest_ms", None)
+        return {
+            "headStats": {
+                "numSeries": found.series,
+                "numLabelPairs": found.pairs,
+                "chunkCount": 0,
+                "minTime": 0 if newest is None else newest - getattr(head, "retention_ms", 0),
+                "maxTime": newest or 0,
+            },
+            "seriesCountByMetricName": _counts(found.by_metric),
+            "labelValueCountByLabelName": _counts(found.values_by_label),
+            "memoryInBytesByLabelName": _counts(found.bytes_by_label),
+            "seriesCountByLabelValuePair": _counts(found.by_pair),
+        }
+
+
+def _page(groups: list[dict[str, Any]], asked: Form) -> dict[str, Any]:
+    """All groups, or `group_limit` of them from `group_next_token` on; the token is file and name of a group."""
+    token, most = asked.one("group_next_token"), asked.limit("group_limit")
+    keys = [f"{one['file']};{one['name']}" for one in groups]
+    if token and token not in keys:
+        raise BadParameter(f'invalid parameter "group_next_token": there is no group {token[:80]}')
+    groups = groups[keys.index(token) if token else 0 :]
+    if most is None or len(groups) <= most:
+        return {"groups": groups}
+    return {"groups": groups[:most], "groupNextToken": f"{groups[most]['file']};{groups[most]['name']}"}
+
+
+def _selector(*texts: str | None) -> Callable[[Mapping[str, str]], bool]:
+    """Whether labels satisfy one of the selectors; without a selector all do."""
+    selectors = [matchers("match[]", text) for text in texts if text]
+
+    def wanted(labels: Mapping[str, str]) -> bool:
+        return not selectors or any(
+            all(patterns.matches(each, labels.get(each.name, "")) for each in one) for one in selectors
+        )
+
+    return wanted
+
+
+def _counts(found: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in found]
+
+
+def described(family: tuple[str, str, str]) -> dict[str, str]:
+    return dict(zip(("type", "help", "unit"), family, strict=True))
 
 
 def target(state: scrape.TargetState) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from watchkeeper.collect import scrape
+from watchkeeper.collect import discovery, scrape
 from watchkeeper.config.settings import Settings
 from watchkeeper.kit import broadcast, own_metrics
 from watchkeeper.kit.clock import Clock
@@ -82,6 +82,8 @@ class HubView(Protocol):
     async def ask_range(self, expr: str, span: Span) -> Answer: ...
 
     def targets(self) -> Sequence[scrape.TargetState]: ...
+
+    def dropped_targets(self) -> Sequence[discovery.Dropped]: ...
 
     def rule_groups(self) -> Sequence[tuple[rulefile.Group, evaluate.State]]: ...
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from watchkeeper.readers import flight_recorder
+
 # A job of some thousand ranks may say the same thing once per rank; more of one sign adds nothing.
 MAX_SIGHTINGS_OF_A_SIGN = 4096
 MAX_EVENTS = 100_000
@@ -43,6 +45,7 @@ class Facts:
     inputs: list[Input] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     dropped_events: int = 0
+    dumps: list[tuple[flight_recorder.Dump, Sighting]] = field(default_factory=list)
     _by_sign: dict[str, list[Sighting]] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
     _order: int = 0

@@ -19,6 +19,8 @@ HEAD_BYTES = 4 << 20
 DOCUMENT_BYTES = 64 << 20
 # After this many lines of one sign the rest of them is not matched any more.
 MAX_MATCHES_OF_A_SIGN = 20_000
+# Words of which each line that readers/kernel_log.py knows has one.
+KERNEL_WORDS = frozenset({b"nvrm", b"sxid", b"bus", b"hardware", b"memory"})
 KERNEL_NEEDLES = tuple(needle for needle, _, _ in kernel_log.PATTERNS)
 
 
@@ -47,19 +49,16 @@ class Tee:
 
 def scan(name: str, stream: log_text.ByteStream, facts: Facts, *, table: Table) -> None:
     """Add what the lines of one input say to the facts."""
-    for line in log_text.interesting_lines(stream, table.anchors):
+    words = frozenset(table.behind) | KERNEL_WORDS
+    for line in log_text.interesting_lines(stream, words):
         _read_kernel_line(name, line, facts)
-        seen: set[str] = set()
-        for anchor in line.anchors:
-            for sign in table.behind[anchor]:
-                if sign.id not in seen and facts.count(sign.id) < MAX_MATCHES_OF_A_SIGN:
-                    seen.add(sign.id)
-                    _match(name, line, sign, facts=facts)
+        candidates = {sign.id: sign for word in line.words for sign in table.behind.get(word, ())}
+        for sign in candidates.values():
+            if facts.count(sign.id) < MAX_MATCHES_OF_A_SIGN:
+                _match(name, line, sign, facts=facts)
 
 
 def _match(name: str, line: log_text.LogLine, sign: Sign, *, facts: Facts) -> None:
-    if sign.needle not in line.text.lower():
-        return
     found = sign.match(line.unwrapped if sign.spans_lines else line.text)
     if found is None:
         return

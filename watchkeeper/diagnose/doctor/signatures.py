@@ -1,7 +1,8 @@
 """The table of signs: patterns as data in packs/signatures/*.toml, each with an example line and its source.
 
-A sign with a `pattern` is looked for in every line; a sign without one is seen by a reader of a whole
-document (`documents`). `scan` asks for the anchors that make the search fast and for the signs behind each.
+A sign with `words` is looked for in every line that has one of them; one with a `pattern` alone only in the
+beginning of an input, where listings are; one without a pattern is seen by a reader (`documents`). `scan` asks for
+the words that make the search fast and for the signs behind each.
 """
 
 from __future__ import annotations
@@ -21,12 +22,6 @@ from watchkeeper.errors import PackError
 FOLDER = "signatures"
 # Found by the Xid code that the pattern names: the catalogue knows its cause.
 BY_XID = "by_xid"
-# Looked for in every block, so each costs time; every needle should contain one of them.
-ANCHORS = tuple(
-    b"nodes are available|downgraded|environment|unreachable|mismatch|nccl warn|nccl version|timed out|timeout|healthy"
-    b"|refused|blocked|throttl|memory|nvlink|assert|nranks|cannot|unable|exceed|invalid|using |remap|therm|error|space"
-    b"|stuck|fail|kill|lost|died|exit| not |nvrm|xid|nan|no ".split(b"|")
-)
 
 
 class Role(StrEnum):
@@ -49,7 +44,7 @@ class Sign:
     why: str
     example: str
     source: str
-    needle: str
+    words: tuple[str, ...]
     pattern: re.Pattern[str] | None
     spans_lines: bool
     also: Mapping[str, float] = field(default_factory=dict)
@@ -61,11 +56,11 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All signs, and the anchors to search for; `behind[i]` are the signs that anchor i may lead to."""
+    """All signs; `behind` has the signs that a word may lead to, `of_listings` those without a word."""
 
     signs: Mapping[str, Sign]
-    anchors: tuple[bytes, ...]
-    behind: tuple[tuple[Sign, ...], ...]
+    behind: Mapping[bytes, tuple[Sign, ...]]
+    of_listings: tuple[Sign, ...]
 
 
 def lookup(sign: str) -> Sign:
@@ -83,7 +78,7 @@ def table() -> Table:
                 if sign.id in signs:
                     raise PackError(f"sign {sign.id} is there twice", where=f"packs/{FOLDER}/{file.name}")
                 signs[sign.id] = sign
-    return _with_anchors(signs)
+    return _by_word(signs)
 
 
 def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
@@ -104,7 +99,7 @@ def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
             why=row.get("why", ""),
             example=row["example"] if pattern is not None else "",
             source=row["source"],
-            needle=row["needle"].lower() if pattern is not None else "",
+            words=tuple(row.get("words", "").split()),
             pattern=pattern,
             spans_lines=bool(row.get("spans_lines", False)),
             also=dict(row.get("also", {})),
@@ -114,11 +109,10 @@ def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
         raise PackError(f"sign {name}: {error}", where=f"packs/{file}") from error
 
 
-def _with_anchors(signs: Mapping[str, Sign]) -> Table:
+def _by_word(signs: Mapping[str, Sign]) -> Table:
     behind: dict[bytes, list[Sign]] = {}
     for sign in signs.values():
-        if sign.pattern is not None:
-            needle = sign.needle.encode()
-            anchor = next((anchor for anchor in ANCHORS if anchor in needle), needle)
-            behind.setdefault(anchor, []).append(sign)
-    return Table(signs, tuple(behind), tuple(tuple(found) for found in behind.values()))
+        for word in sign.words:
+            behind.setdefault(word.encode(), []).append(sign)
+    listings = tuple(sign for sign in signs.values() if sign.pattern is not None and not sign.words)
+    return Table(signs, {word: tuple(found) for word, found in behind.items()}, listings)

@@ -19,8 +19,8 @@ from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, drop_name
 from watchkeeper.query.promql import ast
 from watchkeeper.store import columns as stored
-from watchkeeper.store.head import Columns, Head
 from watchkeeper.store.index import SeriesSet
+from watchkeeper.store.reading import Columns, SampleStore
 
 # What `expr[1h:]` means without a step: Prometheus' default evaluation interval.
 DEFAULT_SUBQUERY_STEP_MS = 60_000
@@ -29,7 +29,7 @@ DEFAULT_SUBQUERY_STEP_MS = 60_000
 class Evaluator:
     """Evaluates expressions of one query over one time span."""
 
-    def __init__(self, head: Head, limits: Limits, *, span: Span) -> None:
+    def __init__(self, head: SampleStore, limits: Limits, *, span: Span) -> None:
         self._head = head
         self._limits = limits
         self._span = span

@@ -16,7 +16,7 @@ from watchkeeper.query.engine import Floats, Mask, Millis
 from watchkeeper.query.evaluate.values import Vector, Windows
 from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.head import Columns
+from watchkeeper.store.reading import Columns
 
 # Samples laid out at once: 8 MB of values stay near the processor.
 PIECE = 1 << 20

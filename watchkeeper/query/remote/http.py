@@ -62,13 +62,14 @@ class Client:
         key: str = "query.url",
         pause: Callable[[float], object] | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
+        parts = urlsplit(url)
+        # What stands behind a question mark (VictoriaMetrics' extra_label) goes with each request and into no message.
+        self.url, self._query = url.partition("?")[0].rstrip("/"), parts.query
         self._access = access
         self._key = key
         self._closed = threading.Event()
         self._pause = pause or self._closed.wait
-        parts = urlsplit(self.url)
-        self._host, self._path = parts.hostname or "", parts.path
+        self._host, self._path = parts.hostname or "", parts.path.rstrip("/")
         self._port = parts.port
         self._tls = _tls(access) if parts.scheme == "https" else None
         self._headers = dict(_header(line) for line in access.headers)
@@ -78,25 +79,25 @@ class Client:
     def send(self, request: Request) -> Response:
         """The server's answer, whatever its status; StoreError when there is none within the time and retries."""
         timeout_seconds = self._access.timeout_seconds
-        began = time.monotonic()
-        deadline = began + timeout_seconds
+        deadline = time.monotonic() + timeout_seconds
         tries = self._access.retries + 1
         for turn in range(1, tries + 1):
-            response: Response | None = None
+            response, cause = None, None
             try:
-                response, problem = self._exchange(request, deadline), ""
+                response = self._exchange(request, deadline)
                 if not _will_pass(response):
                     return response
                 wait = _retry_after(response.headers)
             except TimeoutError as error:
                 raise self._error(f"no answer within {timeout_seconds:g} s", turn) from error
             except BROKEN as error:
-                wait, problem, cause = None, _plain(error), error
+                wait, cause = None, error
             pause = wait if wait is not None else _pause_seconds(turn)
-            if turn == tries or time.monotonic() + pause >= deadline or self._closed.is_set():
+            is_last = turn == tries or time.monotonic() + pause >= deadline
+            if is_last or self._closed.is_set() or isinstance(cause, ssl.SSLCertVerificationError):
                 if response is not None:
                     return response
-                raise self._error(problem, turn) from cause
+                raise self._error(_plain(cause), turn) from cause
             self._pause(pause)
         raise AssertionError("the last turn returns or raises")
 
@@ -122,7 +123,7 @@ class Client:
                 connection.timeout = _left(deadline)
                 if connection.sock is not None:
                     connection.sock.settimeout(connection.timeout)
-                connection.request(request.method, self._path + request.path, body=request.body, headers=headers)
+                connection.request(request.method, self._target(request.path), body=request.body, headers=headers)
                 response = connection.getresponse()
                 answer = self._read(connection, response, deadline)
             except BaseException as error:
@@ -152,15 +153,21 @@ class Client:
             size += len(piece)
             if size > limit:
                 raise errors.QueryLimit(
-                    f"the server's answer has more than {size - 1} bytes, the limit is {limit}",
+                    f"the server's answer has {size} bytes or more, the limit is {limit}",
                     remedy="Ask for fewer series or steps, or raise query.max_answer_mebibytes",
                 )
             left = _left(deadline)
             if sock is not None:
                 sock.settimeout(left)
-        if unpack is not None and not unpack.eof:
+        if response.length or (unpack is not None and not unpack.eof):
             raise http.client.IncompleteRead(b"")
+        # read1 leaves an answer open that it has read to the end, and the connection busy with it.
+        response.close()
         return Response(response.status, headers, b"".join(pieces))
+
+    def _target(self, path: str) -> str:
+        whole, mark = f"{self._path}{path}" or "/", "&" if "?" in path else "?"
+        return f"{whole}{mark}{self._query}" if self._query else whole
 
     def _take(self) -> tuple[http.client.HTTPConnection, bool]:
         with self._lock:
@@ -222,7 +229,7 @@ def _pause_seconds(turn: int) -> float:
     return min(FIRST_PAUSE_SECONDS * 2.0 ** (turn - 1), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0)
 
 
-def _plain(error: BaseException) -> str:
+def _plain(error: BaseException | None) -> str:
     """A library's error as a sentence."""
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there"
@@ -241,7 +248,7 @@ def _tls(access: settings.Query) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         named = [path for path in (access.ca_file, access.client_cert_file, access.client_key_file) if path]
         raise errors.StartRefused(
-            f"the certificates for {access.url} cannot be read: {error}",
+            f"the certificates for the server cannot be read: {error}",
             where=", ".join(named),
             remedy="Name readable PEM files in query.ca_file, query.client_cert_file and query.client_key_file",
         ) from error

@@ -21,7 +21,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query import remote_write
 from watchkeeper.query.engine import Appended
 from watchkeeper.query.remote import answers
-from watchkeeper.query.remote.http import LONGEST_PAUSE_SECONDS, Client, Request
+from watchkeeper.query.remote.http import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Client, Request
 
 log = logging.getLogger(__name__)
 
@@ -112,9 +112,9 @@ class Sender:
         if self._thread is not None:
             self._thread.join()
         with self._change:
-            self.dropped.update({"closed": self.queued} if self.queued else {})
+            self.dropped.update({"closed": self._queued} if self._queued else {})
             self._queue.clear()
-            self._queued = self._in_flight = 0
+            self._queued = 0
 
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
@@ -137,19 +137,24 @@ class Sender:
             return batch
 
     def _deliver(self, batch: list[Sample]) -> None:
-        """Write one batch, again and again while the server is away."""
-        pause = 1.0
         for part in (batch[at : at + BATCH_SAMPLES] for at in range(0, len(batch), BATCH_SAMPLES)):
-            while not self._closing.is_set():
-                try:
-                    self._write(part)
-                    break
-                except errors.StoreError as error:
-                    if self.problem is None:
-                        log.warning("Samples cannot be written to the server", extra=fields(error=error))
-                    self.problem = str(error)
-                    self._closing.wait(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            if not self._insist(part):
+                self.dropped["closed"] += len(part)
+
+    def _insist(self, part: list[Sample]) -> bool:
+        """Write samples, again and again while the server is away; False when the sender closes first."""
+        pause = FIRST_PAUSE_SECONDS
+        while not self._closing.is_set():
+            try:
+                self._write(part)
+                return True
+            except errors.StoreError as error:
+                if self.problem is None:
+                    log.warning("Samples cannot be written to the server", extra=fields(error=error))
+                self.problem = str(error)
+            self._closing.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        return False
 
     def _write(self, batch: list[Sample]) -> Appended:
         """Write samples in few requests; only those that the server refuses for themselves are lost."""

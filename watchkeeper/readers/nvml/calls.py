@@ -75,15 +75,17 @@ def _clocks_event_reason(nvml: Any, gpu: Any) -> Answer:
 
 
 def _slowdown_margin(nvml: Any, gpu: Any) -> Answer:
-    # T.Limit counts down to the highest operating temperature; slowdown lies a little beyond it (−2 on an H200).
     try:
-        limit = nvml.nvmlDeviceGetFieldValues(gpu, [TEMPERATURE_SLOWDOWN_TLIMIT])[0]
-        if limit.nvmlReturn == 0:
-            return float(nvml.nvmlDeviceGetMarginTemperature(gpu) - field_number(limit))
+        # 4 µs on an H200, against 1.3 ms for the margin below; both say the same there.
+        slowdown = nvml.nvmlDeviceGetTemperatureThreshold(gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+        return float(slowdown - nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
     except nvml.NVMLError_NotSupported:
         pass
-    slowdown = nvml.nvmlDeviceGetTemperatureThreshold(gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-    return float(slowdown - nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
+    # T.Limit counts down to the highest operating temperature; slowdown lies a little beyond it (−2 on an H200).
+    limit = nvml.nvmlDeviceGetFieldValues(gpu, [TEMPERATURE_SLOWDOWN_TLIMIT])[0]
+    if limit.nvmlReturn != nvml.NVML_SUCCESS:
+        raise Unsupported("no slowdown temperature")
+    return float(nvml.nvmlDeviceGetMarginTemperature(gpu) - field_number(limit))
 
 
 def _remap_banks(nvml: Any, gpu: Any) -> Answer:

@@ -80,7 +80,7 @@ class Device:
 
 @dataclass(slots=True)
 class Reading:
-    """What one GPU answered; `lost` names the call that found it gone from the bus.
+    """What one GPU answered; `lost` names the call that found it gone from the bus, `refused` says why it has no name.
 
     The first GPM sample of a GPU says nothing yet: then `is_profiled` is False.
     """
@@ -90,12 +90,14 @@ class Reading:
     slices: list[dict[str, Any]] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
     lost: str | None = None
+    refused: str | None = None
     is_profiled: bool = False
 
     def plain(self) -> dict[str, Any]:
         """Without what is empty, for the wire."""
         named = {
-            name: getattr(self, name) for name in ("identity", "values", "slices", "errors", "lost", "is_profiled")
+            name: getattr(self, name)
+            for name in ("identity", "values", "slices", "errors", "lost", "refused", "is_profiled")
         }
         return {name: value for name, value in named.items() if value}
 
@@ -118,7 +120,8 @@ class Session:
 
     def __init__(self, nvml: Any, families: Iterable[Family], note: Note) -> None:
         self.nvml = nvml
-        self._note = note
+        self._tell = note
+        self._call = ""
         self._words: dict[int, str] = {
             code: name.removeprefix("NVML_ERROR_")
             for name, code in vars(nvml).items()
@@ -142,6 +145,10 @@ class Session:
         except nvml.NVMLError as error:
             raise NvmlBroken(self.word(error), str(error)) from error
 
+    def _note(self, call: str) -> None:
+        self._call = call
+        self._tell(call)
+
     def word(self, error: Any) -> str:
         """The library's name of an error, such as NOT_SUPPORTED."""
         return self._words.get(int(error.value), f"error {error.value}")
@@ -158,7 +165,7 @@ class Session:
             if device is None:
                 device = self._devices[index] = self._identify(index)
                 reading.identity = device.identity
-            if Cadence.SLOW in cadences:
+            if Cadence.SLOW in cadences or reading.identity is not None:
                 self._find_slices(device)
             for cadence in cadences:
                 self._put(self._plan[cadence], device.handle, unsupported=device.unsupported, reading=reading)
@@ -171,17 +178,18 @@ class Session:
         except GpuLost as error:
             reading.lost = str(error)
         except self.nvml.NVMLError as error:
-            # Who the GPU is, or how it is sliced, could not be found out.
+            # Only `_identify` lets these through.
             if self.word(error) == LOST:
-                reading.lost = "nvmlDeviceGetHandleByIndex_v2"
-            reading.errors["nvmlDeviceGetHandleByIndex_v2"] = self.word(error)
+                reading.lost = self._call
+            else:
+                reading.refused = f"{self._call} says {self.word(error)}"
         return reading
 
     def _identify(self, index: int) -> Device:
         nvml = self.nvml
         self._note("nvmlDeviceGetHandleByIndex_v2")
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        self._note("nvmlDeviceGetPciInfo_v3")
+        self._note("nvmlDeviceGetUUID")
         identity = {
             "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
             "pci": _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
@@ -306,10 +314,11 @@ class Session:
         for place in range(most):
             try:
                 handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device.handle, place)
+                slice_id = int(nvml.nvmlDeviceGetGpuInstanceId(handle))
+                profile = _profile(_text(nvml.nvmlDeviceGetName(handle)))
             except nvml.NVMLError:
+                # An empty place in the list.
                 continue
-            slice_id = int(nvml.nvmlDeviceGetGpuInstanceId(handle))
-            profile = _profile(_text(nvml.nvmlDeviceGetName(handle)))
             part = known.get((slice_id, profile)) or Slice(slice_id, profile, handle)
             part.handle = handle
             found.setdefault(slice_id, part)

@@ -1,0 +1,333 @@
+"""The agent on a real GPU: scrape, CPU, memory, and what its profiling costs a running job.
+
+    python -m bench.gpu.agent_bench [--seconds 60] [--out DIR]
+
+Needs the standard library and nvidia-ml-py; with torch it also measures the cost to a bf16 matmul, with
+cupy the time from a provoked Xid to its event. Prints one JSON object; --out keeps it and the page.
+Every ratio is against something measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from watchkeeper.collect.page import Freshness, Page
+from watchkeeper.collect.reader_link import ReaderLink
+from watchkeeper.collect.reader_watch import Limits
+from watchkeeper.collect.sampler import DriverFact, Sampler, SamplerSettings
+from watchkeeper.kit import clock
+from watchkeeper.model import fleet
+from watchkeeper.readers.nvml import calls, choice, families, session
+
+PARTS = ("cost", "reader", "matmul", "xid", "calls")
+# What a first exporter in Python does on each scrape; the fields are those of dcgm-exporter's default file.
+NAIVE = """
+import json, statistics, time, pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+def scrape():
+    u, m = n.nvmlDeviceGetUtilizationRates(h), n.nvmlDeviceGetMemoryInfo(h)
+    values = [u.gpu, u.memory, m.used, m.free, n.nvmlDeviceGetTemperature(h, 0), n.nvmlDeviceGetPowerUsage(h),
+        n.nvmlDeviceGetClockInfo(h, 1), n.nvmlDeviceGetClockInfo(h, 2), n.nvmlDeviceGetEncoderUtilization(h)[0],
+        n.nvmlDeviceGetDecoderUtilization(h)[0], n.nvmlDeviceGetTotalEnergyConsumption(h),
+        n.nvmlDeviceGetPcieReplayCounter(h), n.nvmlDeviceGetPcieThroughput(h, 0), n.nvmlDeviceGetPcieThroughput(h, 1),
+        *n.nvmlDeviceGetRemappedRows(h), len(n.nvmlDeviceGetComputeRunningProcesses(h))]
+    return "".join(f'naive_{i}{{gpu="0"}} {v}\\n' for i, v in enumerate(values))
+took = []
+for _ in range(60):
+    start = time.perf_counter(); scrape(); took.append(time.perf_counter() - start); time.sleep(0.05)
+took.sort()
+rss = next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmRSS"))
+print(json.dumps({"p50_ms": 1e3 * statistics.median(took), "p99_ms": 1e3 * took[-1], "rss_mib": rss / 1024}))
+"""
+# Counts matmuls per window; a window is what stands between two lines on standard input.
+MATMUL = """
+import sys, time, torch
+a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+out = torch.empty_like(a)
+for _ in range(200): torch.matmul(a, b, out=out)
+torch.cuda.synchronize(); print("ready", flush=True)
+for line in sys.stdin:
+    seconds, count = float(line), 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        for _ in range(20): torch.matmul(a, b, out=out)
+        torch.cuda.synchronize(); count += 20
+    print(count / (time.perf_counter() - start), flush=True)
+"""
+XID_31 = """
+import sys, time, cupy
+kernel = cupy.RawKernel('extern "C" __global__ void touch(int* p) { *p = 1; }', "touch")
+own = cupy.zeros(1, dtype=cupy.int32)
+kernel((1,), (1,), (own,)); cupy.cuda.Device().synchronize()
+print("ready", flush=True); sys.stdin.readline()
+print(time.time(), flush=True)
+kernel((1,), (1,), (cupy.uint64(0x7FFF00000000),))
+try: cupy.cuda.Device().synchronize()
+except Exception as error: print(type(error).__name__, file=sys.stderr)
+"""
+
+
+def percentiles(seconds: list[float], unit: float) -> dict[str, float]:
+    ordered = sorted(seconds)
+    p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    return {"p50": round(statistics.median(ordered) * unit, 4), "p99": round(p99 * unit, 4)}
+
+
+def timed(step: Callable[[], object], times: int) -> list[float]:
+    took = []
+    for _ in range(times):
+        start = time.perf_counter()
+        step()
+        took.append(time.perf_counter() - start)
+    return took
+
+
+def memory_mib(pid: int | str) -> dict[str, float]:
+    """`file` is mapped from libraries and can be dropped by the kernel; `anon` is what the program took."""
+    wanted = {"VmRSS": "rss", "RssAnon": "anon", "RssFile": "file", "Pss": "pss"}
+    found = {}
+    for file in ("status", "smaps_rollup"):
+        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name in wanted:
+                found[wanted[name]] = round(int(rest.split()[0]) / 1024, 1)
+    return found
+
+
+def cpu_seconds(pid: int | str) -> dict[str, float]:
+    """Time on a CPU of each thread, in the order of their birth: in the reader the second waits for events."""
+    tasks = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name))
+    return {task.name: int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks}
+
+
+def children() -> list[int]:
+    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+@contextmanager
+def sampling(limits: Limits, facts: list[tuple[float, DriverFact]] | None = None) -> Iterator[Sampler]:
+    def keep(fact: DriverFact) -> None:
+        if facts is not None:
+            facts.append((time.time(), fact))
+
+    place = fleet.Place("bench", node=os.uname().nodename)
+    sampler = Sampler(SamplerSettings(place, os.uname().nodename, limits=limits), clock.ScaledClock(), on_event=keep)
+    sampler.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not sampler.page():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"no page after 60 s: {sampler.faults()}")
+            time.sleep(0.02)
+        yield sampler
+    finally:
+        sampler.stop()
+
+
+def bench_reader() -> dict[str, Any]:
+    """What opening NVML and one question take, seen from the agent."""
+    start = time.perf_counter()
+    link = ReaderLink(choice.choose().families, events=True)
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN)
+
+    def hear() -> dict[str, Any]:
+        while True:
+            assert poll.poll(30_000), link.current_call()
+            for message in link.hear():
+                if "event" not in message:
+                    return message
+
+    def ask(*cadences: str) -> dict[str, Any]:
+        link.ask(0, cadences)
+        return hear()
+
+    hello = hear()
+    opened = time.perf_counter() - start
+    first = timed(lambda: ask("fast", "profile", "slow", "rare"), 1)
+    found = {"hello": hello, "open_ms": round(opened * 1e3, 1), "first_answer_ms": round(first[0] * 1e3, 1)}
+    for name, cadences in (("fast", ["fast"]), ("profile", ["profile"]), ("slow", ["slow"]), ("rare", ["rare"])):
+        found[f"{name}_ms"] = percentiles(timed(lambda c=cadences: ask(*c), 5 if name == "rare" else 50), 1e3)
+        time.sleep(0.2)
+    link.give_up()
+    link.wait_gone(5)
+    return found
+
+
+def bench_scrape(sampler: Sampler) -> dict[str, Any]:
+    """A scrape of a page that is already there, and one that writes every line anew."""
+    snapshot = sampler._snapshot
+    far = Freshness(dict.fromkeys(families.Cadence, 1e9))
+    page = Page(choice.choose().families, hostname="n", freshness=far)
+    now = time.monotonic()
+    gc.collect()
+    return {
+        "lines": len(sampler.page().splitlines()),
+        "kept_page_us": percentiles(timed(sampler.page, 2000), 1e6),
+        "written_anew_us": percentiles(timed(lambda: page.render(replace(snapshot), now), 2000), 1e6),
+    }
+
+
+def bench_cost(seconds: float) -> tuple[dict[str, Any], bytes]:
+    """CPU and memory of the agent's half and its reader at a one-second interval, scraped once a second."""
+    with sampling(Limits(interval=1.0)) as sampler:
+        time.sleep(3)
+        (reader,) = children()
+        before = {"sampler": cpu_seconds("self"), "reader": cpu_seconds(reader)}
+        start = time.monotonic()
+        while time.monotonic() - start < seconds:
+            sampler.page()
+            time.sleep(1.0)
+        elapsed = time.monotonic() - start
+        after = {"sampler": cpu_seconds("self"), "reader": cpu_seconds(reader)}
+        cpu = {
+            name: [round(100 * (used - before[name].get(task, 0.0)) / elapsed, 3) for task, used in threads.items()]
+            for name, threads in after.items()
+        }
+        memory = {"sampler": memory_mib("self"), "reader": memory_mib(reader)}
+        found = {
+            "seconds": round(elapsed, 1),
+            "cpu_percent": cpu | {"both": round(sum(sum(threads) for threads in cpu.values()), 3)},
+            "memory_mib": memory,
+            "scrape": bench_scrape(sampler),
+            "faults": [fault.evidence for fault in sampler.faults()],
+        }
+        found["memory_mib"] = memory | {
+            f"both_{kind}": round(sum(part[kind] for part in memory.values()), 1) for kind in ("rss", "pss")
+        }
+        return found, sampler.page()
+
+
+def bench_calls() -> dict[str, Any]:
+    """Microseconds of each question of the plan, in this process: run it last."""
+    opened = session.Session(session.load(), choice.choose().families, lambda _: None)
+    opened.read(0, list(families.Cadence))
+    handle, nvml = opened.handles()[0].handle, opened.nvml
+    found = {}
+    for cadence in (families.Cadence.FAST, families.Cadence.SLOW, families.Cadence.RARE):
+        for question in (*opened._plan[cadence], *opened._slice_plan[cadence]):
+            if question.ask is not None:
+                ask = question.ask
+                with suppress(nvml.NVMLError, calls.Unsupported):
+                    found[f"{cadence} {question.key}"] = percentiles(timed(lambda a=ask: a(nvml, handle), 9), 1e6)
+                continue
+            for family in question.families:
+                part = [int(family.part)]
+                took = timed(lambda p=part: opened.nvml.nvmlDeviceGetFieldValues(handle, p), 9)
+                found[f"{cadence} field.{family.part}"] = percentiles(took, 1e6)
+    return dict(sorted(found.items(), key=lambda row: -row[1]["p50"]))
+
+
+def python(program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def bench_matmul(pairs: int, window: float) -> dict[str, Any]:
+    """Matmuls per second with and without the agent, in turns, so that heat and clocks meet both alike."""
+    with python(MATMUL) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        if job.stdout.readline().strip() != "ready":
+            return {"skipped": "torch or a GPU for it is missing"}
+
+        def rate() -> float:
+            job.stdin.write(f"{window}\n")
+            return float(job.stdout.readline())
+
+        rate()
+        without, with_agent, page = [], [], b""
+        for _ in range(pairs):
+            without.append(rate())
+            with sampling(Limits(interval=1.0)) as sampler:
+                time.sleep(1.2)
+                with_agent.append(rate())
+                page = sampler.page()
+        job.stdin.close()
+    ratios = sorted(with_a / without_a for with_a, without_a in zip(with_agent, without, strict=True))
+    profiled = [line for line in page.decode().splitlines() if line.startswith("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{")]
+    return {
+        "tflops_without": round(statistics.median(without) * 2 * 8192**3 / 1e12, 1),
+        "tflops_with": round(statistics.median(with_agent) * 2 * 8192**3 / 1e12, 1),
+        "slowdown_percent_median": round(100 * (1 - statistics.median(ratios)), 3),
+        "slowdown_percent_range": [round(100 * (1 - ratios[-1]), 3), round(100 * (1 - ratios[0]), 3)],
+        "pairs": pairs,
+        "tensor_active": profiled[0].rpartition(" ")[2] if profiled else None,
+    }
+
+
+def bench_xid() -> dict[str, Any]:
+    """From the launch of a kernel with an illegal access to the driver's event in the agent."""
+    facts: list[tuple[float, DriverFact]] = []
+    with sampling(Limits(interval=1.0), facts) as sampler, python(XID_31) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        if job.stdout.readline().strip() != "ready":
+            return {"skipped": "cupy or a GPU for it is missing"}
+        time.sleep(1.5)
+        job.stdin.write("\n")
+        job.stdin.close()
+        launched = float(job.stdout.readline())
+        deadline = time.time() + 10
+        while not any(fact.kind == "xid" for _, fact in facts) and time.time() < deadline:
+            time.sleep(0.005)
+        job.wait()
+        time.sleep(0.5)
+        page = sampler.page().decode()
+    xids = [(at, fact) for at, fact in facts if fact.kind == "xid"]
+    return {
+        "launch_to_event_ms": round((xids[0][0] - launched) * 1e3, 1) if xids else None,
+        "events": [(fact.kind, fact.detail, round((at - launched) * 1e3, 1)) for at, fact in facts][:20],
+        "on_page": [line for line in page.splitlines() if "_XID_ERRORS{" in line or "xid_errors_total{" in line],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--window", type=float, default=4.0)
+    parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    found: dict[str, Any] = {"python": sys.version.split()[0], "bare_process_mib": memory_mib("self")}
+    page = b""
+    if "cost" in given.parts:
+        found["agent"], page = bench_cost(given.seconds)
+        naive = subprocess.run([sys.executable, "-c", NAIVE], capture_output=True, text=True, check=True)
+        found["naive"] = json.loads(naive.stdout)
+        scrape = found["agent"]["scrape"]["written_anew_us"]["p50"]
+        found["naive_over_scrape"] = round(1e3 * found["naive"]["p50_ms"] / scrape, 1)
+    if "reader" in given.parts:
+        found["reader"] = bench_reader()
+    if "matmul" in given.parts:
+        found["matmul"] = bench_matmul(given.pairs, given.window)
+    if "xid" in given.parts:
+        found["xid"] = bench_xid()
+    if "calls" in given.parts:
+        found["calls_us"] = bench_calls()
+    text = json.dumps(found, indent=1)
+    print(text)
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / "agent_bench.json").write_text(text)
+        (given.out / "page.txt").write_bytes(page)
+
+
+if __name__ == "__main__":
+    main()

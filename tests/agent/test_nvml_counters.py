@@ -1,0 +1,76 @@
+"""dcgm-exporter's counters file decides what is on the page."""
+
+from __future__ import annotations
+
+from watchkeeper.readers import counters_csv
+from watchkeeper.readers.nvml import choice
+
+FILE = """\
+# Format
+# If line starts with a '#' it is considered a comment
+# DCGM FIELD, Prometheus metric type, help message
+
+DCGM_FI_DEV_SM_CLOCK,  gauge, SM clock frequency (in MHz).
+DCGM_FI_DEV_GPU_TEMP, gauge, "GPU temperature, in C."
+DCGM_FI_DRIVER_VERSION, label, Driver Version
+# DCGM_FI_DEV_FB_USED, gauge, commented out
+"""
+
+
+def test_a_file_of_the_exporter_is_read_as_it_is() -> None:
+    found = counters_csv.read(FILE.splitlines())
+    assert not found.problems
+    assert [(counter.name, counter.prom_type, counter.help) for counter in found.counters] == [
+        ("DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz)."),
+        ("DCGM_FI_DEV_GPU_TEMP", "gauge", "GPU temperature, in C."),
+        ("DCGM_FI_DRIVER_VERSION", "label", "Driver Version"),
+    ]
+
+
+def test_a_line_that_cannot_be_used_is_named_and_the_others_count() -> None:
+    lines = ["DCGM_FI_DEV_SM_CLOCK, gauge", "DCGM_FI_DEV_GPU_TEMP, histogram, x", 'DCGM_FI_DEV_X, gauge, "open']
+    good = "DCGM_FI_DEV_GPU_UTIL, gauge, busy"
+    found = counters_csv.read([*lines, good, good])
+    assert [counter.name for counter in found.counters] == ["DCGM_FI_DEV_GPU_UTIL"]
+    assert [problem.partition(":")[0] for problem in found.problems] == ["line 1", "line 2", "line 3", "line 5"]
+    assert "2 cells, three are needed" in found.problems[0]
+    assert "stands already on line 4" in found.problems[3]
+
+
+def test_a_field_that_nvml_cannot_give_is_named_and_left_out() -> None:
+    wanted = counters_csv.read([*FILE.splitlines(), "DCGM_FI_DEV_DIAG_EUD_RESULT, gauge, x"]).counters
+    chosen = choice.choose(wanted)
+    assert tuple(family.name for family in chosen.families[:3]) == (
+        "DCGM_FI_DEV_SM_CLOCK",
+        "DCGM_FI_DEV_GPU_TEMP",
+        "DCGM_FI_DRIVER_VERSION",
+    )
+    assert chosen.problems == ("line 9: NVML cannot give DCGM_FI_DEV_DIAG_EUD_RESULT; it is left out",)
+
+
+def test_type_and_help_are_those_of_the_file() -> None:
+    chosen = choice.choose(counters_csv.read(["DCGM_FI_DEV_GPU_TEMP, counter, How hot."]).counters)
+    assert chosen.families[0].head == ("# HELP DCGM_FI_DEV_GPU_TEMP How hot.\n# TYPE DCGM_FI_DEV_GPU_TEMP counter\n")
+
+
+def test_the_names_of_dcgm_4_6_are_given_on_request() -> None:
+    chosen = choice.choose(counters_csv.read(["DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, How hot."]).counters)
+    assert chosen.families[0].name == "DCGM_FI_DEV_GPU_TEMP_CELSIUS"
+    assert chosen.families[0].call == "temperature"
+
+
+def test_the_default_set_has_what_the_exporter_leaves_commented_out_and_our_rules_need() -> None:
+    names = {family.name for family in choice.choose().families}
+    assert {
+        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
+        "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL",
+        "DCGM_FI_DEV_RETIRED_DBE",
+        "DCGM_FI_DEV_CLOCKS_EVENT_REASONS",
+        "DCGM_FI_DEV_THERMAL_VIOLATION",
+        "DCGM_FI_PROF_SM_ACTIVE",
+        "DCGM_FI_PROF_SM_OCCUPANCY",
+        "DCGM_FI_DEV_INFOROM_CONFIG_VALID",
+        "watchkeeper_gpu_recovery_action",
+    } <= names
+    # 21 ms each, and the profiling counters say the same.
+    assert "DCGM_FI_DEV_PCIE_TX_THROUGHPUT" not in names

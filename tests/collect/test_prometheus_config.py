@@ -1,0 +1,165 @@
+"""An existing prometheus.yml: what becomes of its jobs, and what is said about the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.collect.loopback import reply, serve
+from watchkeeper.collect import access, http, prometheus_config
+from watchkeeper.collect.discovery import Defaults, Discovery
+from watchkeeper.errors import CollectError
+
+NOW = datetime(2026, 3, 1, 9, 14, tzinfo=UTC)
+FILE = """
+global:
+  scrape_interval: 30s
+  external_labels: {cluster: blue}
+rule_files: [rules/*.yml]
+scrape_configs:
+- job_name: dcgm
+  scrape_interval: 5s
+  scrape_timeout: 20s
+  metrics_path: /gpu
+  params: {collect: [a, b]}
+  honor_labels: true
+  honor_timestamps: false
+  sample_limit: 1000
+  body_size_limit: 10MB
+  static_configs:
+  - targets: [n1:9400, n2:9400]
+    labels: {rack: r7}
+  relabel_configs:
+  - {source_labels: [__address__], regex: 'n2:.*', action: drop}
+  - {source_labels: [__address__], regex: '(.*):\\d+', target_label: instance}
+  - {source_labels: [__param_collect], target_label: __param_collect, replacement: c}
+- job_name: nodes
+  scheme: https
+  file_sd_configs: [{files: ['sd/*.yml', 'sd/*.json']}]
+  kubernetes_sd_configs: [{role: node}]
+  colour: red
+- job_name: broken
+  relabel_configs: [{action: explode}]
+- job_name: names
+  dns_sd_configs: [{names: [localhost], type: A, port: 9100}, {names: [_x._tcp.example]}]
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "sd").mkdir()
+    (tmp_path / "sd" / "a.yml").write_text("- targets: ['n3:9100']\n  labels: {__meta_watchkeeper_node: n3}\n")
+    (tmp_path / "sd" / "b.json").write_text(json.dumps([{"targets": ["n4:9100"]}]))
+    found = tmp_path / "prometheus.yml"
+    found.write_text(FILE)
+    return found
+
+
+def test_a_job_says_how_its_targets_are_read(path: Path) -> None:
+    job = prometheus_config.load(path).jobs[0]
+    assert (job.name, job.interval_seconds, job.timeout_seconds, job.honor_labels) == ("dcgm", 5.0, 5.0, True)
+    assert (job.honor_timestamps, job.max_series, job.max_body_bytes) == (False, 1000, 10 * 2**20)
+
+
+def test_what_is_not_known_is_named_with_its_line_and_the_rest_counts(path: Path) -> None:
+    found = prometheus_config.load(path)
+    assert [job.name for job in found.jobs] == ["dcgm", "nodes", "names"]
+    said = {int(problem.removeprefix(f"{path}:").partition(":")[0]): problem for problem in found.problems}
+    assert "kubernetes_sd is not read here" in said[26]
+    assert "`colour` is not known" in said[27]
+    assert "job broken is skipped: relabel action 'explode'" in said[28]
+    assert "dns_sd of type SRV" in said[31]
+
+
+def test_discovery_gives_the_targets_of_all_jobs(path: Path) -> None:
+    found = asyncio.run(Discovery([], defaults=Defaults(), config=path).refresh(NOW))
+    by_url = {target.url: target for target in found.targets}
+    assert sorted(by_url) == [
+        "http://127.0.0.1:9100/metrics",
+        "http://n1:9400/gpu?collect=c&collect=b",
+        "https://n3:9100/metrics",
+        "https://n4:9100/metrics",
+    ]
+    first = by_url["http://n1:9400/gpu?collect=c&collect=b"]
+    assert dict(first.labels) == {"job": "dcgm", "instance": "n1", "rack": "r7", "cluster": "blue"}
+    assert first.interval_seconds == 5.0
+    assert by_url["https://n3:9100/metrics"].labels["instance"] == "n3"
+    assert by_url["https://n4:9100/metrics"].discovered["__meta_filepath"].endswith("b.json")
+    assert [one.discovered["__address__"] for one in found.dropped] == ["n2:9400"]
+    assert [node.name for node in found.nodes] == ["n3"]
+
+
+def test_an_edited_file_counts_at_the_next_refresh_and_a_broken_one_does_not(path: Path) -> None:
+    discovery = Discovery([], config=path)
+    asyncio.run(discovery.refresh(NOW))
+    path.write_text("scrape_configs: [{job_name: x, static_configs: [{targets: ['n9:1']}]}]")
+    os.utime(path, ns=(1, 1))
+    assert [target.address for target in asyncio.run(discovery.refresh(NOW)).targets] == ["n9:1"]
+    path.write_text("scrape_configs: [")
+    assert [target.address for target in asyncio.run(discovery.refresh(NOW)).targets] == ["n9:1"]
+    assert "The 1 jobs read before stay in force" in discovery.problems()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("[", "not YAML"), ("- a", "not a Prometheus configuration"), ("global: {scrape_interval: 5}", "has no unit")],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "p.yml"
+    path.write_text(text)
+    with pytest.raises(CollectError, match=problem):
+        prometheus_config.load(path)
+
+
+def test_rule_files_are_found_from_where_the_file_is(path: Path) -> None:
+    (path.parent / "rules").mkdir()
+    (path.parent / "rules" / "a.yml").write_text("groups: []")
+    assert prometheus_config.rule_paths(path) == [path.parent / "rules" / "a.yml"]
+
+
+def test_credentials_are_read_from_their_files_at_each_use(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("first\n")
+    basic = access.Access(username="u", password_file=str(secret))
+    assert basic.headers() == {"Authorization": "Basic " + base64.b64encode(b"u:first").decode()}
+    secret.write_text("second\n")
+    assert access.Access(credentials_file=str(secret)).headers() == {"Authorization": "Bearer second"}
+    assert access.NOTHING.headers() == {}
+    secret.unlink()
+    with pytest.raises(CollectError, match="the secret cannot be read"):
+        basic.headers()
+
+
+def test_a_redirect_to_another_host_does_not_get_the_credentials() -> None:
+    async def story() -> None:
+        async with serve(lambda _: reply("there")) as other:
+            away = reply(status=302, Location=f"{other.origin}/x")
+            async with serve(lambda _: away) as first:
+                connection = http.Connection()
+                await connection.send(http.Request(first.origin, headers={"Authorization": "Bearer t"}))
+                await connection.aclose()
+            assert first.heard[0].headers["authorization"] == "Bearer t"
+            assert "authorization" not in other.heard[0].headers
+
+    asyncio.run(story())
+
+
+def test_an_http_list_of_a_job_is_asked_with_its_credentials(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serve(lambda _: reply('[{"targets": ["n1:1"]}]')) as server:
+            path = tmp_path / "p.yml"
+            path.write_text(
+                "scrape_configs:\n- job_name: j\n  http_sd_configs:\n"
+                f"  - url: {server.origin}/sd\n    authorization: {{credentials: t}}\n"
+            )
+            found = await Discovery([], config=path).refresh(NOW)
+            assert found.targets[0].discovered["__meta_url"] == f"{server.origin}/sd"
+            assert server.heard[0].headers["authorization"] == "Bearer t"
+
+    asyncio.run(story())

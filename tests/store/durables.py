@@ -1,0 +1,78 @@
+"""A durable store in a test's folder, on a clock that the test moves, and ways to look into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import STALE_BITS
+from watchkeeper.query.engine import Matcher, MatchOp
+from watchkeeper.store import columns, durable, reading
+
+MINUTE = 60_000
+BLOCK = 30 * MINUTE
+SETTINGS = durable.StoreSettings(block_ms=BLOCK, late_ms=10 * MINUTE, memory_ms=2 * 60 * MINUTE)
+Read = dict[Labels, list[tuple[int, float | str]]]
+
+
+def named(name: str, **labels: str) -> Labels:
+    return Labels({"__name__": name, **labels})
+
+
+def equals(name: str, value: str) -> Matcher:
+    return Matcher(name, MatchOp.EQUAL, value)
+
+
+@dataclass
+class Rig:
+    """Opens and closes one store again and again."""
+
+    path: Path
+    settings: durable.StoreSettings = SETTINGS
+    now_ms: int = 0
+    store: durable.DurableStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.open()
+
+    def open(self) -> durable.DurableStore:
+        self.store = durable.open_store(self.path, self.settings, clock_ms=lambda: self.now_ms)
+        return self.store
+
+    def reopen(self) -> durable.DurableStore:
+        self.store.close()
+        return self.open()
+
+    def scrape(self, key: str, series: list[Labels], at_ms: int, values: list[float]) -> reading.Outcome:
+        self.now_ms = max(self.now_ms, at_ms)
+        ids = np.array([self.store.series_id(labels) for labels in series], dtype=np.int64)
+        return self.store.append_scrape(key, ids, at_ms, np.array(values))
+
+    def blocks(self) -> list[Path]:
+        return sorted((self.path / "blocks").glob("*.block"))
+
+    def segments(self) -> list[Path]:
+        return sorted((self.path / "wal").glob("*.wal"))
+
+
+def read(store: reading.SampleStore, *matchers: Matcher, start: int = -1, end: int = 10**15) -> Read:
+    """Every sample of the series that match; NaNs as words, so that they compare."""
+    found = store.select(list(matchers), start, end)
+    out: Read = {}
+    for row, labels in enumerate(found.series.labels_of(range(len(found.series)))):
+        values = found.values[row]
+        held = ~columns.is_absent(values) & (found.times[found.groups[row]] != columns.NEVER_MS)
+        times = found.times[found.groups[row]][held].tolist()
+        rows = list(zip(times, map(spelled, values[held]), strict=True))
+        if rows:
+            out[labels] = rows
+    return out
+
+
+def spelled(value: np.float64) -> float | str:
+    if np.isnan(value):
+        return "stale" if value.view(np.int64) == STALE_BITS else "NaN"
+    return float(value)

@@ -1,0 +1,246 @@
+"""The calls that Grafana, promtool and remote writers make, against the application over a store of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from tests import servers
+from tests.web.fake_hub import FakeHub
+from tests.web.running import Reply, Site, serving
+from watchkeeper.collect import discovery, jobs, scrape
+from watchkeeper.kit import clock
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import STALE, Sample
+from watchkeeper.query import embedded, remote_write
+from watchkeeper.readers.exposition import Family
+from watchkeeper.rules import rulefile
+from watchkeeper.store import head
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+PROTOBUF = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"}
+RULES = """
+groups:
+- name: heat
+  rules:
+  - {alert: Hot, expr: temp > 90, labels: {severity: critical}}
+  - {record: 'n:temp:max', expr: max(temp)}
+- {name: power, rules: [{alert: Thirsty, expr: watts > 700, labels: {severity: warning}}]}
+"""
+
+
+class StoredHub(FakeHub):
+    """The fake hub over a real engine: two nodes with a temperature each, one of them gone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.engine = embedded.EmbeddedEngine(head.Head())  # type: ignore[assignment]
+        self.now_ms = clock.to_ms(self.clock.now()) // 1000 * 1000
+        for ago in range(10, 0, -1):
+            self.add("temp", self.now_ms - ago * 15_000, 50.0 + ago, node="n1")
+        self.add("temp", self.now_ms - 60_000, 70.0, node="n2")
+        self.add("temp", self.now_ms - 45_000, STALE, node="n2")
+        self.add("watts", self.now_ms - 200_000, 600.0, node="n1")
+        self.engine.note_metadata("temp", "gauge", help="Temperature", unit="celsius")  # type: ignore[attr-defined]
+        self.groups = rulefile.read({"heat.yaml": RULES}).groups
+
+    def add(self, name: str, at_ms: int, value: float, **labels: str) -> None:
+        self.engine.append([Sample(Labels({"__name__": name, **labels}), at_ms, value)])  # type: ignore[arg-type]
+
+    def rule_groups(self) -> list[Any]:
+        return [(group, {}) for group in self.groups]
+
+    def targets(self) -> list[Any]:
+        target = jobs.Target("n1:9400", "http://n1:9400/metrics", Labels({"job": "dcgm"}), "main", job=jobs.Job("dcgm"))
+        return [scrape.TargetState(target, families={"temp": Family("gauge", "Temperature", "celsius")})]
+
+    def dropped_targets(self) -> list[Any]:
+        return [discovery.Dropped("dcgm", {"__address__": "n9:9400"})]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with serving(StoredHub()) as running:
+        yield running
+
+
+def get(site: Site, path: str, *pairs: tuple[str, str], **form: str) -> Any:
+    reply = site.ask(f"/api/v1/{path}?{urlencode([*pairs, *form.items()])}")
+    assert reply.status == 200, reply.body
+    return reply.json["data"]
+
+
+def test_save_and_test_asks_one_plus_one_by_post(site: Site) -> None:
+    reply = site.ask("/api/v1/query", method="POST", body="query=1%2B1&time=4", headers=FORM).json
+    assert reply["data"] == {"resultType": "scalar", "result": [4, "2"]}
+
+
+def test_the_version_is_asked_for_to_choose_features(site: Site) -> None:
+    assert get(site, "status/buildinfo")["version"] == "0.0.test"
+
+
+def test_a_panel_asks_for_a_range_by_post(site: Site) -> None:
+    now = site.hub.now_ms // 1000
+    body = urlencode({"query": 'temp{node="n1"}', "start": str(now - 60), "end": str(now), "step": "15"})
+    reply = site.ask("/api/v1/query_range", method="POST", body=body, headers=FORM).json
+    assert [value for _, value in reply["data"]["result"][0]["values"]] == ["54", "53", "52", "51", "51"]
+
+
+def test_a_variable_asks_for_label_names_and_values_with_times_and_selectors(site: Site) -> None:
+    now = site.hub.now_ms // 1000
+    times = {"start": str(now - 3600), "end": str(now)}
+    assert get(site, "labels", **times) == ["__name__", "node"]
+    assert get(site, "label/__name__/values", **times, limit="40000") == ["temp", "watts"]
+    assert get(site, "label/node/values", ("match[]", "watts"), **times) == ["n1"]
+    assert get(site, "label/node/values", **{**times, "start": str(now - 30)}) == ["n1"]
+    assert get(site, "label/no-such/values") == []
+
+
+def test_the_metric_browser_asks_for_series_and_metadata(site: Site) -> None:
+    assert get(site, "series", ("match[]", "watts"), ("match[]", 'temp{node="n1"}')) == [
+        {"__name__": "temp", "node": "n1"},
+        {"__name__": "watts", "node": "n1"},
+    ]
+    described = [{"type": "gauge", "help": "Temperature", "unit": "celsius"}]
+    assert get(site, "metadata", limit="10") == {"temp": described}
+    assert get(site, "metadata", metric="none") == {}
+
+
+def test_exemplars_are_asked_for_and_there_are_none(site: Site) -> None:
+    assert get(site, "query_exemplars", query="temp", start="0", end="1") == []
+
+
+def test_rules_are_filtered_by_type_name_file_group_and_labels(site: Site) -> None:
+    def names(*pairs: tuple[str, str]) -> list[str]:
+        return [rule["name"] for group in get(site, "rules", *pairs)["groups"] for rule in group["rules"]]
+
+    assert names() == ["Hot", "n:temp:max", "Thirsty"]
+    assert names(("type", "alert")) == ["Hot", "Thirsty"]
+    assert names(("type", "record")) == ["n:temp:max"]
+    assert names(("rule_name[]", "Hot"), ("rule_name[]", "Thirsty")) == ["Hot", "Thirsty"]
+    assert names(("rule_group[]", "power")) == ["Thirsty"]
+    assert names(("file[]", "other.yaml")) == []
+    assert names(("match[]", '{severity=~"crit.*"}')) == ["Hot"]
+    first = get(site, "rules", group_limit="1")
+    assert [group["name"] for group in first["groups"]] == ["heat"]
+    assert names(("group_limit", "1"), ("group_next_token", first["groupNextToken"])) == ["Thirsty"]
+
+
+def test_targets_are_active_or_dropped_and_have_metadata(site: Site) -> None:
+    found = get(site, "targets")
+    assert [one["scrapePool"] for one in found["activeTargets"]] == ["dcgm"]
+    assert found["droppedTargets"][0]["discoveredLabels"] == {"__address__": "n9:9400"}
+    assert get(site, "targets", state="dropped")["activeTargets"] == []
+    assert get(site, "targets", scrapePool="none")["droppedTargetCounts"] == {}
+    (said,) = get(site, "targets/metadata", match_target='{job="dcgm"}', metric="temp")
+    assert (said["target"], said["type"], said["unit"]) == ({"job": "dcgm"}, "gauge", "celsius")
+    assert get(site, "targets/metadata", match_target='{job="x"}') == []
+    assert get(site, "scrape_pools") == {"scrapePools": ["dcgm"]}
+
+
+def test_the_status_pages_say_what_is_in_force(site: Site) -> None:
+    assert "scrape_interval: 15s" in get(site, "status/config")["yaml"]
+    assert get(site, "status/flags")["query.lookback-delta"] == "5m"
+    assert get(site, "status/runtimeinfo")["storageRetention"] == site.hub.settings.query.retention
+    found = get(site, "status/tsdb", limit="1")
+    assert found["headStats"]["numSeries"] == 3
+    assert found["seriesCountByMetricName"] == [{"name": "temp", "value": 2}]
+
+
+def test_a_query_honours_lookback_limit_and_stats(site: Site) -> None:
+    assert len(get(site, "query", query="watts")["result"]) == 1
+    assert get(site, "query", query="watts", lookback_delta="1m")["result"] == []
+    reply = site.ask("/api/v1/query?query=count+by+(node)(last_over_time(temp%5B5m%5D))&limit=1&stats=all").json
+    assert (len(reply["data"]["result"]), reply["warnings"]) == (1, ["results truncated due to limit"])
+    assert reply["data"]["stats"]["timings"]["execTotalTime"] > 0
+
+
+@pytest.mark.parametrize("form", ["lookback_delta=0s", "timeout=x", "limit=-1", "timeout=0"])
+def test_a_parameter_that_cannot_be_honoured_is_refused_with_words(site: Site, form: str) -> None:
+    reply = site.ask(f"/api/v1/query?query=up&{form}")
+    assert (reply.status, reply.json["errorType"]) == (400, "bad_data")
+    assert form.partition("=")[0] in reply.json["error"]
+
+
+def test_a_tree_is_written_as_prometheus_writes_it(site: Site) -> None:
+    tree = get(site, "parse_query", query='sum by (a) (rate(x{b=~"c"}[5m] offset 1m)) > bool 2')
+    assert (tree["type"], tree["op"], tree["bool"], tree["rhs"]) == (
+        *("binaryExpr", ">", True),
+        {"type": "numberLiteral", "val": "2"},
+    )
+    call = tree["lhs"]["expr"]
+    assert call["func"] == {"name": "rate", "argTypes": ["matrix"], "variadic": 0, "returnType": "vector"}
+    (selector,) = call["args"]
+    assert (selector["type"], selector["range"], selector["offset"]) == ("matrixSelector", 300_000, 60_000)
+    assert selector["matchers"][0] == {"name": "b", "value": "c", "type": "=~"}
+
+
+def test_federation_hands_on_living_series_with_their_own_time(site: Site) -> None:
+    reply = site.ask("/federate?" + urlencode([("match[]", "temp"), ("match[]", '{__name__="watts"}')]))
+    now = site.hub.now_ms
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert reply.body.decode().splitlines() == [
+        *("# TYPE temp untyped", f'temp{{node="n1"}} 51 {now - 15_000}'),
+        *("# TYPE watts untyped", f'watts{{node="n1"}} 600 {now - 200_000}'),
+    ]
+    assert site.ask("/federate").status == 400
+
+
+def write(site: Site, at_ms: int, value: float, *, headers: dict[str, str] = PROTOBUF) -> Reply:
+    body = remote_write.encode([(Labels({"__name__": "written", "from": "afar"}), [at_ms], [value])])
+    return site.ask("/api/v1/write", method="POST", body=body, headers=headers)
+
+
+def test_remote_write_is_kept_and_can_be_asked_for() -> None:
+    with serving(StoredHub()) as site:
+        assert write(site, site.hub.now_ms, 7.0).status == 204
+        found = get(site, "query", query="written")["result"]
+    assert [(one["metric"]["from"], one["value"][1]) for one in found] == [("afar", "7")]
+
+
+def test_a_write_of_the_year_2200_is_left_out_and_said(site: Site) -> None:
+    reply = write(site, 7_258_118_400_000, 1.0)
+    assert (reply.status, reply.body.decode()) == (400, "0 samples were kept, others were not: 1 future")
+    assert len(get(site, "query", query="temp")["result"]) == 1
+    assert b'left_out_total{reason="future"} 1' in site.ask("/metrics").body
+
+
+def test_a_write_that_is_not_remote_write_is_refused(site: Site) -> None:
+    json_body = {"Content-Type": "application/json"}
+    assert write(site, 1, 1.0, headers=json_body).status == 415
+    broken = site.ask("/api/v1/write", method="POST", body=b"\xff\xff", headers=PROTOBUF)
+    assert (broken.status, b"snappy" in broken.body) == (400, True)
+    foreign = {**PROTOBUF, "Origin": "http://elsewhere.example"}
+    assert write(site, 1, 1.0, headers=foreign).status == 403
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["instant", "URL", "max(temp)"], "{} => 51 @["),
+        (["range", "--step=15s", "URL", "temp"], '{__name__="temp", node="n1"} =>'),
+        (["series", "--match=watts", "URL"], '{__name__="watts", node="n1"}'),
+        (["labels", "URL", "node"], "n1\nn2"),
+    ],
+)
+def test_promtool_gets_its_answers(site: Site, command: list[str], expected: str) -> None:
+    tool = servers.require("promtool")
+    line = [str(tool), "query", *(site.url if part == "URL" else part for part in command)]
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert expected in ran.stdout.replace('temp{node="n1"}', '{__name__="temp", node="n1"}').replace(
+        'watts{node="n1"}', '{__name__="watts", node="n1"}'
+    )
+
+
+@pytest.mark.servers
+def test_promtool_reads_json_answers_as_well(site: Site) -> None:
+    line = [str(servers.require("promtool")), "query", "instant", "-o", "json", site.url, "watts"]
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+    assert json.loads(ran.stdout)[0]["metric"] == {"__name__": "watts", "node": "n1"}

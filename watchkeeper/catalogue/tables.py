@@ -1,0 +1,157 @@
+"""Small tables of the doctor and of `explain`: SXid codes, completion errors, counters, settings, exit codes.
+
+Each function reads its file in packs/ once. A code that no row describes is None: nobody has written it down.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from watchkeeper.catalogue import pack
+
+
+@dataclass(frozen=True, slots=True)
+class SxidRow:
+    """One error of an NVSwitch; `is_fatal` None means that the log line has to say it."""
+
+    code: int
+    name: str
+    is_fatal: bool | None
+    action: str
+    needs_drain: bool
+    note: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRow:
+    """One ibv_wc_status."""
+
+    status: int
+    name: str
+    meaning: str
+    cause: str
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class CounterRow:
+    """One InfiniBand counter; `total_limit` is what a single reading may show, None if only its growth tells."""
+
+    name: str
+    total_limit: int | None
+    meaning: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting of NCCL that deserves a remark; `cause` is empty where it is advice only."""
+
+    variable: str
+    concern: str
+    value: re.Pattern[str]
+    problem: str
+    change: str
+    cause: str
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRow:
+    """One exit code of a process or container."""
+
+    code: int
+    signal: str
+    meaning: str
+    first_look: str
+    cause: str
+
+
+def sxid(code: int) -> SxidRow | None:
+    return _sxids().get(code)
+
+
+def completion(status: int) -> CompletionRow | None:
+    return _completions().get(status)
+
+
+def counter(name: str) -> CounterRow | None:
+    return _counters().get(name)
+
+
+def exit_code(code: int) -> ExitRow | None:
+    """The row of a code; a negative one, as torchrun prints it, is the signal."""
+    return _exits().get(128 - code if code < 0 else code)
+
+
+@cache
+def settings() -> tuple[SettingRow, ...]:
+    return pack.load("nccl_settings.csv", _setting)
+
+
+@cache
+def _sxids() -> dict[int, SxidRow]:
+    return {row.code: row for row in pack.load("sxid.csv", _sxid)}
+
+
+@cache
+def _completions() -> dict[int, CompletionRow]:
+    return {row.status: row for row in pack.load("ib_completion.csv", _completion)}
+
+
+@cache
+def _counters() -> dict[str, CounterRow]:
+    return {row.name: row for row in pack.load("ib_counters.csv", _counter) if row.name}
+
+
+@cache
+def _exits() -> dict[int, ExitRow]:
+    return {row.code: row for row in pack.load("exit_codes.csv", _exit)}
+
+
+def _sxid(cells: Mapping[str, str]) -> SxidRow:
+    fatal = {"fatal": True, "always_fatal": True, "potentially_fatal": None, "non_fatal": False, "notable": False}
+    return SxidRow(
+        code=int(cells["code"]),
+        name=pack.filled(cells["name"]),
+        is_fatal=fatal.get(cells["fatality"]),
+        action=cells["immediate_action"],
+        needs_drain=cells["needs_drain"] == "yes",
+        note=cells["note"],
+        source=pack.filled(cells["source"]),
+    )
+
+
+def _completion(cells: Mapping[str, str]) -> CompletionRow:
+    return CompletionRow(
+        status=int(cells["status"]),
+        name=pack.filled(cells["name"]),
+        meaning=pack.filled(cells["meaning"]),
+        cause=pack.filled(cells["cause"]),
+        confidence=float(cells["confidence"]),
+    )
+
+
+def _counter(cells: Mapping[str, str]) -> CounterRow:
+    limit = cells["total_limit"]
+    return CounterRow(cells["name"], int(limit) if limit else None, cells["meaning"], cells["action"])
+
+
+def _setting(cells: Mapping[str, str]) -> SettingRow:
+    return SettingRow(
+        variable=pack.filled(cells["variable"]),
+        concern=pack.one_of(cells["concern"], frozenset({"rdma", "tuning", "gid", "dead_name"})),
+        value=re.compile(cells["value_pattern"]),
+        problem=pack.filled(cells["problem"]),
+        change=pack.filled(cells["change"]),
+        cause=cells["cause"],
+        confidence=float(cells["confidence"]),
+    )
+
+
+def _exit(cells: Mapping[str, str]) -> ExitRow:
+    return ExitRow(int(cells["code"]), cells["signal"], pack.filled(cells["meaning"]), cells["first_look"], cells["cause"])

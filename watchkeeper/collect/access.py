@@ -1,0 +1,65 @@
+"""How to be let in at a target or a list of targets: user name, token, certificates.
+
+`prometheus_config` reads it from a job, `scrape` and `discovery` use it. Files are read at each use, so that a
+token or certificate that is renewed needs no restart. A secret is never part of a message.
+"""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from watchkeeper.errors import CollectError
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Nothing set means: plain HTTP, or HTTPS with the certificates of the system."""
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    password_file: str = ""
+    scheme: str = "Bearer"
+    credentials: str = field(default="", repr=False)
+    credentials_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    server_name: str = ""
+    insecure_skip_verify: bool = False
+
+    def headers(self) -> dict[str, str]:
+        """The Authorization header, if there is one to send; CollectError if its file cannot be read."""
+        if self.username:
+            secret = _read(self.password_file) if self.password_file else self.password
+            packed = base64.b64encode(f"{self.username}:{secret}".encode()).decode()
+            return {"Authorization": f"Basic {packed}"}
+        secret = _read(self.credentials_file) if self.credentials_file else self.credentials
+        return {"Authorization": f"{self.scheme} {secret}"} if secret else {}
+
+    def tls(self) -> ssl.SSLContext:
+        """The TLS settings of a connection; CollectError if a certificate cannot be read."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file or None)
+        except (OSError, ssl.SSLError) as error:
+            raise CollectError(
+                f"a certificate cannot be used: {error}", where=self.ca_file or self.cert_file
+            ) from error
+        if self.insecure_skip_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+NOTHING = Access()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CollectError(f"the secret cannot be read: {type(error).__name__}", where=path) from error

@@ -1,0 +1,77 @@
+"""Asking a program of this machine, with a deadline that holds even when the program sits in the kernel.
+
+A child in an uninterruptible wait cannot be killed, and waiting for it would hang us as well. So it is sent
+SIGKILL and left behind; `Commands` remembers it and does not ask the same thing again while it is still there.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+# Enough for every listing we ask for; a program that writes more is cut off.
+MAX_OUTPUT_BYTES = 1 << 20
+# Children that are stuck at the same time; beyond that nothing new is asked.
+MAX_STUCK = 16
+
+
+class Outcome(StrEnum):
+    ANSWERED = "answered"
+    FAILED = "failed"
+    ABSENT = "absent"
+    LATE = "late"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a program said; `text` is its output where it answered, and its complaint where it failed."""
+
+    outcome: Outcome
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Commands:
+    """One for each thread that asks."""
+
+    seconds: float = 2.0
+    _stuck: dict[Hashable, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def stuck(self) -> int:
+        self._stuck = {key: child for key, child in self._stuck.items() if child.poll() is None}
+        return len(self._stuck)
+
+    def ask(self, arguments: Sequence[str]) -> Answer:
+        """Run a program and give its answer, within the deadline in any case."""
+        key = tuple(arguments)
+        if self.stuck >= MAX_STUCK or key in self._stuck:
+            return Answer(Outcome.LATE, "an earlier call is still stuck")
+        pipe = subprocess.PIPE
+        try:
+            child = subprocess.Popen(
+                key, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            return Answer(Outcome.ABSENT, f"{arguments[0]}: {error.strerror}")
+        try:
+            text, _ = child.communicate(timeout=self.seconds)
+        except subprocess.TimeoutExpired:
+            return self._leave(key, child)
+        words = text[:MAX_OUTPUT_BYTES].decode("utf-8", "replace")
+        return Answer(Outcome.ANSWERED if child.returncode == 0 else Outcome.FAILED, words)
+
+    def _leave(self, key: Hashable, child: subprocess.Popen[bytes]) -> Answer:
+        child.kill()
+        assert child.stdout is not None
+        child.stdout.close()
+        # A child that can be killed is gone in a moment.
+        until = time.monotonic() + 0.2
+        while child.poll() is None and time.monotonic() < until:
+            time.sleep(0.005)
+        if child.poll() is None:
+            self._stuck[key] = child
+        return Answer(Outcome.LATE, f"no answer within {self.seconds:g} s")

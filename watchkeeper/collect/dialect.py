@@ -1,0 +1,39 @@
+"""One spelling for what GPU exporters of different ages call differently.
+
+Rules, pages and checks use the names of dcgm-exporter up to 4.8.2. Newer ones write the label `hostname` in lower
+case, and DCGM 4.6 has new names for the same fields; both are translated here, once for each new series,
+after the job's own metric_relabel_configs. Names that are not DCGM's pass untouched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from watchkeeper.catalogue import pack
+from watchkeeper.model.labels import METRIC_NAME
+
+PREFIX = "DCGM_"
+NODE_LABEL = "Hostname"
+
+
+def usual(labels: Mapping[str, str], *, node: str | None) -> Mapping[str, str]:
+    """The series in the usual names; `node` is where it was scraped, for exporters that do not say it."""
+    name = labels.get(METRIC_NAME, "")
+    if not name.startswith(PREFIX):
+        return labels
+    changed = dict(labels)
+    changed[METRIC_NAME] = old_names().get(name, name)
+    if not changed.get(NODE_LABEL):
+        hostname = changed.pop("hostname", "") or node
+        if hostname:
+            changed[NODE_LABEL] = hostname
+    return changed
+
+
+@functools.cache
+def old_names() -> Mapping[str, str]:
+    """DCGM 4.6 name to the name before it; the number means the same under both."""
+    rows = pack.load("dcgm_fields.csv", lambda cells: (cells["name_from_4_6"], cells["name"]))
+    before = {old for _, old in rows}
+    return {new: old for new, old in rows if new and new not in before}

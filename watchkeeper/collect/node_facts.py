@@ -1,0 +1,124 @@
+"""Everything a node says about itself apart from its GPUs' numbers: host, mounts, units, sensors, PCI bus, clock.
+
+`NodeReader.read` blocks for a few seconds at most, whatever the machine's state: what may hang is asked in a child
+with a deadline. The agent calls it from a thread and shows the facts on its page (`host_page`); `watchkeeper scan`
+judges them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from watchkeeper.collect import commands
+from watchkeeper.readers import clock_offset, host, hwmon, kernel_modules, pci_sysfs, systemd_units
+
+# Remote mounts that are asked one after the other; each may cost a whole deadline.
+MAX_REMOTE_MOUNTS = 32
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Where the trees of this machine lie; a container has them mounted elsewhere, a test makes its own."""
+
+    proc: Path = Path("/proc")
+    sysfs: Path = Path("/sys")
+    root: Path = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What could be read; None is unknown, and an empty list means that there is nothing of the kind.
+
+    `unread` says in words what could not be asked.
+    """
+
+    cpus: int | None = None
+    load: tuple[float, float, float] | None = None
+    memory: host.Memory | None = None
+    shared_memory: host.Space | None = None
+    disks: tuple[host.Space, ...] = ()
+    remote_mounts: tuple[host.Mount, ...] = ()
+    stalled_mounts: tuple[host.Mount, ...] = ()
+    kernel: str | None = None
+    boot: str | None = None
+    uptime_seconds: float | None = None
+    driver: str | None = None
+    next_boot: kernel_modules.NextBoot | None = None
+    units: tuple[systemd_units.Unit, ...] | None = None
+    sensors: tuple[hwmon.Sensor, ...] = ()
+    pci: tuple[pci_sysfs.PciDevice, ...] = ()
+    clock: clock_offset.ClockState | None = None
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class NodeReader:
+    """Reads one machine, again and again; one thread at a time."""
+
+    roots: Roots = field(default_factory=Roots)
+    ask: commands.Commands = field(default_factory=commands.Commands)
+
+    def read(self) -> NodeFacts:
+        proc, sysfs = self.roots.proc, self.roots.sysfs
+        unread: list[str] = []
+        mounts = host.mounts(proc)
+        remote = [mount for mount in mounts if mount.is_remote]
+        kernel = host.kernel_release(proc)
+        return NodeFacts(
+            cpus=host.cpu_count(proc),
+            load=host.load_average(proc),
+            memory=host.memory(proc),
+            shared_memory=next((host.space(mount.path) for mount in mounts if mount.path == SHARED_MEMORY), None),
+            disks=self._disks(mounts),
+            remote_mounts=tuple(remote),
+            stalled_mounts=self._stalled(remote, unread),
+            kernel=kernel,
+            boot=host.boot_id(proc),
+            uptime_seconds=host.uptime_seconds(proc),
+            driver=host.driver_version(proc, sysfs),
+            next_boot=kernel_modules.next_kernel(self.roots.root, kernel),
+            units=self._units(unread),
+            sensors=tuple(hwmon.read(sysfs)),
+            pci=tuple(pci_sysfs.read(sysfs)),
+            clock=self._clock(),
+            unread=tuple(unread),
+        )
+
+    def _disks(self, mounts: Sequence[host.Mount]) -> tuple[host.Space, ...]:
+        """Each device once: a container runtime mounts the same disk at many places."""
+        by_device: dict[str, str] = {}
+        for mount in mounts:
+            if not mount.is_remote and mount.path != SHARED_MEMORY:
+                known = by_device.get(mount.device)
+                by_device[mount.device] = mount.path if known is None else min(known, mount.path, key=len)
+        return tuple(space for path in sorted(by_device.values()) if (space := host.space(path)) is not None)
+
+    def _stalled(self, remote: Sequence[host.Mount], unread: list[str]) -> tuple[host.Mount, ...]:
+        """Remote mounts that do not answer a statfs in time."""
+        if len(remote) > MAX_REMOTE_MOUNTS:
+            unread.append(f"{len(remote)} remote mounts, the limit is {MAX_REMOTE_MOUNTS}: the rest is not asked")
+        stalled = []
+        for mount in remote[:MAX_REMOTE_MOUNTS]:
+            answer = self.ask.ask(["stat", "-f", "-c", "%b", "--", mount.path])
+            if answer.outcome is commands.Outcome.LATE:
+                stalled.append(mount)
+            elif answer.outcome is commands.Outcome.ABSENT:
+                unread.append(f"remote mounts: {answer.text}")
+                break
+        return tuple(stalled)
+
+    def _units(self, unread: list[str]) -> tuple[systemd_units.Unit, ...] | None:
+        answer = self.ask.ask(systemd_units.arguments())
+        if answer.outcome is commands.Outcome.ANSWERED:
+            return tuple(systemd_units.read(answer.text))
+        first_line = answer.text.strip().splitlines()[:1]
+        unread.append(f"systemd units: {first_line[0] if first_line else answer.outcome}")
+        return None
+
+    def _clock(self) -> clock_offset.ClockState | None:
+        answer = self.ask.ask(clock_offset.CHRONY)
+        found = clock_offset.read_chrony(answer.text) if answer.outcome is commands.Outcome.ANSWERED else None
+        return found or clock_offset.ask_kernel()

@@ -1,0 +1,70 @@
+"""Whole documents into sightings: listings and dumps whose lines mean something only together.
+
+Each reading function below looks whether the beginning of an input is its business and adds what it sees. A
+paste is often a mixture (a scheduler's line, then an nvidia-smi table), so every function is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from watchkeeper.diagnose.doctor import cluster_listings, fabric_listings, gpu_listings, trends
+from watchkeeper.diagnose.doctor.facts import Facts
+from watchkeeper.diagnose.doctor.scan import excerpt
+from watchkeeper.diagnose.doctor.signatures import Table
+from watchkeeper.readers import line_prefix, log_text
+
+MAX_MATCHES_IN_A_LISTING = 500
+
+
+@dataclass(slots=True)
+class Document:
+    """The beginning of one input, as text."""
+
+    name: str
+    kind: str
+    text: str
+    lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lines = self.text.split("\n")
+
+
+Reading = Callable[[Document, Facts], None]
+READINGS: tuple[Reading, ...] = (
+    gpu_listings.read,
+    fabric_listings.read,
+    cluster_listings.read,
+    trends.read,
+)
+
+
+def read(name: str, kind: str, head: bytes, *, facts: Facts, table: Table) -> None:
+    """Add what the document says to the facts."""
+    document = Document(name, kind, _text(head))
+    for sign in table.of_listings:
+        assert sign.pattern is not None
+        _search(document, sign.id, sign.pattern.pattern, facts=facts)
+    for reading in READINGS:
+        reading(document, facts)
+
+
+def _text(head: bytes) -> str:
+    raw = log_text.ANSI.sub(b"", head) if b"\x1b" in head else head
+    return raw.decode("utf-8", errors="replace").replace("\r\n", "\n")
+
+
+def _search(document: Document, sign: str, pattern: str, *, facts: Facts) -> None:
+    """A sign without words: its pattern over every line of the beginning."""
+    import re
+
+    line, at = 1, 0
+    for count, match in enumerate(re.finditer(pattern, document.text, re.MULTILINE)):
+        if count >= MAX_MATCHES_IN_A_LISTING:
+            return
+        line += document.text.count("\n", at, match.start())
+        at = match.start()
+        text = document.lines[line - 1]
+        fields = dict(line_prefix.read_prefix(text)) | {key: value for key, value in match.groupdict().items() if value}
+        facts.add(sign, input=document.name, line=line, text=excerpt(text, 0), fields=fields)

@@ -1,0 +1,87 @@
+"""The doctor's whole way: each stream read once, then one judgement over everything.
+
+The command line calls `examine` with the streams of `readers.bundles`; the Report goes to the printer.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from watchkeeper.diagnose.doctor import documents, ranking, report, scan, signatures
+from watchkeeper.diagnose.doctor.facts import Facts, Input, Sighting
+from watchkeeper.diagnose.doctor.judgements import JUDGEMENTS
+from watchkeeper.diagnose.doctor.recognise import is_binary, recognise
+from watchkeeper.errors import WatchkeeperError
+from watchkeeper.readers import bundles, flight_recorder
+from watchkeeper.readers.log_text import ByteStream
+
+WHOLE_DOCUMENTS = frozenset({"flight_recorder", "nvidia_smi_xml", "kubernetes_json", "kubernetes_yaml", "slurm_json", "json"})
+PEEK_BYTES = 65_536
+
+
+def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] = lambda _: None) -> report.Report:
+    """Read every stream and say what is wrong; `progress` is told the bytes of each input as it was read."""
+    facts = Facts()
+    table = signatures.table()
+    for stream in streams:
+        _read(stream, facts, table)
+        progress(stream.read_bytes)
+    opinions = [opinion for judgement in JUDGEMENTS for opinion in judgement(facts)]
+    return report.build(facts, ranking.rank(opinions))
+
+
+def _read(stream: bundles.Stream, facts: Facts, table: signatures.Table) -> None:
+    start = stream.peek(PEEK_BYTES)
+    kind = recognise(stream.name, start)
+    if kind == "flight_recorder":
+        _read_dump(stream, facts)
+        return
+    if kind == "binary":
+        facts.inputs.append(Input(stream.name, kind, stream.problem or "is not text and was not read"))
+        return
+    source: ByteStream = _Recoded(stream, start) if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else stream
+    tee = scan.Tee(source, scan.DOCUMENT_BYTES if kind in WHOLE_DOCUMENTS else scan.HEAD_BYTES)
+    scan.scan(stream.name, tee, facts, table=table)
+    head = tee.head
+    if kind == "binary" or (kind == "text" and is_binary(head)):
+        kind = "binary"
+    if kind in ("text", "json"):
+        kind = recognise(stream.name, head)
+    documents.read(stream.name, kind, head, facts=facts, table=table)
+    facts.inputs.append(Input(stream.name, kind, stream.problem))
+
+
+def _read_dump(stream: bundles.Stream, facts: Facts) -> None:
+    raw = stream.peek(scan.DOCUMENT_BYTES)
+    problem = stream.problem
+    try:
+        dump = flight_recorder.read(stream.name, raw)
+    except WatchkeeperError as error:
+        problem = str(error)
+    else:
+        last = dump.collectives[-1] if dump.collectives else None
+        text = f"{len(dump.collectives)} collectives" + (f", last {last.operation} {last.sequence} {last.state}" if last else "")
+        fields = {} if dump.rank is None else {"rank": str(dump.rank)}
+        facts.dumps.append((dump, Sighting("flight-recorder", stream.name, 1, text, fields, order=len(facts.dumps) + 1)))
+    facts.inputs.append(Input(stream.name, "flight_recorder", problem))
+
+
+@dataclass(slots=True)
+class _Recoded:
+    """A stream of UTF-16, as Windows tools write it, in UTF-8."""
+
+    source: ByteStream
+    start: bytes
+    _decoder: codecs.IncrementalDecoder | None = None
+
+    def read(self, size: int, /) -> bytes:
+        if self._decoder is None:
+            name = "utf-16-le" if self.start.startswith(codecs.BOM_UTF16_LE) else "utf-16-be"
+            self._decoder = codecs.getincrementaldecoder(name)(errors="replace")
+        while piece := self.source.read(size):
+            text = self._decoder.decode(piece)
+            if text:
+                return text.encode("utf-8", errors="replace")
+        return b""

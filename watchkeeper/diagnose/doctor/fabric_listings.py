@@ -1,0 +1,57 @@
+"""InfiniBand printouts: ports that are down, slow, or count errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from watchkeeper.catalogue import tables
+from watchkeeper.diagnose.doctor.facts import Facts
+from watchkeeper.diagnose.doctor.listing import Listing, add
+from watchkeeper.readers import infiniband_text
+from watchkeeper.readers.infiniband_text import Port
+
+UP = frozenset({"active", "initialize", "armed"})
+
+
+def read(listing: Listing, facts: Facts) -> None:
+    text = listing.text
+    if "hysical state" in text or "phys state" in text or "phys_state" in text:
+        _read_ports(listing, facts)
+    if "Counter" in text or "Errors for" in text:
+        for port in infiniband_text.read_counters(listing.lines):
+            _judge_counters(port, listing, facts)
+    if ")==>" in text:
+        for line, kind, owner, number, state, _ in infiniband_text.read_links(listing.lines):
+            if state == "Down":
+                sign = "hca-port-down" if kind == "CA" else "fabric-port-down"
+                add(facts, listing, sign, line=line, fields={"hca" if kind == "CA" else "switch": owner, "port": number})
+
+
+def _read_ports(listing: Listing, facts: Facts) -> None:
+    ports = infiniband_text.read_ports(listing.lines)
+    rates = Counter(port.rate for port in ports if port.state is not None and port.state.lower() == "active" and port.rate)
+    usual = max(rates, key=lambda rate: _number(rate)) if rates else None
+    for port in ports:
+        state = (port.state or "").lower()
+        place = {"hca": port.owner, "port": port.number}
+        if state.startswith("down") or (port.physical or "").lower() in ("disabled", "polling", "linkerrorrecovery"):
+            add(facts, listing, "hca-port-down", line=port.line, fields=place)
+        elif state == "active" and port.rate and usual and rates[usual] > 1 and _number(port.rate) < _number(usual):
+            add(facts, listing, "hca-port-slow", line=port.line, fields=place | {"rate": port.rate, "usual": usual})
+
+
+def _number(rate: str) -> float:
+    digits = "".join(char for char in rate.split()[0] if char.isdigit() or char == ".")
+    return float(digits) if digits else 0.0
+
+
+def _judge_counters(port: Port, listing: Listing, facts: Facts) -> None:
+    # `port ALL` and port 255 repeat the sum of the others.
+    if port.number in ("ALL", "255"):
+        return
+    for name, (value, line) in port.counters.items():
+        row = tables.counter(name)
+        if row is None or row.total_limit is None or value < row.total_limit:
+            continue
+        sign = "hca-downed" if name == "LinkDownedCounter" else "hca-errors"
+        add(facts, listing, sign, line=line, fields={"owner": port.owner, "port": port.number, "counter": f"{name} {value}"})

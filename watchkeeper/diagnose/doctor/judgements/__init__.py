@@ -1,0 +1,34 @@
+"""One function per question over several signs: `facts -> opinions`, where nothing means "nothing speaks for it".
+
+Comes in: Facts. Goes out: opinions with the sightings they rest on. Never here: reading of text, ranking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from watchkeeper.diagnose.doctor.facts import Facts
+from watchkeeper.diagnose.doctor.judgements import collectives, general, kernel, network
+from watchkeeper.diagnose.doctor.opinion import Opinion
+
+Judgement = Callable[[Facts], Iterable[Opinion]]
+
+JUDGEMENTS: tuple[Judgement, ...] = (
+    general.signs,
+    kernel.xids,
+    kernel.reported_xids,
+    kernel.switch_errors,
+    kernel.bus_errors,
+    kernel.hung_calls,
+    kernel.machine_checks,
+    collectives.hang,
+    collectives.dumps,
+    collectives.ended_ranks,
+    network.queue_pairs,
+    network.completions,
+    network.interfaces,
+    network.versions,
+    network.settings,
+    general.serving,
+    general.leftovers,
+)

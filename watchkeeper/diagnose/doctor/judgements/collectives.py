@@ -1,0 +1,189 @@
+"""A job that hangs or lost a rank: who came first, who is missing, and whether ranks disagree.
+
+The rank that prints a time-out is mostly the one that waited. So the time-outs of all ranks are compared:
+different operations at one sequence number are a disagreement, a rank without a time-out is the suspect, and
+any rank with an error of its own is the cause (nccl_facts 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from watchkeeper.catalogue import tables
+from watchkeeper.diagnose.doctor.facts import Facts, Sighting, values
+from watchkeeper.diagnose.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
+from watchkeeper.diagnose.doctor.signatures import lookup
+from watchkeeper.readers.flight_recorder import Collective, Dump
+
+MAX_RANKS_NAMED = 32
+ENDED_BY_ITSELF = {-6: "aborted", -11: "crashed", -4: "died of an illegal instruction", -8: "died of an arithmetic fault"}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout:
+    rank: str
+    sequence: str
+    operation: str
+    size: str
+    seen: Sighting
+
+
+def hang(facts: Facts) -> Iterable[Opinion]:
+    """What the watchdogs of all ranks say together."""
+    timeouts = [_timeout(seen) for seen in facts.of("watchdog-timeout")]
+    if not timeouts:
+        return
+    disagreement = _disagreement(timeouts)
+    if disagreement is not None:
+        yield disagreement
+        return
+    ranks = sorted({timeout.rank for timeout in timeouts if timeout.rank}, key=_as_number)
+    missing = _missing(facts, ranks)
+    behind = _behind(facts)
+    first = timeouts[0]
+    what = f"{first.operation or 'a collective'} number {first.sequence}" if first.sequence else "a collective"
+    why = f"Rank {', '.join(ranks) or 'unknown'} waited in {what} until the time-out."
+    where: list[tuple[str, str]] = [("collective", what)] if first.sequence else []
+    if missing:
+        why += f" Rank {', '.join(missing)} of {_world(facts)} never timed out: look there first."
+        where += [("missing_rank", rank) for rank in missing]
+    elif behind:
+        why += f" Rank {behind[0]} has enqueued only {behind[1]} collectives, the others {behind[2]}: it is behind on the CPU side."
+        where.append(("missing_rank", behind[0]))
+    elif facts.has("progress-bar"):
+        why += " Another rank's progress bar still moves: ranks have uneven work."
+    elif len(ranks) == 1:
+        why += " The others are not in these lines: hand in the logs of all ranks to name the one that is missing."
+    confidence = 0.72 if missing or behind else 0.6
+    network = "nccl_ib_link_error: no RDMA completion error in these lines"
+    yield opinion(
+        "nccl_timeout_straggler",
+        confidence,
+        why,
+        on=[timeout.seen for timeout in timeouts][:MAX_EVIDENCE],
+        where=where,
+        ruled_out=() if facts.has("nccl-ib-completion") else (network,),
+    )
+
+
+def _timeout(seen: Sighting) -> Timeout:
+    rank = seen.fields.get("rank") or seen.fields.get("rank2", "")
+    size = seen.fields.get("numel") or seen.fields.get("shape", "")
+    return Timeout(rank, seen.fields.get("seq", ""), seen.fields.get("op", ""), size, seen)
+
+
+def _disagreement(timeouts: Sequence[Timeout]) -> Opinion | None:
+    """Different operations or sizes of different ranks at one sequence number."""
+    by_sequence: dict[str, dict[str, Timeout]] = {}
+    for timeout in timeouts:
+        if timeout.rank and timeout.sequence:
+            by_sequence.setdefault(timeout.sequence, {}).setdefault(timeout.rank, timeout)
+    for sequence, found in by_sequence.items():
+        kinds = {(timeout.operation, timeout.size) for timeout in found.values()}
+        # Gather and scatter have other sizes on their root by design.
+        operations = {operation for operation, _ in kinds}
+        if len(operations) > 1 or (len(kinds) > 1 and operations <= {"ALLREDUCE", "ALLGATHER", "REDUCE_SCATTER"}):
+            said = "; ".join(f"rank {one.rank}: {one.operation} of {one.size or '?'}" for one in list(found.values())[:4])
+            return opinion(
+                "nccl_shape_or_collective_mismatch",
+                0.85,
+                f"At sequence number {sequence} the ranks wait in different collectives: {said}.",
+                on=[one.seen for one in found.values()][:MAX_EVIDENCE],
+            )
+    return None
+
+
+def _world(facts: Facts) -> int | None:
+    sizes = [int(size) for size in values(facts.of("nccl-rank"), "nranks")]
+    return max(sizes) if sizes else None
+
+
+def _missing(facts: Facts, ranks: Sequence[str]) -> list[str]:
+    """Ranks of the job that did not time out; only known where the size of the job is, and most others did."""
+    world = _world(facts)
+    if world is None or len(ranks) < max(1, world // 2):
+        return []
+    absent = [str(rank) for rank in range(world) if str(rank) not in set(ranks)]
+    return absent[:MAX_RANKS_NAMED]
+
+
+def _behind(facts: Facts) -> tuple[str, int, int] | None:
+    """The rank that has enqueued least, if it differs from the others."""
+    enqueued = {seen.fields["rank"]: int(seen.fields["enqueued"]) for seen in facts.of("pg-status") if "rank" in seen.fields}
+    if len(enqueued) < 2 or len(set(enqueued.values())) < 2:
+        return None
+    rank = min(enqueued, key=lambda name: enqueued[name])
+    return rank, enqueued[rank], max(enqueued.values())
+
+
+def _as_number(text: str) -> int:
+    return int(text) if text.isdigit() else -1
+
+
+def ended_ranks(facts: Facts) -> Iterable[Opinion]:
+    """Exit codes as torchrun prints them: the first rank with a code of its own, not one that was told to stop."""
+    seen = [one for one in facts.of("elastic-failed", "elastic-block-exit") if one.fields["code"] not in ("0", "-15", "143")]
+    if not seen:
+        return
+    code = int(seen[0].fields["code"])
+    row = tables.exit_code(code)
+    root = facts.of("elastic-root")
+    named = [("node", root[0].fields["node"]), ("rank", root[0].fields["rank"])] if root else []
+    if code in ENDED_BY_ITSELF:
+        why = f"A rank {ENDED_BY_ITSELF[code]} (exit code {code}); the others failed because it was gone."
+        yield opinion("nccl_rank_died", 0.55, why, on=[*root[:1], *seen[:MAX_EVIDENCE]], where=named)
+    elif code != -9:
+        meaning = row.meaning if row is not None else "no more is known"
+        why = f"A rank ended with exit code {code}: {meaning}. Its own log, before this line, has the reason."
+        yield opinion("nccl_rank_died", 0.35, why, on=[*root[:1], *seen[:MAX_EVIDENCE]], where=named)
+
+
+def dumps(facts: Facts) -> Iterable[Opinion]:
+    """The flight-recorder dumps of a job, compared group by group."""
+    known = {dump.rank: (dump, seen) for dump, seen in facts.dumps if dump.rank is not None}
+    if not known:
+        return
+    for group in dict.fromkeys(one.group for dump, _ in known.values() for one in dump.collectives):
+        last = {rank: _last(dump, group) for rank, (dump, _) in known.items()}
+        stuck = {rank: one for rank, one in last.items() if one is not None}
+        if len(stuck) > 1 and any(one.state != "completed" or one.timed_out for one in stuck.values()):
+            yield from _compare(group, stuck, known)
+
+
+def _last(dump: Dump, group: str) -> Collective | None:
+    """The collective at which a rank stands: its first that is not complete, else its last."""
+    mine = [one for one in dump.collectives if one.group == group and not one.is_p2p]
+    return next((one for one in mine if one.state != "completed"), mine[-1] if mine else None)
+
+
+def _compare(
+    group: str, stuck: dict[int, Collective], known: dict[int, tuple[Dump, Sighting]]
+) -> Iterable[Opinion]:
+    members = next((dump.ranks[group] for dump, _ in known.values() if dump.ranks.get(group)), ())
+    absent = [rank for rank in members if rank not in known]
+    furthest = max(one.sequence for one in stuck.values())
+    late = [rank for rank, one in stuck.items() if one.sequence < furthest or (one.sequence == furthest and one.state == "completed" and False)]
+    together = {(one.operation, one.sizes) for one in stuck.values() if one.sequence == furthest}
+    evidence = [seen for _, seen in known.values()][:MAX_EVIDENCE]
+    if not late and len(together) > 1:
+        sign = lookup("dump-mismatch")
+        said = "; ".join(f"rank {rank}: {one.operation} {one.sizes}" for rank, one in list(stuck.items())[:4])
+        yield opinion(sign.cause, sign.confidence, f"{sign.why} Group {group}, position {furthest}: {said}.", on=evidence)
+    elif late:
+        sign = lookup("dump-lagging")
+        rank = min(late, key=lambda one: stuck[one].sequence)
+        one = stuck[rank]
+        side = "its program never called it (CPU side)" if one.state == "completed" else f"its {one.operation} is {one.state}"
+        why = f"Rank {rank} stands at {one.operation} number {one.sequence} of group {group}, the others at {furthest}; {side}."
+        yield opinion(sign.cause, sign.confidence, why, on=evidence, where=[("missing_rank", str(one)) for one in late[:MAX_RANKS_NAMED]])
+    elif absent:
+        sign = lookup("dump-missing")
+        named = ", ".join(map(str, absent[:MAX_RANKS_NAMED]))
+        where = [("missing_rank", str(rank)) for rank in absent[:MAX_RANKS_NAMED]]
+        yield opinion(sign.cause, sign.confidence, f"{sign.why} Missing: rank {named}.", on=evidence, where=where)
+        yield opinion("nccl_timeout_straggler", sign.also["nccl_timeout_straggler"], f"{sign.why} Missing: rank {named}.", on=evidence, where=where)
+    else:
+        why = f"All ranks stand in the same {next(iter(together))[0]} (number {furthest}) and none gets out: the network or a GPU holds it."
+        yield opinion("nccl_ib_link_error", 0.45, why, on=evidence)
+        yield opinion("nccl_timeout_straggler", 0.45, why, on=evidence)

@@ -1,0 +1,63 @@
+"""Signs that speak for themselves, numbers of serving programs, and what remains when nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from watchkeeper.diagnose.doctor import signatures
+from watchkeeper.diagnose.doctor.facts import Facts
+from watchkeeper.diagnose.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
+from watchkeeper.diagnose.doctor.signatures import Role
+from watchkeeper.model import diagnosis
+
+# Judged together with other signs, in modules of their own.
+JUDGED_ELSEWHERE = frozenset({"nccl-bad-interface", "nccl-link-local"})
+SLOW_LOAD_SECONDS = 300.0
+MANY_WAITING = 100
+FULL_CACHE_PERCENT = 95.0
+
+
+def signs(facts: Facts) -> Iterable[Opinion]:
+    """Each sign of the table that names a cause, and the further causes that its line allows."""
+    silenced = {
+        cause
+        for sign in facts.signs()
+        if signatures.lookup(sign).role is Role.BENIGN
+        for cause in signatures.lookup(sign).silences
+    }
+    for name in list(facts.signs()):
+        sign = signatures.lookup(name)
+        named = {sign.cause: sign.confidence, **sign.also}
+        for cause, confidence in named.items():
+            if cause in ("", signatures.BY_XID) or cause in silenced or name in JUDGED_ELSEWHERE:
+                continue
+            yield opinion(cause, confidence, sign.why, on=facts.of(name)[:MAX_EVIDENCE])
+
+
+def serving(facts: Facts) -> Iterable[Opinion]:
+    """A server whose requests wait before a full cache, and one that takes minutes to load."""
+    waiting = [
+        seen
+        for seen in facts.of("vllm-stats")
+        if int(seen.fields["waiting"]) >= MANY_WAITING
+        or (float(seen.fields["cache"]) >= FULL_CACHE_PERCENT and int(seen.fields["waiting"]) > int(seen.fields["running"]) // 4)
+    ]
+    if waiting:
+        sign = signatures.lookup("vllm-waiting")
+        yield opinion(sign.cause, sign.confidence, sign.why, on=waiting[:MAX_EVIDENCE])
+    slow = [seen for seen in facts.of("load-seconds") if float(seen.fields["seconds"]) >= SLOW_LOAD_SECONDS]
+    if slow:
+        sign = signatures.lookup("load-slow")
+        yield opinion(sign.cause, sign.confidence, sign.why, on=slow[:MAX_EVIDENCE])
+
+
+def leftovers(facts: Facts) -> Iterable[Opinion]:
+    """Errors that were seen and that no sign explains."""
+    seen = facts.of("python-traceback", "cuda-error", "nccl-cuda-failure", "watchdog-wraps")
+    if seen:
+        yield opinion(
+            diagnosis.UNKNOWN_CAUSE,
+            0.2,
+            "A program ended with an error that no signature explains.",
+            on=seen[:MAX_EVIDENCE],
+        )

@@ -1,0 +1,196 @@
+"""The kernel's lines: which Xid came first, and which only follow from another.
+
+An Xid is a report, not a cause. 45 tears down channels after any other fault, 43 and 13 follow a GPU
+that is gone, 154 says what the driver wants now. So each GPU's codes are judged together, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from watchkeeper.catalogue import recovery_actions, tables, xid
+from watchkeeper.diagnose.doctor.facts import Facts, Sighting, values
+from watchkeeper.diagnose.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
+from watchkeeper.model import diagnosis
+
+# Codes that are always the consequence of something else, or the driver's wish after it.
+FOLLOWS = frozenset({45, 154})
+LOST, REMAP_FAILED, REMAP_RECORDED = 79, 64, 63
+HALTED = frozenset({61, 62, 169})
+# What an Xid of a cause is worth when it is the only one; the rest of the catalogue is worth less.
+CERTAIN = {
+    "gpu_fell_off_bus": 0.95,
+    "ecc_uncorrectable": 0.93,
+    "row_remap_failure": 0.92,
+    "nvlink_error": 0.9,
+    "gsp_timeout": 0.88,
+    "row_remap_pending": 0.85,
+    "app_illegal_access": 0.85,
+    "ecc_correctable_storm": 0.75,
+    "pcie_degraded": 0.7,
+}
+HARDWARE = frozenset({"gpu_fell_off_bus", "ecc_uncorrectable", "row_remap_failure", "nvlink_error", "gsp_timeout"})
+MANY_CORRECTED = 3
+
+
+def xids(facts: Facts) -> Iterable[Opinion]:
+    """One verdict for each GPU that has Xids."""
+    by_gpu: dict[tuple[str, str], list[Sighting]] = {}
+    for seen in facts.of("kernel-xid"):
+        by_gpu.setdefault((seen.fields.get("node", ""), seen.fields.get("pci", "")), []).append(seen)
+    for sightings in by_gpu.values():
+        yield from _judge_gpu(sightings, _uuids(facts, sightings))
+
+
+def _uuids(facts: Facts, sightings: Sequence[Sighting]) -> tuple[tuple[str, str], ...]:
+    pci = sightings[0].fields.get("pci")
+    named = [seen.fields["uuid"] for seen in facts.of("gpu-identity") if seen.fields["pci"] == pci]
+    return (("uuid", named[0]),) if named else ()
+
+
+def _judge_gpu(sightings: Sequence[Sighting], uuid: tuple[tuple[str, str], ...]) -> Iterable[Opinion]:
+    codes = [int(seen.fields["code"]) for seen in sightings]
+    roots = [seen for seen, code in zip(sightings, codes, strict=True) if code not in FOLLOWS]
+    wish = _recovery_wish(sightings)
+    if not roots:
+        yield _only_consequences(sightings, wish)
+        return
+    by_cause: dict[str, list[Sighting]] = {}
+    for seen in roots:
+        by_cause.setdefault(_cause_of(int(seen.fields["code"])), []).append(seen)
+    first = _cause_of(int(roots[0].fields["code"]))
+    grave = HARDWARE & set(by_cause)
+    for cause, seen in by_cause.items():
+        confidence = CERTAIN.get(cause, 0.4 if cause == diagnosis.UNKNOWN_CAUSE else 0.65)
+        code = int(seen[0].fields["code"])
+        if code in HALTED:
+            confidence = 0.62 if first != "app_illegal_access" else 0.4
+        if cause == "app_illegal_access" and grave - {"gsp_timeout"}:
+            confidence *= 0.5
+        if cause == "nvlink_error" and all("Nonfatal" in one.text for one in seen):
+            confidence = 0.6
+        if cause == "row_remap_pending" and "ecc_uncorrectable" in by_cause:
+            confidence = 0.6
+        yield opinion(
+            cause,
+            confidence,
+            _why(code, seen, sightings, wish=wish),
+            on=[*seen[:MAX_EVIDENCE], *[one for one in sightings if one not in seen][:3]],
+            ruled_out=_ruled_out(cause, codes),
+            where=uuid,
+        )
+
+
+def _cause_of(code: int) -> str:
+    if code in HALTED:
+        return "gsp_timeout"
+    return xid.lookup(code).cause
+
+
+def _recovery_wish(sightings: Sequence[Sighting]) -> str | None:
+    wishes = values(sightings, "recovery_action")
+    row = recovery_actions.from_text(wishes[-1]) if wishes else None
+    return row.meaning if row is not None else None
+
+
+def _only_consequences(sightings: Sequence[Sighting], wish: str | None) -> Opinion:
+    codes = sorted({int(seen.fields["code"]) for seen in sightings})
+    named = ", ".join(f"Xid {code}" for code in codes)
+    why = f"{named} follows from something else, and what came before is not in these lines"
+    caused = values(sightings, "caused_by_xid")
+    if caused:
+        why += f"; the driver names Xid {caused[0]} as the one before"
+    return opinion(
+        diagnosis.UNKNOWN_CAUSE, 0.38, f"{why}. {wish or ''}".strip(), on=sightings[:MAX_EVIDENCE],
+        advice=("Hand in the kernel log from some minutes earlier: dmesg -T or journalctl -k",),
+    )
+
+
+def _why(code: int, seen: Sequence[Sighting], everything: Sequence[Sighting], *, wish: str | None) -> str:
+    row = xid.lookup(code)
+    parts = [f"Xid {code} ({row.name})" if row.is_known else row.name]
+    first = everything[0].fields["code"]
+    later = [number for number in dict.fromkeys(one.fields["code"] for one in everything) if int(number) != code]
+    if str(code) == first and later:
+        parts.append(f"came first; {', '.join(f'Xid {number}' for number in later)} followed")
+    elif later:
+        parts.append(f"was seen with {', '.join(f'Xid {number}' for number in later)}")
+    if len(seen) > 1:
+        parts.append(f"{len(seen)} times")
+    processes = values(seen, "process")
+    if len(processes) > 1:
+        parts.append(f"by {len(processes)} different programs, so the GPU itself deserves a test")
+    sentence = " ".join(parts) + "."
+    return " ".join(part for part in (sentence, row.likely_cause and f"{row.likely_cause}.", wish) if part)
+
+
+def _ruled_out(cause: str, codes: Sequence[int]) -> Iterable[str]:
+    if cause == "app_illegal_access" and not {LOST, 48, 94, 95, 74, 119} & set(codes):
+        yield "ecc_uncorrectable: no memory Xid (48, 94, 95) of this GPU in the log"
+        yield "gpu_fell_off_bus: no Xid 79 of this GPU in the log"
+    if cause in HARDWARE and {13, 31, 43, 45} & set(codes):
+        yield "app_illegal_access: the application's Xids came with or after the hardware's"
+    if cause == "ecc_uncorrectable" and REMAP_FAILED not in codes:
+        yield "row_remap_failure: no Xid 64; a reset should repair the row"
+    if cause == "row_remap_pending" and 48 not in codes:
+        yield "row_remap_failure: Xid 63 says that the remap was recorded; failure would be Xid 64"
+
+
+def reported_xids(facts: Facts) -> Iterable[Opinion]:
+    """Xids that another program reports: a device plugin, an exporter, an administrator's reason."""
+    for seen in facts.of("xid-by-plugin", "page-xid"):
+        code = int(seen.fields.get("code", "0"))
+        if code == 0 or "NVRM" in seen.text:
+            continue
+        row = xid.lookup(code)
+        trust = 0.75 if seen.sign == "page-xid" else 0.88
+        cause = _cause_of(code) if code not in FOLLOWS else diagnosis.UNKNOWN_CAUSE
+        confidence = min(trust, CERTAIN.get(cause, 0.4))
+        yield opinion(cause, confidence, f"Xid {code} ({row.name}) is reported. {row.likely_cause}".strip(), on=[seen])
+
+
+def switch_errors(facts: Facts) -> Iterable[Opinion]:
+    """SXids: errors of an NVSwitch, which every GPU behind it feels."""
+    for seen in facts.of("kernel-sxid"):
+        row = tables.sxid(int(seen.fields["code"]))
+        severity = seen.fields.get("severity", "").lower()
+        fatal = severity == "fatal" if severity else bool(row and row.is_fatal)
+        name = f" ({row.name})" if row else " (not in the catalogue)"
+        thermal = row is not None and "thermal" in row.name.lower()
+        yield opinion(
+            "cooling_failure" if thermal else "nvlink_error",
+            0.6 if thermal else 0.85 if fatal else 0.7,
+            f"SXid {seen.fields['code']}{name} of NVSwitch {seen.fields.get('switch', '')}, {'fatal' if fatal else 'not fatal'}. {row.note if row else ''}".strip(),
+            on=[seen],
+        )
+
+
+def bus_errors(facts: Facts) -> Iterable[Opinion]:
+    """PCIe errors that the root ports report (AER)."""
+    seen = facts.of("kernel-pcie_error")
+    worst = [one for one in seen if "uncorrect" in one.fields.get("severity", "").lower()]
+    if worst:
+        yield opinion("pcie_degraded", 0.75, "A PCIe port reports uncorrected errors.", on=worst[:MAX_EVIDENCE])
+    elif seen:
+        count = facts.count("kernel-pcie_error")
+        why = f"PCIe ports corrected {count} errors: the link is unreliable, though no data was lost so far."
+        confidence = 0.62 if count >= MANY_CORRECTED else 0.5 if count > 1 else 0.4
+        yield opinion("pcie_degraded", confidence, why, on=seen[:MAX_EVIDENCE])
+
+
+def hung_calls(facts: Facts) -> Iterable[Opinion]:
+    """Tasks that wait in the kernel, with the driver's functions in their stacks."""
+    blocked, stacks = facts.of("task-blocked"), facts.of("stack-in-nvidia")
+    if blocked and stacks and not facts.has("driver-task-blocked"):
+        why = "Tasks wait for minutes in the kernel, and the driver's functions are on the stacks."
+        yield opinion("driver_call_hung", 0.68, why, on=[*blocked[:3], *stacks[:3]])
+    elif blocked and not facts.has("driver-task-blocked"):
+        why = "Tasks wait for minutes in the kernel; the lines do not say for what (storage, network or the driver)."
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.25, why, on=blocked[:3])
+
+
+def machine_checks(facts: Facts) -> Iterable[Opinion]:
+    seen = facts.of("kernel-machine_check")
+    if seen:
+        why = "The processor reports machine checks: host memory, the processor or a bus is failing; this is no GPU's word."
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.35, why, on=seen[:MAX_EVIDENCE])

@@ -1,0 +1,181 @@
+"""What the doctor answers: inputs, events and findings, as values and in the documented JSON shape.
+
+`examine` makes it, the command line prints it. Keys of the JSON are added, never renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+from watchkeeper.catalogue import causes, pack
+from watchkeeper.diagnose.doctor.facts import Facts, Input, Sighting
+from watchkeeper.diagnose.doctor.ranking import Weighed
+from watchkeeper.model import diagnosis
+
+FILE = "doctor_actions.csv"
+# What a finding may name as its place, in the order in which people read it.
+PLACES = (
+    *("node", "gpu", "pci", "uuid", "rank", "local_rank", "missing_rank", "pod", "namespace", "container", "job", "step"),
+    *("interface", "hca", "owner", "port", "switch", "link", "peer", "process", "pid", "collective", "resource", "taint"),
+)
+NUMBERS = frozenset({"gpu", "rank", "local_rank", "missing_rank", "pid", "link", "switch"})
+MAX_VALUES_OF_A_PLACE = 16
+
+
+class Verdict(IntEnum):
+    """The exit code."""
+
+    NOTHING_FOUND = 0
+    FOUND = 1
+    CANNOT_TELL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause, where, why, on which lines, and what to do. `where` values are one thing or several."""
+
+    cause: str
+    confidence: float
+    where: Mapping[str, Any]
+    title: str
+    why: str
+    evidence: tuple[Sighting, ...]
+    actions: tuple[diagnosis.Step, ...]
+    ruled_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Findings best first; none means that nothing wrong was found in what was read."""
+
+    inputs: tuple[Input, ...]
+    events: tuple[Mapping[str, Any], ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        if any(finding.cause != diagnosis.UNKNOWN_CAUSE for finding in self.findings):
+            return Verdict.FOUND
+        unread = all(given.kind in ("binary", "empty", "text") or given.problem for given in self.inputs)
+        return Verdict.CANNOT_TELL if self.findings or unread else Verdict.NOTHING_FOUND
+
+
+def build(facts: Facts, weighed: Iterable[Weighed]) -> Report:
+    notes = [f"{facts.dropped_events:,} further events are not listed"] if facts.dropped_events else []
+    notes += [f"{given.name}: {given.problem}" for given in facts.inputs if given.problem]
+    findings = tuple(_finding(one) for one in weighed)
+    return Report(tuple(facts.inputs), tuple(facts.events), findings, tuple(notes))
+
+
+def _finding(one: Weighed) -> Finding:
+    row = causes.lookup(one.cause)
+    where = _where(one)
+    place, node = _place_in_words(where), _first(where.get("node"))
+    steps = tuple(diagnosis.Step(text) for text in one.advice)
+    return Finding(
+        cause=one.cause,
+        confidence=round(one.confidence, 2),
+        where=where,
+        title=row.headline(place, node),
+        why=one.why or row.why,
+        evidence=one.sightings,
+        actions=(*steps, *_actions(one.cause, where)),
+        ruled_out=one.ruled_out,
+    )
+
+
+def _where(one: Weighed) -> dict[str, Any]:
+    found: dict[str, list[str]] = {}
+    for name, value in one.extra_where:
+        found.setdefault(name, []).append(value)
+    # Lines of the cause itself come before those that only followed it.
+    for sighting in one.sightings:
+        for name in PLACES:
+            if (value := sighting.fields.get(name) or sighting.fields.get(f"{name}2") or sighting.fields.get(f"{name}3")):
+                found.setdefault(name, []).append(value)
+    return {name: _shape(name, list(dict.fromkeys(found[name]))) for name in PLACES if name in found}
+
+
+def _shape(name: str, values: Sequence[str]) -> Any:
+    shaped = [int(value) if name in NUMBERS and value.isdigit() else value for value in values[:MAX_VALUES_OF_A_PLACE]]
+    return shaped[0] if len(shaped) == 1 else shaped
+
+
+def _first(value: Any) -> str | None:
+    if isinstance(value, list):
+        return str(value[0]) if len(value) == 1 else None
+    return None if value is None else str(value)
+
+
+def _place_in_words(where: Mapping[str, Any]) -> str:
+    node, suffix = where.get("node"), ""
+    if isinstance(node, str):
+        suffix = f" of {node}"
+    for name, word in (("gpu", "GPU {}"), ("pci", "GPU {}"), ("missing_rank", "rank {}"), ("rank", "rank {}"), ("pod", "pod {}"), ("job", "job {}")):
+        value = where.get(name)
+        if value is not None and not isinstance(value, list):
+            return word.format(value) + suffix
+    return node if isinstance(node, str) else "this system"
+
+
+def _actions(cause: str, where: Mapping[str, Any]) -> tuple[diagnosis.Step, ...]:
+    row = causes.lookup(cause)
+    place, node = _place_in_words(where), _first(where.get("node"))
+    filled = {name: _first(where.get(name)) or name.upper() for name in ("node", "gpu", "pci", "pod", "pid", "hca")}
+    listed = tuple(
+        diagnosis.Step(step.do, None if step.command is None else _fill(step.command, filled), step.risk)
+        for step in _steps().get(cause, ())
+    )
+    return listed or (diagnosis.Step(row.advice(place, node)),)
+
+
+def _fill(command: str, filled: Mapping[str, str]) -> str:
+    for name, value in filled.items():
+        command = command.replace("{" + name + "}", value)
+    return command
+
+
+@cache
+def _steps() -> dict[str, tuple[diagnosis.Step, ...]]:
+    found: dict[str, list[diagnosis.Step]] = {}
+    for cause, step in pack.load(FILE, _read_row):
+        found.setdefault(cause, []).append(step)
+    return {cause: tuple(steps) for cause, steps in found.items()}
+
+
+def _read_row(cells: Mapping[str, str]) -> tuple[str, diagnosis.Step]:
+    known = frozenset(row.cause for row in causes.all())
+    step = diagnosis.Step(pack.filled(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
+    return pack.one_of(cells["cause"], known), step
+
+
+def as_plain(report: Report) -> dict[str, Any]:
+    """The documented JSON of `watchkeeper doctor --json`."""
+    return {
+        "inputs": [
+            {"name": given.name, "kind": given.kind} | ({"problem": given.problem} if given.problem else {})
+            for given in report.inputs
+        ],
+        "events": list(report.events),
+        "findings": [
+            {
+                "cause": finding.cause,
+                "confidence": finding.confidence,
+                "where": dict(finding.where),
+                "title": finding.title,
+                "why": finding.why,
+                "evidence": [{"input": seen.input, "line": seen.line, "text": seen.text} for seen in finding.evidence],
+                "actions": [
+                    {"do": step.do, "command": step.command, "risk": step.risk.value} for step in finding.actions
+                ],
+                "not": list(finding.ruled_out),
+            }
+            for finding in report.findings
+        ],
+        "notes": list(report.notes),
+    }

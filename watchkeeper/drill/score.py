@@ -1,0 +1,187 @@
+"""How well the pipeline did: each scenario against its truth, and healthy hours against silence.
+
+`judge` is pure: it compares the incidents of a watch with the fault that was injected. `run_scenario` and
+`run_healthy` let a `Watch` live through it; `cli/drill.py` prints the Score.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from watchkeeper.catalogue import causes
+from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.kit import clock, durations
+from watchkeeper.model import alerts, diagnosis, fleet
+from watchkeeper.model.incidents import Incident
+from watchkeeper.sim import scenario
+from watchkeeper.sim.faults import Fault
+from watchkeeper.sim.simulation import SimSettings, Simulation
+
+# Two racks and all four pools; large enough for a rack to fail and others to be the comparison.
+SCENARIO_GPUS = 128
+SEED = 7
+# Looked at this often while waiting for a verdict; a finer answer is not needed, opening times are exact.
+LOOK_SECONDS = 15
+# The longest `for` of the shipped rules is an hour; what is not seen by then is not seen.
+PATIENCE_SECONDS = 2 * 3600
+# After the first sign, this long for place, severity and cause to become right: two minutes of evidence.
+SETTLE_SECONDS = 180
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioScore:
+    """`seconds_to_detect` is from the fault to the incident, None when there was none."""
+
+    name: str
+    detected: bool
+    seconds_to_detect: float | None
+    place_right: bool
+    severity_right: bool
+    diagnosed: bool
+
+    @property
+    def is_right(self) -> bool:
+        return self.detected and self.place_right and self.severity_right and self.diagnosed
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """`false_pages` are critical incidents that no fault explains; false alarms are those and the warnings."""
+
+    scenarios: tuple[ScenarioScore, ...]
+    false_pages: int
+    false_alarms_per_1000_gpu_hours: float
+
+    @property
+    def is_right(self) -> bool:
+        return all(one.is_right for one in self.scenarios) and self.false_pages == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One scenario's score, and the critical incidents elsewhere that the fault does not explain."""
+
+    score: ScenarioScore
+    false_pages: tuple[Incident, ...] = ()
+
+
+def judge(
+    fault: Fault,
+    place: fleet.Place,
+    incidents: Sequence[Incident],
+    *,
+    found: Callable[[str], diagnosis.Diagnosis | None],
+) -> ScenarioScore:
+    """The best incident for the fault: same family of causes at a place that touches the struck one."""
+    truth = fault.scenario.truth
+    family = causes.lookup(truth.cause).family
+    fitting = [
+        incident
+        for incident in incidents
+        if incident.family == family and (incident.place.encloses(place) or place.encloses(incident.place))
+    ]
+    scores = [_score(fault, place, incident, found(incident.id)) for incident in fitting]
+    nothing = ScenarioScore(fault.scenario.name, False, None, False, False, False)
+    return max(scores, key=lambda one: (one.diagnosed, one.place_right, one.severity_right), default=nothing)
+
+
+def _score(fault: Fault, place: fleet.Place, incident: Incident, found: diagnosis.Diagnosis | None) -> ScenarioScore:
+    truth, best = fault.scenario.truth, None if found is None else found.best
+    return ScenarioScore(
+        fault.scenario.name,
+        detected=True,
+        seconds_to_detect=(incident.opened_at - clock.from_ms(fault.at * 1000)).total_seconds(),
+        place_right=place in (incident.place, best.place if best else None),
+        severity_right=incident.severity is truth.severity,
+        diagnosed=best is not None and best.cause == truth.cause,
+    )
+
+
+async def run_scenario(name: str, *, pace: Pace = Pace()) -> Verdict:  # noqa: B008 (frozen)
+    """A fresh fleet, its history, one fault, and what became of it."""
+    simulation = Simulation(SimSettings(gpus=SCENARIO_GPUS, seed=SEED))
+    with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
+        watch = Watch(simulation, Path(folder), pace=pace)
+        try:
+            return await _live_through(watch, scenario.find(simulation.scenarios, name))
+        finally:
+            watch.close()
+
+
+async def _live_through(watch: Watch, one: scenario.Scenario) -> Verdict:
+    quiet_seconds = 2 * watch.pace.rule_seconds
+    await watch.advance(round(durations.parse_seconds(one.history)), with_rules=False)
+    await watch.advance(quiet_seconds)
+    before = watch.incidents()
+    fault = watch.simulation.inject(one.name)
+    settled, seen_for = 0, 0
+    score = judge(fault, watch.simulation.place_of(fault), [], found=watch.journal.diagnosis)
+    while not score.is_right and seen_for < PATIENCE_SECONDS and settled < SETTLE_SECONDS:
+        await watch.advance(LOOK_SECONDS)
+        seen_for += LOOK_SECONDS
+        settled += LOOK_SECONDS if score.detected else 0
+        known = {incident.id for incident in before}
+        opened = [incident for incident in watch.incidents() if incident.id not in known]
+        score = judge(fault, watch.simulation.place_of(fault), opened, found=watch.journal.diagnosis)
+    return Verdict(score, tuple(_unexplained(watch, fault)))
+
+
+def _unexplained(watch: Watch, fault: Fault) -> Iterable[Incident]:
+    """Pages at places that the fault does not reach: another node, another rack, another job."""
+    layout = watch.simulation.layout
+    reached = {int(layout.node_of_gpu[row]) for lasting in fault.lasting for row in lasting.rows} | {fault.node.row}
+    if fault.job is not None:
+        reached |= {int(layout.node_of_gpu[row]) for row in fault.job.rows}
+    names = {layout.nodes[row].name for row in reached}
+    struck = watch.simulation.place_of(fault)
+    for incident in watch.incidents():
+        is_near = incident.place.node in names or incident.place == struck
+        if incident.severity is alerts.Severity.CRITICAL and not is_near:
+            yield incident
+
+
+@dataclass(frozen=True, slots=True)
+class Healthy:
+    """What was cried for nothing while nothing was broken."""
+
+    gpu_hours: float = 0.0
+    alarms: tuple[Incident, ...] = ()
+
+    @property
+    def pages(self) -> int:
+        return sum(incident.severity is alerts.Severity.CRITICAL for incident in self.alarms)
+
+
+# Rules once a minute and scrapes twice, so that a simulated day takes minutes.
+HEALTHY_PACE = Pace(scrape_seconds=30, rule_seconds=60)
+
+
+async def run_healthy(*, hours: float, gpus: int, say: Say, pace: Pace = HEALTHY_PACE) -> Healthy:
+    simulation = Simulation(SimSettings(gpus=gpus, seed=SEED))
+    with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
+        watch = Watch(simulation, Path(folder), pace=pace)
+        try:
+            left = round(hours * 3600)
+            while left > 0:
+                turn = min(left, 600)
+                await watch.advance(turn)
+                left -= turn
+                say(f"healthy: {hours - left / 3600:.1f} of {hours:g} h, {len(alarms(watch.incidents()))} false alarms")
+            return Healthy(hours * gpus, tuple(alarms(watch.incidents())))
+        finally:
+            watch.close()
+
+
+def alarms(incidents: Iterable[Incident]) -> list[Incident]:
+    """Pages and tickets; an info is a remark and wakes nobody."""
+    return [incident for incident in incidents if incident.severity is not alerts.Severity.INFO]
+
+
+def total(verdicts: Sequence[Verdict], healthy: Healthy) -> Score:
+    pages = healthy.pages + sum(len(one.false_pages) for one in verdicts)
+    rate = len(healthy.alarms) / healthy.gpu_hours * 1000 if healthy.gpu_hours else 0.0
+    return Score(tuple(one.score for one in verdicts), pages, round(rate, 4))

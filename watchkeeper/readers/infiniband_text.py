@@ -1,0 +1,110 @@
+"""Printouts of InfiniBand tools into ports: their state, rate and counters, each with a line.
+
+ibstat and ibstatus list the ports of one node, iblinkinfo those of the fabric, perfquery and ibqueryerrors
+their counters. The doctor compares the counters with packs/ib_counters.csv.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Port:
+    """One port as one tool printed it; `owner` is an adapter, a node or a switch, as the tool names it."""
+
+    owner: str
+    number: str
+    line: int
+    state: str | None = None
+    physical: str | None = None
+    rate: str | None = None
+    layer: str | None = None
+    counters: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+# CA 'mlx5_8'      then      Port 1:      then      State: Down
+CA = re.compile(r"^\s*CA '(?P<name>[^']+)'")
+PORT = re.compile(r"^\s*Port (?P<number>\d+):")
+# Infiniband device 'mlx5_2' port 1 status:      then      state:  1: DOWN
+STATUS = re.compile(r"^\s*Infiniband device '(?P<name>[^']+)' port (?P<number>\d+) status:")
+FIELD = re.compile(
+    r"^\s*(?P<name>State|Physical state|phys state|state|Rate|rate|Link layer|link_layer|PortState|port_state|phys_state):\s*(?:\d+: )?(?P<value>.*?)\s*$"
+)
+# hca_id: mlx5_0
+DEVINFO = re.compile(r"^\s*hca_id:\s*(?P<name>\S+)")
+# SymbolErrorCounter:..............1234     # Port counters: Lid 4 port 4 (CapMask: 0x1300)
+PERF_HEADER = re.compile(r"# Port (?:extended )?counters: Lid (?P<lid>\d+) port (?P<number>\d+)")
+PERF_COUNTER = re.compile(r"^(?P<name>[A-Z]\w+):\.+(?P<value>\d+)\s*$")
+# Errors for 0xb8cef60300aa0200 "leaf2"      GUID 0x… port 4: [SymbolErrorCounter == 1234] [LinkDownedCounter == 7]
+QUERY_NODE = re.compile(r'^Errors for (?:0x\w+ )?"(?P<name>[^"]*)"')
+QUERY_PORT = re.compile(r"^\s+GUID 0x\w+ port (?P<number>\w+):(?P<rest>.*)$")
+QUERY_COUNTER = re.compile(r"\[(?P<name>[A-Z]\w+) == (?P<value>\d+)")
+# CA: gpu-node-4 mlx5_1:      0x… 12 1[ ] ==( 4X 53.125 Gbps Active/ LinkUp)==> 4 4[ ] "leaf2" ( )
+LINK_OWNER = re.compile(r"^(?P<kind>CA|Switch): (?:0x\w+ )?(?P<name>.+?):\s*$")
+LINK = re.compile(
+    r'^\s*(?:0x\w+\s+)?(?:"\s*(?P<name>[^"]*)"\s+)?\d*\s+(?P<number>\d+)\[[^\]]*\] ==\(\s*(?P<speed>.*?)\s*(?P<state>Active|Down|Initialize|Armed)/\s*(?P<physical>\w+)\)==>(?P<rest>.*)$'
+)
+COULD_BE = re.compile(r"Could be (?P<could>[^)]+?)\s*\)")
+
+
+def read_ports(lines: Sequence[str]) -> list[Port]:
+    """ibstat, ibstatus and ibv_devinfo; a cut-out without a header is one port of an unknown adapter."""
+    ports: list[Port] = []
+    owner = ""
+    for number, line in enumerate(lines, 1):
+        if (match := CA.match(line) or DEVINFO.match(line)) is not None:
+            owner = match["name"]
+        elif (match := STATUS.match(line)) is not None:
+            ports.append(Port(match["name"], match["number"], number))
+        elif (match := PORT.match(line)) is not None or re.match(r"^\s*port:\s+\d+\s*$", line):
+            ports.append(Port(owner, match["number"] if match else line.split()[-1], number))
+        elif (match := FIELD.match(line)) is not None:
+            if not ports:
+                ports.append(Port(owner, "", number))
+            _fill(ports[-1], match["name"].lower(), match["value"], number)
+    return [port for port in ports if port.state is not None]
+
+
+def _fill(port: Port, name: str, value: str, line: int) -> None:
+    if name in ("state", "portstate", "port_state"):
+        port.state, port.line = value.removeprefix("PORT_").split(" (")[0], line
+    elif name in ("physical state", "phys state", "phys_state"):
+        port.physical = value
+    elif name == "rate":
+        port.rate = value
+    else:
+        port.layer = value
+
+
+def read_counters(lines: Sequence[str]) -> list[Port]:
+    """perfquery and ibqueryerrors."""
+    ports: list[Port] = []
+    owner = ""
+    for number, line in enumerate(lines, 1):
+        if (match := PERF_HEADER.search(line)) is not None:
+            ports.append(Port(f"lid {match['lid']}", match["number"], number))
+        elif (match := QUERY_NODE.match(line)) is not None:
+            owner = match["name"]
+        elif (match := QUERY_PORT.match(line)) is not None:
+            ports.append(Port(owner, match["number"], number))
+            ports[-1].counters = {
+                found["name"]: (int(found["value"]), number) for found in QUERY_COUNTER.finditer(match["rest"])
+            }
+        elif ports and (match := PERF_COUNTER.match(line)) is not None:
+            ports[-1].counters[match["name"]] = (int(match["value"]), number)
+    return ports
+
+
+def read_links(lines: Sequence[str]) -> Iterator[tuple[int, str, str, str, str, str]]:
+    """iblinkinfo: line, kind of owner, owner, port, state, and what the link could be."""
+    kind, owner = "", ""
+    for number, line in enumerate(lines, 1):
+        if (match := LINK_OWNER.match(line)) is not None:
+            kind, owner = match["kind"], match["name"]
+        elif (match := LINK.match(line)) is not None:
+            could = COULD_BE.search(match["rest"])
+            name = (match["name"] or owner).strip()
+            yield number, kind, name, match["number"], match["state"], could["could"] if could else ""

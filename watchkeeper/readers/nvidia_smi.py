@@ -1,0 +1,202 @@
+"""Every form of nvidia-smi's output into one shape: a GPU with named values, each with the line it stands on.
+
+`-q` is indented text, `-q -x` is XML, without options it is a table, `--query-gpu` gives CSV. The names of
+`-q` and XML differ in spelling only, so keys are normalised: `ecc_errors/volatile/dram_uncorrectable`. The doctor
+looks at the values; what a driver does not report is absent.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from xml.parsers import expat
+
+# An 8-GPU node has some 2,000 values; a page far above this is not from nvidia-smi.
+MAX_VALUES = 200_000
+MAX_XML_DEPTH = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    text: str
+    line: int
+
+    @property
+    def number(self) -> float | None:
+        """The leading number of `56 C`, `600.00 W` or `16x`; None for N/A."""
+        match = re.match(r"\s*(-?\d+(?:\.\d+)?)", self.text)
+        return None if match is None else float(match[1])
+
+
+@dataclass(slots=True)
+class GpuReading:
+    """One GPU in one printout; `name` is its address or index as printed."""
+
+    name: str
+    line: int
+    index: str | None = None
+    values: dict[str, Value] = field(default_factory=dict)
+
+    def ending(self, *suffixes: str) -> Iterator[tuple[str, Value]]:
+        """Values whose key ends with one of the suffixes."""
+        return ((key, value) for key, value in self.values.items() if key.endswith(suffixes))
+
+    def get(self, *suffixes: str) -> Value | None:
+        return next((value for _, value in self.ending(*suffixes)), None)
+
+
+class NotNvidiaSmi(Exception):
+    """The text is not what it looked like."""
+
+
+# GPU 00000000:2D:00.0
+QUERY_GPU = re.compile(r"^GPU ([0-9A-Fa-f]{8}:[0-9A-Fa-f:.]+)\s*$")
+# "    GPU Current Temp                  : 56 C"   and   "    Temperature"
+QUERY_LINE = re.compile(r"^(\s*)(\S[^:]*?)\s*(?::\s(.*))?$")
+# |   1  NVIDIA H200             On  |   00000000:55:00.0 Off |                    2 |
+TABLE_FIRST = re.compile(
+    r"^\|\s*(?P<index>\d+)\s+(?P<model>\S.*?)\s+(?:On|Off|N/A|ERR!)\s*\|\s*(?P<pci>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s+\S+\s*\|"
+    r"\s*(?P<ecc>\S+)\s*\|"
+)
+# | N/A   27C    P8             34W /  600W |       0MiB /  97887MiB |      0%      Default |
+TABLE_SECOND = re.compile(
+    r"^\|\s*(?P<fan>N/A|\d+%|ERR!)\s+(?P<celsius>\d+C|N/A|ERR!)\s+(?P<state>P\d+|N/A|ERR!)\s+(?P<power>\S+)\s*/\s*(?P<limit>\S+)"
+    r"\s*\|\s*(?P<used>\S+)\s*/\s*(?P<total>\S+)\s*\|\s*(?P<util>\S+)"
+)
+# GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-…)      then      Link 3: 25 GB/s   or   Link 3: <inactive>
+NVLINK_GPU = re.compile(r"^\s*GPU (\d+): .*\(UUID: ((?:GPU|MIG)-[^)]*)\)")
+NVLINK_LINK = re.compile(r"^\s+Link (\d+): (.+?)\s*$")
+NVLINK_COUNTER = re.compile(r"^\s+Link (\d+): ((?:Replay|Recovery|CRC)[^:]*Errors?|[\w ]*Error[\w ]*): (\d+)")
+
+
+def key_of(name: str) -> str:
+    """`HW Thermal Slowdown` and `hw_thermal_slowdown` are one key."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def read_query(lines: Sequence[str]) -> list[GpuReading]:
+    """`nvidia-smi -q`: sections by indentation; values before the first GPU belong to the first one."""
+    gpus: list[GpuReading] = []
+    path: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, 1):
+        if (header := QUERY_GPU.match(line)) is not None:
+            gpus.append(GpuReading(header[1], number))
+            path = []
+            continue
+        match = QUERY_LINE.match(line)
+        if match is None or not gpus:
+            continue
+        depth, name, value = len(match[1]), match[2], match[3]
+        path = [(at, part) for at, part in path if at < depth]
+        if value is None:
+            path.append((depth, key_of(name)))
+        elif len(gpus[-1].values) < MAX_VALUES:
+            gpus[-1].values["/".join([*(part for _, part in path), key_of(name)])] = Value(value.strip(), number)
+    for gpu in gpus:
+        gpu.index = value.text if (value := gpu.values.get("minor_number")) is not None else None
+    return gpus
+
+
+def read_loose(lines: Sequence[str]) -> GpuReading | None:
+    """A cut-out of `-q` without the line that names the GPU: what it says belongs to one GPU, which one is unknown."""
+    wanted = [("GPU 00000000:00:00.0", 0)] + [
+        (line, at) for at, line in enumerate(lines, 1) if not line.startswith("|")
+    ]
+    reading = read_query([line for line, _ in wanted])[0]
+    if not any("/" in key for key in reading.values):
+        return None
+    values = {key: Value(value.text, wanted[value.line - 1][1]) for key, value in reading.values.items()}
+    return GpuReading("", 1, None, values)
+
+
+def read_xml(text: str) -> list[GpuReading]:
+    """`nvidia-smi -q -x`; declarations of entities are refused, because they can blow a small file up."""
+    reader = _XmlReader()
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    parser.CharacterDataHandler = reader.text
+    parser.EntityDeclHandler = reader.refuse
+    reader.line = lambda: parser.CurrentLineNumber
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        if not reader.gpus:
+            raise NotNvidiaSmi(f"broken XML: {error}") from error
+    return reader.gpus
+
+
+class _XmlReader:
+    def __init__(self) -> None:
+        self.gpus: list[GpuReading] = []
+        self.path: list[str] = []
+        self.words: list[str] = []
+        self.line = lambda: 0
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if len(self.path) >= MAX_XML_DEPTH:
+            raise NotNvidiaSmi(f"XML nests deeper than {MAX_XML_DEPTH}")
+        if tag == "gpu":
+            self.gpus.append(GpuReading(attributes.get("id", ""), self.line()))
+            self.path = []
+        else:
+            self.path.append(key_of(tag))
+        self.words = []
+
+    def text(self, words: str) -> None:
+        self.words.append(words)
+
+    def end(self, tag: str) -> None:
+        value = "".join(self.words).strip()
+        self.words = []
+        if self.gpus and self.path and value and len(self.gpus[-1].values) < MAX_VALUES:
+            self.gpus[-1].values.setdefault("/".join(self.path), Value(value, self.line()))
+            if self.path == ["minor_number"]:
+                self.gpus[-1].index = value
+        if self.path and tag != "gpu":
+            self.path.pop()
+
+    def refuse(self, *_: object) -> None:
+        raise NotNvidiaSmi("the XML declares entities; nvidia-smi never does")
+
+
+def read_table(lines: Sequence[str]) -> list[GpuReading]:
+    gpus: list[GpuReading] = []
+    for number, line in enumerate(lines, 1):
+        if (first := TABLE_FIRST.match(line)) is not None:
+            gpu = GpuReading(first["pci"], number, first["index"])
+            gpu.values["table/volatile_uncorrectable"] = Value(first["ecc"], number)
+            gpus.append(gpu)
+        elif gpus and number == gpus[-1].line + 1 and (second := TABLE_SECOND.match(line)) is not None:
+            gpus[-1].values.update({f"table/{name}": Value(text, number) for name, text in second.groupdict().items()})
+        elif gpus and number == gpus[-1].line + 1 and "ERR!" in line:
+            gpus[-1].values["table/fan"] = Value("ERR!", number)
+    return gpus
+
+
+def read_csv(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """`--query-gpu=… --format=csv`: each row with the header's names without units, `clocks.sm [MHz]` as `clocks_sm`."""
+    header: list[str] = []
+    for number, line in enumerate(lines, 1):
+        cells = next(csv.reader([line], skipinitialspace=True), [])
+        names = [key_of(cell.split("[")[0]) for cell in cells]
+        if (
+            len(cells) > 1
+            and any("." in cell or cell.strip() in ("index", "uuid", "name", "timestamp") for cell in cells)
+            and all(re.fullmatch(r"[a-z_]+(?:\.[a-z_0-9]+)*(?: \[[^\]]+\])?", cell.strip()) for cell in cells)
+        ):
+            header = names
+        elif header and len(cells) == len(header):
+            yield number, dict(zip(header, (cell.strip() for cell in cells), strict=True))
+
+
+def read_nvlinks(lines: Sequence[str]) -> Iterator[tuple[int, str, str, str]]:
+    """`nvidia-smi nvlink --status` and `-e`: line, GPU index, link, and its speed, `<inactive>` or `counter: n`."""
+    gpu: str | None = None
+    for number, line in enumerate(lines, 1):
+        if (header := NVLINK_GPU.match(line)) is not None:
+            gpu = header[1]
+        elif gpu is not None and (link := NVLINK_LINK.match(line)) is not None:
+            yield number, gpu, link[1], link[2]

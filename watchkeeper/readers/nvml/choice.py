@@ -1,0 +1,78 @@
+"""Which families are read: our default set, or what a counters file of dcgm-exporter asks for.
+
+The rows are packs/dcgm_fields.csv (DCGM's names) and packs/gpu_families.csv (what dcgm-exporter lacks). The
+agent chooses once, at its start, and gives the choice to the sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+from watchkeeper.catalogue import pack
+from watchkeeper.readers import counters_csv
+from watchkeeper.readers.nvml.families import Cadence, Family
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Families to export, and a sentence about each wish that cannot be met."""
+
+    families: tuple[Family, ...]
+    problems: tuple[str, ...] = ()
+
+
+@cache
+def dcgm() -> Mapping[str, tuple[Family, bool]]:
+    """DCGM's fields by name, old and new (DCGM 4.6), and whether we export them unasked."""
+    found: dict[str, tuple[Family, bool]] = {}
+    for family, new_name, is_chosen in pack.load("dcgm_fields.csv", _read_dcgm):
+        found[family.name] = (family, is_chosen)
+        if new_name:
+            found[new_name] = (replace(family, name=new_name), False)
+    return found
+
+
+@cache
+def own() -> tuple[Family, ...]:
+    return pack.load("gpu_families.csv", _read_own)
+
+
+def choose(wanted: Iterable[counters_csv.Counter] | None = None) -> Choice:
+    """What a counters file asks for, or our default set; our own families are always part of it."""
+    if wanted is None:
+        return Choice((*(family for family, is_chosen in dcgm().values() if is_chosen), *own()))
+    families, problems = [], []
+    for counter in wanted:
+        if counter.name in dcgm():
+            family = dcgm()[counter.name][0]
+            families.append(replace(family, prom_type=counter.prom_type, help=counter.help))
+        else:
+            problems.append(f"line {counter.line}: NVML cannot give {counter.name}; it is left out")
+    return Choice((*families, *own()), tuple(problems))
+
+
+def _read_dcgm(cells: Mapping[str, str]) -> tuple[Family, str, bool]:
+    unit = f" (in {cells['unit']})" if cells["unit"] else ""
+    family = _read(cells, help=f"{pack.filled(cells['description'])}{unit}.")
+    return family, cells["name_from_4_6"], pack.yes_or_no(cells["chosen"])
+
+
+def _read_own(cells: Mapping[str, str]) -> Family:
+    return replace(_read(cells, help=pack.filled(cells["description"]) + "."), labels=tuple(cells["labels"].split()))
+
+
+def _read(cells: Mapping[str, str], help: str) -> Family:
+    call, _, part = pack.filled(cells["nvml"]).partition(".")
+    return Family(
+        name=pack.filled(cells["name"]),
+        prom_type=pack.one_of(cells["prom_type"], counters_csv.PROM_TYPES),
+        help=help,
+        is_float=cells["value_type"] == "double",
+        is_per_slice=pack.yes_or_no(cells["per_slice"]),
+        call=call,
+        part=part,
+        scale=float(cells["scale"] or 1),
+        cadence=Cadence(cells["cadence"]),
+    )

@@ -1,0 +1,124 @@
+"""Slurm's printouts, as text or JSON, into nodes and jobs with their states and reasons."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """A node or a node range; `gres` None means that the printout does not say."""
+
+    name: str
+    state: str
+    reason: str
+    gres: str | None
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job with its state, and why it waits or how it ended."""
+
+    id: str
+    state: str
+    reason: str
+    nodes: str
+    line: int
+
+
+NODE_NAME = re.compile(r"^NodeName=(?P<name>\S+)")
+ASSIGNED = re.compile(r"(?:^|\s)(?P<name>State|Gres|Reason)=(?P<value>\(null\)|[^=]*?)(?=\s+\w+=|\s*$|\s\[)")
+# REASON               USER      TIMESTAMP           NODELIST
+REASON_HEADER = re.compile(r"^REASON\s.*NODELIST\s*$")
+# compute*     up   infinite      3  drain compute[001-003]
+SINFO = re.compile(
+    r"^\S+\s+(?:up|down|drain|inact)\s+\S+\s+(?P<count>\d+)\s+(?P<state>[a-z]+[*~#!%$@^-]?)\s+(?P<nodes>\S+)\s*$"
+)
+# 2  gpu  t2  root PD  0:00  3 (Resources)
+SQUEUE = re.compile(
+    r"^\s*(?P<id>\d+(?:_\S+)?)\s+\S+\s+.*?\s(?P<state>PD|PENDING)\s+\S+\s+\d+\s+(?:\S+\s+)?\((?P<reason>[^)]*)\)"
+)
+DOWN = re.compile(r"^(?:DOWN|down|NOT_RESPONDING|fail|FAIL|no_respond)|\*$", re.IGNORECASE)
+DRAINED = re.compile(r"drain|drng|maint", re.IGNORECASE)
+
+
+def read_nodes(lines: Sequence[str]) -> Iterator[SlurmNode]:
+    """scontrol show node, sinfo and sinfo -R."""
+    name, found, line_of_name = "", {}, 0
+    in_reasons = False
+    for number, line in enumerate(lines, 1):
+        if (header := NODE_NAME.match(line.strip())) is not None:
+            if name:
+                yield _node(name, found, line_of_name)
+            name, found, line_of_name = header["name"], {}, number
+        if name:
+            found.update({item["name"]: item["value"].strip() for item in ASSIGNED.finditer(line)})
+        if REASON_HEADER.match(line):
+            in_reasons = True
+        elif in_reasons and line.strip():
+            cells = line.split()
+            yield SlurmNode(cells[-1], "drained", line[: line.rfind(cells[-1])].strip(), None, number)
+        elif (row := SINFO.match(line)) is not None and row["count"] != "0":
+            yield SlurmNode(row["nodes"], row["state"], "", None, number)
+    if name:
+        yield _node(name, found, line_of_name)
+
+
+def _node(name: str, found: Mapping[str, str], line: int) -> SlurmNode:
+    return SlurmNode(name, found.get("State", ""), found.get("Reason", ""), found.get("Gres"), line)
+
+
+def read_jobs(lines: Sequence[str]) -> Iterator[SlurmJob]:
+    """squeue's waiting jobs."""
+    for number, line in enumerate(lines, 1):
+        if (row := SQUEUE.match(line)) is not None:
+            yield SlurmJob(row["id"], "PENDING", row["reason"], "", number)
+
+
+def read_json(text: str) -> tuple[list[SlurmNode], list[SlurmJob]]:
+    """`sinfo --json`, `scontrol show nodes --json` and `squeue --json` of Slurm 22.05 and later."""
+    try:
+        loaded = json.loads(text)
+    except (ValueError, RecursionError):
+        return [], []
+    nodes: list[SlurmNode] = []
+    jobs: list[SlurmJob] = []
+    for item in _items(loaded, "nodes"):
+        state = "+".join(_states(item.get("state"))) + "+" + "+".join(_states(item.get("state_flags")))
+        nodes.append(SlurmNode(_text(item, "name", "hostname"), state, _text(item, "reason"), _text(item, "gres"), 1))
+    for item in _items(loaded, "sinfo"):
+        node, names = item.get("node"), item.get("nodes")
+        state = "+".join(_states(node.get("state") if isinstance(node, dict) else None))
+        name = ",".join(map(str, names.get("nodes", []))) if isinstance(names, dict) else ""
+        reason = item.get("reason")
+        nodes.append(SlurmNode(name, state, _reason(reason), None, 1))
+    for item in _items(loaded, "jobs"):
+        state = "+".join(_states(item.get("job_state")))
+        jobs.append(SlurmJob(str(item.get("job_id", "")), state, _text(item, "state_reason"), _text(item, "nodes"), 1))
+    return nodes, jobs
+
+
+def _items(loaded: Any, name: str) -> list[Mapping[str, Any]]:
+    found = loaded.get(name) if isinstance(loaded, dict) else None
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+def _states(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _reason(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value.get("description", ""))
+    return value if isinstance(value, str) else ""
+
+
+def _text(item: Mapping[str, Any], *names: str) -> str:
+    return next((str(item[name]) for name in names if isinstance(item.get(name), str) and item[name]), "")

@@ -1,0 +1,97 @@
+"""One node's own page, as node_exporter writes it: InfiniBand ports, memory, boot time, services.
+
+The machine has a second exporter beside the GPUs' one, so that "the exporter is gone" and "the node is
+gone" look different, as they do in life. Each port carries the traffic of one GPU.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from watchkeeper.sim.effects import Sum
+from watchkeeper.sim.fleet import Layout, SimNode
+from watchkeeper.sim.physics import Physics
+from watchkeeper.sim.text_page import TextPage, braces
+
+# Ports per node and bytes per second of each, as these chassis are usually wired (health_rules 9).
+PORTS = {"h200": (8, 50e9), "h100": (8, 50e9), "a100": (1, 25e9)}
+# Bytes on the wire per millijoule of GPU energy: full power keeps a 400 Gb/s port a third busy.
+BYTES_PER_MILLIJOULE = 2.4e4
+MEMORY_BYTES = 2 * 1024**4
+# On a link with FEC what is left over is counted; a good one shows a few in a day.
+SYMBOL_ERRORS_PER_SECOND = 2 / 86_400
+PORT_COUNTERS = (
+    ("link_downed_total", "Number of times the link failed to recover from an error state and went down"),
+    ("link_error_recovery_total", "Number of times the link successfully recovered from an error state"),
+    ("port_errors_received_total", "Number of packets containing an error that were received on this port"),
+    ("local_link_integrity_errors_total", "Times local physical errors exceeded their limit"),
+)
+FABRIC_MANAGER = "nvidia-fabricmanager.service"
+
+
+class Hosts:
+    """The machines around the GPUs; owns their InfiniBand error counters and boot times."""
+
+    def __init__(self, layout: Layout, physics: Physics, now: int) -> None:
+        self._physics = physics
+        self._layout = layout
+        self._symbol_errors: NDArray[np.float64] = np.zeros(len(layout.nodes))
+        self._receive_errors: NDArray[np.float64] = np.zeros(len(layout.nodes))
+        # Machines run for weeks; the number must not be the simulation's own start.
+        self.booted_at = np.array([now - 86_400 * (3 + node.row % 40) for node in layout.nodes])
+        self.oom_kills = np.zeros(len(layout.nodes), dtype=np.int64)
+
+    def step(self, total: Sum) -> None:
+        """One second of errors on the struck links."""
+        for row, rate in total.ib_errors.items():
+            self._symbol_errors[row] += rate
+            self._receive_errors[row] += rate / 10
+
+    def page(self, node: SimNode, total: Sum, *, now: int) -> bytes:
+        page = TextPage()
+        self._write_ports(page, node, now=now)
+        page.begin("node_boot_time_seconds", "gauge", "Node boot time, in unixtime.")
+        page.add("", float(self.booted_at[node.row]))
+        page.begin("node_memory_MemTotal_bytes", "gauge", "Memory information field MemTotal_bytes.")
+        page.add("", MEMORY_BYTES)
+        page.begin("node_memory_MemAvailable_bytes", "gauge", "Memory information field MemAvailable_bytes.")
+        busy = float(np.mean(self._physics.activity[5][node.rows]))
+        page.add("", round(MEMORY_BYTES * (0.9 - 0.35 * busy)))
+        page.begin("node_vmstat_oom_kill", "untyped", "/proc/vmstat information field oom_kill.")
+        page.add("", float(self.oom_kills[node.row]))
+        if node.model.nvlink_gb_per_second is not None:
+            page.begin("node_systemd_unit_state", "gauge", "Systemd unit")
+            is_up = node.row not in total.fabric_down
+            for state in ("active", "failed", "inactive"):
+                labels = braces({"name": FABRIC_MANAGER, "state": state, "type": "simple"})
+                page.add(labels, float(state == ("active" if is_up else "failed")))
+        return page.content()
+
+    def _write_ports(self, page: TextPage, node: SimNode, *, now: int) -> None:
+        ports, bytes_per_second = PORTS.get(node.pool.name, (0, 0.0))
+        if not ports:
+            return
+        labels = [braces({"device": f"mlx5_{port}", "port": "1"}) for port in range(ports)]
+        sent = self._physics.energy_mj[node.rows][:ports] * BYTES_PER_MILLIJOULE
+        for direction in ("received", "transmitted"):
+            name = f"node_infiniband_port_data_{direction}_bytes_total"
+            page.begin(name, "counter", f"Number of data octets {direction} on all links")
+            for text, value in zip(labels, sent.tolist(), strict=False):
+                page.add(text, float(int(value)))
+        page.begin("node_infiniband_symbol_error_total", "counter", "Number of minor link errors detected")
+        ordinary = int((now - int(self.booted_at[node.row])) * SYMBOL_ERRORS_PER_SECOND)
+        for port, text in enumerate(labels):
+            # A fault is one bad cable: the first port's.
+            page.add(text, ordinary + (int(self._symbol_errors[node.row]) if port == 0 else 0))
+        for name, help in PORT_COUNTERS:
+            page.begin(f"node_infiniband_{name}", "counter", help)
+            for port, text in enumerate(labels):
+                is_bad = port == 0 and name == "port_errors_received_total"
+                page.add(text, float(int(self._receive_errors[node.row])) if is_bad else 0.0)
+        page.begin("node_infiniband_state_id", "gauge", "State of the port (4: ACTIVE)")
+        for text in labels:
+            page.add(text, 4.0)
+        page.begin("node_infiniband_rate_bytes_per_second", "gauge", "Maximum signal transfer rate")
+        for text in labels:
+            page.add(text, bytes_per_second)

@@ -1,0 +1,38 @@
+"""A page in text format 0.0.4, family by family; what exporters other than dcgm-exporter write goes through here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+class TextPage:
+    """Samples of one page; `begin` a family, then `add` its samples."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._name = ""
+
+    def begin(self, name: str, kind: str, help: str) -> None:
+        self._name = name
+        self._parts.append(f"# HELP {name} {help}\n# TYPE {name} {kind}\n")
+
+    def add(self, labels: str, value: float, *, suffix: str = "") -> None:
+        """`labels` as `braces` writes them; empty for none."""
+        self._parts.append(f"{self._name}{suffix}{labels} {number(value)}\n")
+
+    def content(self) -> bytes:
+        return "".join(self._parts).encode()
+
+
+def braces(labels: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+
+
+def number(value: float) -> str:
+    """As Go writes floats: whole numbers without a point, NaN and infinities by their names."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)

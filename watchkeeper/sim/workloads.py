@@ -1,0 +1,265 @@
+"""What the programs themselves say: training jobs about their steps, services about their requests.
+
+Every few seconds `step` moves each running program on; `page` writes what a scrape of all of them would
+see. Names of training metrics are the ones of the guides that this product follows, names of serving
+metrics are theirs and vLLM's. A crashed job has no process, so it says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from watchkeeper.sim.effects import Loss, Serving, Sum, Training
+from watchkeeper.sim.jobs import Job, Jobs, Kind, Phase
+from watchkeeper.sim.physics import Physics
+from watchkeeper.sim.text_page import TextPage, braces
+
+STEP_SECONDS = 5
+HEALTHY = Training()
+# Buckets as the guides write them; vLLM's own for the first token.
+DURATION_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf)
+TTFT_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, math.inf
+)  # fmt: skip
+# A request in an unhurried service, half of them faster; the spread is that of a log-normal curve.
+MEDIAN_SECONDS, FIRST_TOKEN_SECONDS, SPREAD = 0.06, 0.03, 0.45
+ERROR_SHARE = 1e-5
+# A queue longer than this is refused by the server.
+MOST_WAITING = 400
+
+
+@dataclass(slots=True)
+class TrainingRun:
+    """One training program; `ranks` in the order of the job's GPUs."""
+
+    job: Job
+    step_seconds: float
+    batch: int
+    usual_clock: float
+    steps: float = 0.0
+    last_step_at: float = 0.0
+    pace: float = 1.0
+    checkpoint_at: float = 0.0
+    checkpoints: int = 0
+    failed_checkpoints: int = 0
+    ooms: int = 0
+    data_wait: float = 0.0
+    compute_seconds: float = 0.0
+    labels: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ServingRun:
+    """One service: requests by outcome, and how long they took."""
+
+    job: Job
+    capacity: float
+    answered: float = 0.0
+    failed: float = 0.0
+    waiting: float = 0.0
+    running: float = 0.0
+    durations: list[float] = field(default_factory=lambda: [0.0] * len(DURATION_BUCKETS))
+    first_tokens: list[float] = field(default_factory=lambda: [0.0] * len(TTFT_BUCKETS))
+    seconds: float = 0.0
+
+
+class Workloads:
+    """Every program of the fleet, by the number of its job."""
+
+    def __init__(self, jobs: Jobs, physics: Physics, draw: random.Random) -> None:
+        self._jobs, self._physics, self._draw = jobs, physics, draw
+        self._training: dict[int, TrainingRun] = {}
+        self._serving: dict[int, ServingRun] = {}
+
+    def step(self, total: Sum, now: int) -> None:
+        """STEP_SECONDS of work for everyone."""
+        running = self._jobs.running
+        self._training = {number: run for number, run in self._training.items() if number in running}
+        self._serving = {number: run for number, run in self._serving.items() if number in running}
+        phases = self._jobs.phases(now)
+        waves = self._jobs.request_wave(now)
+        for number, job in running.items():
+            if job.recipe.kind is Kind.TRAINING:
+                run = self._training.get(number) or self._begin_training(job, now)
+                self._train(run, total.training.get(number, HEALTHY), phase=Phase(int(phases[job.rows[0]])), now=now)
+            elif job.recipe.kind is Kind.SERVING:
+                service = self._serving.get(number) or self._begin_serving(job)
+                demand = total.serving.get(number)
+                self._serve(service, demand, wave=float(waves[job.rows[0]]))
+
+    def page(self, total: Sum) -> bytes:
+        page = TextPage()
+        jobs = self._jobs
+        alive = [run for run in self._training.values() if not jobs.is_down[run.job.rows[0]]]
+        _write_training(page, alive, total)
+        _write_serving(page, list(self._serving.values()))
+        return page.content()
+
+    def _begin_training(self, job: Job, now: int) -> TrainingRun:
+        draw = self._draw
+        clock = float(self._physics.clock_share[list(job.rows)].min())
+        run = TrainingRun(
+            job,
+            draw.uniform(0.8, 4.0),
+            len(job.rows) * draw.choice([2, 4, 8]),
+            max(clock, 0.3),
+            last_step_at=now,
+            checkpoint_at=now,
+        )
+        size = str(len(job.rows))
+        run.labels = [
+            braces({"job_name": job.name, "rank": str(rank), "world_size": size}) for rank in range(len(job.rows))
+        ]
+        self._training[job.number] = run
+        return run
+
+    def _train(self, run: TrainingRun, effect: Training, *, phase: Phase, now: int) -> None:
+        rows = list(run.job.rows)
+        if self._jobs.is_down[rows[0]]:
+            run.last_step_at = now
+            return
+        is_stuck = phase is Phase.STALLED or effect.dead_rank
+        clock = float(self._physics.clock_share[rows].min())
+        run.usual_clock += 0.002 * (clock - run.usual_clock)
+        speed = min(1.2, clock / run.usual_clock) * (effect.pace if effect.pace is not None else 1.0)
+        speed *= (1 - effect.data_wait) / max(1.0, effect.slow_rank)
+        if is_stuck or phase in (Phase.LOADING, Phase.CHECKPOINT):
+            speed = 0.0
+        run.pace += (speed - run.pace) * STEP_SECONDS / 60
+        run.steps += STEP_SECONDS / run.step_seconds * speed
+        if speed > 0:
+            run.last_step_at = now - self._draw.random() * run.step_seconds
+        if phase is Phase.CHECKPOINT and now - run.checkpoint_at > 120:
+            run.checkpoint_at = now
+            run.checkpoints += not effect.checkpoints_fail
+        if effect.checkpoints_fail and now % 60 < STEP_SECONDS:
+            run.failed_checkpoints += 1
+        if effect.ooms and now % 60 < STEP_SECONDS:
+            run.ooms += 1
+        run.data_wait += STEP_SECONDS * (effect.data_wait or (0.02 if not is_stuck else 0.0))
+        run.compute_seconds = run.step_seconds * 0.8 / max(speed, 0.05) if not is_stuck else run.compute_seconds
+
+    def _begin_serving(self, job: Job) -> ServingRun:
+        run = ServingRun(job, self._draw.uniform(8, 25) * len(job.rows))
+        self._serving[job.number] = run
+        return run
+
+    def _serve(self, run: ServingRun, effect: Serving | None, *, wave: float) -> None:
+        """Requests of this turn, answered as fast as the load allows; what is too much waits, then fails."""
+        asked = run.capacity * (effect.demand if effect else min(0.75, 0.6 * wave)) * STEP_SECONDS
+        could = run.capacity * STEP_SECONDS
+        run.waiting = max(0.0, run.waiting + asked - could) if asked > could else max(0.0, run.waiting - could + asked)
+        refused = max(0.0, run.waiting - MOST_WAITING)
+        run.waiting -= refused
+        answered = min(asked, could)
+        load = min(0.95, asked / could)
+        delay = run.waiting / run.capacity
+        run.running = 4 * load * len(run.job.rows)
+        run.answered += answered
+        run.failed += refused + answered * ERROR_SHARE
+        run.seconds += answered * (MEDIAN_SECONDS / (1 - load / 2) + delay)
+        _count(run.durations, DURATION_BUCKETS, answered, median=MEDIAN_SECONDS / (1 - load / 2), delay=delay)
+        _count(run.first_tokens, TTFT_BUCKETS, answered, median=FIRST_TOKEN_SECONDS / (1 - load / 2), delay=delay)
+
+
+def _count(into: list[float], bounds: Sequence[float], number: float, *, median: float, delay: float) -> None:
+    """Add `number` observations of a log-normal curve behind a delay to cumulative buckets."""
+    for at, bound in enumerate(bounds):
+        into[at] += number * _share_below(bound - delay, median)
+
+
+def _share_below(bound: float, median: float) -> float:
+    if bound <= 0:
+        return 0.0
+    if math.isinf(bound):
+        return 1.0
+    return 0.5 * (1 + math.erf(math.log(bound / median) / (SPREAD * math.sqrt(2))))
+
+
+def _write_training(page: TextPage, runs: list[TrainingRun], total: Sum) -> None:
+    effects = [(run, total.training.get(run.job.number, HEALTHY)) for run in runs]
+    # The last rank is the one that died or is slow: it stands in the middle of nobody's log.
+    page.begin("training_last_step_timestamp_seconds", "gauge", "When this rank finished its last step")
+    for run, effect in effects:
+        for labels in run.labels[: len(run.labels) - effect.dead_rank]:
+            page.add(labels, round(run.last_step_at, 3))
+    page.begin("training_step_compute_seconds", "gauge", "Time of the last step before this rank waited for the others")
+    for run, effect in effects:
+        for rank, labels in enumerate(run.labels[: len(run.labels) - effect.dead_rank]):
+            is_slow = effect.slow_rank > 1 and rank == len(run.labels) - 1
+            own = run.compute_seconds / (1 if is_slow else max(1.0, effect.slow_rank))
+            page.add(labels, round(own * (1 + 0.03 * math.sin(rank + run.steps)), 4))
+    page.begin("training_world_size", "gauge", "Ranks that the job has when it is whole")
+    for run, _ in effects:
+        page.add(run.labels[0], len(run.labels))
+    page.begin("training_data_wait_seconds_total", "counter", "Time that steps waited for input")
+    for run, _ in effects:
+        page.add(run.labels[0], round(run.data_wait, 3))
+    page.begin("training_cuda_ooms_total", "counter", "CUDA out-of-memory errors (torch.cuda.memory_stats num_ooms)")
+    for run, _ in effects:
+        page.add(run.labels[0], run.ooms)
+    page.begin("training_iterations_total", "counter", "Total training iterations")
+    for run, _ in effects:
+        page.add(run.labels[0], int(run.steps))
+    _write_curves(page, effects)
+
+
+def _write_curves(page: TextPage, effects: list[tuple[TrainingRun, Training]]) -> None:
+    page.begin("training_loss", "gauge", "Current training loss")
+    for run, effect in effects:
+        page.add(run.labels[0], math.nan if effect.loss is Loss.NAN else _loss(run))
+    page.begin("training_validation_loss", "gauge", "Validation loss of the last evaluation")
+    for run, effect in effects:
+        page.add(run.labels[0], math.nan if effect.loss is Loss.NAN else round(1.04 * _loss(run), 4))
+    page.begin("training_grad_norm", "gauge", "Norm of the last gradient")
+    for run, effect in effects:
+        calm = 0.5 + 0.3 * math.sin(run.steps / 7)
+        page.add(run.labels[0], math.inf if effect.loss is Loss.NAN else round(calm, 4))
+    page.begin("training_samples_per_second", "gauge", "Samples a second, over the last minute")
+    for run, _ in effects:
+        page.add(run.labels[0], round(run.batch / run.step_seconds * run.pace, 4))
+    page.begin("training_checkpoint_last_success_timestamp_seconds", "gauge", "When the last checkpoint was complete")
+    for run, _ in effects:
+        page.add(run.labels[0], run.checkpoint_at)
+    page.begin("training_checkpoint_writes_total", "counter", "Checkpoints that were written")
+    for run, _ in effects:
+        page.add(run.labels[0], run.checkpoints)
+    page.begin("training_checkpoint_failures_total", "counter", "Checkpoints that could not be written")
+    for run, _ in effects:
+        page.add(run.labels[0], run.failed_checkpoints)
+
+
+def _loss(run: TrainingRun) -> float:
+    return round(1.8 + 7.0 * math.exp(-run.steps / 3000) + 0.02 * math.sin(run.steps / 3), 4)
+
+
+def _write_serving(page: TextPage, runs: list[ServingRun]) -> None:
+    names = [{"model_name": run.job.name} for run in runs]
+    page.begin("inference_request_duration_seconds", "histogram", "End-to-end inference latency")
+    for run, name in zip(runs, names, strict=True):
+        for bound, value in zip(DURATION_BUCKETS, run.durations, strict=True):
+            page.add(braces({**name, "le": _bound(bound)}), int(value), suffix="_bucket")
+        page.add(braces(name), round(run.seconds, 3), suffix="_sum")
+        page.add(braces(name), int(run.durations[-1]), suffix="_count")
+    page.begin("vllm:time_to_first_token_seconds", "histogram", "Histogram of time to first token in seconds.")
+    for run, name in zip(runs, names, strict=True):
+        for bound, value in zip(TTFT_BUCKETS, run.first_tokens, strict=True):
+            page.add(braces({**name, "le": _bound(bound)}), int(value), suffix="_bucket")
+        page.add(braces(name), int(run.first_tokens[-1]), suffix="_count")
+    page.begin("inference_requests_total", "counter", "Requests by status code")
+    for run, name in zip(runs, names, strict=True):
+        page.add(braces({**name, "code": "200"}), int(run.answered))
+        page.add(braces({**name, "code": "503"}), int(run.failed))
+    page.begin("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.")
+    for run, name in zip(runs, names, strict=True):
+        page.add(braces(name), int(run.waiting))
+    page.begin("vllm:num_requests_running", "gauge", "Number of requests in model execution batches.")
+    for run, name in zip(runs, names, strict=True):
+        page.add(braces(name), int(run.running))
+
+
+def _bound(value: float) -> str:
+    return "+Inf" if math.isinf(value) else f"{value:g}"

@@ -1,0 +1,272 @@
+"""Reading a block: which of its series a selector means, and their samples, a chunk at a time.
+
+Opening reads the footer only; labels and places are read when first asked for. A chunk is checked
+when it is read. Where the file is damaged, the samples of that chunk are missing from the answer, and
+`Damage` says which file and where. The durable store asks its blocks and joins what they say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import weakref
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from watchkeeper import errors
+from watchkeeper.store import codec
+from watchkeeper.store.block_writer import MAGIC, TAIL, VERSION
+from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints
+from watchkeeper.store.index import MatcherLike, Pairs, Patterns, SeriesSet
+from watchkeeper.store.label_table import LabelTable
+from watchkeeper.store.reading import Columns, refuse_above
+
+REMEMBERED_SELECTIONS = 64
+# Unpacked chunks of all blocks together: one metric of 10,000 GPUs over six hours.
+CACHE_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes of ours that are not what we wrote."""
+
+    path: Path
+    offset: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path} at byte {self.offset}: {self.problem}"
+
+
+class ChunkCache:
+    """Unpacked chunks, the ones used last, within a number of bytes."""
+
+    def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[Path, int], Floats | Ints] = OrderedDict()
+        self.used_bytes = 0
+
+    def get(self, key: tuple[Path, int]) -> Floats | Ints | None:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+            return found
+
+    def keep(self, key: tuple[Path, int], chunk: Floats | Ints) -> None:
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = chunk
+                self.used_bytes += chunk.nbytes
+            while self.used_bytes > self._max_bytes:
+                _, gone = self._kept.popitem(last=False)
+                self.used_bytes -= gone.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Contents:
+    """What leads to the columns: labels, and tables of places."""
+
+    labels: LabelTable
+    chunk: Ints
+    row: Ints
+    time: Ints
+    first_ms: Ints
+    last_ms: Ints
+    time_chunk: Ints
+    time_row: Ints
+    chunks: Ints
+
+
+class Block:
+    """One file of samples; StoreError if it is not a block of ours."""
+
+    def __init__(self, path: Path, *, cache: ChunkCache, patterns: Patterns, report: Callable[[Damage], None]) -> None:
+        self.path = path
+        self._cache, self._patterns, self._report = cache, patterns, report
+        self._lock = threading.Lock()
+        self._contents: _Contents | None = None
+        self._selections: OrderedDict[tuple[MatcherLike, ...], tuple[Ints, SeriesSet]] = OrderedDict()
+        self._file = os.open(path, os.O_RDONLY)
+        # A query may still read a block that compaction has removed: the file lives as long as this object.
+        self.close = weakref.finalize(self, os.close, self._file)
+        self.bytes = os.fstat(self._file).st_size
+        footer = self._footer()
+        self.start_ms, self.end_ms = int(footer["start_ms"]), int(footer["end_ms"])
+        self.series_count, self.samples = int(footer["series"]), int(footer["samples"])
+        self.sources: tuple[str, ...] = tuple(footer["sources"])
+        self._parts: dict[str, tuple[int, int, int]] = footer["parts"]
+
+    def select(
+        self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
+    ) -> Columns:
+        """The samples with start < time ≤ end; QueryLimit if that would be more than `max_samples`."""
+        rows, series = self.chosen(matchers)
+        return self.read(rows, series, start_ms, end_ms=end_ms, max_samples=max_samples)
+
+    def read(
+        self, rows: Ints, series: SeriesSet, start_ms: int, *, end_ms: int, max_samples: int | None = None
+    ) -> Columns:
+        """The samples of some rows, whose label sets are given, with start < time ≤ end."""
+        contents = self.contents
+        time_numbers, groups = np.unique(contents.time[rows], return_inverse=True)
+        lows, highs, times = self._windows(time_numbers, start_ms, end_ms)
+        counts = (highs - lows)[groups] if len(rows) else np.empty(0, dtype=np.int64)
+        refuse_above(int(counts.sum()), max_samples)
+        values = np.full((len(rows), times.shape[1]), ABSENT)
+        chunks = contents.chunk[rows]
+        for chunk in np.unique(chunks[counts > 0]).tolist():
+            inside = np.flatnonzero((chunks == chunk) & (counts > 0))
+            cells = self._unpacked(chunk, codec.unpack_floats)
+            first = lows[groups[inside]]
+            for low in np.unique(first).tolist():
+                alike = inside[first == low]
+                width = int(counts[alike].max())
+                values[alike, :width] = cells[contents.row[rows[alike]], low : low + width]
+        return Columns(series, groups, times, values)
+
+    def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[Pairs]:
+        """The label sets of series with samples in the time."""
+        return self.contents.labels.pairs_of(self._lived(matchers, start_ms, end_ms))
+
+    def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> set[str]:
+        return self.contents.labels.names_of(self._lived(matchers, start_ms, end_ms))
+
+    def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> set[str]:
+        return self.contents.labels.values_of(name, self._lived(matchers, start_ms, end_ms))
+
+    def chosen(self, matchers: Sequence[MatcherLike]) -> tuple[Ints, SeriesSet]:
+        """The rows that a selector means, and their label sets; remembered."""
+        key, contents = tuple(matchers), self.contents
+        with self._lock:
+            known = self._selections.get(key)
+        if known is None:
+            rows = contents.labels.matching(key, self._patterns.acceptance)
+            known = rows, SeriesSet(contents.labels.pairs_of(rows))
+            with self._lock:
+                self._selections[key] = known
+                if len(self._selections) > REMEMBERED_SELECTIONS:
+                    self._selections.popitem(last=False)
+        return known
+
+    def metric_names(self) -> list[str]:
+        return self.contents.labels.values.get("__name__", [""])
+
+    def check(self) -> Iterator[Damage]:
+        """Read every byte, and say which are not what was written."""
+        try:
+            contents = self.contents
+        except errors.StoreError as error:
+            yield Damage(self.path, 0, str(error))
+            return
+        for number in range(contents.chunks.shape[1]):
+            offset, length, checksum = contents.chunks[:3, number].tolist()
+            if zlib.crc32(os.pread(self._file, length, offset)) != checksum:
+                yield Damage(self.path, offset, f"{length} bytes do not have the checksum that was written with them")
+
+    @property
+    def contents(self) -> _Contents:
+        with self._lock:
+            if self._contents is None:
+                self._contents = self._read_contents()
+            return self._contents
+
+    def _read_contents(self) -> _Contents:
+        labels = LabelTable.unpack(self._part("labels"))
+        series, times, chunks = (codec.unpack_ints(self._part(name)) for name in ("series", "times", "chunks"))
+        if (len(series), len(times), len(chunks)) != (5, 3, 5) or labels.size != series.shape[1]:
+            raise errors.StoreError("tables of the block do not fit together", where=str(self.path))
+        return _Contents(
+            labels,
+            chunk=series[0],
+            row=series[1],
+            time=series[2],
+            first_ms=series[3],
+            last_ms=series[4],
+            time_chunk=times[0],
+            time_row=times[1],
+            chunks=chunks,
+        )
+
+    def _footer(self) -> dict[str, Any]:
+        tail = os.pread(self._file, TAIL.size, max(0, self.bytes - TAIL.size))
+        if len(tail) != TAIL.size or os.pread(self._file, len(MAGIC), 0) != MAGIC:
+            raise self._unreadable("it is not a block of ours, or cut off")
+        length, checksum, magic = TAIL.unpack(tail)
+        content = os.pread(self._file, length, max(0, self.bytes - TAIL.size - length))
+        if magic != MAGIC or zlib.crc32(content) != checksum:
+            raise self._unreadable("its footer does not have the checksum that was written with it")
+        footer: dict[str, Any] = json.loads(content)
+        if footer["version"] != VERSION:
+            raise self._unreadable(f"it has version {footer['version']}, this Watchkeeper knows {VERSION}")
+        return footer
+
+    def _unreadable(self, problem: str) -> errors.StoreError:
+        self.close()
+        return errors.StoreError(
+            f"the block cannot be read: {problem}",
+            where=str(self.path),
+            now="The other blocks are not concerned",
+            remedy="Restore the file from a backup, or remove it",
+        )
+
+    def _part(self, name: str) -> bytes:
+        offset, length, checksum = self._parts[name]
+        content = os.pread(self._file, length, offset)
+        if zlib.crc32(content) != checksum:
+            raise errors.StoreError(
+                f"the {name} of the block do not have the checksum that was written with them",
+                where=f"{self.path} at byte {offset}",
+                now="Nothing of this block can be read",
+                remedy="Restore the file from a backup, or remove it",
+            )
+        return content
+
+    def _lived(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> Ints:
+        contents = self.contents
+        rows = contents.labels.matching(matchers, self._patterns.acceptance)
+        return rows[(contents.last_ms[rows] >= start_ms) & (contents.first_ms[rows] <= end_ms)]
+
+    def _windows(self, numbers: Ints, start_ms: int, end_ms: int) -> tuple[Ints, Ints, Ints]:
+        """For some rows of times: the first slot after the start, the first after the end, and the times between."""
+        contents = self.contents
+        lows, highs = np.zeros(len(numbers), dtype=np.int64), np.zeros(len(numbers), dtype=np.int64)
+        found: list[tuple[Ints, Ints]] = []
+        for chunk in np.unique(contents.time_chunk[numbers]).tolist():
+            inside = np.flatnonzero(contents.time_chunk[numbers] == chunk)
+            table = self._unpacked(chunk, codec.unpack_ints)[contents.time_row[numbers[inside]]].astype(np.int64)
+            lows[inside] = np.count_nonzero(table <= start_ms, axis=1)
+            highs[inside] = np.count_nonzero(table <= end_ms, axis=1)
+            found.append((inside, table))
+        width = int((highs - lows).max()) if len(numbers) else 0
+        times = np.full((len(numbers), width), NEVER_MS, dtype=np.int64)
+        for inside, table in found:
+            for low, high in {(int(lows[at]), int(highs[at])) for at in inside.tolist()}:
+                alike = (lows[inside] == low) & (highs[inside] == high)
+                times[inside[alike], : high - low] = table[alike, low:high]
+        return lows, highs, times
+
+    def _unpacked(self, number: int, unpack: Callable[[bytes], Any]) -> Any:
+        """A chunk's matrix; a damaged one is reported and reads as if nothing had been there."""
+        key = (self.path, number)
+        known = self._cache.get(key)
+        if known is not None:
+            return known
+        offset, length, checksum, rows, slots = self.contents.chunks[:, number].tolist()
+        packed = os.pread(self._file, length, offset)
+        if zlib.crc32(packed) != checksum:
+            self._report(Damage(self.path, offset, f"{length} bytes do not have the checksum written with them"))
+            blank = NEVER_MS if unpack is codec.unpack_ints else ABSENT
+            matrix = np.full((rows, slots), blank)
+        else:
+            matrix = unpack(packed)
+        self._cache.keep(key, matrix)
+        return matrix

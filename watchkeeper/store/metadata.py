@@ -1,0 +1,53 @@
+"""What targets say about their metrics: type, help and unit, one line per metric.
+
+The engine notes it while it scrapes; with a durable store it lies in one small file beside the blocks.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from watchkeeper import errors
+from watchkeeper.kit import files
+
+Description = tuple[str, str, str]
+
+MAX_METRICS = 20_000
+
+
+class Metadata:
+    """Descriptions by metric name; one too many is not kept."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Description] = {}
+        self._is_saved = True
+
+    def note(self, name: str, type: str, *, help: str = "", unit: str = "") -> None:
+        described = (type, help, unit)
+        if self._known.get(name) != described and (name in self._known or len(self._known) < MAX_METRICS):
+            self._known[name] = described
+            self._is_saved = False
+
+    def all(self) -> dict[str, Description]:
+        return dict(self._known)
+
+    def save(self, path: Path) -> None:
+        """Write the file if anything changed since it was written or read."""
+        if not self._is_saved:
+            self._is_saved = True
+            try:
+                files.write_whole(path, json.dumps(self.all(), ensure_ascii=False, indent=0).encode())
+            except OSError:
+                self._is_saved = False
+                raise
+
+    def load(self, path: Path) -> None:
+        """Take over what the file says; StoreError if it is damaged, FileNotFoundError never."""
+        if not path.exists():
+            return
+        try:
+            read = json.loads(path.read_bytes())
+            self._known = {str(name): (str(one[0]), str(one[1]), str(one[2])) for name, one in read.items()}
+        except (ValueError, AttributeError, IndexError, TypeError) as error:
+            raise errors.StoreError(f"descriptions of metrics cannot be read: {error}", where=str(path)) from error

@@ -1,0 +1,157 @@
+"""What a query reads: columns of samples, from memory and from blocks, put together into one.
+
+`SampleStore` is all that the query engine knows of the store: a head alone, or a head with its past on disk
+(`durable`). `join` makes one answer of parts that follow each other in time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from watchkeeper import errors
+from watchkeeper.model import labels as label_sets
+from watchkeeper.model import samples as sample_model
+from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints
+from watchkeeper.store.index import Cardinality, MatcherLike, Pairs, SeriesSet
+from watchkeeper.store.metadata import Metadata
+
+REMEMBERED_UNIONS = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Samples of some series: `values[s, k]` was taken at `times[groups[s], k]`.
+
+    Times of a row ascend; unused slots at its end are NEVER_MS, and their values mean nothing. A value may be
+    ABSENT, where a series had no sample in a scrape, or the stale marker.
+    """
+
+    series: SeriesSet
+    groups: Ints
+    times: Ints
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How many samples were kept, and why others were not."""
+
+    kept: int
+    dropped: dict[str, int]
+
+
+class SampleStore(Protocol):
+    """Samples that can be added and asked for; `Head` says what each method does."""
+
+    metadata: Metadata
+
+    def series_id(self, labels: label_sets.Labels) -> int: ...
+
+    def append_scrape(
+        self,
+        group_key: Hashable,
+        series_ids: Sequence[int] | Ints,
+        at_ms: int,
+        values: Sequence[float] | Floats,
+        *,
+        now_ms: int | None = None,
+    ) -> Outcome: ...
+
+    def append(self, samples: Iterable[sample_model.Sample], *, now_ms: int | None = None) -> Outcome: ...
+
+    def select(
+        self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
+    ) -> Columns: ...
+
+    def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]: ...
+
+    def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]: ...
+
+    def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[str]: ...
+
+    def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> list[str]: ...
+
+    def cardinality(self, limit: int) -> Cardinality: ...
+
+    def warnings(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Union:
+    """The series of several sets, each once, and for each set the places of its series in it."""
+
+    series: SeriesSet
+    places: tuple[Ints, ...]
+
+
+class Unions:
+    """Remembers unions, so that a repeated query repeats no label work."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[SeriesSet, ...], Union] = OrderedDict()
+
+    def of(self, sets: Sequence[SeriesSet]) -> Union:
+        key = tuple(sets)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _unite(sets)
+            while len(self._known) > REMEMBERED_UNIONS:
+                self._known.popitem(last=False)
+        return known
+
+
+def _unite(sets: Sequence[SeriesSet]) -> Union:
+    # The last set is the newest: where every other is part of it, it is the union, with all it remembers.
+    order = [len(sets) - 1, *range(len(sets) - 1)]
+    numbers: dict[Pairs, int] = {}
+    places: dict[int, Ints] = {}
+    for at in order:
+        places[at] = np.array([numbers.setdefault(pairs, len(numbers)) for pairs in sets[at].pairs], dtype=np.int64)
+    newest = sets[-1]
+    series = newest if len(numbers) == len(newest) else SeriesSet(list(numbers))
+    return Union(series, tuple(places[at] for at in range(len(sets))))
+
+
+def join(parts: Sequence[Columns], unions: Unions) -> Columns:
+    """One answer of parts whose times follow each other; a series may be missing from any of them."""
+    union = unions.of([part.series for part in parts])
+    count = len(union.series)
+    # Series whose rows of times agree in every part share a row of times in the answer.
+    own = np.full((count, len(parts)), -1, dtype=np.int64)
+    for at, (part, places) in enumerate(zip(parts, union.places, strict=True)):
+        own[places, at] = part.groups
+    kinds, groups = np.unique(own, axis=0, return_inverse=True)
+    groups = groups.reshape(-1)
+    filled = [np.append(np.count_nonzero(part.times != NEVER_MS, axis=1), 0) for part in parts]
+    lengths = np.stack([counts[kinds[:, at]] for at, counts in enumerate(filled)], axis=1)
+    starts = np.cumsum(lengths, axis=1) - lengths
+    width = int(lengths.sum(axis=1).max()) if len(kinds) else 0
+    times = np.full((len(kinds), width), NEVER_MS, dtype=np.int64)
+    values = np.full((count, width), ABSENT)
+    for at, (part, places) in enumerate(zip(parts, union.places, strict=True)):
+        chosen = np.flatnonzero(kinds[:, at] >= 0)
+        _lay(times, chosen, part.times[kinds[chosen, at]], starts=starts[chosen, at], lengths=lengths[chosen, at])
+        mine = groups[places]
+        _lay(values, places, part.values, starts=starts[mine, at], lengths=lengths[mine, at])
+    return Columns(union.series, groups, times, values)
+
+
+def _lay(table: Ints | Floats, rows: Ints, cells: Ints | Floats, *, starts: Ints, lengths: Ints) -> None:
+    """Write the first `lengths` cells of each row into the table, from `starts` on."""
+    for start, length in np.unique(np.stack([starts, lengths], axis=1), axis=0).tolist():
+        if length:
+            alike = np.flatnonzero((starts == start) & (lengths == length))
+            table[rows[alike], start : start + length] = cells[alike, :length]
+
+
+def refuse_above(samples: int, limit: int | None) -> None:
+    if limit is not None and samples > limit:
+        raise errors.QueryLimit(
+            f"the query would read {samples} samples, the limit is {limit}",
+            remedy="Select fewer series or a shorter time",
+        )

@@ -1,0 +1,258 @@
+"""The write-ahead log: what the head accepted, on disk within a second, until a block has it.
+
+The head notes scrapes and samples here while they are accepted; `sync` writes what was noted since the last time
+as one record, compressed and checksummed, and waits for the disk. A segment stands by itself: it defines every
+series and scrape layout that it uses, so old segments can go and a damaged one takes nothing with it.
+`wal_replay` reads it after a restart; docs/reference/storage.md has the layout.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import orjson
+
+from watchkeeper import errors
+from watchkeeper.model import labels as label_sets
+from watchkeeper.store import codec
+from watchkeeper.store.block_writer import sync_folder
+from watchkeeper.store.columns import NEVER_MS, Floats, Ints
+from watchkeeper.store.groups import grown
+
+MAGIC = b"WKWAL\x00\x00\x01"
+SUFFIX = ".wal"
+# Stands before each record, so that the next good one is found behind a damaged one.
+MARK = b"\xf5WKr"
+RECORD = struct.Struct("<4sII")
+PARTS = struct.Struct("<6I")
+# Level 1 keeps up with any scrape; the bytes live for an hour.
+LEVEL = 1
+SEGMENT_BYTES = 64 << 20
+# Every so many slots a layout is written whole, so that damage before it ends there.
+WHOLE_EVERY = 32
+# Noted samples that wait for a disk without room: 64 MB. Older ones then go unlogged, and are counted.
+MAX_WAITING = 8_000_000
+NUMBER_MASK = 0xFFFF_FFFF
+
+Scrape = tuple[str, Ints, int, Floats]
+Samples = tuple[Ints, Ints, Floats]
+
+
+@dataclass(slots=True)
+class Batch:
+    """What was noted between two syncs."""
+
+    definitions: dict[int, label_sets.Labels] = field(default_factory=dict)
+    scrapes: list[Scrape] = field(default_factory=list)
+    samples: list[Samples] = field(default_factory=list)
+    count: int = 0
+
+
+@dataclass(slots=True)
+class _Layout:
+    """The series of a target's scrapes in one order, and their values in the last one."""
+
+    number: int
+    ids: Ints
+    last: Floats
+    slots: int = 0
+
+
+@dataclass(slots=True)
+class Segment:
+    """One file of the log; `newest_ms` is the latest time of any sample in it."""
+
+    path: Path
+    newest_ms: int = -NEVER_MS
+    bytes: int = 0
+
+
+class WriteAheadLog:
+    """Notes under the head's lock; writes outside of it, one thread at a time."""
+
+    def __init__(
+        self, folder: Path, *, lock: Lock, labels_of: Callable[[Ints], Sequence[label_sets.Labels | None]]
+    ) -> None:
+        self._folder = folder
+        self._lock = lock
+        self._labels_of = labels_of
+        self._noted = np.empty(0, dtype=np.int64)
+        self._batch = Batch()
+        self._file = -1
+        self._layouts: dict[str, _Layout] = {}
+        self._next_layout = 0
+        self._current: Segment | None = None
+        self.segments: list[Segment] = []
+        self.unlogged = 0
+        self.synced_bytes = 0
+
+    def note_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None:
+        self._define(ids)
+        self._batch.scrapes.append((key if isinstance(key, str) else repr(key), ids, at_ms, values.copy()))
+        self._batch.count += len(ids)
+        if self._batch.count > MAX_WAITING:
+            self._forget_oldest()
+
+    def note_samples(self, ids: Ints, times: Ints, values: Floats) -> None:
+        self._define(ids)
+        self._batch.samples.append((ids, times, values))
+        self._batch.count += len(ids)
+        if self._batch.count > MAX_WAITING:
+            self._forget_oldest()
+
+    def sync(self) -> int:
+        """Bring everything noted so far to the disk; returns the number of samples. StoreError if it cannot be."""
+        with self._lock:
+            batch, self._batch = self._batch, Batch()
+        if not batch.count:
+            return 0
+        try:
+            if self._file < 0:
+                self._begin()
+            self._write(self._encode(batch))
+        except OSError as error:
+            self._give_up(batch)
+            raise errors.StoreError(
+                f"samples cannot be written: {error.strerror}",
+                where=str(self._folder),
+                now=f"{self._batch.count} samples wait in memory, where queries see them",
+                remedy="Make room on the disk, or shorten [query] retention",
+            ) from error
+        if self._current is not None and self._current.bytes > SEGMENT_BYTES:
+            self.rotate()
+        return batch.count
+
+    def rotate(self) -> None:
+        """End the segment; what is noted from here on is defined anew in the next one."""
+        with self._lock:
+            batch, self._batch = self._batch, Batch()
+            self._noted[:] = -1
+        try:
+            if batch.count:
+                if self._file < 0:
+                    self._begin()
+                self._write(self._encode(batch))
+        except OSError as error:
+            self._give_up(batch)
+            raise errors.StoreError(f"samples cannot be written: {error.strerror}", where=str(self._folder)) from error
+        self._end()
+
+    def forget_before(self, at_ms: int) -> None:
+        """Remove the segments in which every sample is older."""
+        for segment in [one for one in self.segments if one.newest_ms < at_ms and one is not self._current]:
+            segment.path.unlink(missing_ok=True)
+            self.segments.remove(segment)
+
+    def close(self) -> None:
+        self.sync()
+        self._end()
+
+    def _define(self, ids: Ints) -> None:
+        """Remember the labels of ids that this segment has not seen."""
+        numbers = ids & NUMBER_MASK
+        if len(numbers) and int(numbers.max()) >= len(self._noted):
+            self._noted = grown(self._noted, int(numbers.max()) + 1, fill=-1)
+        fresh = np.unique(ids[self._noted[numbers] != ids])
+        if len(fresh):
+            for id, labels in zip(fresh.tolist(), self._labels_of(fresh), strict=True):
+                if labels is not None:
+                    self._batch.definitions[id] = labels
+            self._noted[fresh & NUMBER_MASK] = fresh
+
+    def _forget_oldest(self) -> None:
+        """Give up half of what waits; the head still has it, and the next block will."""
+        batch = self._batch
+        half = len(batch.scrapes) // 2
+        gone = sum(len(ids) for _, ids, _, _ in batch.scrapes[:half]) + sum(len(ids) for ids, _, _ in batch.samples)
+        batch.scrapes, batch.samples = batch.scrapes[half:], []
+        batch.count -= gone
+        self.unlogged += gone
+
+    def _give_up(self, batch: Batch) -> None:
+        """A write failed: keep the batch for the next segment, which must define all that is in it."""
+        self._end()
+        with self._lock:
+            waiting, self._batch = self._batch, Batch()
+            self._noted[:] = -1
+            for key, ids, at_ms, values in [*batch.scrapes, *waiting.scrapes]:
+                self.note_scrape(key, ids, at_ms, values)
+            for ids, times, values in [*batch.samples, *waiting.samples]:
+                self.note_samples(ids, times, values)
+
+    def _begin(self) -> None:
+        """Open the next segment."""
+        names = [int(path.stem) for path in self._folder.glob(f"*{SUFFIX}") if path.stem.isdigit()]
+        path = self._folder / f"{max(names, default=0) + 1:010d}{SUFFIX}"
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+        self._current = Segment(path)
+        self.segments.append(self._current)
+        self._layouts, self._next_layout = {}, 0
+        self._append(MAGIC)
+        sync_folder(self._folder)
+
+    def _end(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._current, self._layouts = -1, None, {}
+
+    def _write(self, payload: bytes) -> None:
+        packed = codec.compress(payload, LEVEL)
+        self._append(RECORD.pack(MARK, len(packed), zlib.crc32(packed)) + packed)
+
+    def _append(self, content: bytes) -> None:
+        """Write to the end of the segment and wait for the disk; on failure nothing of it stays."""
+        assert self._current is not None
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[os.write(self._file, left) :]
+            os.fdatasync(self._file)
+        except OSError:
+            os.ftruncate(self._file, self._current.bytes)
+            raise
+        self._current.bytes += len(content)
+        self.synced_bytes += len(content)
+
+    def _encode(self, batch: Batch) -> bytes:
+        assert self._current is not None
+        definitions = [(id, labels.pairs) for id, labels in batch.definitions.items()]
+        layouts: list[tuple[int, str, list[int]]] = []
+        table = np.empty((5, len(batch.scrapes)), dtype="<i8")
+        masks: list[bytes] = []
+        changed: list[Floats] = []
+        for at, (key, ids, at_ms, values) in enumerate(batch.scrapes):
+            layout = self._layouts.get(key)
+            if layout is None or len(layout.ids) != len(ids) or not (layout.ids == ids).all():
+                layout = self._layouts[key] = _Layout(self._next_layout, ids.copy(), values)
+                self._next_layout += 1
+                layouts.append((layout.number, key, ids.tolist()))
+            is_whole = layout.slots % WHOLE_EVERY == 0
+            if is_whole:
+                differing = values
+            else:
+                mask = values.view(np.int64) != layout.last.view(np.int64)
+                masks.append(np.packbits(mask).tobytes())
+                differing = values[mask]
+            changed.append(differing)
+            table[:, at] = layout.number, at_ms, is_whole, len(differing), len(ids)
+            layout.last, layout.slots = values, layout.slots + 1
+            self._current.newest_ms = max(self._current.newest_ms, at_ms)
+        for _, times, _ in batch.samples:
+            self._current.newest_ms = max(self._current.newest_ms, int(times.max()))
+        singles = [np.concatenate(column).tobytes() for column in zip(*batch.samples, strict=True)]
+        parts = [
+            orjson.dumps(definitions),
+            orjson.dumps(layouts),
+            table.tobytes(),
+            b"".join(masks),
+            np.concatenate(changed).tobytes() if changed else b"",
+            b"".join(singles),
+        ]
+        return PARTS.pack(*map(len, parts)) + b"".join(parts)

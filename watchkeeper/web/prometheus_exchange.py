@@ -1,0 +1,96 @@
+"""Samples in and out in Prometheus' own ways: `/federate` hands the newest ones on, remote write takes them in.
+
+`prometheus_api` puts both into the table of endpoints. What a sender writes is checked and decoded by
+`query.remote_write`; what is too far ahead of the hub's clock is counted and left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import groupby
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from watchkeeper.errors import StoreError, WireError
+from watchkeeper.kit import clock, own_metrics
+from watchkeeper.model.labels import METRIC_NAME
+from watchkeeper.model.samples import Sample
+from watchkeeper.query import engine, remote_write
+from watchkeeper.query.promql import ast, printer
+from watchkeeper.web.answers import read_body
+from watchkeeper.web.prometheus_form import BadParameter, Form, matchers, write_value
+from watchkeeper.web.view import HubView
+
+TEXT_FORMAT = "text/plain; version=0.0.4"
+# Writes decoded at the same time; a sender keeps the rest in its queue.
+WRITES_IN_FLIGHT = 8
+RETRY_AFTER_SECONDS = 2
+Matchers = tuple[engine.Matcher, ...]
+
+
+class Exchange:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._writes = 0
+        self._left_out = hub.metrics.counter(
+            "watchkeeper_web_samples_left_out_total", "Samples of remote write that were not kept, by reason"
+        )
+
+    async def federate(self, asked: Form) -> Response:
+        selectors = [matchers("match[]", text) for text in asked.all("match[]")]
+        if not selectors:
+            raise BadParameter("no match[] parameter provided")
+        at_ms = clock.to_ms(self._hub.clock.now())
+        found = await asyncio.to_thread(self._newest, selectors, at_ms)
+        return PlainTextResponse("".join(_page(found)), media_type=TEXT_FORMAT)
+
+    def _newest(self, selectors: list[Matchers], at_ms: int) -> list[Sample]:
+        """The newest sample of each series; an engine elsewhere tells the value but not its time."""
+        newest = getattr(self._hub.engine, "newest", None)
+        found: dict[object, Sample] = {}
+        for each in selectors:
+            if newest is not None:
+                found |= {sample.labels: sample for sample in newest(each, at_ms)}
+                continue
+            expr = printer.to_text(ast.Selector(None, each))
+            answer = self._hub.engine.instant(expr, at_ms).latest()
+            found |= {labels: Sample(labels, at_ms, value) for labels, value in answer.items()}
+        return sorted(found.values(), key=lambda sample: (sample.labels.name, sample.labels))
+
+    async def write(self, request: Request) -> Response:
+        """Remote write 1.0. A 4xx tells the sender to go on without these samples, a 5xx or 429 to send them again."""
+        refused = remote_write.refusal(request.headers.get("content-type"), request.headers.get("content-encoding"))
+        if refused is not None:
+            return PlainTextResponse(refused, status_code=415)
+        if self._writes >= WRITES_IN_FLIGHT:
+            headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+            words = f"{self._writes} writes are being read, the limit is {WRITES_IN_FLIGHT}"
+            return PlainTextResponse(words, status_code=429, headers=headers)
+        self._writes += 1
+        try:
+            body = await read_body(request, remote_write.WriteLimits().max_bytes)
+            now_ms = clock.to_ms(self._hub.clock.now())
+            taken = await asyncio.to_thread(remote_write.receive, body, self._hub.engine, now_ms=now_ms)
+        except WireError as error:
+            return PlainTextResponse(str(error), status_code=400)
+        except StoreError as error:
+            return PlainTextResponse(str(error), status_code=503)
+        finally:
+            self._writes -= 1
+        for reason, count in taken.dropped.items():
+            self._left_out.add(count, reason=reason)
+        status, words = remote_write.reply(taken)
+        return PlainTextResponse(words, status_code=status) if words else Response(status_code=status)
+
+
+def _page(samples: list[Sample]) -> Iterator[str]:
+    """The text format, each metric once with its type; what Prometheus' own /federate writes."""
+    for name, group in groupby(samples, key=lambda sample: sample.labels.name):
+        yield f"# TYPE {name} untyped\n"
+        for sample in group:
+            inside = ",".join(
+                f'{key}="{own_metrics.escape(value)}"' for key, value in sample.labels.pairs if key != METRIC_NAME
+            )
+            yield f"{name}{{{inside}}} {write_value(sample.value)} {sample.at_ms}\n"

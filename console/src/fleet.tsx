@@ -25,7 +25,7 @@ function Tiles({ s, open }: { s?: Summary; open?: { severity: string; state: str
   return (
     <div class="tiles" data-testid="tiles">
       <Tile id="tile-gpus" name="GPUs" value={count(s.gpus)} meaning={[`${count(s.ok + s.held_idle)} healthy`, ...trouble].join(" · ")} />
-      <Tile id="tile-working" name="Doing work (SM active)" value={percent(s.working_percent)}
+      <Tile id="tile-working" name="Doing work (SM active, 5 min)" value={percent(s.working_percent)}
         meaning={`allocated ${s.held == null || !s.gpus ? "unknown" : percent((100 * s.held) / s.gpus)} · GPU_UTIL says ${percent(s.gpu_util_percent)}`} />
       <Tile id="tile-idle" name="Idle but held" value={s.held == null ? "unknown" : count(s.held_idle)} meaning={s.held == null ? "no attribution" : `of ${count(s.held)} held · ${count(s.teams)} teams`} />
       <Tile id="tile-power" name="Power" value={watts(s.power_watts)} meaning={s.power_watts == null ? "no reading" : `${watts(s.power_watts / Math.max(1, seen))} each · ${count(s.throttled)} throttled`} />

@@ -190,6 +190,9 @@ class FakeHub:
         self.taken += batch
         return len(batch)
 
+    def events_between(self, since: datetime, until: datetime) -> list[events.Event]:
+        return [event for event in self.taken if since <= event.at <= until]
+
     def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
         return [incident for incident in self.kept.values() if incident.is_open or not open_only][:limit]
 

@@ -67,7 +67,7 @@ def test_zero_is_a_reading_and_missing_is_not() -> None:
 
 def test_a_held_gpu_without_work_is_held_idle() -> None:
     hub = FakeHub(racks=1, per_rack=1)
-    assert set(draw(hub, work=reading(hub, 0.01, held=True)).states) == {State.HELD_IDLE}
+    assert set(draw(hub, work=reading(hub, 0.01), gpu_util=reading(hub, 0, held=True)).states) == {State.HELD_IDLE}
     assert set(draw(hub, work=reading(hub, 0.01)).states) == {State.OK}
     assert set(draw(hub, work=reading(hub, 0.9, held=True)).states) == {State.OK}
 

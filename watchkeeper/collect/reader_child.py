@@ -24,7 +24,7 @@ from watchkeeper.readers.nvml import events, families, session
 # Long enough for the longest name in nvml.h.
 NOTE_BYTES = 64
 # An event is delivered at once; this is only how often the waiting thread looks whether its parent still lives.
-WAIT_MS = 1_000
+WAIT_MS = 5_000
 # After an error of the event set, such as a GPU that was lost, it is asked again this much later.
 EVENT_RETRY_SECONDS = 5.0
 

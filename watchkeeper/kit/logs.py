@@ -22,7 +22,7 @@ class TextFormat(logging.Formatter):
         line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():7} {record.getMessage()}"
         named: dict[str, Any] = getattr(record, "fields", {})
         line += "".join(f" {name}={value}" for name, value in named.items())
-        return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
+        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
 class JsonFormat(logging.Formatter):

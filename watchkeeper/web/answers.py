@@ -6,6 +6,7 @@ whether it changes something. Under /api/v1 errors have Prometheus' own shape, e
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ Answer = Callable[[Request], Awaitable[Response]]
 PROMETHEUS_PREFIX = "/api/v1/"
 # orjson has its own way with times and dataclasses; `wire` is the one way here.
 OUR_FORM = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+# A body of a mebibyte takes a second on a poor line; one that takes longer is not coming.
+BODY_SECONDS = 10.0
 # Prometheus' word for each status it uses.
 ERROR_TYPES = {400: "bad_data", 404: "not_found", 406: "not_acceptable", 422: "execution", 503: "unavailable"}
 
@@ -60,17 +63,26 @@ def prometheus_error(
     return json_answer(content, status=status, headers=headers)
 
 
+def whole_number(text: str, *, most_digits: int = 12) -> int | None:
+    """A number in plain digits, or None; `isdigit` alone lets in ² and five thousand digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= most_digits else None
+
+
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The whole body, or 413 as soon as it is known to be longer than the limit."""
+    """The whole body; 413 as soon as it is known to be longer than the limit, 408 when it does not come."""
     declared = request.headers.get("content-length", "")
-    size = int(declared) if declared.isdigit() else 0
+    size = whole_number(declared) or 0
     parts = bytearray()
-    if size <= limit_bytes:
-        async for part in request.stream():
-            parts += part
-            size = max(size, len(parts))
-            if size > limit_bytes:
-                break
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            if size <= limit_bytes:
+                async for part in request.stream():
+                    parts += part
+                    size = max(size, len(parts))
+                    if size > limit_bytes:
+                        break
+    except TimeoutError as error:
+        raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
     if size > limit_bytes:
         raise HTTPException(413, f"the body has {size:,} bytes or more, the limit is {limit_bytes:,}. Send it in parts")
     return bytes(parts)

@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket
 
 from watchkeeper.errors import IllegalMove, JournalConflict, WatchkeeperError
 from watchkeeper.kit.logs import fields
-from watchkeeper.web import fleet_api, pages, prometheus_api
+from watchkeeper.web import fleet_api, pages, prometheus_api, recording_api
 from watchkeeper.web.answers import Answer, Endpoint, ok, read_body, refusal
 from watchkeeper.web.auth import COOKIE, SESSION, Auth, Caller, Proof, Role, is_own_page, names_loopback
 from watchkeeper.web.live import Live
@@ -51,6 +51,7 @@ def create_app(hub: HubView, auth: Auth, *, live_interval_seconds: float | None 
     table = [
         *own_endpoints(hub, gate),
         *prometheus_api.endpoints(hub),
+        *recording_api.endpoints(hub),
         *fleet_api.endpoints(hub),
         *pages.endpoints(),
     ]
@@ -181,7 +182,9 @@ def own_endpoints(hub: HubView, gate: Gate) -> list[Endpoint]:
         )
         return answer
 
-    async def logout(_: Request) -> Response:
+    async def logout(request: Request) -> Response:
+        if not is_own_page(request.method, request.headers):
+            raise HTTPException(403, "sign out from the console itself")
         answer = ok()
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer

@@ -26,6 +26,8 @@ from watchkeeper.kit.addresses import is_loopback
 COOKIE = "watchkeeper"
 SESSION = timedelta(hours=12)
 HASHED = "sha256:"
+# Digits of a time in seconds, until the year 33658.
+LONGEST_TIME = 12
 # 128 bits in hexadecimal: enough that a fast hash without salt cannot be searched.
 SHORTEST_TOKEN = 32
 
@@ -109,7 +111,8 @@ class Auth:
     def _of_session(self, cookie: str, now: datetime) -> Token | None:
         body, _, seal = cookie.rpartition(".")
         name, _, until = body.rpartition(".")
-        if not until.isdigit() or int(until) <= now.timestamp():
+        # A cookie is a stranger's text: only what could have come from `session` is looked at.
+        if not cookie.isascii() or not until.isdigit() or len(until) > LONGEST_TIME or int(until) <= now.timestamp():
             return None
         for token in self.tokens:
             if token.name == name and hmac.compare_digest(_seal(token, body), seal):
@@ -170,7 +173,7 @@ def check_listen(host: str, auth: Auth) -> None:
         raise StartRefused(
             "without tokens everyone who reaches this address would be admin",
             where=f"listen address {host}",
-            remedy="Listen on 127.0.0.1, or name a token file with [hub] tokens",
+            remedy="Listen on 127.0.0.1, or name a token file with --tokens or [hub] tokens",
         )
 
 

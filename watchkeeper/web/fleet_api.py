@@ -7,6 +7,7 @@ here, a request is checked, handed to the hub, and its answer written.
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -18,7 +19,7 @@ from watchkeeper.kit import clock, own_metrics, wire
 from watchkeeper.model import events as happenings
 from watchkeeper.model.incidents import Incident
 from watchkeeper.web import cards, frames, inventory
-from watchkeeper.web.answers import Endpoint, ok, read_body
+from watchkeeper.web.answers import Endpoint, ok, read_body, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -26,6 +27,8 @@ EVENT_LIMIT = 1000
 EVENT_LIMIT_BYTES = 1024 * 1024
 SMALL_BODY_BYTES = 64 * 1024
 TEXT_LIMIT = 4000
+# The kernel's own records end at 8 KiB; nothing that is one event is longer.
+EVENT_TEXT_LIMIT = 16_384
 LIST_LIMIT = 1000
 # Pushes that wait for their commit at the same time; agents keep the rest in their spool.
 PUSHES_IN_FLIGHT = 64
@@ -59,7 +62,7 @@ class FleetApi:
         """The inventory in heat-map order, and who holds which GPU now."""
         stock = inventory.take(self._hub.fleet)
         try:
-            answer = await self._hub.ask(frames.WORK_EXPR, clock.to_ms(self._hub.clock.now()))
+            answer = await self._hub.ask(GPU_EXPR, clock.to_ms(self._hub.clock.now()))
         except WatchkeeperError:
             held = None
         else:
@@ -73,9 +76,10 @@ class FleetApi:
     async def incidents(self, request: Request) -> Response:
         open_only = request.query_params.get("open", "1") not in ("0", "false")
         text = request.query_params.get("limit", "200")
-        if not text.isdigit() or not 1 <= int(text) <= LIST_LIMIT:
+        limit = whole_number(text)
+        if limit is None or not 1 <= limit <= LIST_LIMIT:
             raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {LIST_LIMIT}")
-        found = self._hub.incidents(open_only=open_only, limit=int(text))
+        found = self._hub.incidents(open_only=open_only, limit=limit)
         return ok(incidents=[cards.card(self._hub, incident) for incident in found])
 
     async def incident(self, request: Request) -> Response:
@@ -117,6 +121,7 @@ class FleetApi:
 
     async def events(self, request: Request) -> Response:
         """Take a batch of an agent; 200 means it is on disk, so the agent may forget it."""
+        batch = read_events(await read_body(request, EVENT_LIMIT_BYTES))
         if self._pushes >= PUSHES_IN_FLIGHT:
             self._refused.add()
             raise HTTPException(
@@ -126,7 +131,6 @@ class FleetApi:
             )
         self._pushes += 1
         try:
-            batch = read_events(await read_body(request, EVENT_LIMIT_BYTES))
             return ok(kept=await self._hub.take_events(batch))
         finally:
             self._pushes -= 1
@@ -166,7 +170,7 @@ class FleetApi:
         if self._hub.simulator_url is None:
             raise HTTPException(404, "this fleet is real: there is no simulator behind this hub")
         body = await read_body(request, SMALL_BODY_BYTES)
-        path = request.url.path.removeprefix("/api/sim")
+        path = quote(request.url.path.removeprefix("/api/sim"))
         status, answer = await self._hub.simulator_request(request.method, path, body or None)
         return Response(answer, status_code=status, media_type="application/json")
 
@@ -182,11 +186,32 @@ def read_events(body: bytes) -> list[happenings.Event]:
     if len(plain) > EVENT_LIMIT:
         raise HTTPException(400, f"the batch has {len(plain):,} events, the limit is {EVENT_LIMIT:,}. Send it in parts")
     try:
-        return wire.from_plain(list[happenings.Event], plain)
+        batch = wire.from_plain(list[happenings.Event], plain)
     except WireError as error:
         shown = error.problems[:5]
         rest = f" (and {len(error.problems) - 5} more)" if len(error.problems) > 5 else ""
         raise HTTPException(400, "; ".join(shown) + rest) from error
+    problems = [f"[{at}]: {problem}" for at, event in enumerate(batch) for problem in event_problems(event)]
+    if problems:
+        raise HTTPException(400, "; ".join(problems[:5]))
+    return batch
+
+
+def event_problems(event: happenings.Event) -> list[str]:
+    """What the types cannot say: names that would break a table, and texts that would break a page."""
+    names = {"id": event.id, "node": event.place.node or "", "gpu": event.place.gpu or ""}
+    problems = [f"{name} holds a control character" for name, text in names.items() if not text.isprintable()]
+    if not event.id:
+        problems.append("id is empty")
+    if event.place.node == "":
+        problems.append("place.node is empty")
+    sizes = {"id": len(event.id), "text": len(event.text), "fields": sum(map(len, event.fields.values()))}
+    problems += [
+        f"{name} has {size:,} characters, the limit is {EVENT_TEXT_LIMIT:,}"
+        for name, size in sizes.items()
+        if size > EVENT_TEXT_LIMIT
+    ]
+    return problems
 
 
 def endpoints(hub: HubView) -> list[Endpoint]:

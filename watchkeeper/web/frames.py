@@ -99,7 +99,8 @@ def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incident
     values = place(stock, readings.colour)
     work = place(stock, readings.work)
     power, gpu_util = place(stock, readings.power), place(stock, readings.gpu_util)
-    held = owners(stock, readings.work)
+    # Who holds a GPU now; an average still has the labels of a job that has left.
+    held = owners(stock, readings.gpu_util)
     states = np.where(np.isnan(work) & np.isnan(power), State.SILENT, State.OK).astype(np.uint8)
     if readings.work is None and readings.power is None:
         states[:] = State.UNKNOWN
@@ -113,7 +114,7 @@ def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incident
         "gpus": len(states),
         "working_percent": percent(work),
         "gpu_util_percent": mean(gpu_util),
-        "held": None if readings.work is None else len(held),
+        "held": None if readings.gpu_util is None else len(held),
         "teams": len({owner.split("/")[0] for owner in held.values() if "/" in owner}),
         "power_watts": None if np.isnan(power).all() else float(np.nansum(power)),
         "nodes": len(stock.nodes),

@@ -98,8 +98,9 @@ class Live:
 
     async def _listen(self, socket: WebSocket, mailbox: Mailbox) -> None:
         """A viewer says one thing only: by which metric its map is coloured."""
-        with contextlib.suppress(WebSocketDisconnect):
+        with contextlib.suppress(WebSocketDisconnect, KeyError):
             while True:
+                # A binary frame has no text, and raises KeyError: whoever sends one is not our console.
                 text = await socket.receive_text()
                 wish = _colour_wish(text)
                 if wish is not None:
@@ -107,15 +108,16 @@ class Live:
                     self._wake.set()
 
     async def _follow_changes(self) -> None:
+        """Tell viewers at once that something changed; in a storm a few times a second, with the newest list."""
         async with self._hub.changes.subscribe() as queue:
             while True:
                 messages = {await queue.get()}
-                # A storm of changes is one change to a viewer: the newest list says it all.
                 while not queue.empty():
                     messages.add(queue.get_nowait())
                 if messages != {"fleet"} and self._viewers:
-                    self._send_all("incidents", self._incidents_message())
+                    self._send_all("incidents", await asyncio.to_thread(self._incidents_message))
                 self._wake.set()
+                await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
 
     async def _draw_forever(self) -> None:
         while True:

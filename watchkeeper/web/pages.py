@@ -40,8 +40,10 @@ async def index(_: Request) -> Response:
 async def asset(request: Request) -> Response:
     """One built file; the name may not leave its folder."""
     folder = (STATIC / "assets").resolve()
-    path = (folder / request.path_params["name"]).resolve()
-    if path.parent != folder or not path.is_file():
+    name = request.path_params["name"]
+    # A name with a zero byte, or longer than any file's, is an error of the file system, not an answer of it.
+    path = folder / (name if name.isprintable() and len(name) < 256 else "")
+    if path.resolve().parent != folder or not path.is_file():
         raise HTTPException(404, "there is no such file in this version of the console. Load the page again")
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     headers = {"Cache-Control": FOR_EVER, "Vary": "Accept-Encoding"}

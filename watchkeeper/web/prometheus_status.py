@@ -72,7 +72,7 @@ class StatusPages:
         every, most = own.interval_seconds, own.timeout_seconds
         pace = {
             "scrapeInterval": usual.scrape_interval if every is None else durations.format_seconds(every),
-            "scrapeTimeout": usual.scrape_timeout if most is None else durations.format_seconds(most),
+            "scrapeTimeout": durations.format_seconds(usual.scrape_timeout_seconds if most is None else most),
         }
         return target(state) | pace
 

@@ -1,0 +1,159 @@
+"""A recording shown as a hub: the same console and the same API over samples, events and incidents of a file.
+
+`watchkeeper play` makes one and serves it. It satisfies `view.HubView`; nothing in it can be changed, and its
+clock stands at the end of the recording or runs through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any, NoReturn
+
+from watchkeeper import __version__
+from watchkeeper.collect import discovery, scrape
+from watchkeeper.collect.fleet import Fleet
+from watchkeeper.config.settings import Settings
+from watchkeeper.errors import HubError, IllegalMove
+from watchkeeper.kit import broadcast, clock, own_metrics
+from watchkeeper.model import actions, alerts, diagnosis, events
+from watchkeeper.model.incidents import Incident
+from watchkeeper.model.labels import METRIC_NAME
+from watchkeeper.query import embedded, engine
+from watchkeeper.rules import evaluate, rulefile
+from watchkeeper.store import head, recording
+
+# Lookback, and what rules look back: samples at the start of a recording must not look old at its end.
+MARGIN_MS = 3_600_000
+
+
+class TapeClock:
+    """The time of a recording: it stands at the end, or runs from the start at a speed and then stands."""
+
+    def __init__(self, start: datetime, end: datetime, *, speed: float | None) -> None:
+        self._start, self._end, self._speed = start, end, speed
+        self._began = monotonic()
+
+    def now(self) -> datetime:
+        if self._speed is None:
+            return self._end
+        return min(self._end, self._start + timedelta(seconds=(monotonic() - self._began) * self._speed))
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds) / (self._speed or 1.0))
+
+
+def load_engine(tape: recording.Recording, *, progress: Any = None) -> embedded.EmbeddedEngine:
+    """An engine that answers from the samples of a recording."""
+    span_ms = tape.header.to_ms - tape.header.from_ms + MARGIN_MS
+    kept = head.Head(retention_ms=span_ms, max_series=max(1, 2 * len(tape.series)))
+    recording.pour(tape.series, kept, until_ms=tape.header.to_ms, progress=progress)
+    answers = embedded.EmbeddedEngine(kept)
+    for metric in tape.metrics:
+        answers.note_metadata(metric.name, metric.type, help=metric.help, unit=metric.unit)
+    return answers
+
+
+class PlayedHub:
+    """Implements `view.HubView` over one recording."""
+
+    version = __version__
+    is_ready = True
+    not_ready_because = None
+    simulator_url = None
+
+    def __init__(
+        self, tape: recording.Recording, on: embedded.EmbeddedEngine, *, settings: Settings, speed: float | None
+    ) -> None:
+        self.settings = settings
+        start, end = clock.from_ms(tape.header.from_ms), clock.from_ms(tape.header.to_ms)
+        self.clock: clock.Clock = TapeClock(start, end, speed=speed)
+        self.metrics = own_metrics.Registry()
+        self.changes = broadcast.Broadcast()
+        self.engine = on
+        self.fleet = Fleet()
+        self._tape = tape
+        self._stories = {str(story.incident.id): story for story in tape.stories}
+        self._fill_fleet()
+
+    def _fill_fleet(self) -> None:
+        """What the hub had seen at the end; a GPU that was gone is seen once and then no more."""
+        at_ms = self._tape.header.to_ms
+        self.fleet.expect(self._tape.nodes, at_ms)
+        for node in self._tape.nodes:
+            there = [seen for seen in self._tape.gpus if (seen.cluster, seen.node) == (node.cluster, node.name)]
+            self.fleet.saw(node, {seen.gpu.uuid: seen.gpu for seen in there}, at_ms=at_ms, source="recording")
+            left = {seen.gpu.uuid: seen.gpu for seen in there if not seen.is_gone}
+            self.fleet.saw(node, left, at_ms=at_ms, source="recording")
+
+    async def ask(self, expr: str, at_ms: int) -> engine.Answer:
+        return await asyncio.to_thread(self.engine.instant, expr, at_ms)
+
+    async def ask_range(self, expr: str, span: engine.Span) -> engine.Answer:
+        return await asyncio.to_thread(self.engine.range, expr, span)
+
+    def targets(self) -> Sequence[scrape.TargetState]:
+        return ()
+
+    def dropped_targets(self) -> Sequence[discovery.Dropped]:
+        return ()
+
+    def rule_groups(self) -> Sequence[tuple[rulefile.Group, evaluate.State]]:
+        return ()
+
+    def alerts(self) -> list[alerts.Alert]:
+        """What the recorded series `ALERTS` says is pending or firing at this time."""
+        now = self.clock.now()
+        found = []
+        for labels in self.engine.instant(evaluate.ALERTS, clock.to_ms(now)).frame.labels:
+            state = alerts.AlertState(labels.get(evaluate.ALERT_STATE, alerts.AlertState.FIRING.value))
+            found.append(alerts.Alert(labels.without(METRIC_NAME, evaluate.ALERT_STATE), state, now, 1.0))
+        return found
+
+    def events_between(self, since: datetime, until: datetime) -> list[events.Event]:
+        return [event for event in self._tape.events if since <= event.at <= until]
+
+    def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
+        now = self.clock.now()
+        found = [story.incident for story in self._stories.values() if story.incident.opened_at <= now]
+        found.sort(key=lambda incident: incident.opened_at, reverse=True)
+        return [incident for incident in found if incident.is_open or not open_only][:limit]
+
+    def incident(self, id: str) -> Incident | None:
+        story = self._stories.get(id)
+        return None if story is None else story.incident
+
+    def diagnosis(self, id: str) -> diagnosis.Diagnosis | None:
+        story = self._stories.get(id)
+        return None if story is None else story.diagnosis
+
+    def plan(self, id: str) -> actions.Plan | None:
+        story = self._stories.get(id)
+        return None if story is None else story.plan
+
+    def timeline(self, id: str) -> Sequence[recording.Happened]:
+        story = self._stories.get(id)
+        return () if story is None else story.timeline
+
+    async def take_events(self, batch: list[events.Event]) -> int:
+        _refuse(f"{len(batch)} events were pushed")
+
+    async def acknowledge(self, id: str, actor: str) -> Incident:
+        _refuse(f"{actor} wanted to acknowledge {id}")
+
+    async def resolve(self, id: str, actor: str, why: str) -> Incident:
+        _refuse(f"{actor} wanted to resolve {id} ({why})")
+
+    async def note(self, id: str, actor: str, text: str) -> None:
+        _refuse(f"{actor} wanted to note {text[:40]} at {id}")
+
+    async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        raise HubError(
+            f"there is no simulator behind a recording ({method} {path}, {len(body or b'')} bytes)", status=404
+        )
+
+
+def _refuse(what: str) -> NoReturn:
+    raise IllegalMove(f"{what}, but this is a recording", now="Nothing was changed")

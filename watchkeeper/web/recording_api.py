@@ -1,0 +1,118 @@
+"""GET /api/recording: samples, events and incidents of a time window as one file.
+
+`watchkeeper record` saves what comes from here; `store.recording` says what is in it. The file is written
+metric by metric while it is sent, so that a long window needs no more memory than one metric of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from watchkeeper.kit import clock
+from watchkeeper.model.labels import METRIC_NAME
+from watchkeeper.query import engine
+from watchkeeper.query.promql import ast, printer
+from watchkeeper.store import recording
+from watchkeeper.web import prometheus_form as form
+from watchkeeper.web.answers import Endpoint
+from watchkeeper.web.auth import Role
+from watchkeeper.web.view import HubView
+
+# Each reads the whole window; two people may do so at a time.
+RECORDINGS_AT_ONCE = 2
+MOST_INCIDENTS = 1000
+Matchers = tuple[engine.Matcher, ...]
+
+
+class RecordingApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._running = 0
+
+    async def record(self, request: Request) -> Response:
+        asked = form.Form(list(request.query_params.multi_items()))
+        try:
+            from_ms, to_ms = form.read_time("from", asked.one("from")), form.read_time("to", asked.one("to"))
+            selectors = [form.matchers("match[]", text) for text in asked.all("match[]")] or [()]
+        except form.BadParameter as error:
+            raise HTTPException(400, str(error)) from error
+        if from_ms >= to_ms:
+            raise HTTPException(400, "`from` must be before `to`")
+        if self._running >= RECORDINGS_AT_ONCE:
+            raise HTTPException(429, f"{self._running} recordings are being made, the limit is {RECORDINGS_AT_ONCE}")
+        self._running += 1
+        return StreamingResponse(self._stream(from_ms, to_ms, selectors), media_type="application/gzip")
+
+    async def _stream(self, from_ms: int, to_ms: int, selectors: Sequence[Matchers]) -> AsyncIterator[bytes]:
+        pieces = self._pieces(from_ms, to_ms, selectors)
+        try:
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                if piece:
+                    yield piece
+        finally:
+            self._running -= 1
+
+    def _pieces(self, from_ms: int, to_ms: int, selectors: Sequence[Matchers]) -> Iterator[bytes]:
+        hub = self._hub
+        head = recording.Header(from_ms, to_ms, hub.settings.fleet.cluster, hub.version)
+        writer = recording.Writer(head)
+        for node in hub.fleet.nodes():
+            yield writer.add("node", node)
+        cluster_of = {node.name: node.cluster for node in hub.fleet.nodes()}
+        for seen in hub.fleet.gpus():
+            cluster = cluster_of.get(seen.node, head.cluster)
+            yield writer.add("gpu", recording.Seen(cluster, seen.node, seen.gpu, seen.gone_since_ms is not None))
+        yield from self._series(writer, head, selectors)
+        since, until = clock.from_ms(from_ms), clock.from_ms(to_ms)
+        for event in hub.events_between(since, until):
+            yield writer.add("event", event)
+        for story in self._stories(since, until):
+            yield writer.add("story", story)
+        yield writer.end()
+
+    def _series(
+        self, writer: recording.Writer, head: recording.Header, selectors: Sequence[Matchers]
+    ) -> Iterator[bytes]:
+        """Metric by metric; a series that two selectors mean is written once."""
+        on, known = self._hub.engine, self._hub.engine.metadata()
+        names = on.label_values(METRIC_NAME, selectors, start_ms=head.from_ms, end_ms=head.to_ms)
+        read = getattr(on, "raw", None) or _from_afar(on)
+        for name in names:
+            if name in known:
+                yield writer.add("metric", recording.Metric(name, *known[name]))
+            done: set[object] = set()
+            for selector in selectors:
+                this = engine.Matcher(METRIC_NAME, engine.MatchOp.EQUAL, name)
+                for labels, times, values in read((*selector, this), head.from_ms, head.to_ms):
+                    if labels not in done:
+                        done.add(labels)
+                        yield writer.add_series(labels, times, values)
+
+    def _stories(self, since: datetime, until: datetime) -> Iterator[recording.Story]:
+        hub = self._hub
+        for incident in hub.incidents(open_only=False, limit=MOST_INCIDENTS):
+            if incident.opened_at > until or (incident.resolved_at is not None and incident.resolved_at < since):
+                continue
+            lines = tuple(recording.Happened(e.at, e.actor, e.kind, e.body) for e in hub.timeline(incident.id))
+            yield recording.Story(incident, hub.diagnosis(incident.id), hub.plan(incident.id), lines)
+
+
+def _from_afar(on: engine.Engine) -> Callable[[Matchers, int, int], Iterator[Any]]:
+    """Samples of an engine that only answers PromQL: without stale markers, which no query shows."""
+
+    def read(matchers: Matchers, start_ms: int, end_ms: int) -> Iterator[Any]:
+        expr = ast.RangeSelector(ast.Selector(None, matchers), end_ms - start_ms)
+        return on.instant(printer.to_text(expr), end_ms).frame.rows()
+
+    return read
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    return [Endpoint(("GET",), "/api/recording", Role.VIEWER, RecordingApi(hub).record)]

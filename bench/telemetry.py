@@ -17,6 +17,7 @@ import numpy.typing as npt
 from watchkeeper.model.labels import Labels
 
 Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
 START_MS = 1_760_000_400_000
 INTERVAL_MS = 15_000
 GPUS_PER_NODE = 8

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -23,19 +23,24 @@ from watchkeeper.errors import HubError, SettingsError, WatchkeeperError
 from watchkeeper.kit import broadcast, clock, files, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events, labels
+from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.query import embedded, engine, prometheus
 from watchkeeper.query.remote import rules as server_rules
 from watchkeeper.remediate import driver, policy
 from watchkeeper.remediate.drivers import dry_run, simulated
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.store import chain, head, journal
+from watchkeeper.store import chain, durable, head, journal
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DISCOVER_SECONDS = 30.0
 TICK_SECONDS = 1.0
+# More would only wait for one another's cores; the rest of the questions queue up.
+QUESTIONS_AT_ONCE = 4
+SYNC_SECONDS = 1.0
+BLOCK_SECONDS = 60.0
 TRIM_SECONDS = 3600.0
 SHIPPED_RULES = Path(__file__).parent / "packs" / "rules"
 # Any metric that every exporter has would do; its labels say who holds the GPU.
@@ -64,11 +69,14 @@ class Hub:
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="clerk")
         # Rules run one group at a time: they share their state, and NumPy would share the core anyway.
         self._rule_thread = ThreadPoolExecutor(1, thread_name_prefix="rules")
+        # Questions of people wait for one another, never the log's fsync or a rule for them.
+        self._askers = ThreadPoolExecutor(QUESTIONS_AT_ONCE, thread_name_prefix="asker")
         self._server_alerts: Mapping[labels.Labels, alerts.Alert] = {}
         self._standing = {name: standing.Standing() for name in ("workloads", "events", "own")}
         self._event_counts = standing.EventCounts()
         self._known_problems: list[str] = []
         self._dropped_targets: tuple[discovery.Dropped, ...] = ()
+        self._samples: durable.DurableStore | None = None
         self._undiagnosed: dict[str, None] = {}
         self._has_undiagnosed = asyncio.Event()
         self._declare_metrics()
@@ -81,6 +89,15 @@ class Hub:
         self._evaluation = gauge(
             "watchkeeper_hub_rule_group_seconds", "Duration of the last evaluation of a rule group"
         )
+        self._stored = {
+            "series": gauge("watchkeeper_store_series", "Series in memory"),
+            "blocks": gauge("watchkeeper_store_blocks", "Blocks of samples on disk"),
+            "block_bytes": gauge("watchkeeper_store_block_bytes", "Bytes of those blocks"),
+            "log_bytes": gauge("watchkeeper_store_log_bytes", "Bytes of the write-ahead log"),
+            "lost_samples": gauge("watchkeeper_store_lost_samples", "Samples that damage to the log took at the start"),
+            "unlogged_samples": gauge("watchkeeper_store_unlogged_samples", "Samples that found no room in the log"),
+            "damages": gauge("watchkeeper_store_damages", "Places in files of the store that are not as written"),
+        }
         self._open_incidents = gauge("watchkeeper_hub_open_incidents", "Incidents that are not resolved, by severity")
 
     @property
@@ -93,10 +110,18 @@ class Hub:
         try:
             self.settings.journal_path.parent.mkdir(parents=True, exist_ok=True)
             self.journal = journal.Journal(self.settings.journal_path)
+            self._open_samples()
             self._pipeline = pipeline.Pipeline(self._parts(), now=self.clock.now())
         except (OSError, WatchkeeperError):
             self._directory.release()
             raise
+
+    def _open_samples(self) -> None:
+        """Give the embedded engine its past and a place for what is to come; a server keeps its own samples."""
+        if isinstance(self.engine, embedded.EmbeddedEngine):
+            limits = durable.StoreSettings.of(self.settings.query)
+            path, now_ms = self.settings.samples_path, lambda: clock.to_ms(self.clock.now())
+            self.engine.head = self._samples = durable.open_store(path, limits, clock_ms=now_ms)
 
     def _parts(self) -> pipeline.Parts:
         return pipeline.Parts(
@@ -111,6 +136,7 @@ class Hub:
 
     def close(self) -> None:
         self._rule_thread.shutdown()
+        self._askers.shutdown(cancel_futures=True)
         self._clerk.shutdown()
         self.engine.close()
         self.journal.close()
@@ -134,6 +160,8 @@ class Hub:
             self._repeat("incidents", self._tick, TICK_SECONDS),
             self._repeat("diagnosis", self._diagnose_next, 0.0),
             self._repeat("trimming", self._trim, TRIM_SECONDS),
+            self._repeat("samples", self._keep_samples, 0.0),
+            self._repeat("blocks", self._keep_blocks, BLOCK_SECONDS),
             *self._rule_loops(),
         ]
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -193,6 +221,19 @@ class Hub:
             interval_seconds=self.settings.fleet.scrape_interval_seconds,
             timeout_seconds=self.settings.fleet.scrape_timeout_seconds,
         )
+
+    async def _keep_samples(self) -> None:
+        """Bring samples to the disk each second of the disk's own time, however fast a simulated clock runs."""
+        await asyncio.sleep(SYNC_SECONDS)
+        if self._samples is not None:
+            await asyncio.to_thread(self._samples.sync)
+
+    async def _keep_blocks(self) -> None:
+        if self._samples is not None:
+            await asyncio.to_thread(self._samples.maintain, clock.to_ms(self.clock.now()))
+            status = self._samples.status()
+            for name, metric in self._stored.items():
+                metric.set(getattr(status, name))
 
     # Rules
 
@@ -311,10 +352,10 @@ class Hub:
     # What the pages ask for
 
     async def ask(self, expr: str, at_ms: int) -> engine.Answer:
-        return await asyncio.to_thread(self.engine.instant, expr, at_ms)
+        return await self._at(self._askers, lambda: self.engine.instant(expr, at_ms))
 
     async def ask_range(self, expr: str, span: engine.Span) -> engine.Answer:
-        return await asyncio.to_thread(self.engine.range, expr, span)
+        return await self._at(self._askers, lambda: self.engine.range(expr, span))
 
     def targets(self) -> list[scrape.TargetState]:
         return self._scraper.states()
@@ -327,6 +368,12 @@ class Hub:
 
     def alerts(self) -> list[alerts.Alert]:
         return [*self._pipeline.active_alerts(), *self._server_alerts.values()]
+
+    def events_between(self, since: datetime, until: datetime) -> list[events.Event]:
+        """Events of all clusters of this hub, oldest first."""
+        clusters = sorted({self.settings.fleet.cluster, *(node.cluster for node in self.fleet.nodes())})
+        found = [self.journal.events_at(fleet_model.Place(one), since=since, until=until) for one in clusters]
+        return sorted((event for events_there in found for event in events_there), key=lambda event: event.at)
 
     def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
         return self.journal.incidents(open_only=open_only, limit=limit)
@@ -367,8 +414,8 @@ def rule_paths(settings: config.Settings) -> list[Path]:
 def choose_engine(settings: config.Settings) -> embedded.EmbeddedEngine | prometheus.PrometheusEngine:
     """Where samples live: in this process, or in a server that speaks Prometheus' API."""
     if settings.query.engine is config.QueryEngine.EMBEDDED:
-        retention_ms = round(settings.query.retention_seconds * 1000)
-        return embedded.EmbeddedEngine(head.Head(retention_ms=retention_ms, max_series=settings.query.max_series))
+        # `open` puts the store of the data directory in its place.
+        return embedded.EmbeddedEngine(head.Head(max_series=settings.query.max_series))
     has_targets = settings.fleet.sd_files or settings.fleet.sd_urls or settings.fleet.prometheus_config
     if has_targets and settings.query.write_url is None:
         raise SettingsError(

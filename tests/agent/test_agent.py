@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.collect.loopback import Heard, reply, serve, until
 from watchkeeper import agent
-from watchkeeper.errors import CollectError, StartRefused
+from watchkeeper.collect import agent_server, node_facts
+from watchkeeper.errors import StartRefused
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.kit.wire import loads
@@ -41,7 +43,8 @@ def settings(root: Path, hub: str) -> agent.AgentSettings:
         cluster="sim",
         node="n1",
         kmsg=root / "kmsg",
-        proc=root / "proc",
+        roots=node_facts.Roots(proc=root / "proc", sysfs=root / "sys", root=root),
+        reads_gpus=False,
         metrics_file=root / "agent.prom",
     )
 
@@ -65,7 +68,8 @@ def pushed(count: int) -> Callable[[Registry], bool]:
 
 
 def events(heard: list[Heard]) -> list[Event]:
-    return [event for one in heard for event in loads(tuple[Event, ...], one.body)]  # type: ignore[arg-type]
+    pushes = [one.body for one in heard if one.path == "/api/events"]
+    return [event for body in pushes for event in loads(tuple[Event, ...], body)]  # type: ignore[arg-type]
 
 
 def test_an_xid_in_the_kernel_log_arrives_at_the_hub(tmp_path: Path) -> None:
@@ -93,11 +97,23 @@ def test_events_wait_for_an_absent_hub_and_are_sent_once_by_the_next_agent(tmp_p
     asyncio.run(story())
 
 
-def test_an_agent_that_cannot_read_the_kernel_log_does_not_pretend_to_watch(tmp_path: Path) -> None:
+def test_an_agent_that_may_not_read_the_kernel_log_says_so_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = machine(tmp_path)
     (root / "kmsg").unlink()
-    with pytest.raises(CollectError, match="kernel log cannot be opened"):
-        asyncio.run(agent.run(settings(root, "http://127.0.0.1:9"), ScaledClock(), asyncio.Event()))
+
+    async def story() -> None:
+        stop, registry = asyncio.Event(), Registry()
+        listening = replace(settings(root, "http://127.0.0.1:9"), listen=agent_server.Listen(port=0))
+        running = asyncio.create_task(agent.run(listening, ScaledClock(), stop, registry=registry))
+        await until(lambda: "The kernel log is not followed" in caplog.text)
+        assert registry.metrics["watchkeeper_agent_kernel_log_readable"].values == {(): 0}
+        assert not running.done()
+        stop.set()
+        await running
+
+    asyncio.run(story())
 
 
 def test_an_agent_without_room_for_its_spool_does_not_start(tmp_path: Path) -> None:

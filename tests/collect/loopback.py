@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ class Loopback:
 
     @property
     def address(self) -> str:
-        return self.origin.removeprefix("http://")
+        return self.origin.partition("://")[2]
 
 
 def reply(body: bytes | str = b"", *, status: int = 200, **headers: str) -> bytes:
@@ -42,7 +43,7 @@ def reply(body: bytes | str = b"", *, status: int = 200, **headers: str) -> byte
 
 
 @asynccontextmanager
-async def serve(answer: Answer) -> AsyncIterator[Loopback]:
+async def serve(answer: Answer, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Loopback]:
     """Answer every request with `answer`; an empty answer closes the connection."""
     loopback, tasks = Loopback(), set[asyncio.Task[None]]()
 
@@ -71,8 +72,8 @@ async def serve(answer: Answer) -> AsyncIterator[Loopback]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    loopback.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(talk, "127.0.0.1", 0, ssl=tls)
+    loopback.origin = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield loopback
     finally:

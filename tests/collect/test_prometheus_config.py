@@ -6,14 +6,20 @@ import asyncio
 import base64
 import json
 import os
+import shutil
+import ssl
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from tests.collect.loopback import reply, serve
+from tests.collect.test_scrape import Kept
 from watchkeeper.collect import access, http, prometheus_config
 from watchkeeper.collect.discovery import Defaults, Discovery
+from watchkeeper.collect.fleet import Fleet
+from watchkeeper.collect.scrape import Health, ScrapeSettings, TargetLoop
 from watchkeeper.errors import CollectError
 
 NOW = datetime(2026, 3, 1, 9, 14, tzinfo=UTC)
@@ -161,5 +167,53 @@ def test_an_http_list_of_a_job_is_asked_with_its_credentials(tmp_path: Path) -> 
             found = await Discovery([], config=path).refresh(NOW)
             assert found.targets[0].discovered["__meta_url"] == f"{server.origin}/sd"
             assert server.heard[0].headers["authorization"] == "Bearer t"
+
+    asyncio.run(story())
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is needed to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    subject = ["-subj", "/CN=n1", "-addext", "subjectAltName=DNS:n1.example"]
+    line = ["openssl", "req", "-x509", *curve, *subject, "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(line, check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_let_in"),
+    [
+        ("ca_file: CERT, server_name: n1.example, cert_file: CERT, key_file: KEY", True),
+        ("insecure_skip_verify: true, cert_file: CERT, key_file: KEY", True),
+        ("ca_file: CERT, cert_file: CERT, key_file: KEY", False),
+        ("ca_file: CERT, server_name: n1.example", False),
+        ("cert_file: CERT, key_file: KEY", False),
+        ("ca_file: nowhere", False),
+    ],
+)
+def test_tls_is_spoken_as_the_job_says(
+    tmp_path: Path, certificate: tuple[Path, Path], settings: str, is_let_in: bool
+) -> None:
+    cert, key = certificate
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    tls.load_verify_locations(cert)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    chosen = settings.replace("CERT", str(cert)).replace("KEY", str(key))
+
+    async def story() -> None:
+        async with serve(lambda _: reply("a 1\n"), tls=tls) as server:
+            path = tmp_path / "p.yml"
+            job = f"{{job_name: j, scheme: https, tls_config: {{{chosen}}}, static_configs: [{{targets: [A]}}]}}"
+            path.write_text(f"scrape_configs: [{job}]".replace("[A]", f"['{server.address}']"))
+            (target,) = (await Discovery([], config=path).refresh(NOW)).targets
+            loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), known=Fleet())
+            state = await loop.scrape(1000)
+            assert (state.health is Health.UP) is is_let_in, state.error
+            await loop.close(2000)
 
     asyncio.run(story())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -114,7 +114,8 @@ def test_a_disk_that_fails_loses_the_event_and_not_the_follower(tmp_path: Path) 
         (429, {"retry-after": "7"}, Verdict.LATER, 7.0),
         (503, {"retry-after": "99999"}, Verdict.LATER, 300.0),
         (503, {"retry-after": "soon"}, Verdict.LATER, 4.0),
-        (500, {}, Verdict.LATER, 4.0),
+        (500, {}, Verdict.BROKEN, 4.0),
+        (502, {}, Verdict.LATER, 4.0),
     ],
 )
 def test_each_answer_of_the_hub_has_one_meaning(
@@ -191,3 +192,45 @@ def test_what_the_hub_refuses_is_set_aside_and_the_rest_goes_on(tmp_path: Path) 
         assert json.loads(aside.read_text())["id"] == "sim/n1/b/kmsg/1"
 
     push(tmp_path, [reply('{"ok":false}', status=400)], story)
+
+
+def push_to_a_hub_that_breaks(tmp_path: Path, breaks: Callable[[list[int]], bool], events: int) -> list[list[int]]:
+    """What a hub heard that breaks at some batches, until the spool is empty or an hour is over."""
+    heard: list[list[int]] = []
+
+    def answer(request: Heard) -> bytes:
+        heard.append(numbers(request.body))
+        return reply(status=500) if breaks(heard[-1]) else reply('{"ok":true}')
+
+    async def told() -> None:
+        async with serve(answer) as server:
+            spool, clock = Spool(tmp_path, lost=lost()), ManualClock(START)
+            for number in range(events):
+                spool.append(event(number))
+            hub, pushed = Hub(server.origin), Metric("pushed", "counter", "")
+            pusher = asyncio.create_task(push_forever(spool, hub, time=clock, pushed=pushed))
+            while spool.used_bytes and clock.now() < START + timedelta(hours=1):
+                await until(lambda: bool(clock._sleepers) or not spool.used_bytes)
+                await clock.advance(60)
+            pusher.cancel()
+            await asyncio.gather(pusher, return_exceptions=True)
+            spool.close()
+
+    asyncio.run(told())
+    return heard
+
+
+def test_an_event_that_breaks_the_hub_is_found_and_set_aside_and_all_others_arrive(tmp_path: Path) -> None:
+    heard = push_to_a_hub_that_breaks(tmp_path, lambda batch: 77 in batch, events=100)
+    arrived = [number for batch in heard if 77 not in batch for number in batch]
+    assert sorted(arrived) == [number for number in range(100) if number != 77]
+    (aside,) = (tmp_path / "rejected").iterdir()
+    assert json.loads(aside.read_text())["id"] == "sim/n1/b/kmsg/77"
+    assert len(heard) < 30
+
+
+def test_a_hub_that_breaks_at_everything_loses_nothing(tmp_path: Path) -> None:
+    push_to_a_hub_that_breaks(tmp_path, lambda batch: True, events=4)
+    assert list((tmp_path / "rejected").iterdir()) == []
+    kept = [json.loads(line)["id"] for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(kept) == [f"sim/n1/b/kmsg/{number}" for number in range(4)]

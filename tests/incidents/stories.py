@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -56,6 +57,7 @@ class Room:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal.db"
+        self.workloads: Callable[[fleet.Place], list[str]] = lambda place: [f"job on {place.node}"]
         self.journal = Journal(self.path)
         self.incidents = self._start(NOON)
 
@@ -64,7 +66,7 @@ class Room:
             self.journal,
             now=now,
             names=lambda place: f"GPU {place.gpu[-1]} on {place.node}" if place.gpu else str(place.node),
-            workloads=lambda place: [f"job on {place.node}"],
+            workloads=lambda place: self.workloads(place),
         )
 
     def restart(self, at: float) -> None:
@@ -80,8 +82,12 @@ class Room:
         for one in heard:
             self.incidents.take_alert(one, one.resolved_at or one.fired_at or one.active_at)
 
-    def tick(self, at: float) -> list[incidents.Incident]:
-        return self.incidents.tick(later(at))
+    def tick(self, at: float, *firing: alerts.Alert) -> list[incidents.Incident]:
+        return self.incidents.tick(later(at), firing)
+
+    def break_journal(self, is_broken: bool = True) -> None:
+        """From now on every write fails, as on a full disk."""
+        self.journal._connection.execute(f"PRAGMA query_only = {int(is_broken)}")
 
     def open(self) -> list[tuple[str, fleet.Place, str]]:
         return [(incident.id, incident.place, incident.cause) for incident in self.incidents.open()]

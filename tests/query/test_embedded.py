@@ -123,3 +123,13 @@ def test_queries_in_other_threads_see_whole_scrapes_while_the_scraper_appends() 
         reader.join()
     assert torn == []
     assert instant(engine, "x{gpu='7'}", "299s") == {'x{gpu="7"}': 299.0}
+
+
+def test_a_product_of_both_sides_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The series of `b` take turns, so that no step has two of them; together they still meet every `a`."""
+    engine = EmbeddedEngine(Head())
+    engine.append(Sample(Labels({"__name__": "a", "n": n}), at, 1.0) for n in "01" for at in (0, 600_000))
+    engine.append(Sample(Labels({"__name__": "b", "n": n}), at, 1.0) for n, at in (("0", 0), ("1", 600_000)))
+    monkeypatch.setattr("watchkeeper.query.evaluate.binary.MAX_PAIRS", 3)
+    with pytest.raises(errors.QueryLimit, match="have 4 pairs of series with the same labels, the limit is 3"):
+        engine.range("a * on () group_left b", Span(0, 600_000, 600_000))

@@ -13,6 +13,9 @@ from functools import cache
 from watchkeeper.catalogue import pack
 
 
+ANY_STATUS = 0xFFFFFFFF
+
+
 @dataclass(frozen=True, slots=True)
 class SxidRow:
     """One error of an NVSwitch; `is_fatal` None means that the log line has to say it."""
@@ -71,6 +74,54 @@ class ExitRow:
     cause: str
 
 
+@dataclass(frozen=True, slots=True)
+class NvlinkFault:
+    """What one bit of an NVLink 5 error status (Xid 144 to 150) means."""
+
+    xid: int
+    units: tuple[str, ...]
+    error_status: int
+    resolution: str
+    severity: str
+    local_effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReason:
+    """One bit of the clocks event reasons; `cause` is empty for a harmless one."""
+
+    bit: int
+    name: str
+    meaning: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One incident code of DCGM's health checks and diagnostics."""
+
+    code: int
+    name: str
+    meaning: str
+    cause: str
+
+
+def nvlink_fault(code: int, unit: str, status: int) -> NvlinkFault | None:
+    """The row of an NVLink 5 Xid; drivers before R575 and later ones name some units differently."""
+    rows = (row for row in _nvlink_faults() if row.xid == code and unit in row.units)
+    return next((row for row in rows if row.error_status & status or row.error_status == ANY_STATUS), None)
+
+
+@cache
+def clock_reasons() -> tuple[ClockReason, ...]:
+    return pack.load("throttle_reasons.csv", _clock_reason)
+
+
+def incident(name: str) -> Incident | None:
+    """The row of a name such as DCGM_FR_PENDING_ROW_REMAP."""
+    return _incidents().get(name)
+
+
 def sxid(code: int) -> SxidRow | None:
     return _sxids().get(code)
 
@@ -91,6 +142,16 @@ def exit_code(code: int) -> ExitRow | None:
 @cache
 def settings() -> tuple[SettingRow, ...]:
     return pack.load("nccl_settings.csv", _setting)
+
+
+@cache
+def _nvlink_faults() -> tuple[NvlinkFault, ...]:
+    return pack.load("xid_nvlink5.csv", _nvlink_fault)
+
+
+@cache
+def _incidents() -> dict[str, Incident]:
+    return {row.name: row for row in pack.load("dcgm_incidents.csv", _incident)}
 
 
 @cache
@@ -154,4 +215,27 @@ def _setting(cells: Mapping[str, str]) -> SettingRow:
 
 
 def _exit(cells: Mapping[str, str]) -> ExitRow:
-    return ExitRow(int(cells["code"]), cells["signal"], pack.filled(cells["meaning"]), cells["first_look"], cells["cause"])
+    return ExitRow(
+        int(cells["code"]), cells["signal"], pack.filled(cells["meaning"]), cells["first_look"], cells["cause"]
+    )
+
+
+def _nvlink_fault(cells: Mapping[str, str]) -> NvlinkFault:
+    status = cells["error_status"]
+    return NvlinkFault(
+        xid=int(cells["xid"]),
+        units=tuple(cells["unit"].split("/")),
+        # `0x00000000/0xFFFFFFFF` stands for any status.
+        error_status=int(status.split("/")[-1], 16) if status.startswith("0x") else 0,
+        resolution=cells["resolution"],
+        severity=cells["severity"],
+        local_effect=cells["local_effect"],
+    )
+
+
+def _clock_reason(cells: Mapping[str, str]) -> ClockReason:
+    return ClockReason(int(cells["bit"], 16), pack.filled(cells["name"]), pack.filled(cells["meaning"]), cells["cause"])
+
+
+def _incident(cells: Mapping[str, str]) -> Incident:
+    return Incident(int(cells["code"]), pack.filled(cells["name"]), pack.filled(cells["meaning"]), cells["cause"])

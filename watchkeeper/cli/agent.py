@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
 from watchkeeper import agent
 from watchkeeper.cli import processes
 from watchkeeper.client.hub import DEFAULT_URL
+from watchkeeper.collect import agent_server, node_facts
 from watchkeeper.kit import clock, logs
+
+PATH = click.Path(path_type=Path)
 
 
 @click.command("agent")
@@ -24,6 +28,7 @@ from watchkeeper.kit import clock, logs
     envvar="WATCHKEEPER_HUB",
     help="Where events are pushed to.",
 )
+@click.option("--no-hub", is_flag=True, help="Tell no hub; serve /metrics only, as dcgm-exporter does.")
 @click.option(
     "--token", metavar="TOKEN", envvar="WATCHKEEPER_TOKEN", help="Agent token; better given as WATCHKEEPER_TOKEN."
 )
@@ -34,31 +39,88 @@ from watchkeeper.kit import clock, logs
     show_default="host name",
     help="The name under which the hub knows this node.",
 )
+@click.option("--expected-gpus", type=click.IntRange(0, 1024), help="GPUs this node should have; told to the hub.")
+@click.option(
+    "--listen",
+    "address",
+    metavar="HOST:PORT",
+    default=f"127.0.0.1:{agent_server.PORT}",
+    show_default=True,
+    help="Where /metrics is served; `none` serves nothing.",
+)
+@click.option("--socket", type=PATH, help="Serve on this Unix socket instead.")
+@click.option("--token-file", type=PATH, help="Bearer tokens that may read /metrics, one a line.")
+@click.option("--basic-auth-file", "basic_file", type=PATH, help="`user:password` lines that may read /metrics.")
+@click.option("--open-metrics", "is_open", is_flag=True, help="Let everyone who reaches the address read /metrics.")
+@click.option("--tls-cert", "certificate", type=PATH, help="Certificate for HTTPS.")
+@click.option("--tls-key", "key", type=PATH, help="Its key.")
+@click.option("--counters", type=PATH, help="A counters file of dcgm-exporter: which fields to show.")
+@click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, help="Seconds between readings of a GPU.")
+@click.option("--no-gpus", is_flag=True, help="Do not read GPUs: another exporter does.")
 @click.option(
     "--spool",
     "spool_directory",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("/var/lib/watchkeeper/spool"),
     show_default=True,
     help="Where events wait while the hub is away.",
 )
+@click.option("--kmsg", type=PATH, default=Path("/dev/kmsg"), show_default=True, help="The kernel log to follow.")
 @click.option(
-    "--kmsg",
-    type=click.Path(path_type=Path),
-    default=Path("/dev/kmsg"),
-    show_default=True,
-    help="The kernel log to follow.",
+    "--host-root", type=PATH, default=Path("/"), show_default=True, help="Where the node's root is mounted, in a pod."
 )
+@click.option("--metrics-file", type=PATH, help="Also write the agent's own metrics here, for node_exporter.")
 @click.option("--log-json", is_flag=True, help="Log as JSON.")
-def command(
-    hub_url: str, token: str | None, cluster: str, node: str, spool_directory: Path, kmsg: Path, log_json: bool
-) -> None:
-    """Follow this node's kernel log and push what it says about GPUs to the hub.
+def command(log_json: bool, **options: Any) -> None:
+    """Read this node's GPUs, kernel log and host; serve /metrics and push events to the hub.
 
-    Events are kept on disk while the hub is away, and are pushed in order when it is back.
+    Events are kept on disk while the hub is away, and are pushed in order when it is back. The agent
+    accepts no commands. It serves on loopback unless it is told who may read:
+
+    \b
+    watchkeeper agent --no-hub
+    watchkeeper agent --hub http://hub:9480 --listen 0.0.0.0:9400 --token-file /etc/watchkeeper/scrape
     """
     logs.start(as_json=log_json)
-    settings = agent.AgentSettings(
-        hub_url=hub_url, spool_directory=spool_directory, cluster=cluster, node=node, token=token, kmsg=kmsg
-    )
+    settings = settings_from(**options)
     asyncio.run(processes.until_stopped(lambda stop: agent.run(settings, clock.ScaledClock(), stop)))
+
+
+def settings_from(
+    *,
+    hub_url: str,
+    no_hub: bool,
+    host_root: Path,
+    interval: float,
+    no_gpus: bool,
+    address: str,
+    socket: Path | None,
+    token_file: Path | None,
+    basic_file: Path | None,
+    is_open: bool,
+    certificate: Path | None,
+    key: Path | None,
+    **same: Any,
+) -> agent.AgentSettings:
+    """The agent's settings; what has the same name on both sides is handed over as it is."""
+    listen = None
+    if address != "none" or socket is not None:
+        host, port = read_address(address) if address != "none" else ("127.0.0.1", 0)
+        guards = agent_server.load_guards(token_file, basic_file)
+        listen = agent_server.Listen(host, port, socket, guards, is_open, certificate, key)
+    return agent.AgentSettings(
+        hub_url=None if no_hub else hub_url,
+        roots=node_facts.Roots(host_root / "proc", host_root / "sys", host_root),
+        interval_seconds=interval,
+        reads_gpus=not no_gpus,
+        listen=listen,
+        **same,
+    )
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """`0.0.0.0:9400`, `:9400`, `[::1]:9400`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise click.UsageError(f"--listen {text}: HOST:PORT is needed, such as 127.0.0.1:{agent_server.PORT}")
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104

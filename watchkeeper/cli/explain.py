@@ -9,7 +9,7 @@ import json
 
 import click
 
-from watchkeeper.catalogue import causes, xid
+from watchkeeper.catalogue import causes, metrics, xid
 from watchkeeper.kit import wire
 
 LABEL_WIDTH = 14
@@ -68,6 +68,36 @@ def _xid_lines(row: xid.XidRow) -> list[tuple[str, str]]:
         ("driver name", row.mnemonic),
         ("note", row.note),
         ("how sure", row.certainty),
+        ("source", row.source),
+    ]
+    return [(label, text) for label, text in lines if text]
+
+
+@command.command("metric")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def explain_metric(name: str, as_json: bool) -> None:
+    """Explain a metric NAME of DCGM: meaning, unit, bands, what it cannot tell, and what to look at next."""
+    row = metrics.lookup(name)
+    if row is None:
+        close = ", ".join(metrics.close_to(name))
+        raise click.UsageError(f"no metric {name!r} is known." + (f" Close to it: {close}" if close else ""))
+    if as_json:
+        click.echo(json.dumps(wire.to_plain(row), indent=2, ensure_ascii=False))
+        return
+    click.echo(f"{row.name}: {row.meaning}")
+    for label, text in _metric_lines(row):
+        click.echo(f"  {label:<{LABEL_WIDTH}}{text}")
+
+
+def _metric_lines(row: metrics.MetricRow) -> list[tuple[str, str]]:
+    lines = [
+        ("unit", row.unit),
+        ("type", row.type),
+        ("newer name", row.newer_name),
+        ("bands", row.bands),
+        ("cannot tell", row.cannot_tell),
+        ("look next at", row.look_next),
         ("source", row.source),
     ]
     return [(label, text) for label, text in lines if text]

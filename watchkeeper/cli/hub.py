@@ -17,7 +17,7 @@ import click
 from watchkeeper import hub
 from watchkeeper.cli import processes
 from watchkeeper.config import loading, settings
-from watchkeeper.kit import clock, logs
+from watchkeeper.kit import addresses, clock, logs
 from watchkeeper.web import app, auth, server
 
 
@@ -70,7 +70,7 @@ def opened(configured: settings.Settings) -> Iterator[Door]:
     listener = server.listen(configured.hub.host, configured.hub.port)
     host, port = configured.hub.host, listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    local = shown if auth.is_loopback(host) else "127.0.0.1"
+    local = shown if addresses.is_loopback(host) else "127.0.0.1"
     with contextlib.closing(listener):
         yield Door(listener, access, f"http://{shown}:{port}", f"http://{local}:{port}", agent_token)
 

@@ -1,25 +1,34 @@
-"""`watchkeeper query`: PromQL from a terminal, as a table, JSON or CSV."""
+"""`watchkeeper query`: PromQL from a terminal, as a table, a chart, JSON or CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
+import shutil
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-from watchkeeper.cli import options
+from watchkeeper.cli import chart, options, times
 from watchkeeper.client.hub import HubClient
+from watchkeeper.kit import durations
 from watchkeeper.model.labels import Labels
+
+# A point for each column of a wide terminal.
+POINTS = 150
 
 
 @click.command("query")
 @click.argument("expr", metavar="PROMQL")
-@click.option("--at", metavar="TIME", help="Ask about this time instead of now: RFC 3339 or seconds since 1970.")
-@click.option("--from", "start", metavar="TIME", help="Start of a range query.")
-@click.option("--to", "end", metavar="TIME", help="End of a range query.")
-@click.option("--step", metavar="DURATION", default="1m", help="Distance of the points of a range query.")
+@click.option("--at", metavar="TIME", help=f"Ask about this time instead of now: {times.WORDS}.")
+@click.option("--from", "start", metavar="TIME", help="Start of a range query, for example -1h.")
+@click.option("--to", "end", metavar="TIME", help="End of a range query; without it, now.")
+@click.option(
+    "--step", metavar="DURATION", help=f"Distance of the points of a range query; without it, {POINTS} points."
+)
+@click.option("--chart/--table", "as_chart", default=None, help="Draw a range query; the default on a terminal.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @options.as_json
 @options.with_hub
@@ -29,7 +38,8 @@ def command(
     at: str | None,
     start: str | None,
     end: str | None,
-    step: str,
+    step: str | None,
+    as_chart: bool | None,
     as_csv: bool,
     as_json: bool,
 ) -> None:
@@ -37,13 +47,14 @@ def command(
 
     \b
     watchkeeper query 'count by (modelName) (DCGM_FI_DEV_GPU_TEMP)'
-    watchkeeper query 'avg(DCGM_FI_PROF_SM_ACTIVE)' --from 2026-01-31T09:00:00Z --to 2026-01-31T10:00:00Z
+    watchkeeper query 'avg(DCGM_FI_PROF_SM_ACTIVE)' --from -1h
+    watchkeeper query 'avg(DCGM_FI_PROF_SM_ACTIVE)' --from 2026-01-31T09:00:00Z --to 2026-01-31T10:00:00Z --csv
     """
-    if (start is None) != (end is None):
-        raise click.UsageError("a range query needs both --from and --to")
+    if end is not None and start is None:
+        raise click.UsageError("a range query needs --from")
     if start is not None and at is not None:
         raise click.UsageError("--at is for one time, --from and --to for a range: give one of them")
-    answer = hub.query_range(expr, start=start, end=end or "", step=step) if start else hub.query(expr, at=at)
+    answer = ask_range(hub, expr, start, end or "now", step=step) if start else ask(hub, expr, at)
     if as_json:
         options.print_json(answer)
         return
@@ -52,10 +63,33 @@ def command(
         sheet = io.StringIO()
         csv.writer(sheet).writerows([header, *rows])
         click.echo(sheet.getvalue(), nl=False)
-    elif rows:
-        options.print_table(header, rows)
-    else:
+    elif not rows:
         click.echo("No series match.")
+    elif start and (sys.stdout.isatty() if as_chart is None else as_chart):
+        click.echo("\n".join(chart.draw(points(answer), width=shutil.get_terminal_size().columns)))
+    else:
+        options.print_table(header, rows)
+
+
+def ask(hub: HubClient, expr: str, at: str | None) -> dict[str, Any]:
+    moment = at if at is None or not at.startswith(("now", "-")) else times.seconds(times.moment(at, hub))
+    return hub.query(expr, at=moment)
+
+
+def ask_range(hub: HubClient, expr: str, start: str, end: str, *, step: str | None) -> dict[str, Any]:
+    since, until = times.window(start, end, hub)
+    if step is None:
+        span_seconds = (until - since).total_seconds()
+        step = durations.format_seconds(max(1.0, round(span_seconds / POINTS)))
+    return hub.query_range(expr, start=times.seconds(since), end=times.seconds(until), step=step)
+
+
+def points(answer: dict[str, Any]) -> list[tuple[str, list[tuple[float, float]]]]:
+    """Each series by its name, with its points as numbers."""
+    return [
+        (str(Labels(series["metric"])), [(float(at), float(value)) for at, value in series["values"]])
+        for series in answer["result"]
+    ]
 
 
 def tabulate(answer: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -66,9 +100,9 @@ def tabulate(answer: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     if kind == "vector":
         rows = [[str(Labels(series["metric"])), series["value"][1]] for series in result]
         return ["series", "value"], rows
-    points = [
+    listed = [
         [str(Labels(series["metric"])), datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), value]
         for series in result
         for at, value in series["values"]
     ]
-    return ["series", "time", "value"], points
+    return ["series", "time", "value"], listed

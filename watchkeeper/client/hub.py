@@ -6,11 +6,13 @@ A hub that cannot be reached or says no raises HubError with what to do about it
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from watchkeeper.errors import HubError
@@ -18,6 +20,7 @@ from watchkeeper.errors import HubError
 DEFAULT_URL = "http://127.0.0.1:9480"
 # A query may scan hours of a large fleet; anything longer is the server's fault, not patience.
 TIMEOUT_SECONDS = 30.0
+PIECE_BYTES = 64 * 1024
 
 
 class HubClient:
@@ -60,6 +63,19 @@ class HubClient:
     def note(self, id: str, *, text: str) -> dict[str, Any]:
         return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/note", {"text": text})
 
+    def recording(
+        self, *, start: str, end: str, matches: Sequence[str] = (), progress: Callable[[int], None] | None = None
+    ) -> Iterator[bytes]:
+        """A recording of a time window, piece by piece as the hub writes it; see docs/howto/history.md."""
+        form = urllib.parse.urlencode([("from", start), ("to", end), *(("match[]", each) for each in matches)])
+        with self._open("GET", f"/api/recording?{form}", accept="application/gzip") as answer:
+            done = 0
+            while piece := answer.read(PIECE_BYTES):
+                done += len(piece)
+                if progress is not None:
+                    progress(done)
+                yield piece
+
     def simulator(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """A request to the simulated fleet behind this hub; HubError where the fleet is real."""
         return self._ask(method, f"/api/sim{path}", body)
@@ -70,7 +86,19 @@ class HubClient:
         return answer
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        headers = {"Accept": "application/json"}
+        try:
+            with self._open(method, path, body) as answer:
+                plain: dict[str, Any] = json.loads(answer.read())
+                return plain
+        except ValueError as error:
+            raise HubError("the answer is not JSON: is this a Watchkeeper hub?", where=self.url) from error
+
+    @contextlib.contextmanager
+    def _open(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, accept: str = "application/json"
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a request, while it is read; whatever goes wrong with it is a HubError."""
+        headers = {"Accept": accept}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         content = None
@@ -80,8 +108,7 @@ class HubClient:
         request = urllib.request.Request(self.url + path, data=content, headers=headers, method=method)  # noqa: S310
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_seconds) as answer:  # noqa: S310
-                plain: dict[str, Any] = json.loads(answer.read())
-                return plain
+                yield answer
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refusal(error) from error
@@ -89,8 +116,6 @@ class HubClient:
             reason = getattr(error, "reason", error)
             remedy = "Start one with `watchkeeper up`, or name another with --hub URL"
             raise HubError(f"no hub answers ({reason})", where=self.url, remedy=remedy) from error
-        except ValueError as error:
-            raise HubError("the answer is not JSON: is this a Watchkeeper hub?", where=self.url) from error
 
     def _refusal(self, error: urllib.error.HTTPError) -> HubError:
         try:

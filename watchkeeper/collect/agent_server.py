@@ -227,10 +227,8 @@ class _Talk:
         assert task is not None
         self._tasks.add(task)
         try:
-            if len(self._tasks) > MAX_CONNECTIONS:
-                await _send(writer, _said(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections"), keep=False)
-                return
-            while await self._one(reader, writer):
+            # One too many is closed without a word: an answer to an unread request would be lost anyway.
+            while len(self._tasks) <= MAX_CONNECTIONS and await self._one(reader, writer):
                 pass
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass
@@ -244,6 +242,8 @@ class _Talk:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # One more turn, in which the aborted transports let go of their sockets.
+        await asyncio.sleep(0)
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request and its answer; False when the connection is over."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from watchkeeper.collect.node_facts import NodeFacts
 from watchkeeper.kit import own_metrics
+from watchkeeper.readers.node import NodeFacts
 
 # Family, help. The type is gauge throughout.
 FAMILIES = {

@@ -231,6 +231,8 @@ async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerato
                 if record is not None:
                     yield record
             pending = pending[-RECORD_BYTES:]
+            # A burst is always readable: without this nothing else would get its turn.
+            await asyncio.sleep(0)
     finally:
         os.close(descriptor)
 

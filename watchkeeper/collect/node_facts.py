@@ -13,9 +13,11 @@ from pathlib import Path
 
 from watchkeeper.collect import commands
 from watchkeeper.readers import clock_offset, host, hwmon, kernel_modules, pci_sysfs, systemd_units
+from watchkeeper.readers.node import NodeFacts
 
-# Remote mounts that are asked one after the other; each may cost a whole deadline.
+# Remote mounts are asked one after the other, and each that stalls costs a whole deadline.
 MAX_REMOTE_MOUNTS = 32
+MAX_STALLED = 3
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 
 
@@ -26,32 +28,6 @@ class Roots:
     proc: Path = Path("/proc")
     sysfs: Path = Path("/sys")
     root: Path = Path("/")
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """What could be read; None is unknown, and an empty list means that there is nothing of the kind.
-
-    `unread` says in words what could not be asked.
-    """
-
-    cpus: int | None = None
-    load: tuple[float, float, float] | None = None
-    memory: host.Memory | None = None
-    shared_memory: host.Space | None = None
-    disks: tuple[host.Space, ...] = ()
-    remote_mounts: tuple[host.Mount, ...] = ()
-    stalled_mounts: tuple[host.Mount, ...] = ()
-    kernel: str | None = None
-    boot: str | None = None
-    uptime_seconds: float | None = None
-    driver: str | None = None
-    next_boot: kernel_modules.NextBoot | None = None
-    units: tuple[systemd_units.Unit, ...] | None = None
-    sensors: tuple[hwmon.Sensor, ...] = ()
-    pci: tuple[pci_sysfs.PciDevice, ...] = ()
-    clock: clock_offset.ClockState | None = None
-    unread: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -105,6 +81,9 @@ class NodeReader:
             answer = self.ask.ask(["stat", "-f", "-c", "%b", "--", mount.path])
             if answer.outcome is commands.Outcome.LATE:
                 stalled.append(mount)
+                if len(stalled) >= MAX_STALLED:
+                    unread.append(f"remote mounts: {len(stalled)} do not answer, the rest is not asked")
+                    break
             elif answer.outcome is commands.Outcome.ABSENT:
                 unread.append(f"remote mounts: {answer.text}")
                 break

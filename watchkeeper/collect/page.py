@@ -18,18 +18,17 @@ from watchkeeper.readers.nvml.families import Cadence, Family
 
 # The exporter's word where there has been no Xid.
 NO_XID = "No Error"
-FAULT_HEAD = (
-    "# HELP watchkeeper_gpu_fault 1 while the agent names this fault; without a UUID it is the whole node's.\n"
-    "# TYPE watchkeeper_gpu_fault gauge\n"
-)
-ERRORS_HEAD = (
-    "# HELP watchkeeper_gpu_read_errors_total Driver calls that were answered with an error.\n"
-    "# TYPE watchkeeper_gpu_read_errors_total counter\n"
-)
-XIDS_HEAD = (
-    "# HELP watchkeeper_gpu_xid_errors_total Xid errors that the driver has reported since the agent started.\n"
-    "# TYPE watchkeeper_gpu_xid_errors_total counter\n"
-)
+FAULT = "watchkeeper_gpu_fault"
+ERRORS = "watchkeeper_gpu_read_errors_total"
+XIDS = "watchkeeper_gpu_xid_errors_total"
+HEADS = {
+    name: f"# HELP {name} {help}\n# TYPE {name} {prom_type}\n"
+    for name, prom_type, help in (
+        (FAULT, "gauge", "1 while the agent names this fault; without a UUID it is the whole node's."),
+        (ERRORS, "counter", "Driver calls that were answered with an error."),
+        (XIDS, "counter", "Xid errors that the driver has reported since the agent started."),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,24 +174,20 @@ def _write_last_xid(parts: list[str], family: Family, rows: Sequence[Row]) -> No
 
 
 def _write_counts(parts: list[str], rows: Sequence[Row]) -> None:
-    xids = [
-        f'watchkeeper_gpu_xid_errors_total{{{row.labels},xid="{code}"}} {count}\n'
-        for row in rows
-        for code, count in row.sample.xids.items()
-    ]
+    xids = [f'{XIDS}{{{row.labels},xid="{code}"}} {count}\n' for row in rows for code, count in row.sample.xids.items()]
     errors = [
-        f"watchkeeper_gpu_read_errors_total{{{row.labels},{_joined({'call': call, 'error': error})}}} {count}\n"
+        f"{ERRORS}{{{row.labels},{_joined({'call': call, 'error': error})}}} {count}\n"
         for row in rows
         for (call, error), count in row.sample.errors.items()
     ]
-    parts += [XIDS_HEAD, *xids] if xids else []
-    parts += [ERRORS_HEAD, *errors] if errors else []
+    parts += [HEADS[XIDS], *xids] if xids else []
+    parts += [HEADS[ERRORS], *errors] if errors else []
 
 
 def _write_faults(parts: list[str], faults: Sequence[tuple[str, str | None]], hostname: str) -> None:
     if not faults:
         return
-    parts.append(FAULT_HEAD)
+    parts.append(HEADS[FAULT])
     for cause, uuid in dict.fromkeys(faults):
         where = {} if uuid is None else {"UUID": uuid}
-        parts.append(f"watchkeeper_gpu_fault{{{_joined({'cause': cause, **where, 'Hostname': hostname})}}} 1\n")
+        parts.append(f"{FAULT}{{{_joined({'cause': cause, **where, 'Hostname': hostname})}}} 1\n")

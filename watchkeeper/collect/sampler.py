@@ -117,6 +117,10 @@ class Sampler:
         """The /metrics page now."""
         return self._page.render(self._snapshot, time.monotonic())
 
+    def snapshot(self) -> Snapshot:
+        """What was last read of each GPU; its times are those of time.monotonic."""
+        return self._snapshot
+
     def faults(self) -> list[Fault]:
         """Every named fault that holds now."""
         now, wall = time.monotonic(), self._wall.now()

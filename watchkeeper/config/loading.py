@@ -24,7 +24,7 @@ TOML_PLACE = re.compile(r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<c
 SECRET_KEYS = ("headers_file", "bearer_token_file", "password_file", "ca_file", "client_cert_file", "client_key_file")
 PATH_KEYS = (
     *("hub.data", "hub.tokens", "journal.path", "fleet.sd_files", "fleet.prometheus_config", "rules.files"),
-    *(f"query.{key}" for key in SECRET_KEYS),
+    *(f"query.{key}" for key in ("data", *SECRET_KEYS)),
 )
 
 

@@ -32,6 +32,11 @@ def positive_duration(text: str) -> None:
         raise ValueError(f"`{text}` must be longer than 0s")
 
 
+def a_minute_or_more(text: str) -> None:
+    if durations.parse_ms(text) < 60_000:
+        raise ValueError(f"`{text}` is below the smallest possible value, 1m")
+
+
 def port_number(number: int) -> None:
     if not 0 <= number <= 65535:
         raise ValueError(f"{number} is not a port; ports go from 1 to 65535, and 0 takes a free one")
@@ -143,7 +148,17 @@ class Query:
     engine: QueryEngine = setting(
         QueryEngine.EMBEDDED, "who keeps samples and answers PromQL; `prometheus` is any server with its HTTP API"
     )
-    retention: str = setting("2h", "how long samples are kept", check=positive_duration)
+    data: str | None = setting(None, "directory of the samples; none: `samples` in `hub.data`")
+    retention: str = setting("15d", "how long samples are kept", check=positive_duration)
+    max_disk_mebibytes: int | None = setting(
+        None, "when samples take more on disk, the oldest go; none: only `retention` counts"
+    )
+    memory: str = setting(
+        "2h", "how long samples stay in memory as well, where rules find them", check=positive_duration
+    )
+    block: str = setting("30m", "how much time the first block of samples on disk has", check=a_minute_or_more)
+    out_of_order: str = setting("10m", "how late a sample may come after newer ones of its series; `0s`: never")
+    wal: bool = setting(True, "log samples at once; without, a crash loses what is in no block yet")
     max_series: int = setting(1_000_000, "series kept at once; more are refused and counted", check=at_least_one)
     url: str | None = setting(None, "the server to ask: what stands before `/api/v1/query`")
     write_url: str | None = setting(
@@ -164,6 +179,9 @@ class Query:
     max_answer_mebibytes: int = setting(256, "largest answer that is read from the server", check=at_least_one)
 
     def __post_init__(self) -> None:
+        durations.parse_ms(self.out_of_order)
+        if self.max_disk_mebibytes is not None:
+            at_least_one(self.max_disk_mebibytes)
         server_address("url", self.url)
         server_address("write_url", self.write_url)
         plain_headers(self.headers)
@@ -244,6 +262,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.rules.owner is RuleOwner.SERVER and not (self.rules.server_url or self.query.url):
             raise ValueError("rules.owner: `server` needs the address of a server in `server_url` or in `query.url`")
+
+    @property
+    def samples_path(self) -> Path:
+        return Path(self.query.data) if self.query.data else Path(self.hub.data) / "samples"
 
     @property
     def journal_path(self) -> Path:

@@ -1,7 +1,7 @@
 """How well the pipeline did: each scenario against its truth, and healthy hours against silence.
 
 `judge` is pure: it compares the incidents of a watch with the fault that was injected. `run_scenario` and
-`run_healthy` let a `Watch` live through it; `cli/drill.py` prints the Score.
+`run_healthy` let a `Watch` live through it; `game_day` runs many of them side by side.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ LOOK_SECONDS = 15
 PATIENCE_SECONDS = 2 * 3600
 # After the first sign, this long for place, severity and cause to become right: two minutes of evidence.
 SETTLE_SECONDS = 180
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,10 @@ class Healthy:
 HEALTHY_PACE = Pace(scrape_seconds=30, rule_seconds=60)
 
 
-async def run_healthy(*, hours: float, gpus: int, say: Say, pace: Pace = HEALTHY_PACE) -> Healthy:
+async def run_healthy(
+    *, hours: float, gpus: int, say: Callable[[float], None] = lambda _: None, pace: Pace = HEALTHY_PACE
+) -> Healthy:
+    """Hours in which nothing breaks; `say` hears how many are over."""
     simulation = Simulation(SimSettings(gpus=gpus, seed=SEED))
     with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
         watch = Watch(simulation, Path(folder), pace=pace)
@@ -170,7 +172,7 @@ async def run_healthy(*, hours: float, gpus: int, say: Say, pace: Pace = HEALTHY
                 turn = min(left, 600)
                 await watch.advance(turn)
                 left -= turn
-                say(f"healthy: {hours - left / 3600:.1f} of {hours:g} h, {len(alarms(watch.incidents()))} false alarms")
+                say(hours - left / 3600)
             return Healthy(hours * gpus, tuple(alarms(watch.incidents())))
         finally:
             watch.close()

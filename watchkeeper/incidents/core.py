@@ -8,11 +8,12 @@ memory changes, and memory is rebuilt from the journal, so a restart changes not
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from watchkeeper.errors import IllegalMove, StoreError
+from watchkeeper.errors import IllegalMove
 from watchkeeper.incidents.correlate import (
     FLAP_SECONDS,
     Decision,
@@ -21,8 +22,10 @@ from watchkeeper.incidents.correlate import (
     absorb,
     correlate,
     end_member,
+    go_on,
 )
 from watchkeeper.incidents.signals import CLEARING_KINDS, Signal, clear_rule, from_alert, from_event
+from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import alerts, events, fleet
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
@@ -34,6 +37,14 @@ log = logging.getLogger(__name__)
 HOLD_SECONDS = 60.0
 # A spool may deliver late; a reset is remembered this long, so that what came before it stays over.
 RECALL = timedelta(hours=1)
+# An alert that still fires this long after a person resolved its incident says that it is not solved.
+UNSOLVED_SECONDS = 600.0
+# Resolved incidents are remembered until neither a fault that returns nor an alert that goes on belongs to them.
+REMEMBERED = timedelta(seconds=max(FLAP_SECONDS, 2 * UNSOLVED_SECONDS))
+# No spool is as late and no clock as far ahead as this: such a time is wrong, and the time of arrival counts. A wrong
+# time ahead would keep an incident open until then.
+MOST_LATE, MOST_AHEAD = timedelta(days=30), timedelta(minutes=10)
+CLAIMED_AT = "claimed_at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,7 @@ class Incidents:
         self._latest: dict[fleet.Place, dict[events.ConditionKey, events.Event]] = {}
         self._refs: dict[events.ConditionKey, str] = {}
         self._keys: dict[str, events.ConditionKey] = {}
+        self._is_doubtful = False
         self._restore(now)
 
     def open(self) -> list[Incident]:
@@ -71,13 +83,9 @@ class Incidents:
 
     def take_events(self, batch: Sequence[events.Event], now: datetime) -> Taken:
         """Keep a push and what follows from it in one transaction: after a crash both are there or neither."""
-        try:
-            with self._journal.together():
-                fresh = self._journal.take_events(batch, now)
-                changed = [incident for event in fresh for incident in self.take_event(event, now)]
-        except StoreError:
-            self._restore(now)
-            raise
+        with self._together(now):
+            fresh = self._journal.take_events([_plausible(event, now) for event in batch], now)
+            changed = [incident for event in fresh for incident in self.take_event(event, now)]
         return Taken(tuple(fresh), tuple(_newest(changed)))
 
     def take_event(self, event: events.Event, now: datetime) -> list[Incident]:
@@ -95,6 +103,12 @@ class Incidents:
             return []
         return self._take(replace(signal, replaces=before), now, key=key)
 
+    def take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
+        """Keep alerts that changed and what follows from them in one transaction."""
+        with self._together(now):
+            self._journal.save_alerts(changed, at=now)
+            return _newest(incident for alert in changed for incident in self.take_alert(alert, now))
+
     def take_alert(self, alert: alerts.Alert, now: datetime) -> list[Incident]:
         """What an alert that fires, or has resolved, does to the incidents; the same news twice does nothing."""
         signal = from_alert(alert)
@@ -104,9 +118,14 @@ class Incidents:
             signal = replace(signal, member=replace(signal.member, until=now))
         return self._take(signal, now)
 
-    def tick(self, now: datetime) -> list[Incident]:
-        """End what has been quiet for long enough, resolve what has ended, forget what is long over."""
-        changed = self._end_events(self.open(), now)
+    def tick(self, now: datetime, firing: Iterable[alerts.Alert] = ()) -> list[Incident]:
+        """End what has been quiet for long enough, resolve what has ended, forget what is long over.
+
+        `firing` are all alerts of the moment: one whose incident a person resolved brings it back.
+        """
+        if self._is_doubtful:
+            self._restore(now)
+        changed = self._bring_back(firing, now) + self._end_events(self.open(), now)
         for incident in self.open():
             ends = [member.until for member in incident.members if member.until is not None]
             if len(ends) == len(incident.members) and now >= max(ends) + timedelta(seconds=HOLD_SECONDS):
@@ -134,6 +153,8 @@ class Incidents:
     def _take(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
         decision = correlate(self._near(signal.place), signal, now=now, around=self._around)
         if decision.incident is None:
+            if decision.text:
+                log.warning("A signal was left out of an incident", extra=fields(ref=signal.member.ref, why=decision.text))
             return []
         changed = self._write(decision, now)
         if key is not None:
@@ -144,15 +165,44 @@ class Incidents:
     def _write(self, decision: Decision, now: datetime) -> list[Incident]:
         assert decision.incident is not None
         changed = []
+        with self._together(now):
+            for part in decision.absorbed:
+                done, text = absorb(part, decision.incident.id, at=now)
+                changed.append(self._save(done, Step.ABSORBED, text=text, at=now))
+            changed.append(self._save(decision.incident, decision.step, text=decision.text, at=now))
+        return changed
+
+    @contextmanager
+    def _together(self, now: datetime) -> Iterator[None]:
+        """One transaction; whatever breaks it, memory goes back to what the journal has."""
+        if self._is_doubtful:
+            self._restore(now)
         try:
             with self._journal.together():
-                for part in decision.absorbed:
-                    done, text = absorb(part, decision.incident.id, at=now)
-                    changed.append(self._save(done, Step.ABSORBED, text=text, at=now))
-                changed.append(self._save(decision.incident, decision.step, text=decision.text, at=now))
-        except StoreError:
+                yield
+        # Deliberately everything: an incident that only memory has would swallow its own signals for ever.
+        except BaseException:
             self._restore(now)
             raise
+
+    def _bring_back(self, firing: Iterable[alerts.Alert], now: datetime) -> list[Incident]:
+        unsolved = {
+            member.ref
+            for incident in self._kept.values()
+            if incident.resolved_at is not None and now - incident.resolved_at >= timedelta(seconds=UNSOLVED_SECONDS)
+            for member in incident.members
+            if member.kind is MemberKind.ALERT
+        }
+        # Looking at all alerts costs something, and mostly nobody has resolved anything by hand.
+        if unsolved:
+            unsolved -= {member.ref for incident in self.open() for member in incident.members if member.until is None}
+        changed: list[Incident] = []
+        for alert in firing if unsolved else ():
+            signal = from_alert(alert) if alert.state is alerts.AlertState.FIRING else None
+            if signal is None or signal.member.ref not in unsolved:
+                continue
+            decision = go_on(self._near(signal.place), signal, now=now, around=self._around)
+            changed += self._write(decision, now) if decision.incident is not None else []
         return changed
 
     def _save(self, incident: Incident, step: Step, *, text: str, at: datetime, actor: str = journals.HUB) -> Incident:
@@ -201,7 +251,7 @@ class Incidents:
     def _forget(self, now: datetime) -> None:
         """Let go of incidents that can no longer return, and of events that no kept incident is about."""
         for incident in list(self._kept.values()):
-            if incident.resolved_at is not None and now - incident.resolved_at > timedelta(seconds=FLAP_SECONDS):
+            if incident.resolved_at is not None and now - incident.resolved_at > REMEMBERED:
                 del self._kept[incident.id]
                 self._by_node[_node_of(incident.place)].pop(incident.id)
                 for member in incident.members:
@@ -222,17 +272,17 @@ class Incidents:
         return incident
 
     def _restore(self, now: datetime) -> None:
-        """Rebuild memory from the journal."""
+        """Rebuild memory from the journal; until that has succeeded, memory is not to be relied on."""
+        self._is_doubtful = True
         self._kept.clear()
         self._by_node.clear()
         self._latest.clear()
         self._refs.clear()
         self._keys.clear()
         kept = [*self._journal.incidents(open_only=True, limit=journals.MOST_ROWS), *self._journal.incidents()]
-        horizon = timedelta(seconds=FLAP_SECONDS)
         for incident in sorted(kept, key=_age):
             if incident.id not in self._kept and (
-                incident.resolved_at is None or now - incident.resolved_at <= horizon
+                incident.resolved_at is None or now - incident.resolved_at <= REMEMBERED
             ):
                 self._keep(incident)
         recall = now - RECALL
@@ -244,6 +294,7 @@ class Incidents:
             first = min(member.since for member in members)
             for event in self._journal.latest_events(node, first) if first < recall else ():
                 self._remember(event)
+        self._is_doubtful = False
 
     def _restore_members(self, members: Sequence[Member]) -> None:
         """Which condition each event member stands for."""
@@ -258,6 +309,13 @@ class Incidents:
         known = latest.get(_key(event))
         if known is None or (known.at, known.id) < (event.at, event.id):
             latest[_key(event)] = event
+
+
+def _plausible(event: events.Event, now: datetime) -> events.Event:
+    """The event with the time of arrival where its own cannot be right, which is then kept beside it."""
+    if now - MOST_LATE <= event.at <= now + MOST_AHEAD:
+        return event
+    return replace(event, at=now, fields={**event.fields, CLAIMED_AT: wire.format_time(event.at)})
 
 
 def _key(event: events.Event) -> events.ConditionKey:

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from watchkeeper.catalogue import causes
 from watchkeeper.incidents.signals import Signal, anchor, explains_others, gives_way, settle_seconds
+from watchkeeper.kit import durations
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
 
@@ -73,10 +74,23 @@ def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, around
         return _join(target, signal, now=now, around=around, others=others, taken=taken)
     if signal.has_ended or (known is not None and not _is_news(known, signal)):
         return NOTHING
-    before = known or next((incident for incident in reversed(near) if _returns(incident, signal)), None)
-    if before is not None and _is_soon(before, signal):
-        return _reopen(before, signal, now=now, around=around)
+    for before in [*([known] if known else []), *reversed(near)]:
+        if (before is known or _returns(before, signal)) and _is_soon(before, signal):
+            return _reopen(before, signal, now=now, around=around, text=f"Back: {signal.member.text}")
     return _open(signal, now=now, around=around)
+
+
+def go_on(near: Sequence[Incident], signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
+    """A signal that lasts although its incident was resolved: into what is open there, or that incident again."""
+    host = next((incident for incident in near if incident.is_open and _hosts(incident, signal)), None)
+    if host is not None:
+        return _join(host, signal, now=now, around=around)
+    known = _knowing(near, signal)
+    if known is None or known.resolved_at is None:
+        return NOTHING
+    since = durations.format_seconds(round((now - known.resolved_at).total_seconds()))
+    text = f"Still firing {since} after it was resolved: {signal.member.text}"
+    return _reopen(known, signal, now=now, around=around, text=text)
 
 
 def end_member(incident: Incident, ref: str, *, until: datetime) -> Incident:
@@ -160,25 +174,25 @@ def _join(
 ) -> Decision:
     """Add the signal; when it widens the incident, the others inside it become a part of it."""
     members = _with_member(target.members, signal)
-    if len(members) > MOST_MEMBERS:
-        return NOTHING
     leads = lead(members) is signal.member
     absorbed = tuple(other for other in others if leads or other in taken)
     members += tuple(member for other in absorbed for member in other.members)
-    joined = _refresh(target, members[:MOST_MEMBERS], around=around)
+    kept = _fitting(members)
+    if signal.member not in kept:
+        return Decision(Step.NOTHING, text=f"{target.id} has {MOST_MEMBERS} signals that weigh as much or more")
+    text = signal.member.text
+    if len(kept) < len(members):
+        text += f" ({len(members) - len(kept)} lighter signals left out; an incident keeps {MOST_MEMBERS})"
+    joined = _refresh(target, kept, around=around)
     if target.state is IncidentState.ACKNOWLEDGED and joined.severity.rank > target.severity.rank:
         joined = move(joined, IncidentState.OPEN, at=now)
-    return Decision(Step.JOINED, _next_version(joined, target), signal.member.text, absorbed=absorbed)
+    return Decision(Step.JOINED, _next_version(joined, target), text, absorbed=absorbed)
 
 
-def _reopen(before: Incident, signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
+def _reopen(before: Incident, signal: Signal, *, now: datetime, around: Surroundings, text: str) -> Decision:
     opened = move(before, IncidentState.OPEN, at=now)
-    members = _with_member(before.members[-MOST_MEMBERS + 1 :], signal)
-    return Decision(
-        Step.REOPENED,
-        _next_version(_refresh(opened, members, around=around), before),
-        f"Back: {signal.member.text}",
-    )
+    members = _fitting(_with_member(before.members, signal))
+    return Decision(Step.REOPENED, _next_version(_refresh(opened, members, around=around), before), text)
 
 
 def _open(signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
@@ -199,6 +213,20 @@ def _open(signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
 def _with_member(members: tuple[Member, ...], signal: Signal) -> tuple[Member, ...]:
     old = {signal.member.ref, signal.replaces}
     return (*(member for member in members if member.ref not in old), signal.member)
+
+
+def _fitting(members: tuple[Member, ...]) -> tuple[Member, ...]:
+    """As many as an incident keeps: ended and light ones go first, never the one that leads or the worst."""
+    worst = max(members, key=lambda member: member.severity.rank)
+    kept_anyway = (lead(members), worst)
+
+    def worth(at: int) -> tuple[object, ...]:
+        member = members[at]
+        # Of equals the newest goes, so that a full incident is not rewritten with each repetition.
+        return (member in kept_anyway, member.until is None, member.severity.rank, _weight(member), -at)
+
+    places = sorted(range(len(members)), key=worth, reverse=True)[:MOST_MEMBERS]
+    return tuple(members[at] for at in sorted(places))
 
 
 def _next_version(incident: Incident, after: Incident) -> Incident:
@@ -244,4 +272,6 @@ def title(cause: str, place: fleet.Place, *, names: Callable[[fleet.Place], str]
     node = names(fleet.Place(place.cluster, node=place.node)) if place.node else names(place)
     is_some_gpu = row.scope == "gpu" and place.node is not None and place.gpu is None and place.port is None
     text = row.headline(f"a GPU on {node}" if is_some_gpu else names(place), node)
-    return text[:1].upper() + text[1:]
+    # A machine is called as it is called, also where a sentence begins.
+    begins_with_node = place.node is not None and text.startswith(f"{node} ")
+    return text if begins_with_node else text[:1].upper() + text[1:]

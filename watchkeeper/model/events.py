@@ -123,12 +123,12 @@ def _settle(condition: Condition, rule: ClearRule, now: datetime) -> Condition:
     """The condition at `now`: cleared if it has been quiet for long enough."""
     if not condition.is_open or rule.quiet_seconds is None:
         return condition
-    quiet_until = condition.last + timedelta(seconds=rule.quiet_seconds)
-    if now < quiet_until:
+    quiet = timedelta(seconds=rule.quiet_seconds)
+    if now - condition.last < quiet:
         return condition
     why = f"quiet for {rule.quiet_seconds:g} s"
     return Condition(
-        condition.key, condition.since, condition.last, condition.count, cleared_at=quiet_until, cleared_why=why
+        condition.key, condition.since, condition.last, condition.count, cleared_at=condition.last + quiet, cleared_why=why
     )
 
 

@@ -1,7 +1,7 @@
-"""The embedded engine: PromQL over the head of this process, without a server.
+"""The embedded engine: PromQL over the samples that this process keeps, without a server.
 
 The hub makes one and gives it to rules, pages, reports and checks. Queries may run in any number of
-threads while the scraper appends: the head copies what a query reads under its lock (`store.head`).
+threads while the scraper appends: the store copies what a query reads under its lock (`store.head`).
 Parsed expressions are kept, because rules ask the same ones again and again.
 """
 
@@ -11,39 +11,38 @@ import copy
 import dataclasses
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import Answer, Appended, Frame, Kind, Limits, Matcher, Millis, Span
+from watchkeeper.query.engine import Answer, Appended, Floats, Frame, Kind, Limits, Matcher, Millis, Span
 from watchkeeper.query.evaluate.evaluator import Evaluator
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows
 from watchkeeper.query.promql import ast
 from watchkeeper.query.promql.parser import parse
-from watchkeeper.store.columns import is_absent, is_stale
-from watchkeeper.store.head import Head
+from watchkeeper.store.columns import NEVER_MS, is_absent, is_stale
 from watchkeeper.store.index import Cardinality
+from watchkeeper.store.reading import SampleStore
 
 REMEMBERED_EXPRESSIONS = 2048
-MAX_METADATA = 20_000
 NO_TIMES: Millis = np.empty(0, dtype=np.int64)
 
 
 class EmbeddedEngine:
-    """Implements `query.engine.Engine` over one head."""
+    """Implements `query.engine.Engine` over one store: memory alone, or memory with its past on disk."""
 
-    def __init__(self, head: Head, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, head: SampleStore, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
         self.head = head
         self._limits = limits
         self._parsed: OrderedDict[str, ast.Expr] = OrderedDict()
         self._parsed_lock = threading.Lock()
-        self._metadata: dict[str, tuple[str, str, str]] = {}
 
     def close(self) -> None:
-        """Let go of what the head holds open."""
+        """Let go of what the store holds open; what it was given is then on disk."""
+        self.head.close()
 
     def limits(self) -> Limits:
         return self._limits
@@ -53,12 +52,13 @@ class EmbeddedEngine:
         times = np.array([at_ms], dtype=np.int64)
         value = Evaluator(self.head, self._limits, span=Span(at_ms, at_ms, 1)).evaluate(tree, times)
         if isinstance(value, Windows):
-            return Answer(Kind.MATRIX, _raw_frame(value))
+            return Answer(Kind.MATRIX, _raw_frame(value), warnings=self.head.warnings())
         if isinstance(value, Text):
             return Answer(
                 Kind.STRING, Frame([], times[:0], np.empty((0, 0)), np.empty((0, 0), dtype=bool)), value.value
             )
-        return Answer(Kind.SCALAR if isinstance(value, Scalar) else Kind.VECTOR, _frame(value, times))
+        kind = Kind.SCALAR if isinstance(value, Scalar) else Kind.VECTOR
+        return Answer(kind, _frame(value, times), warnings=self.head.warnings())
 
     def range(self, expr: str, span: Span) -> Answer:
         steps = (span.end_ms - span.start_ms) // span.step_ms + 1
@@ -75,7 +75,7 @@ class EmbeddedEngine:
                 f'invalid expression type "{kind}" for range query, must be Scalar or instant Vector',
                 remedy="Put a function such as rate() around it",
             )
-        return Answer(Kind.MATRIX, _frame(value, span.times))
+        return Answer(Kind.MATRIX, _frame(value, span.times), warnings=self.head.warnings())
 
     def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
         found = {labels for each in matchers for labels in self.head.series(each, start_ms, end_ms)}
@@ -96,6 +96,15 @@ class EmbeddedEngine:
         rows = np.flatnonzero(~is_absent(values) & ~is_stale(values)).tolist()
         found = zip(series.labels_of(rows), times[rows].tolist(), values[rows].tolist(), strict=True)
         return [Sample(labels, at_ms, value) for labels, at_ms, value in found]
+
+    def raw(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> Iterator[tuple[Labels, Millis, Floats]]:
+        """Every stored sample with start < time ≤ end, stale markers too; what a recording holds."""
+        found = self.head.select(matchers, start_ms, end_ms, max_samples=self._limits.max_samples)
+        for row, labels in enumerate(found.series.labels_of(range(len(found.series)))):
+            times, values = found.times[found.groups[row]], found.values[row]
+            held = (times != NEVER_MS) & ~is_absent(values)
+            if held.any():
+                yield labels, times[held], values[held]
 
     def with_lookback(self, lookback_ms: int) -> EmbeddedEngine:
         """The same samples seen with another lookback; for one question."""
@@ -123,11 +132,10 @@ class EmbeddedEngine:
 
     def metadata(self) -> dict[str, tuple[str, str, str]]:
         """Type, help and unit of each metric that a target described."""
-        return dict(self._metadata)
+        return self.head.metadata.all()
 
     def note_metadata(self, name: str, type: str, *, help: str = "", unit: str = "") -> None:
-        if name in self._metadata or len(self._metadata) < MAX_METADATA:
-            self._metadata[name] = (type, help, unit)
+        self.head.metadata.note(name, type, help=help, unit=unit)
 
     def _parse(self, expr: str) -> ast.Expr:
         with self._parsed_lock:

@@ -31,7 +31,8 @@ PORT = re.compile(r"^\s*Port (?P<number>\d+):")
 # Infiniband device 'mlx5_2' port 1 status:      then      state:  1: DOWN
 STATUS = re.compile(r"^\s*Infiniband device '(?P<name>[^']+)' port (?P<number>\d+) status:")
 FIELD = re.compile(
-    r"^\s*(?P<name>State|Physical state|phys state|state|Rate|rate|Link layer|link_layer|PortState|port_state|phys_state):\s*(?:\d+: )?(?P<value>.*?)\s*$"
+    r"^\s*(?P<name>State|Physical state|phys state|state|Rate|rate|Link layer|link_layer|port_state|phys_state)"
+    r":\s*(?:\d+: )?(?P<value>.*?)\s*$"
 )
 # hca_id: mlx5_0
 DEVINFO = re.compile(r"^\s*hca_id:\s*(?P<name>\S+)")
@@ -45,7 +46,8 @@ QUERY_COUNTER = re.compile(r"\[(?P<name>[A-Z]\w+) == (?P<value>\d+)")
 # CA: gpu-node-4 mlx5_1:      0x… 12 1[ ] ==( 4X 53.125 Gbps Active/ LinkUp)==> 4 4[ ] "leaf2" ( )
 LINK_OWNER = re.compile(r"^(?P<kind>CA|Switch): (?:0x\w+ )?(?P<name>.+?):\s*$")
 LINK = re.compile(
-    r'^\s*(?:0x\w+\s+)?(?:"\s*(?P<name>[^"]*)"\s+)?\d*\s+(?P<number>\d+)\[[^\]]*\] ==\(\s*(?P<speed>.*?)\s*(?P<state>Active|Down|Initialize|Armed)/\s*(?P<physical>\w+)\)==>(?P<rest>.*)$'
+    r'^\s*(?:0x\w+\s+)?(?:"\s*(?P<name>[^"]*)"\s+)?\d*\s+(?P<number>\d+)\[[^\]]*\] '
+    r"==\(\s*(?P<speed>.*?)\s*(?P<state>Active|Down|Initialize|Armed)/\s*(?P<physical>\w+)\)==>(?P<rest>.*)$"
 )
 COULD_BE = re.compile(r"Could be (?P<could>[^)]+?)\s*\)")
 

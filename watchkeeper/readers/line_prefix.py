@@ -19,7 +19,7 @@ RANK = re.compile(
     r"|^\s*\[?default(?P<d>\d+)\]:|^\s*(?:\[?rank[ _=:]?(?P<e>\d+)\]?)[:\s|]",
     re.IGNORECASE,
 )
-# gpu-node-7:18553:18611 [3] NCCL INFO …     [2026-03-13 17:26:02] host-01.example.com:4711:4712 [5] ibvwrap.c:262 NCCL WARN
+# gpu-node-7:18553:18611 [3] NCCL INFO …     [2026-03-13 17:26:02] gpu-node-7:4711:4712 [5] ibvwrap.c:262 NCCL WARN …
 NCCL = re.compile(r"(?P<node>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d+)\] ")
 # Aug 10 20:36:51 gpu-node-a kernel: …     2026-08-10T05:36:05.1+00:00 gpu-node-a kernel: …
 SYSLOG = re.compile(
@@ -45,6 +45,8 @@ MONTHS = {
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
     )
 }
+# slurmstepd-gpu07: error: …      puts its own name before the node's
+DAEMON = re.compile(r"^(?:slurmstepd|slurmd)-?")
 NOT_NODES = frozenset({"kernel", "kern", "error", "warning", "info", "systemd", "srun", "slurmstepd", "localhost"})
 
 
@@ -57,7 +59,8 @@ def read_prefix(line: str) -> Mapping[str, str]:
     elif (nccl := NCCL.search(head)) is not None:
         found.update(nccl.groupdict())
     elif (host := SYSLOG.match(head) or SPREAD.match(head)) is not None and host["node"].lower() not in NOT_NODES:
-        found["node"] = host["node"]
+        node = DAEMON.sub("", host["node"])
+        found.update({"node": node} if node else {})
     if (rank := RANK.search(head)) is not None:
         found["rank"] = next(value for value in rank.groups() if value is not None)
     return found

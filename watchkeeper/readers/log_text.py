@@ -43,10 +43,11 @@ class ByteStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line with some of the words in it, and a few lines that follow."""
+    """A line with some of the words in it, the one before it, and a few that follow."""
 
     number: int
     text: str
+    preceding: str
     following: str
     words: frozenset[bytes]
 
@@ -66,7 +67,7 @@ def clean(raw: bytes) -> str:
 def interesting_lines(stream: ByteStream, words: Set[bytes]) -> Iterator[LogLine]:
     """Every line that has one of the words, in order; words are runs of small letters and found in any case."""
     finder = _Finder(frozenset(words))
-    counted, carry, more = 1, b"", True
+    counted, carry, before, more = 1, b"", b"", True
     while more:
         piece = stream.read(BLOCK_BYTES)
         more = bool(piece)
@@ -79,8 +80,10 @@ def interesting_lines(stream: ByteStream, words: Set[bytes]) -> Iterator[LogLine
         carry = b"\n".join(lines[ready:])
         for at, found in finder.find(lines[:ready]):
             following = clean(b"\n".join(lines[at + 1 : at + 1 + FOLLOWING_LINES])[:FOLLOWING_BYTES])
+            preceding = clean((lines[at - 1] if at else before)[:WINDOW_BYTES])
             for part in _parts(lines[at], found):
-                yield LogLine(counted + at, clean(part), following, found)
+                yield LogLine(counted + at, clean(part), preceding, following, found)
+        before = lines[ready - 1] if ready else before
         counted += ready - (1 if is_endless and more else 0)
 
 

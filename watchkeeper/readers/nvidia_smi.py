@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
@@ -133,7 +133,7 @@ class _XmlReader:
         self.gpus: list[GpuReading] = []
         self.path: list[str] = []
         self.words: list[str] = []
-        self.line = lambda: 0
+        self.line: Callable[[], int] = int
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if len(self.path) >= MAX_XML_DEPTH:
@@ -177,7 +177,7 @@ def read_table(lines: Sequence[str]) -> list[GpuReading]:
 
 
 def read_csv(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """`--query-gpu=… --format=csv`: each row with the header's names without units, `clocks.sm [MHz]` as `clocks_sm`."""
+    """`--query-gpu=… --format=csv`: each row under the header's names, `clocks.sm [MHz]` as `clocks_sm`."""
     header: list[str] = []
     for number, line in enumerate(lines, 1):
         cells = next(csv.reader([line], skipinitialspace=True), [])

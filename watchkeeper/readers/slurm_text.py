@@ -49,7 +49,8 @@ DRAINED = re.compile(r"drain|drng|maint", re.IGNORECASE)
 
 def read_nodes(lines: Sequence[str]) -> Iterator[SlurmNode]:
     """scontrol show node, sinfo and sinfo -R."""
-    name, found, line_of_name = "", {}, 0
+    name, line_of_name = "", 0
+    found: dict[str, str] = {}
     in_reasons = False
     for number, line in enumerate(lines, 1):
         if (header := NODE_NAME.match(line.strip())) is not None:

@@ -6,6 +6,7 @@ evaluation interval; before each evaluation the samples due by then are appended
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from watchkeeper.store import head
 # promtool compares values as floats; ours may differ in the last bits because it adds in another order.
 RELATIVE_TOLERANCE = 1e-9
 DEFAULT_INTERVAL = "1m"
+WILDCARDS = frozenset("*?[")
 # A story is short and kept whole.
 RETENTION_MS = durations.parse_ms("1y")
 
@@ -84,12 +86,14 @@ class Script:
     tests: tuple[Story, ...] = ()
     evaluation_interval: str = DEFAULT_INTERVAL
     group_eval_order: tuple[str, ...] = ()
+    # promtool's word for "the last bits may differ", which is always so here.
+    fuzzy_compare: bool = False
 
 
 def run(path: Path, *, open_engine: Callable[[], Engine] | None = None) -> list[str]:
     """Every expectation of one file that does not hold, in words; RuleFileError if the file cannot be read."""
     file = _read(path)
-    rule_set = rulefile.load(path.parent / name for name in file.rule_files)
+    rule_set = rulefile.load(_rule_files(path, file))
     failures: list[str] = []
     for at, story in enumerate(file.tests):
         engine = (open_engine or _embedded)()
@@ -99,6 +103,17 @@ def run(path: Path, *, open_engine: Callable[[], Engine] | None = None) -> list[
         except (ValueError, QueryError) as error:
             failures.append(f"{title}: {error}")
     return failures
+
+
+def _rule_files(path: Path, file: Script) -> list[Path]:
+    """Files and patterns count from the directory of the test file; a pattern without a match is a slip."""
+    found: list[Path] = []
+    for name in file.rule_files:
+        matching = sorted(glob.glob(str(path.parent / name))) if WILDCARDS.intersection(name) else [path.parent / name]
+        if not matching:
+            raise RuleFileError(f"no rule file matches `{name}`", path=str(path))
+        found += [Path(each) for each in matching]
+    return found
 
 
 def _embedded() -> Engine:

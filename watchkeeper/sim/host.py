@@ -27,6 +27,8 @@ PORT_COUNTERS = (
     ("port_errors_received_total", "Number of packets containing an error that were received on this port"),
     ("local_link_integrity_errors_total", "Times local physical errors exceeded their limit"),
 )
+# What changes slowly (free memory, ordinary symbol errors) is looked at this often.
+SLOW_SECONDS = 300
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
 
 
@@ -35,12 +37,11 @@ class Hosts:
 
     def __init__(self, layout: Layout, physics: Physics, now: int) -> None:
         self._physics = physics
-        self._layout = layout
         self._symbol_errors: NDArray[np.float64] = np.zeros(len(layout.nodes))
         self._receive_errors: NDArray[np.float64] = np.zeros(len(layout.nodes))
         # Machines run for weeks; the number must not be the simulation's own start.
         self.booted_at = np.array([now - 86_400 * (3 + node.row % 40) for node in layout.nodes])
-        self.oom_kills = np.zeros(len(layout.nodes), dtype=np.int64)
+        self._slow: dict[int, tuple[tuple[object, ...], bytes]] = {}
 
     def step(self, total: Sum) -> None:
         """One second of errors on the struck links."""
@@ -49,8 +50,20 @@ class Hosts:
             self._receive_errors[row] += rate / 10
 
     def page(self, node: SimNode, total: Sum, *, now: int) -> bytes:
+        """Most of a machine's page never changes: that part is written anew only when it does."""
+        errors = int(self._symbol_errors[node.row]), int(self._receive_errors[node.row])
+        key = (*errors, node.row in total.fabric_down, int(self.booted_at[node.row]), now // SLOW_SECONDS)
+        known = self._slow.get(node.row)
+        if known is None or known[0] != key:
+            page = TextPage()
+            self._write_errors(page, node, now=now)
+            self._write_machine(page, node, total)
+            known = self._slow[node.row] = (key, page.content())
         page = TextPage()
-        self._write_ports(page, node, now=now)
+        self._write_traffic(page, node)
+        return page.content() + known[1]
+
+    def _write_machine(self, page: TextPage, node: SimNode, total: Sum) -> None:
         page.begin("node_boot_time_seconds", "gauge", "Node boot time, in unixtime.")
         page.add("", float(self.booted_at[node.row]))
         page.begin("node_memory_MemTotal_bytes", "gauge", "Memory information field MemTotal_bytes.")
@@ -58,40 +71,44 @@ class Hosts:
         page.begin("node_memory_MemAvailable_bytes", "gauge", "Memory information field MemAvailable_bytes.")
         busy = float(np.mean(self._physics.activity[5][node.rows]))
         page.add("", round(MEMORY_BYTES * (0.9 - 0.35 * busy)))
-        page.begin("node_vmstat_oom_kill", "untyped", "/proc/vmstat information field oom_kill.")
-        page.add("", float(self.oom_kills[node.row]))
         if node.model.nvlink_gb_per_second is not None:
             page.begin("node_systemd_unit_state", "gauge", "Systemd unit")
             is_up = node.row not in total.fabric_down
             for state in ("active", "failed", "inactive"):
                 labels = braces({"name": FABRIC_MANAGER, "state": state, "type": "simple"})
                 page.add(labels, float(state == ("active" if is_up else "failed")))
-        return page.content()
 
-    def _write_ports(self, page: TextPage, node: SimNode, *, now: int) -> None:
-        ports, bytes_per_second = PORTS.get(node.pool.name, (0, 0.0))
-        if not ports:
-            return
-        labels = [braces({"device": f"mlx5_{port}", "port": "1"}) for port in range(ports)]
-        sent = self._physics.energy_mj[node.rows][:ports] * BYTES_PER_MILLIJOULE
-        for direction in ("received", "transmitted"):
+    def _write_traffic(self, page: TextPage, node: SimNode) -> None:
+        ports = _port_labels(node)
+        moved = self._physics.energy_mj[node.rows][: len(ports)] * BYTES_PER_MILLIJOULE
+        for direction in ("received", "transmitted") if ports else ():
             name = f"node_infiniband_port_data_{direction}_bytes_total"
             page.begin(name, "counter", f"Number of data octets {direction} on all links")
-            for text, value in zip(labels, sent.tolist(), strict=False):
+            for text, value in zip(ports, moved.tolist(), strict=False):
                 page.add(text, float(int(value)))
+
+    def _write_errors(self, page: TextPage, node: SimNode, *, now: int) -> None:
+        ports = _port_labels(node)
+        if not ports:
+            return
         page.begin("node_infiniband_symbol_error_total", "counter", "Number of minor link errors detected")
         ordinary = int((now - int(self.booted_at[node.row])) * SYMBOL_ERRORS_PER_SECOND)
-        for port, text in enumerate(labels):
+        for port, text in enumerate(ports):
             # A fault is one bad cable: the first port's.
             page.add(text, ordinary + (int(self._symbol_errors[node.row]) if port == 0 else 0))
         for name, help in PORT_COUNTERS:
             page.begin(f"node_infiniband_{name}", "counter", help)
-            for port, text in enumerate(labels):
+            for port, text in enumerate(ports):
                 is_bad = port == 0 and name == "port_errors_received_total"
                 page.add(text, float(int(self._receive_errors[node.row])) if is_bad else 0.0)
         page.begin("node_infiniband_state_id", "gauge", "State of the port (4: ACTIVE)")
-        for text in labels:
+        for text in ports:
             page.add(text, 4.0)
         page.begin("node_infiniband_rate_bytes_per_second", "gauge", "Maximum signal transfer rate")
-        for text in labels:
-            page.add(text, bytes_per_second)
+        for text in ports:
+            page.add(text, PORTS[node.pool.name][1])
+
+
+def _port_labels(node: SimNode) -> list[str]:
+    ports, _ = PORTS.get(node.pool.name, (0, 0.0))
+    return [braces({"device": f"mlx5_{port}", "port": "1"}) for port in range(ports)]

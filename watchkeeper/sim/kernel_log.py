@@ -64,10 +64,14 @@ class KernelLog:
         self._records: deque[Record] = deque(maxlen=RING_LIMIT)
         self._next_seq = 1
         self._boots: dict[str, Boot] = {}
-        # A simulation starts with machines that boot: what was known about an earlier fleet of the same names is over.
-        for node in layout.nodes:
-            self.reboot(node, now)
         self._nodes = layout.nodes
+        self.start(now)
+
+    def start(self, now: datetime) -> None:
+        """All machines boot: what was known about an earlier fleet of the same names is over."""
+        self._records.clear()
+        for node in self._nodes:
+            self.reboot(node, now)
 
     @property
     def last_seq(self) -> int:

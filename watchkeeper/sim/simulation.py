@@ -72,6 +72,8 @@ class Simulation:
         self.workloads = Workloads(jobs, physics, random.Random(f"{seed}/workloads"))
         jobs.fill(self.second)
         self.advance(WARM_UP_SECONDS)
+        # The warm-up is before anybody looked; a boot dated there would not end a fault of three minutes ago.
+        kernel.start(self.now)
         for name in settings.scenarios:
             self.inject(name, in_seconds=settings.scenarios_after_seconds)
 

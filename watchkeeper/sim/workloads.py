@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from watchkeeper.sim.effects import Loss, Serving, Sum, Training
 from watchkeeper.sim.jobs import Job, Jobs, Kind, Phase
@@ -165,10 +165,15 @@ class Workloads:
         _count(run.first_tokens, TTFT_BUCKETS, answered, median=FIRST_TOKEN_SECONDS / (1 - load / 2), delay=delay)
 
 
-def _count(into: list[float], bounds: Sequence[float], number: float, *, median: float, delay: float) -> None:
+def _count(into: list[float], bounds: tuple[float, ...], number: float, *, median: float, delay: float) -> None:
     """Add `number` observations of a log-normal curve behind a delay to cumulative buckets."""
-    for at, bound in enumerate(bounds):
-        into[at] += number * _share_below(bound - delay, median)
+    for at, share in enumerate(_shares_below(bounds, round(median, 4), round(delay, 2))):
+        into[at] += number * share
+
+
+@lru_cache(maxsize=4096)
+def _shares_below(bounds: tuple[float, ...], median: float, delay: float) -> tuple[float, ...]:
+    return tuple(_share_below(bound - delay, median) for bound in bounds)
 
 
 def _share_below(bound: float, median: float) -> float:

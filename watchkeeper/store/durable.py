@@ -19,10 +19,12 @@ from typing import TypeVar
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.config import settings
+from watchkeeper.kit import durations
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
-from watchkeeper.store import compaction, wal_replay
+from watchkeeper.store import backup, compaction, wal_replay
 from watchkeeper.store.block import Block, ChunkCache, Damage
 from watchkeeper.store.block_writer import SUFFIX, UNFINISHED, BlockWriter
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
@@ -52,6 +54,20 @@ class StoreSettings:
     block_ms: int = 1_800_000
     has_log: bool = True
 
+    @classmethod
+    def of(cls, query: settings.Query) -> StoreSettings:
+        """As the section [query] has it."""
+        most = query.max_disk_mebibytes
+        return cls(
+            retention_ms=durations.parse_ms(query.retention),
+            memory_ms=durations.parse_ms(query.memory),
+            max_bytes=None if most is None else most << 20,
+            max_series=query.max_series,
+            late_ms=durations.parse_ms(query.out_of_order),
+            block_ms=durations.parse_ms(query.block),
+            has_log=query.wal,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Past:
@@ -72,13 +88,14 @@ class StoreStatus:
     replayed_samples: int
     lost_samples: int
     unlogged_samples: int
+    torn_bytes: int
     damages: int
 
 
-def open_store(path: Path, settings: StoreSettings, *, clock_ms: Callable[[], int]) -> DurableStore:
+def open_store(path: Path, limits: StoreSettings, *, clock_ms: Callable[[], int]) -> DurableStore:
     """The store in a directory, with everything that was kept there; StoreError if the directory cannot be used."""
     try:
-        return DurableStore(path, settings, clock_ms=clock_ms)
+        return DurableStore(path, limits, clock_ms=clock_ms)
     except OSError as error:
         raise errors.StoreError(
             f"samples cannot be kept here: {error.strerror}", where=str(path), remedy="Choose another directory"
@@ -88,17 +105,17 @@ def open_store(path: Path, settings: StoreSettings, *, clock_ms: Callable[[], in
 class DurableStore:
     """Implements `reading.SampleStore`; every method may be called from any thread."""
 
-    def __init__(self, path: Path, settings: StoreSettings, *, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, path: Path, limits: StoreSettings, *, clock_ms: Callable[[], int]) -> None:
         self.path = path
-        self._settings = settings
+        self._limits = limits
         self._block_folder, self._log_folder = path / "blocks", path / "wal"
         for folder in (self._block_folder, self._log_folder):
             folder.mkdir(parents=True, exist_ok=True)
         self.head = Head(
             # What a block has must stay until it surely has it.
-            retention_ms=max(settings.memory_ms, 2 * (settings.block_ms + settings.late_ms)),
-            max_series=settings.max_series,
-            late_ms=settings.late_ms,
+            retention_ms=max(limits.memory_ms, 2 * (limits.block_ms + limits.late_ms)),
+            max_series=limits.max_series,
+            late_ms=limits.late_ms,
             clock_ms=clock_ms,
         )
         self.metadata = self.head.metadata
@@ -118,14 +135,24 @@ class DurableStore:
         )
         for damage in self._replayed.damages:
             self._report(damage)
+        if self._replayed.torn_bytes:
+            log.warning("The log ends in the middle of a record", extra=fields(bytes=self._replayed.torn_bytes))
         self._log = WriteAheadLog(self._log_folder, lock=self.head.lock, labels_of=self.head.labels_of)
         self._log.segments = [
             replace(one, newest_ms=min(one.newest_ms, now_ms + MAX_AHEAD_MS)) for one in self._replayed.segments
         ]
-        self.head.log = self._log if settings.has_log else None
+        self.head.log = self._log if limits.has_log else None
 
     def __len__(self) -> int:
         return len(self.head)
+
+    @property
+    def newest_ms(self) -> int | None:
+        return self.head.newest_ms
+
+    @property
+    def retention_ms(self) -> int:
+        return self._limits.retention_ms
 
     # Appending
 
@@ -148,7 +175,7 @@ class DurableStore:
 
     def sync(self) -> int:
         """Bring what was accepted to the disk; returns how many samples. StoreError if the disk refuses."""
-        with self._upkeep, self._disk_errors():
+        with self._disk_errors():
             self.metadata.save(self.path / "metadata.json")
             return self._log.sync()
 
@@ -222,6 +249,7 @@ class DurableStore:
             replayed_samples=self._replayed.samples,
             lost_samples=self._replayed.lost,
             unlogged_samples=self._log.unlogged,
+            torn_bytes=self._replayed.torn_bytes,
             damages=self._damage_count,
         )
 
@@ -234,19 +262,26 @@ class DurableStore:
             self._merge()
             self._remove_expired(now_ms)
 
+    def back_up(self, target: Path, *, data: Path, journal: Path) -> backup.Copied:
+        """Copy what is kept up to now, journal included, into a new directory; nothing is merged away meanwhile."""
+        self.sync()
+        with self._upkeep:
+            return backup.back_up(backup.Holdings(data, self.path, journal), target)
+
     def close(self) -> None:
-        """Bring everything to the disk and let go of the files."""
-        with self._upkeep, self._disk_errors():
+        """Bring everything to the disk and let go of the files; a disk that refuses is said, not raised."""
+        try:
+            self.sync()
+        except errors.StoreError as error:
+            log.error("The last samples could not be written", extra=fields(error=error))
+        with self._upkeep:
             self.head.log = None
-            try:
-                self.metadata.save(self.path / "metadata.json")
-                self._log.close()
-            finally:
-                for block in self._past.blocks:
-                    block.close()
+            self._log.close()
+            for block in self._past.blocks:
+                block.close()
 
     def _cut(self, now_ms: int) -> None:
-        size = self._settings.block_ms
+        size = self._limits.block_ms
         while True:
             cut_ms = self._past.cut_ms
             first_ms = self.head.first_ms_from(-NEVER_MS if cut_ms is None else cut_ms)
@@ -254,7 +289,7 @@ class DurableStore:
                 return
             start_ms = first_ms // size * size if cut_ms is None else max(cut_ms, first_ms // size * size)
             end_ms = (start_ms // size + 1) * size
-            if now_ms < end_ms + self._settings.late_ms:
+            if now_ms < end_ms + self._limits.late_ms:
                 return
             self._write_block(start_ms, end_ms)
 
@@ -277,7 +312,7 @@ class DurableStore:
     def _merge(self) -> None:
         while True:
             blocks = [block for block in self._past.blocks if block.path not in self._unmergeable]
-            sources = compaction.find_merge(blocks, self._settings.block_ms, until_ms=self._past.cut_ms or 0)
+            sources = compaction.find_merge(blocks, self._limits.block_ms, until_ms=self._past.cut_ms or 0)
             if not sources:
                 return
             try:
@@ -293,8 +328,8 @@ class DurableStore:
     def _remove_expired(self, now_ms: int) -> None:
         expired = compaction.find_expired(
             self._past.blocks,
-            oldest_ms=now_ms - self._settings.retention_ms,
-            max_bytes=self._settings.max_bytes,
+            oldest_ms=now_ms - self._limits.retention_ms,
+            max_bytes=self._limits.max_bytes,
             other_bytes=sum(segment.bytes for segment in self._log.segments),
         )
         if expired:

@@ -9,9 +9,11 @@ which the clock measures, not the samples. `durable` puts a log and blocks on di
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -114,9 +116,10 @@ class Head:
             if not is_current.all():
                 dropped["forgotten"] = int(np.count_nonzero(~is_current))
                 ids, numbers, numbers_read = ids[is_current], numbers[is_current], numbers_read[is_current]
-            if self.log is not None:
-                self.log.note_scrape(group_key, ids, at_ms, numbers_read)
             self._placing.place_scrape(("scrape", group_key), numbers, at_ms, values=numbers_read, dropped=dropped)
+            accepted = self._accepted(numbers)
+            if self.log is not None and len(numbers):
+                self.log.note_scrape(group_key, ids[accepted], at_ms, numbers_read[accepted])
             self._expire_sometimes()
             return Outcome(total - sum(dropped.values()), dict(dropped))
 
@@ -129,8 +132,6 @@ class Head:
             total = len(numbers) + sum(dropped.values())
             if len(numbers):
                 self._advance(int(times.max()), now_ms)
-                if self.log is not None:
-                    self.log.note_samples(self._uses[numbers] << NUMBER_BITS | numbers, times, values)
             self._place(numbers, times, values, dropped)
             self._expire_sometimes()
             return Outcome(total - sum(dropped.values()), dict(dropped))
@@ -211,17 +212,20 @@ class Head:
         with self.lock:
             numbers = ids & NUMBER_MASK
             self._advance(int(times.max()), self._now_ms(None))
+            self._welcome_late()
             if self._placing.place_scrapes(("scrape", key), numbers, times, values=values):
                 return
             for slot, at_ms in enumerate(times.tolist()):
                 column = np.ascontiguousarray(values[:, slot])
                 self._placing.place_scrape(("scrape", key), numbers, at_ms, values=column, dropped=Counter())
+            self._placing.refused = []
 
     def load_samples(self, ids: Ints, times: Ints, values: Floats) -> None:
         """Take over samples that were kept before."""
         with self.lock:
             if len(times):
                 self._advance(int(times.max()), self._now_ms(None))
+                self._welcome_late()
                 self._place(ids & NUMBER_MASK, times, values, Counter())
 
     def _place(self, numbers: Ints, times: Ints, values: Floats, dropped: Counter[str]) -> None:
@@ -231,6 +235,15 @@ class Head:
         for turn in range(int(counts.max()) if len(counts) else 0):
             chosen = order[firsts[counts > turn] + turn]
             self._placing.place_singles(numbers[chosen], times[chosen], values[chosen], dropped=dropped)
+            chosen = chosen[self._accepted(numbers[chosen])]
+            if self.log is not None and len(chosen):
+                ids = self._uses[numbers[chosen]] << NUMBER_BITS | numbers[chosen]
+                self.log.note_samples(ids, times[chosen], values[chosen])
+
+    def _accepted(self, numbers: Ints) -> Mask | slice:
+        """Which of the samples placed last found a place."""
+        refused, self._placing.refused = self._placing.refused, []
+        return ~np.isin(numbers, np.concatenate(refused)) if refused else slice(None)
 
     def close_until(self, at_ms: int) -> None:
         """Accept nothing before a time any more."""
@@ -263,6 +276,9 @@ class Head:
     def warnings(self) -> tuple[str, ...]:
         """What an answer may lack: memory lacks nothing."""
         return ()
+
+    def close(self) -> None:
+        """Memory holds nothing open."""
 
     def expire(self, now_ms: int) -> int:
         """Forget series without samples in the retention before `now_ms`; returns how many."""
@@ -341,6 +357,10 @@ class Head:
             clear_ms=min(expired_ms, kept_ms),
         )
 
+    def _welcome_late(self) -> None:
+        """What is loaded was accepted once, in whatever order."""
+        self._placing.horizon = replace(self._placing.horizon, oldest_ms=self.closed_ms, late_ms=-NEVER_MS)
+
     def _expire_sometimes(self) -> None:
         """Forget silent series each eighth of the retention."""
         if self.newest_ms is None:
@@ -399,18 +419,11 @@ class Head:
 
 
 def _check_labels(labels: label_sets.Labels) -> None:
-    """Refuse a label set that would make the index the largest thing in memory."""
-    try:
-        str(labels).encode()
-    except UnicodeEncodeError as error:
-        raise errors.StoreError(
-            f"series {errors.quote(str(labels))} has a label that is not Unicode text",
-            remedy="Correct the label where it is collected",
-        ) from error
+    """Refuse a label set that would make the index the largest thing in memory, or that no file could hold."""
     for what, found, limit in (
-        ("labels", len(labels), MAX_LABELS),
-        ("characters in a label name", max((len(name) for name in labels), default=0), MAX_NAME_LENGTH),
-        ("characters in a label value", max((len(value) for value in labels.values()), default=0), MAX_VALUE_LENGTH),
+        ("labels", len(labels.pairs), MAX_LABELS),
+        ("characters in a label name", max([len(name) for name, _ in labels.pairs], default=0), MAX_NAME_LENGTH),
+        ("characters in a label value", max([len(value) for _, value in labels.pairs], default=0), MAX_VALUE_LENGTH),
     ):
         if found > limit:
             raise errors.StoreError(
@@ -418,3 +431,10 @@ def _check_labels(labels: label_sets.Labels) -> None:
                 now=f"the limit is {limit}",
                 remedy="Drop or shorten the label where it is collected",
             )
+    try:
+        "".join(itertools.chain.from_iterable(labels.pairs)).encode()
+    except UnicodeEncodeError as error:
+        raise errors.StoreError(
+            f"series {errors.quote(str(labels))} has a label that is not Unicode text",
+            remedy="Correct the label where it is collected",
+        ) from error

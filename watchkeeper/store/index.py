@@ -174,6 +174,7 @@ class SeriesIndex:
         self.labels: list[label_sets.Labels | None] = []
         self._numbers: dict[label_sets.Labels, int] = {}
         self._postings: dict[str, dict[str, array[int]]] = {}
+        self._pairs: dict[tuple[str, str], tuple[tuple[str, str], array[int]]] = {}
         self._free: list[int] = []
         self._version = 0
         self._name_versions: dict[str, int] = {}
@@ -193,10 +194,18 @@ class SeriesIndex:
         else:
             self.labels[number] = labels
         self._numbers[labels] = number
-        for name, value in labels.pairs:
-            self._postings.setdefault(name, {}).setdefault(value, array("q")).append(number)
+        labels.pairs = tuple([self._share(pair, number) for pair in labels.pairs])
         self._changed(labels.name)
         return number
+
+    def _share(self, pair: tuple[str, str], number: int) -> tuple[str, str]:
+        """Note the series under a pair, and give back the one pair that all its series share: most memory is labels."""
+        known = self._pairs.get(pair)
+        if known is None:
+            posting = self._postings.setdefault(pair[0], {}).setdefault(pair[1], array("q"))
+            known = self._pairs[pair] = (pair, posting)
+        known[1].append(number)
+        return known[0]
 
     def remove(self, numbers: Iterable[int]) -> None:
         gone = set(numbers)
@@ -212,8 +221,9 @@ class SeriesIndex:
             left = array("q", (number for number in self._postings[name][value] if number not in gone))
             if left:
                 self._postings[name][value] = left
+                self._pairs[name, value] = (self._pairs[name, value][0], left)
             else:
-                del self._postings[name][value]
+                del self._postings[name][value], self._pairs[name, value]
         self._free.extend(gone)
 
     def label_names(self, matchers: Sequence[MatcherLike] = (), lived: Mask | None = None) -> list[str]:

@@ -199,6 +199,14 @@ class Journal:
         found = (self._recall(incidents.Incident, "incident", key, seq=seq) for key, seq in rows)
         return [incident for incident in found if incident is not None]
 
+    def count_open(self) -> dict[alerts.Severity, int]:
+        """How many incidents are not resolved, by severity; every severity is there."""
+        rows = self._rows(
+            "SELECT json_extract(body, '$.severity'), COUNT(*) FROM incident WHERE state <> 'resolved' GROUP BY 1"
+        )
+        found = dict(rows)
+        return {severity: found.get(severity.value, 0) for severity in alerts.Severity}
+
     def timeline(self, incident_id: str, limit: int = 1000) -> list[Entry]:
         """What happened to an incident, oldest first; of a very long story the newest part."""
         rows = self._rows("SELECT * FROM entry WHERE subject = ? ORDER BY seq DESC LIMIT ?", incident_id, limit)

@@ -35,6 +35,8 @@ class Placing:
         self.born_ms = np.empty(0, dtype=np.int64)
         self.seen_ms = np.empty(0, dtype=np.int64)
         self.horizon = Horizon()
+        # Series whose sample was refused since this was last emptied.
+        self.refused: list[Ints] = []
 
     def welcome(self, number: int, now_ms: int) -> None:
         """A new series: not seen yet, but too young to be forgotten."""
@@ -100,20 +102,19 @@ class Placing:
         for group in groups[fresh & (ledger.filled[groups] >= self._capacities(groups))].tolist():
             ledger.open_slots(group, 1, oldest_ms=horizon.clear_ms)
         slots = ledger.filled[groups] - same
-        writable, duplicates = fresh | same, 0
+        writable = fresh | same
         for slab in np.unique(ledger.slab_of[groups]).tolist():
             again = np.flatnonzero(same & (ledger.slab_of[groups] == slab))
             if len(again):
                 differs = self._differs(slab, numbers[again], slots[again], values[again])
                 writable[again[differs]] = False
-                duplicates += int(np.count_nonzero(differs))
             here = np.flatnonzero(writable & (ledger.slab_of[groups] == slab))
             ledger.slabs[slab].put(ledger.row_of[numbers[here]], slots[here], values[here])
             ledger.times[slab].put(ledger.time_row[groups[here]], slots[here], times[here].view(np.float64))
         ledger.filled[groups[fresh]] += 1
         ledger.last_ms[groups[fresh]] = times[fresh]
-        _count(dropped, "duplicate", duplicates)
-        _count(dropped, "too_old", int(np.count_nonzero(~fresh & ~same & (times >= last_ms))))
+        self._refuse(numbers[~writable & same], "duplicate", dropped)
+        self._refuse(numbers[~fresh & ~same & (times >= last_ms)], "too_old", dropped)
         self._saw(numbers[writable], times[writable])
         for at in np.flatnonzero(~fresh & ~same & (times < last_ms)).tolist():
             self._place_late(numbers[at : at + 1], int(times[at]), values=values[at : at + 1], dropped=dropped)
@@ -122,7 +123,7 @@ class Placing:
         """Write the last slot, or the one behind it, of a group that all the series belong to."""
         ledger = self._ledger
         if at_ms < self.horizon.oldest_ms:
-            dropped["too_old"] += len(numbers)
+            self._refuse(numbers, "too_old", dropped)
             return
         if at_ms > int(ledger.last_ms[group]):
             ledger.open_slots(group, 1, oldest_ms=self.horizon.clear_ms)
@@ -138,7 +139,7 @@ class Placing:
     def _place_late(self, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]) -> None:
         """Write samples between others that came before them, if they are not too late for that."""
         if at_ms < max(self.horizon.late_ms, self.horizon.oldest_ms):
-            dropped["out_of_order"] += len(numbers)
+            self._refuse(numbers, "out_of_order", dropped)
             return
         owners = self._ledger.group_of[numbers]
         for group in np.unique(owners).tolist():
@@ -153,7 +154,7 @@ class Placing:
         ledger = self._ledger
         slab = int(ledger.slab_of[group])
         differs = self._differs(slab, numbers, np.full(len(numbers), slot, dtype=np.int64), values)
-        _count(dropped, "duplicate", int(np.count_nonzero(differs)))
+        self._refuse(numbers[differs], "duplicate", dropped)
         numbers, values = numbers[~differs], values[~differs]
         ledger.slabs[slab].put(ledger.row_of[numbers], slot, values)
         self._saw(numbers, at_ms)
@@ -185,7 +186,7 @@ class Placing:
             self.born_ms[numbers] = np.minimum(born, at_ms)
         self.seen_ms[numbers] = np.maximum(self.seen_ms[numbers], at_ms)
 
-
-def _count(dropped: Counter[str], reason: str, count: int) -> None:
-    if count:
-        dropped[reason] += count
+    def _refuse(self, numbers: Ints, reason: str, dropped: Counter[str]) -> None:
+        if len(numbers):
+            dropped[reason] += len(numbers)
+            self.refused.append(numbers)

@@ -80,6 +80,8 @@ class SampleStore(Protocol):
 
     def warnings(self) -> tuple[str, ...]: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Union:

@@ -12,7 +12,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -209,13 +209,11 @@ def pour(
         ids.append(sink.series_id(label_set))
         rows.append(values)
     packed = [(times, np.array(ids), np.array(rows)) for times, ids, rows in groups.values()]
-    slots = sorted((at_ms, group, slot) for group, (times, _, _) in enumerate(packed) for slot, at_ms in _numbered(times))
+    slots = sorted(
+        (at_ms, group, slot) for group, (times, _, _) in enumerate(packed) for slot, at_ms in enumerate(times.tolist())
+    )
     for done, (at_ms, group, slot) in enumerate(slots):
-        _, ids, rows = packed[group]
-        sink.append_scrape(f"recorded {group}", ids, at_ms, np.ascontiguousarray(rows[:, slot]), now_ms=until_ms)
+        _, numbers, block = packed[group]
+        sink.append_scrape(f"recorded {group}", numbers, at_ms, np.ascontiguousarray(block[:, slot]), now_ms=until_ms)
         if progress is not None and done % 10_000 == 0:
             progress(done / len(slots))
-
-
-def _numbered(times: Ints) -> Iterator[tuple[int, int]]:
-    return enumerate(times.tolist())

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 
 import numpy as np
 import orjson
@@ -82,6 +82,8 @@ class WriteAheadLog:
     ) -> None:
         self._folder = folder
         self._lock = lock
+        # Taken before the head's lock, never after it.
+        self._writing = RLock()
         self._labels_of = labels_of
         self._noted = np.empty(0, dtype=np.int64)
         self._batch = Batch()
@@ -94,6 +96,8 @@ class WriteAheadLog:
         self.synced_bytes = 0
 
     def note_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None:
+        if not len(ids):
+            return
         self._define(ids)
         self._batch.scrapes.append((key if isinstance(key, str) else repr(key), ids, at_ms, values.copy()))
         self._batch.count += len(ids)
@@ -109,50 +113,33 @@ class WriteAheadLog:
 
     def sync(self) -> int:
         """Bring everything noted so far to the disk; returns the number of samples. StoreError if it cannot be."""
-        with self._lock:
-            batch, self._batch = self._batch, Batch()
-        if not batch.count:
-            return 0
-        try:
-            if self._file < 0:
-                self._begin()
-            self._write(self._encode(batch))
-        except OSError as error:
-            self._give_up(batch)
-            raise errors.StoreError(
-                f"samples cannot be written: {error.strerror}",
-                where=str(self._folder),
-                now=f"{self._batch.count} samples wait in memory, where queries see them",
-                remedy="Make room on the disk, or shorten [query] retention",
-            ) from error
-        if self._current is not None and self._current.bytes > SEGMENT_BYTES:
-            self.rotate()
-        return batch.count
+        with self._writing:
+            with self._lock:
+                batch, self._batch = self._batch, Batch()
+            self._write(batch)
+            if self._current is not None and self._current.bytes > SEGMENT_BYTES:
+                self.rotate()
+            return batch.count
 
     def rotate(self) -> None:
         """End the segment; what is noted from here on is defined anew in the next one."""
-        with self._lock:
-            batch, self._batch = self._batch, Batch()
-            self._noted[:] = -1
-        try:
-            if batch.count:
-                if self._file < 0:
-                    self._begin()
-                self._write(self._encode(batch))
-        except OSError as error:
-            self._give_up(batch)
-            raise errors.StoreError(f"samples cannot be written: {error.strerror}", where=str(self._folder)) from error
-        self._end()
+        with self._writing:
+            with self._lock:
+                batch, self._batch = self._batch, Batch()
+                self._noted[:] = -1
+            self._write(batch)
+            self._end()
 
     def forget_before(self, at_ms: int) -> None:
         """Remove the segments in which every sample is older."""
-        for segment in [one for one in self.segments if one.newest_ms < at_ms and one is not self._current]:
-            segment.path.unlink(missing_ok=True)
-            self.segments.remove(segment)
+        with self._writing:
+            for segment in [one for one in self.segments if one.newest_ms < at_ms and one is not self._current]:
+                segment.path.unlink(missing_ok=True)
+                self.segments.remove(segment)
 
     def close(self) -> None:
-        self.sync()
-        self._end()
+        with self._writing:
+            self._end()
 
     def _define(self, ids: Ints) -> None:
         """Remember the labels of ids that this segment has not seen."""
@@ -177,7 +164,11 @@ class WriteAheadLog:
 
     def _give_up(self, batch: Batch) -> None:
         """A write failed: keep the batch for the next segment, which must define all that is in it."""
+        empty = self._current if self._current is not None and self._current.bytes <= len(MAGIC) else None
         self._end()
+        if empty is not None:
+            self.segments.remove(empty)
+            empty.path.unlink(missing_ok=True)
         with self._lock:
             waiting, self._batch = self._batch, Batch()
             self._noted[:] = -1
@@ -202,9 +193,22 @@ class WriteAheadLog:
             os.close(self._file)
         self._file, self._current, self._layouts = -1, None, {}
 
-    def _write(self, payload: bytes) -> None:
-        packed = codec.compress(payload, LEVEL)
-        self._append(RECORD.pack(MARK, len(packed), zlib.crc32(packed)) + packed)
+    def _write(self, batch: Batch) -> None:
+        if not batch.count:
+            return
+        try:
+            if self._file < 0:
+                self._begin()
+            packed = codec.compress(self._encode(batch), LEVEL)
+            self._append(RECORD.pack(MARK, len(packed), zlib.crc32(packed)) + packed)
+        except OSError as error:
+            self._give_up(batch)
+            raise errors.StoreError(
+                f"samples cannot be written: {error.strerror}",
+                where=str(self._folder),
+                now=f"{self._batch.count} samples wait in memory, where queries see them",
+                remedy="Make room on the disk, or shorten [query] retention",
+            ) from error
 
     def _append(self, content: bytes) -> None:
         """Write to the end of the segment and wait for the disk; on failure nothing of it stays."""

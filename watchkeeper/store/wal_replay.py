@@ -6,7 +6,6 @@ fleet has a hundred million samples to read. `durable` calls `replay` once, befo
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -141,7 +140,7 @@ class _Reader:
     def __init__(self, head: Head, outcome: Replayed, *, since_ms: int, until_ms: int) -> None:
         self._head, self._outcome = head, outcome
         self._since_ms, self._until_ms = since_ms, until_ms
-        self._labels: dict[int, label_sets.Labels] = {}
+        self._labels: dict[int, list[tuple[str, str]]] = {}
         # Indexed by the numbers in the log: the id that a number stands for, its id in the head, and whether it is
         # part of a layout.
         self._old = np.empty(0, dtype=np.int64)
@@ -179,7 +178,7 @@ class _Reader:
         number = old & NUMBER_MASK
         self._make_room(number)
         self._old[number], self._new[number] = old, UNASKED
-        self._labels[number] = label_sets.Labels([(name, value) for name, value in pairs])
+        self._labels[number] = pairs
 
     def _make_room(self, number: int) -> None:
         self._old = grown(self._old, number + 1, fill=UNKNOWN)
@@ -192,7 +191,8 @@ class _Reader:
         self._make_room(int(numbers.max()) if len(numbers) else 0)
         for number in np.unique(numbers[self._new[numbers] == UNASKED]).tolist():
             try:
-                self._new[number] = self._head.series_id(self._labels[number])
+                labels = label_sets.Labels([(name, value) for name, value in self._labels.pop(number)])
+                self._new[number] = self._head.series_id(labels)
             except errors.StoreError:
                 self._new[number] = UNKNOWN
         return np.where(self._old[numbers] == ids, self._new[numbers], UNKNOWN)
@@ -248,7 +248,7 @@ class _Reader:
 
 
 def replay(folder: Path, head: Head, *, since_ms: int, until_ms: int) -> Replayed:
-    """Read every segment into the head, except what blocks have already; torn ends are cut off."""
+    """Read every segment into the head, except what blocks have already; no file is changed."""
     outcome = Replayed()
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         segment = Segment(path, bytes=path.stat().st_size)
@@ -261,8 +261,6 @@ def replay(folder: Path, head: Head, *, since_ms: int, until_ms: int) -> Replaye
                 reader.lose_track()
             else:
                 outcome.torn_bytes += segment.bytes - found.offset
-                os.truncate(path, found.offset)
-                segment.bytes = found.offset
         reader.finish()
         outcome.segments.append(segment)
     return outcome

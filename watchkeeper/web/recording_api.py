@@ -28,6 +28,7 @@ from watchkeeper.web.view import HubView
 # Each reads the whole window; two people may do so at a time.
 RECORDINGS_AT_ONCE = 2
 MOST_INCIDENTS = 1000
+PIECE_BYTES = 256 * 1024
 Matchers = tuple[engine.Matcher, ...]
 
 
@@ -53,9 +54,8 @@ class RecordingApi:
     async def _stream(self, from_ms: int, to_ms: int, selectors: Sequence[Matchers]) -> AsyncIterator[bytes]:
         pieces = self._pieces(from_ms, to_ms, selectors)
         try:
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                if piece:
-                    yield piece
+            while piece := await asyncio.to_thread(_gather, pieces):
+                yield piece
         finally:
             self._running -= 1
 
@@ -102,6 +102,16 @@ class RecordingApi:
                 continue
             lines = tuple(recording.Happened(e.at, e.actor, e.kind, e.body) for e in hub.timeline(incident.id))
             yield recording.Story(incident, hub.diagnosis(incident.id), hub.plan(incident.id), lines)
+
+
+def _gather(pieces: Iterator[bytes]) -> bytes:
+    """The next pieces, enough of them to be worth a trip to a thread and back."""
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        if len(held) >= PIECE_BYTES:
+            break
+    return bytes(held)
 
 
 def _from_afar(on: engine.Engine) -> Callable[[Matchers, int, int], Iterator[Any]]:

@@ -26,7 +26,9 @@ def read(listing: Listing, facts: Facts) -> None:
     if listing.kind == "slurm_json":
         nodes, jobs = slurm_text.read_json(text)
     else:
-        nodes, jobs = list(slurm_text.read_nodes(listing.lines)), list(slurm_text.read_jobs(listing.lines))
+        has_nodes = any(mark in text for mark in ("NodeName=", "NODELIST", "PARTITION"))
+        nodes = list(slurm_text.read_nodes(listing.lines)) if has_nodes else []
+        jobs = list(slurm_text.read_jobs(listing.lines)) if " PD " in text or "PENDING" in text else []
     for slurm_node in nodes:
         _judge_slurm_node(slurm_node, listing, facts)
     for job in jobs:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from watchkeeper.diagnose.doctor import cluster_listings, fabric_listings, gpu_listings, trends
 from watchkeeper.diagnose.doctor.facts import Facts
 from watchkeeper.diagnose.doctor.scan import excerpt
-from watchkeeper.diagnose.doctor.signatures import Table
+from watchkeeper.diagnose.doctor.signatures import Sign, Table
 from watchkeeper.readers import line_prefix, log_text
 
 MAX_MATCHES_IN_A_LISTING = 500
@@ -44,8 +44,8 @@ def read(name: str, kind: str, head: bytes, *, facts: Facts, table: Table) -> No
     """Add what the document says to the facts."""
     document = Document(name, kind, _text(head))
     for sign in table.of_listings:
-        assert sign.pattern is not None
-        _search(document, sign.id, sign.pattern.pattern, facts=facts)
+        if any(needed in document.text for needed in sign.needs):
+            _search(document, sign, facts)
     for reading in READINGS:
         reading(document, facts)
 
@@ -55,16 +55,14 @@ def _text(head: bytes) -> str:
     return raw.decode("utf-8", errors="replace").replace("\r\n", "\n")
 
 
-def _search(document: Document, sign: str, pattern: str, *, facts: Facts) -> None:
+def _search(document: Document, sign: Sign, facts: Facts) -> None:
     """A sign without words: its pattern over every line of the beginning."""
-    import re
-
     line, at = 1, 0
-    for count, match in enumerate(re.finditer(pattern, document.text, re.MULTILINE)):
+    for count, match in enumerate(sign.compiled.finditer(document.text)):
         if count >= MAX_MATCHES_IN_A_LISTING:
             return
         line += document.text.count("\n", at, match.start())
         at = match.start()
         text = document.lines[line - 1]
         fields = dict(line_prefix.read_prefix(text)) | {key: value for key, value in match.groupdict().items() if value}
-        facts.add(sign, input=document.name, line=line, text=excerpt(text, 0), fields=fields)
+        facts.add(sign.id, input=document.name, line=line, text=excerpt(text, 0), fields=fields)

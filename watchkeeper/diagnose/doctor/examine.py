@@ -10,29 +10,30 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from watchkeeper.diagnose.doctor import documents, ranking, report, scan, signatures
-from watchkeeper.diagnose.doctor.facts import Facts, Input, Sighting
+from watchkeeper.diagnose.doctor.facts import Facts, Input
 from watchkeeper.diagnose.doctor.judgements import JUDGEMENTS
-from watchkeeper.diagnose.doctor.recognise import is_binary, recognise
+from watchkeeper.diagnose.doctor.recognise import recognise
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers import bundles, flight_recorder
 from watchkeeper.readers.log_text import ByteStream
 
-WHOLE_DOCUMENTS = frozenset({"flight_recorder", "nvidia_smi_xml", "kubernetes_json", "kubernetes_yaml", "slurm_json", "json"})
+WHOLE_DOCUMENTS = frozenset(
+    {"flight_recorder", "nvidia_smi_xml", "kubernetes_json", "kubernetes_yaml", "slurm_json", "json"}
+)
 PEEK_BYTES = 65_536
 
 
 def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] = lambda _: None) -> report.Report:
-    """Read every stream and say what is wrong; `progress` is told the bytes of each input as it was read."""
+    """Read every stream and say what is wrong; `progress` is told of the bytes as they are read."""
     facts = Facts()
-    table = signatures.table()
     for stream in streams:
-        _read(stream, facts, table)
-        progress(stream.read_bytes)
+        _read(stream, facts, progress)
     opinions = [opinion for judgement in JUDGEMENTS for opinion in judgement(facts)]
     return report.build(facts, ranking.rank(opinions))
 
 
-def _read(stream: bundles.Stream, facts: Facts, table: signatures.Table) -> None:
+def _read(stream: bundles.Stream, facts: Facts, progress: Callable[[int], None]) -> None:
+    table = signatures.table()
     start = stream.peek(PEEK_BYTES)
     kind = recognise(stream.name, start)
     if kind == "flight_recorder":
@@ -41,12 +42,12 @@ def _read(stream: bundles.Stream, facts: Facts, table: signatures.Table) -> None
     if kind == "binary":
         facts.inputs.append(Input(stream.name, kind, stream.problem or "is not text and was not read"))
         return
-    source: ByteStream = _Recoded(stream, start) if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else stream
-    tee = scan.Tee(source, scan.DOCUMENT_BYTES if kind in WHOLE_DOCUMENTS else scan.HEAD_BYTES)
+    source: ByteStream = (
+        _Recoded(stream, start) if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else stream
+    )
+    tee = scan.Tee(source, scan.DOCUMENT_BYTES if kind in WHOLE_DOCUMENTS else scan.HEAD_BYTES, progress)
     scan.scan(stream.name, tee, facts, table=table)
     head = tee.head
-    if kind == "binary" or (kind == "text" and is_binary(head)):
-        kind = "binary"
     if kind in ("text", "json"):
         kind = recognise(stream.name, head)
     documents.read(stream.name, kind, head, facts=facts, table=table)
@@ -62,9 +63,11 @@ def _read_dump(stream: bundles.Stream, facts: Facts) -> None:
         problem = str(error)
     else:
         last = dump.collectives[-1] if dump.collectives else None
-        text = f"{len(dump.collectives)} collectives" + (f", last {last.operation} {last.sequence} {last.state}" if last else "")
+        text = f"{len(dump.collectives)} collectives" + (
+            f", last {last.operation} {last.sequence} {last.state}" if last else ""
+        )
         fields = {} if dump.rank is None else {"rank": str(dump.rank)}
-        facts.dumps.append((dump, Sighting("flight-recorder", stream.name, 1, text, fields, order=len(facts.dumps) + 1)))
+        facts.add_dump(dump, input=stream.name, text=text, fields=fields)
     facts.inputs.append(Input(stream.name, "flight_recorder", problem))
 
 

@@ -23,25 +23,32 @@ def read(listing: Listing, facts: Facts) -> None:
     if ")==>" in text:
         for line, kind, owner, number, state, _ in infiniband_text.read_links(listing.lines):
             if state == "Down":
+                # A switch port without a cable is down too; only an adapter's port is meant to be up.
                 sign = "hca-port-down" if kind == "CA" else "fabric-port-down"
-                add(facts, listing, sign, line=line, fields={"hca" if kind == "CA" else "switch": owner, "port": number})
+                add(
+                    facts, listing, sign, line=line, fields={"hca" if kind == "CA" else "switch": owner, "port": number}
+                )
 
 
 def _read_ports(listing: Listing, facts: Facts) -> None:
     ports = infiniband_text.read_ports(listing.lines)
-    rates = Counter(port.rate for port in ports if port.state is not None and port.state.lower() == "active" and port.rate)
-    usual = max(rates, key=lambda rate: _number(rate)) if rates else None
+    rates = Counter(
+        port.rate for port in ports if port.state is not None and port.state.lower() == "active" and port.rate
+    )
+    usual = max(rates, key=_number) if rates else None
     for port in ports:
         state = (port.state or "").lower()
         place = {"hca": port.owner, "port": port.number}
         if state.startswith("down") or (port.physical or "").lower() in ("disabled", "polling", "linkerrorrecovery"):
             add(facts, listing, "hca-port-down", line=port.line, fields=place)
-        elif state == "active" and port.rate and usual and rates[usual] > 1 and _number(port.rate) < _number(usual):
+        elif state == "active":
+            add(facts, listing, "hca-port-active", line=port.line, fields=place)
+        if state == "active" and port.rate and usual and rates[usual] > 1 and _number(port.rate) < _number(usual):
             add(facts, listing, "hca-port-slow", line=port.line, fields=place | {"rate": port.rate, "usual": usual})
 
 
 def _number(rate: str) -> float:
-    digits = "".join(char for char in rate.split()[0] if char.isdigit() or char == ".")
+    digits = "".join(char for char in rate.split(maxsplit=1)[0] if char.isdigit() or char == ".")
     return float(digits) if digits else 0.0
 
 
@@ -54,4 +61,10 @@ def _judge_counters(port: Port, listing: Listing, facts: Facts) -> None:
         if row is None or row.total_limit is None or value < row.total_limit:
             continue
         sign = "hca-downed" if name == "LinkDownedCounter" else "hca-errors"
-        add(facts, listing, sign, line=line, fields={"owner": port.owner, "port": port.number, "counter": f"{name} {value}"})
+        add(
+            facts,
+            listing,
+            sign,
+            line=line,
+            fields={"owner": port.owner, "port": port.number, "counter": f"{name} {value}"},
+        )

@@ -57,6 +57,10 @@ class Facts:
         if len(kept) < MAX_SIGHTINGS_OF_A_SIGN:
             kept.append(Sighting(sign, input, line, text.strip()[:EVIDENCE_CHARACTERS], fields, self._order))
 
+    def add_dump(self, dump: flight_recorder.Dump, *, input: str, text: str, fields: Mapping[str, str]) -> None:
+        self._order += 1
+        self.dumps.append((dump, Sighting("flight-recorder", input, 1, text, fields, self._order)))
+
     def add_event(self, event: dict[str, Any]) -> None:
         if len(self.events) < MAX_EVENTS:
             self.events.append(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from watchkeeper.catalogue import tables
 from watchkeeper.diagnose.doctor.facts import Facts
 from watchkeeper.diagnose.doctor.listing import Listing, add
 from watchkeeper.model import fleet
@@ -19,8 +20,23 @@ LIMIT_MARGIN_CELSIUS = 1
 POWER_SHARE = 0.9
 IDLE_SAMPLES = 10
 SEVERAL_GPUS = 3
+SMI_MARKS = (
+    "NVSMI LOG",
+    "Attached GPUs",
+    "NVIDIA-SMI",
+    "Volatile",
+    "Slowdown",
+    "Remapp",
+    "GPU Current Temp",
+    "ECC Errors",
+    "Clocks ",
+    "Power Limit",
+)
+TRAINING_BOARD = re.compile(r"\b(?:V100|A100|A800|H100|H800|H20|H200|GH200|B100|B200|B300|GB200|GB300)\b")
 # DCGM_FI_DEV_XID_ERRORS{gpu="3",UUID="GPU-…",…} 79
-SERIES = re.compile(r"^(?P<name>(?:DCGM_FI|DCGM_EXP|nvidia_smi)_\w+)(?:\{(?P<labels>.*)\})?\s+(?P<value>[-+\d.eE]+)\s*$", re.M)
+SERIES = re.compile(
+    r"^(?P<name>(?:DCGM_FI|DCGM_EXP|nvidia_smi)_\w+)(?:\{(?P<labels>.*)\})?\s+(?P<value>[-+\d.eE]+)\s*$", re.M
+)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 DMON_HEADER = re.compile(r"^# gpu\s")
 
@@ -34,7 +50,7 @@ def read(listing: Listing, facts: Facts) -> None:
         _read_nvlinks(listing, facts)
     if "_FI_DEV_" in listing.text or "nvidia_smi_" in listing.text:
         _read_page(listing, facts)
-    if "utilization.gpu" in listing.text:
+    if listing.kind == "nvidia_smi_csv" or "utilization.gpu" in listing.text:
         _read_samples(listing, facts)
 
 
@@ -44,8 +60,12 @@ def _gpus(listing: Listing) -> Sequence[GpuReading]:
             return nvidia_smi.read_xml(listing.text)
         except nvidia_smi.NotNvidiaSmi:
             return []
+    if not any(mark in listing.text for mark in SMI_MARKS):
+        return []
     found = nvidia_smi.read_query(listing.lines) + nvidia_smi.read_table(listing.lines)
-    if listing.kind.startswith("nvidia_smi") and not any("/" in key for gpu in found for key in gpu.values if not key.startswith("table/")):
+    if listing.kind.startswith("nvidia_smi") and not any(
+        "/" in key for gpu in found for key in gpu.values if not key.startswith("table/")
+    ):
         loose = nvidia_smi.read_loose(listing.lines)
         found += [loose] if loose is not None else []
     return found
@@ -67,13 +87,19 @@ def _judge(gpu: GpuReading, listing: Listing, facts: Facts) -> bool:
 def _memory_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
     for key, value in gpu.values.items():
         number = value.number or 0
-        if "volatile" in key and "uncorrectable" in key or key.endswith(("volatile/double_bit/total",)):
+        if ("volatile" in key and "uncorrectable" in key) or key.endswith(("volatile/double_bit/total",)):
             if number > 0:
                 yield "smi-ecc-volatile", value.line
         elif "volatile" in key and "correctable" in key and number >= CORRECTED_STORM:
             yield "smi-ecc-corrected", value.line
         elif value.text == "Yes" and key.endswith(
-            ("remapped_rows/pending", "remapped_row_pending", "retired_pages/pending_page_blacklist", "pending_retirement", "channel_repair_pending")
+            (
+                "remapped_rows/pending",
+                "remapped_row_pending",
+                "retired_pages/pending_page_blacklist",
+                "pending_retirement",
+                "channel_repair_pending",
+            )
         ):
             yield "smi-remap-pending", value.line
         elif value.text == "Yes" and key.endswith(
@@ -97,13 +123,23 @@ def _clock_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
     default = gpu.get("default_power_limit")
     enforced = gpu.get("enforced_power_limit", "current_power_limit", "/power_limit")
     capped = any(key.endswith("sw_power_cap") for key in active)
-    if default and enforced and default.number and enforced.number and capped and enforced.number < POWER_SHARE * default.number:
+    if (
+        default
+        and enforced
+        and default.number
+        and enforced.number
+        and capped
+        and enforced.number < POWER_SHARE * default.number
+    ):
         yield "smi-power-limit-low", enforced.line
 
 
 def _at_limit(gpu: GpuReading) -> int | None:
-    """The line of a temperature at the limit that the GPU itself reports; a limit that it does not report is not guessed."""
-    now, limit = gpu.get("gpu_current_temp", "temperature/gpu_temp"), gpu.get("gpu_max_operating_temp", "gpu_temp_max_gpu_threshold")
+    """The line of a temperature at the limit that the GPU itself reports; no other limit is guessed."""
+    now, limit = (
+        gpu.get("gpu_current_temp", "temperature/gpu_temp"),
+        gpu.get("gpu_max_operating_temp", "gpu_temp_max_gpu_threshold"),
+    )
     if now and limit and now.number is not None and limit.number and now.number >= limit.number - LIMIT_MARGIN_CELSIUS:
         return now.line
     slowdown = gpu.get("gpu_slowdown_temp", "gpu_temp_slow_threshold")
@@ -114,7 +150,7 @@ def _at_limit(gpu: GpuReading) -> int | None:
 
 def _link_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
     width, most = gpu.get("link_width/current", "current_link_width"), gpu.get("link_width/max", "max_link_width")
-    if width and most and width.number and most.number and width.number < most.number:
+    if width and most and width.number and most.number and width.number <= most.number / _width_divisor(gpu):
         yield "smi-pcie-width", width.line
     generation = gpu.get("pcie_generation/current", "current_link_gen", "pcie_gen/current_link_gen")
     best = gpu.get("pcie_generation/device_max", "max_device_link_gen", "pcie_generation/max", "max_link_gen")
@@ -124,6 +160,12 @@ def _link_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
         reachable = min(best.number, host.number) if host is not None and host.number else best.number
         if generation.number < reachable:
             yield "smi-pcie-generation", generation.line
+
+
+def _width_divisor(gpu: GpuReading) -> int:
+    """Training boards sit in slots with all lanes; other cards run well in slots with half of them."""
+    model = gpu.get("product_name")
+    return 2 if model is not None and TRAINING_BOARD.search(model.text) else 4
 
 
 def _mode_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
@@ -164,7 +206,12 @@ def _read_page(listing: Listing, facts: Facts) -> None:
         if sign is None:
             continue
         labels = dict(LABEL.findall(match["labels"] or ""))
-        fields = {"gpu": labels.get("gpu", ""), "uuid": labels.get("UUID", labels.get("uuid", "")), "node": labels.get("Hostname", labels.get("hostname", "")), "pod": labels.get("pod", "")}
+        fields = {
+            "gpu": labels.get("gpu", ""),
+            "uuid": labels.get("UUID", labels.get("uuid", "")),
+            "node": labels.get("Hostname", labels.get("hostname", "")),
+            "pod": labels.get("pod", ""),
+        }
         if labels.get("pci_bus_id"):
             fields["pci"] = fleet.same_pci(labels["pci_bus_id"])
         if sign == "page-xid":
@@ -182,14 +229,23 @@ def _sign_of_series(name: str, value: float) -> str | None:
         return "smi-remap-failure"
     if name in ("DCGM_FI_DEV_ROW_REMAP_PENDING", "DCGM_FI_DEV_RETIRED_PENDING"):
         return "smi-remap-pending"
-    if name.startswith("DCGM_FI_DEV_ECC_DBE_VOL") or (name.startswith("nvidia_smi_ecc_errors_uncorrected_volatile") and name.endswith("total")):
+    if name.startswith("DCGM_FI_DEV_ECC_DBE_VOL") or (
+        name.startswith("nvidia_smi_ecc_errors_uncorrected_volatile") and name.endswith("total")
+    ):
         return "smi-ecc-volatile"
     if name in ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"):
-        bits = int(value)
-        return "smi-power-brake" if bits & 0x80 else "smi-thermal" if bits & 0x60 else None
+        return _sign_of_reasons(int(value))
     if name.endswith(("reasons_hw_thermal_slowdown", "reasons_sw_thermal_slowdown")):
         return "smi-thermal"
     return "smi-power-brake" if name.endswith("reasons_hw_power_brake_slowdown") else None
+
+
+def _sign_of_reasons(bits: int) -> str | None:
+    # The bit for either reason (hw_slowdown) is set beside the one that says which.
+    named = {row.name for row in tables.clock_reasons() if bits & row.bit and row.cause}
+    if "hw_power_brake" in named:
+        return "smi-power-brake"
+    return "smi-thermal" if named & {"hw_thermal_slowdown", "sw_thermal_slowdown"} else None
 
 
 def _read_samples(listing: Listing, facts: Facts) -> None:
@@ -204,7 +260,10 @@ def _read_samples(listing: Listing, facts: Facts) -> None:
                 add(facts, listing, "smi-power-brake", line=line, fields={"gpu": gpu})
             elif "ecc_errors_uncorrected_volatile" in name and value.isdigit() and int(value) > 0:
                 add(facts, listing, "smi-ecc-volatile", line=line, fields={"gpu": gpu})
-        busy, used = nvidia_smi.Value(row.get("utilization_gpu", ""), line), nvidia_smi.Value(row.get("memory_used", ""), line)
+        busy, used = (
+            nvidia_smi.Value(row.get("utilization_gpu", ""), line),
+            nvidia_smi.Value(row.get("memory_used", ""), line),
+        )
         if busy.number is not None and used.number is not None:
             held.setdefault(gpu, []).append((line, busy.number, used.number))
     for gpu, samples in held.items():

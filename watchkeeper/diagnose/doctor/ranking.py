@@ -18,6 +18,8 @@ from watchkeeper.model import diagnosis
 FILE = "signatures/cascades.csv"
 # A cause must be at least this likely before other signs are taken for its consequences.
 ROOT_CONFIDENCE = 0.5
+# A guess does not explain away what the lines say outright.
+ROOT_MARGIN = 0.2
 EFFECT_FACTOR = 0.45
 # Several different signs of one cause make it surer, but never certain.
 AGREEMENT = 0.03
@@ -67,13 +69,13 @@ def _merge(cause: str, opinions: Sequence[Opinion]) -> Weighed:
     if cause == diagnosis.UNKNOWN_CAUSE:
         confidence = min(confidence, MOST_FOR_UNKNOWN)
     ordered = sorted(opinions, key=lambda opinion: (-opinion.confidence, opinion.order))
-    sightings = dict.fromkeys(sighting for opinion in ordered for sighting in opinion.sightings)
+    sightings = {sighting.order: sighting for opinion in ordered for sighting in opinion.sightings}
     whys = dict.fromkeys(opinion.why for opinion in ordered if opinion.why)
     return Weighed(
         cause=cause,
         confidence=confidence,
         why=" ".join(list(whys)[:2]),
-        sightings=tuple(sorted(list(sightings)[:MAX_EVIDENCE], key=lambda sighting: sighting.order)),
+        sightings=tuple(sorted(list(sightings.values())[:MAX_EVIDENCE], key=lambda sighting: sighting.order)),
         ruled_out=tuple(dict.fromkeys(text for opinion in ordered for text in opinion.ruled_out)),
         extra_where=tuple(dict.fromkeys(pair for opinion in ordered for pair in opinion.extra_where)),
         advice=tuple(dict.fromkeys(text for opinion in ordered for text in opinion.advice)),
@@ -90,6 +92,7 @@ def _cascade(weighed: Sequence[Weighed]) -> list[Weighed]:
             for root in weighed
             if root.cause != one.cause
             and root.confidence >= ROOT_CONFIDENCE
+            and root.confidence >= one.confidence - ROOT_MARGIN
             and one.cause in effects_of(root.cause)
             and not (root.cause in effects_of(one.cause) and one.confidence >= root.confidence)
         ]
@@ -99,7 +102,9 @@ def _cascade(weighed: Sequence[Weighed]) -> list[Weighed]:
             one = replace(one, confidence=one.confidence * EFFECT_FACTOR, ruled_out=(*one.ruled_out, note))
         followers = [other.cause for other in weighed if other.cause in effects_of(one.cause) and not roots]
         if followers and one.confidence >= ROOT_CONFIDENCE:
-            notes = tuple(f"{name}: a consequence here; {reason_of(one.cause)}" for name in followers if name != "unknown")
+            notes = tuple(
+                f"{name}: a consequence here; {reason_of(one.cause)}" for name in followers if name != "unknown"
+            )
             one = replace(one, ruled_out=(*one.ruled_out, *notes))
         result.append(one)
     return result

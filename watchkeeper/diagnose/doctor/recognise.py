@@ -39,7 +39,9 @@ def recognise(name: str, head: bytes) -> str:
         return "flight_recorder"
     if is_binary(head):
         return "binary"
-    text = head[: LOOKED_AT_CHARACTERS * 2].decode("utf-8", errors="replace")[:LOOKED_AT_CHARACTERS].replace("\r\n", "\n")
+    text = (
+        head[: LOOKED_AT_CHARACTERS * 2].decode("utf-8", errors="replace")[:LOOKED_AT_CHARACTERS].replace("\r\n", "\n")
+    )
     base = name.rsplit("/", 1)[-1].lower()
     for row in kinds():
         if row.pattern.search(text):

@@ -14,15 +14,43 @@ from typing import Any
 from watchkeeper.catalogue import causes, pack
 from watchkeeper.diagnose.doctor.facts import Facts, Input, Sighting
 from watchkeeper.diagnose.doctor.ranking import Weighed
-from watchkeeper.model import diagnosis
+from watchkeeper.model import diagnosis, fleet
 
 FILE = "doctor_actions.csv"
 # What a finding may name as its place, in the order in which people read it.
 PLACES = (
-    *("node", "gpu", "pci", "uuid", "rank", "local_rank", "missing_rank", "pod", "namespace", "container", "job", "step"),
-    *("interface", "hca", "owner", "port", "switch", "link", "peer", "process", "pid", "collective", "resource", "taint"),
+    *(
+        "node",
+        "gpu",
+        "pci",
+        "uuid",
+        "rank",
+        "local_rank",
+        "missing_rank",
+        "missing_node",
+        "missing_gpu",
+        "pod",
+        "namespace",
+        "container",
+        "job",
+        "step",
+    ),
+    *(
+        "interface",
+        "hca",
+        "owner",
+        "port",
+        "switch",
+        "link",
+        "peer",
+        "process",
+        "pid",
+        "collective",
+        "resource",
+        "taint",
+    ),
 )
-NUMBERS = frozenset({"gpu", "rank", "local_rank", "missing_rank", "pid", "link", "switch"})
+NUMBERS = frozenset({"gpu", "rank", "local_rank", "missing_rank", "missing_gpu", "pid", "link", "switch", "port"})
 MAX_VALUES_OF_A_PLACE = 16
 
 
@@ -93,12 +121,22 @@ def _where(one: Weighed) -> dict[str, Any]:
     found: dict[str, list[str]] = {}
     for name, value in one.extra_where:
         found.setdefault(name, []).append(value)
-    # Lines of the cause itself come before those that only followed it.
     for sighting in one.sightings:
         for name in PLACES:
-            if (value := sighting.fields.get(name) or sighting.fields.get(f"{name}2") or sighting.fields.get(f"{name}3")):
-                found.setdefault(name, []).append(value)
+            # A pattern with alternatives names the same place `node`, `node2`, `node3`.
+            seen = [sighting.fields.get(f"{name}{suffix}") for suffix in ("", "2", "3")]
+            found.setdefault(name, []).extend(_one_spelling(name, text) for text in seen if text)
+    found = {name: texts for name, texts in found.items() if texts}
     return {name: _shape(name, list(dict.fromkeys(found[name]))) for name in PLACES if name in found}
+
+
+def _one_spelling(name: str, value: str) -> str:
+    if name != "pci":
+        return value
+    try:
+        return fleet.same_pci(value)
+    except ValueError:
+        return value
 
 
 def _shape(name: str, values: Sequence[str]) -> Any:
@@ -116,7 +154,14 @@ def _place_in_words(where: Mapping[str, Any]) -> str:
     node, suffix = where.get("node"), ""
     if isinstance(node, str):
         suffix = f" of {node}"
-    for name, word in (("gpu", "GPU {}"), ("pci", "GPU {}"), ("missing_rank", "rank {}"), ("rank", "rank {}"), ("pod", "pod {}"), ("job", "job {}")):
+    for name, word in (
+        ("gpu", "GPU {}"),
+        ("pci", "GPU {}"),
+        ("missing_rank", "rank {}"),
+        ("rank", "rank {}"),
+        ("pod", "pod {}"),
+        ("job", "job {}"),
+    ):
         value = where.get(name)
         if value is not None and not isinstance(value, list):
             return word.format(value) + suffix

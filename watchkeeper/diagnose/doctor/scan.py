@@ -5,7 +5,8 @@ The beginning tells what the input is; tables and listings that need more than o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,15 @@ from watchkeeper.diagnose.doctor.signatures import Sign, Table
 from watchkeeper.readers import kernel_log, line_prefix, log_text
 
 # Listings that people paste are smaller; of a longer log the beginning shows what it is.
-HEAD_BYTES = 4 << 20
+HEAD_BYTES = 2 << 20
 # JSON, XML and pickled dumps can only be read whole.
 DOCUMENT_BYTES = 64 << 20
 # After this many lines of one sign the rest of them is not matched any more.
 MAX_MATCHES_OF_A_SIGN = 20_000
 # Words of which each line that readers/kernel_log.py knows has one.
 KERNEL_WORDS = frozenset({b"nvrm", b"sxid", b"bus", b"hardware", b"memory"})
+NEGATION = re.compile(r"(?i)(?:^|\W)(?:no|0|zero|without|never)\s+$")
+NEGATION_CHARACTERS = 12
 KERNEL_NEEDLES = tuple(needle for needle, _, _ in kernel_log.PATTERNS)
 
 
@@ -30,13 +33,13 @@ class Tee:
 
     source: log_text.ByteStream
     limit: int
-    read_bytes: int = 0
+    on_read: Callable[[int], None]
     _kept: list[bytes] = field(default_factory=list)
     _kept_bytes: int = 0
 
     def read(self, size: int, /) -> bytes:
         piece = self.source.read(size)
-        self.read_bytes += len(piece)
+        self.on_read(len(piece))
         if self._kept_bytes < self.limit:
             self._kept.append(piece)
             self._kept_bytes += len(piece)
@@ -60,12 +63,20 @@ def scan(name: str, stream: log_text.ByteStream, facts: Facts, *, table: Table) 
 
 def _match(name: str, line: log_text.LogLine, sign: Sign, *, facts: Facts) -> None:
     found = sign.match(line.unwrapped if sign.spans_lines else line.text)
-    if found is None:
+    if found is None or _is_denied(found):
         return
     fields = dict(line_prefix.read_prefix(line.text))
+    if not fields and "rank" in (before := line_prefix.read_prefix(line.preceding)):
+        # A logger that breaks its message puts the rank on the line before.
+        fields = {"rank": before["rank"]}
     fields.update({key: value.strip() for key, value in found.groupdict().items() if value})
     text = line.unwrapped if sign.spans_lines else line.text
     facts.add(sign.id, input=name, line=line.number, text=excerpt(text, found.start()), fields=fields)
+
+
+def _is_denied(found: re.Match[str]) -> bool:
+    """Whether the words before the find take it back: `no thermal violations detected`, `0 double-bit errors`."""
+    return NEGATION.search(found.string[max(0, found.start() - NEGATION_CHARACTERS) : found.start()]) is not None
 
 
 def excerpt(text: str, at: int) -> str:
@@ -84,7 +95,9 @@ def _read_kernel_line(name: str, line: log_text.LogLine, facts: Facts) -> None:
         return
     fields: dict[str, str] = dict(line_prefix.read_prefix(line.text))
     if isinstance(fact, kernel_log.GpuIdentity):
-        facts.add("gpu-identity", input=name, line=line.number, text=line.text, fields={"pci": fact.pci, "uuid": fact.uuid})
+        facts.add(
+            "gpu-identity", input=name, line=line.number, text=line.text, fields={"pci": fact.pci, "uuid": fact.uuid}
+        )
         return
     named = {"pci": fact.pci, "process": fact.process, "pid": None if fact.pid is None else str(fact.pid)}
     fields.update({key: value for key, value in named.items() if value})

@@ -35,7 +35,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One row. `also` are further causes that the same line allows; `silences` those it speaks against."""
+    """One row. `also` are further causes that the same line allows; `silences` those it speaks against.
+
+    `needs` are texts of which a listing must have one before a pattern without words is tried on it.
+    """
 
     id: str
     cause: str
@@ -45,13 +48,19 @@ class Sign:
     example: str
     source: str
     words: tuple[str, ...]
-    pattern: re.Pattern[str] | None
+    pattern: str | None
     spans_lines: bool
     also: Mapping[str, float] = field(default_factory=dict)
     silences: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    @property
+    def compiled(self) -> re.Pattern[str]:
+        """The pattern, compiled when it is first needed: most runs need few of them."""
+        return _compile(self.pattern or "")
 
     def match(self, line: str) -> re.Match[str] | None:
-        return None if self.pattern is None else self.pattern.search(line)
+        return None if self.pattern is None else self.compiled.search(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,11 @@ class Table:
     signs: Mapping[str, Sign]
     behind: Mapping[bytes, tuple[Sign, ...]]
     of_listings: tuple[Sign, ...]
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.MULTILINE)
 
 
 def lookup(sign: str) -> Sign:
@@ -85,7 +99,7 @@ def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
     """One table of a TOML file; an error names the file and the sign."""
     name = str(row.get("id", "without an id"))
     try:
-        pattern = re.compile(row["pattern"]) if "pattern" in row else None
+        pattern = row.get("pattern")
         cause = row.get("cause", "")
         wanted = {*row.get("also", {}), *([cause] if cause not in ("", BY_XID) else [])}
         unknown = wanted - {known.cause for known in causes.all()}
@@ -104,8 +118,9 @@ def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
             spans_lines=bool(row.get("spans_lines", False)),
             also=dict(row.get("also", {})),
             silences=tuple(row.get("silences", ())),
+            needs=tuple(row["needs"].split("|")) if "needs" in row else (),
         )
-    except (KeyError, ValueError, TypeError, re.error) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise PackError(f"sign {name}: {error}", where=f"packs/{file}") from error
 
 

@@ -20,6 +20,8 @@ from watchkeeper.query.promql.ast import Binary, Matching, MatchKind
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.index import Pairs, SeriesSet
 
+# As many as an engine has series by default; pairs beyond that come from labels that do not tell series apart.
+MAX_PAIRS = 1_000_000
 ARITHMETIC: dict[str, Callable[[Floats, Floats], Floats]] = {
     "+": np.add,
     "-": np.subtract,
@@ -116,6 +118,8 @@ def _pair(many: SeriesSet, one: SeriesSet, matching: Matching, *, drops_name: bo
     for row, number in enumerate(one_groups.of.tolist()):
         theirs.setdefault(one_groups.series.pairs[number], []).append(row)
     many_groups = group(many, matching.labels, is_on=matching.is_on)
+    partners = np.array([len(theirs.get(pairs, ())) for pairs in many_groups.series.pairs], dtype=np.int64)
+    _refuse_product(int(partners[many_groups.of].sum()))
     many_rows: list[int] = []
     one_rows: list[int] = []
     for row, number in enumerate(many_groups.of.tolist()):
@@ -128,6 +132,14 @@ def _pair(many: SeriesSet, one: SeriesSet, matching: Matching, *, drops_name: bo
     ]
     rows = np.array(many_rows, dtype=np.int64)
     return _Pairs(rows, np.array(one_rows, dtype=np.int64), many_groups.of[rows], SeriesSet(series))
+
+
+def _refuse_product(pairs: int) -> None:
+    if pairs > MAX_PAIRS:
+        raise errors.QueryLimit(
+            f"both sides together have {pairs} pairs of series with the same labels, the limit is {MAX_PAIRS}",
+            remedy="Match on more labels, or aggregate one side first",
+        )
 
 
 def _result(many: Pairs, one: Pairs, matching: Matching, *, drops_name: bool) -> Pairs:

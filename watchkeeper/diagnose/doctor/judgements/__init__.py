@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from watchkeeper.diagnose.doctor.facts import Facts
-from watchkeeper.diagnose.doctor.judgements import collectives, general, kernel, network
+from watchkeeper.diagnose.doctor.judgements import collectives, general, kernel, network, scheduling
 from watchkeeper.diagnose.doctor.opinion import Opinion
 
 Judgement = Callable[[Facts], Iterable[Opinion]]
@@ -24,11 +24,14 @@ JUDGEMENTS: tuple[Judgement, ...] = (
     collectives.hang,
     collectives.dumps,
     collectives.ended_ranks,
+    scheduling.taints,
     network.queue_pairs,
     network.completions,
     network.interfaces,
     network.versions,
+    network.adapters,
     network.settings,
+    general.dcgm_incidents,
     general.serving,
     general.leftovers,
 )

@@ -2,7 +2,7 @@
 
 The rank that prints a time-out is mostly the one that waited. So the time-outs of all ranks are compared:
 different operations at one sequence number are a disagreement, a rank without a time-out is the suspect, and
-any rank with an error of its own is the cause (nccl_facts 7).
+any rank with an error of its own is the cause.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from watchkeeper.diagnose.doctor.signatures import lookup
 from watchkeeper.readers.flight_recorder import Collective, Dump
 
 MAX_RANKS_NAMED = 32
-ENDED_BY_ITSELF = {-6: "aborted", -11: "crashed", -4: "died of an illegal instruction", -8: "died of an arithmetic fault"}
+ENDED_BY_ITSELF = {
+    -6: "aborted",
+    -11: "crashed",
+    -4: "died of an illegal instruction",
+    -8: "died of an arithmetic fault",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,10 @@ def hang(facts: Facts) -> Iterable[Opinion]:
     where: list[tuple[str, str]] = [("collective", what)] if first.sequence else []
     if missing:
         why += f" Rank {', '.join(missing)} of {_world(facts)} never timed out: look there first."
-        where += [("missing_rank", rank) for rank in missing]
+        where += [("missing_rank", rank) for rank in missing] + _places_of(facts, missing)
     elif behind:
-        why += f" Rank {behind[0]} has enqueued only {behind[1]} collectives, the others {behind[2]}: it is behind on the CPU side."
-        where.append(("missing_rank", behind[0]))
+        why += f" Rank {behind[0]} has enqueued only {behind[1]} collectives, the others {behind[2]}: it lags."
+        where += [("missing_rank", behind[0]), *_places_of(facts, behind[:1])]
     elif facts.has("progress-bar"):
         why += " Another rank's progress bar still moves: ranks have uneven work."
     elif len(ranks) == 1:
@@ -84,7 +89,9 @@ def _disagreement(timeouts: Sequence[Timeout]) -> Opinion | None:
         # Gather and scatter have other sizes on their root by design.
         operations = {operation for operation, _ in kinds}
         if len(operations) > 1 or (len(kinds) > 1 and operations <= {"ALLREDUCE", "ALLGATHER", "REDUCE_SCATTER"}):
-            said = "; ".join(f"rank {one.rank}: {one.operation} of {one.size or '?'}" for one in list(found.values())[:4])
+            said = "; ".join(
+                f"rank {one.rank}: {one.operation} of {one.size or '?'}" for one in list(found.values())[:4]
+            )
             return opinion(
                 "nccl_shape_or_collective_mismatch",
                 0.85,
@@ -110,11 +117,22 @@ def _missing(facts: Facts, ranks: Sequence[str]) -> list[str]:
 
 def _behind(facts: Facts) -> tuple[str, int, int] | None:
     """The rank that has enqueued least, if it differs from the others."""
-    enqueued = {seen.fields["rank"]: int(seen.fields["enqueued"]) for seen in facts.of("pg-status") if "rank" in seen.fields}
+    enqueued = {
+        seen.fields["rank"]: int(seen.fields["enqueued"]) for seen in facts.of("pg-status") if "rank" in seen.fields
+    }
     if len(enqueued) < 2 or len(set(enqueued.values())) < 2:
         return None
     rank = min(enqueued, key=lambda name: enqueued[name])
     return rank, enqueued[rank], max(enqueued.values())
+
+
+def _places_of(facts: Facts, ranks: Sequence[str]) -> list[tuple[str, str]]:
+    """Node and GPU of these ranks, as they announced themselves at the start."""
+    found: list[tuple[str, str]] = []
+    for seen in facts.of("nccl-rank"):
+        if seen.fields["rank"] in ranks:
+            found += [(f"missing_{name}", seen.fields[name]) for name in ("node", "gpu") if name in seen.fields]
+    return list(dict.fromkeys(found))
 
 
 def _as_number(text: str) -> int:
@@ -123,7 +141,9 @@ def _as_number(text: str) -> int:
 
 def ended_ranks(facts: Facts) -> Iterable[Opinion]:
     """Exit codes as torchrun prints them: the first rank with a code of its own, not one that was told to stop."""
-    seen = [one for one in facts.of("elastic-failed", "elastic-block-exit") if one.fields["code"] not in ("0", "-15", "143")]
+    seen = [
+        one for one in facts.of("elastic-failed", "elastic-block-exit") if one.fields["code"] not in ("0", "-15", "143")
+    ]
     if not seen:
         return
     code = int(seen[0].fields["code"])
@@ -157,33 +177,52 @@ def _last(dump: Dump, group: str) -> Collective | None:
     return next((one for one in mine if one.state != "completed"), mine[-1] if mine else None)
 
 
-def _compare(
-    group: str, stuck: dict[int, Collective], known: dict[int, tuple[Dump, Sighting]]
-) -> Iterable[Opinion]:
+def _compare(group: str, stuck: dict[int, Collective], known: dict[int, tuple[Dump, Sighting]]) -> Iterable[Opinion]:
     members = next((dump.ranks[group] for dump, _ in known.values() if dump.ranks.get(group)), ())
     absent = [rank for rank in members if rank not in known]
     furthest = max(one.sequence for one in stuck.values())
-    late = [rank for rank, one in stuck.items() if one.sequence < furthest or (one.sequence == furthest and one.state == "completed" and False)]
+    late = [rank for rank, one in stuck.items() if one.sequence < furthest]
     together = {(one.operation, one.sizes) for one in stuck.values() if one.sequence == furthest}
     evidence = [seen for _, seen in known.values()][:MAX_EVIDENCE]
     if not late and len(together) > 1:
         sign = lookup("dump-mismatch")
         said = "; ".join(f"rank {rank}: {one.operation} {one.sizes}" for rank, one in list(stuck.items())[:4])
-        yield opinion(sign.cause, sign.confidence, f"{sign.why} Group {group}, position {furthest}: {said}.", on=evidence)
+        yield opinion(
+            sign.cause, sign.confidence, f"{sign.why} Group {group}, position {furthest}: {said}.", on=evidence
+        )
     elif late:
         sign = lookup("dump-lagging")
         rank = min(late, key=lambda one: stuck[one].sequence)
         one = stuck[rank]
-        side = "its program never called it (CPU side)" if one.state == "completed" else f"its {one.operation} is {one.state}"
-        why = f"Rank {rank} stands at {one.operation} number {one.sequence} of group {group}, the others at {furthest}; {side}."
-        yield opinion(sign.cause, sign.confidence, why, on=evidence, where=[("missing_rank", str(one)) for one in late[:MAX_RANKS_NAMED]])
+        side = (
+            "its program never called it (CPU side)"
+            if one.state == "completed"
+            else f"its {one.operation} is {one.state}"
+        )
+        why = (
+            f"Rank {rank} stands at {one.operation} {one.sequence} of group {group}, the others at {furthest}; {side}."
+        )
+        yield opinion(
+            sign.cause,
+            sign.confidence,
+            why,
+            on=evidence,
+            where=[("missing_rank", str(one)) for one in late[:MAX_RANKS_NAMED]],
+        )
     elif absent:
         sign = lookup("dump-missing")
         named = ", ".join(map(str, absent[:MAX_RANKS_NAMED]))
         where = [("missing_rank", str(rank)) for rank in absent[:MAX_RANKS_NAMED]]
         yield opinion(sign.cause, sign.confidence, f"{sign.why} Missing: rank {named}.", on=evidence, where=where)
-        yield opinion("nccl_timeout_straggler", sign.also["nccl_timeout_straggler"], f"{sign.why} Missing: rank {named}.", on=evidence, where=where)
+        yield opinion(
+            "nccl_timeout_straggler",
+            sign.also["nccl_timeout_straggler"],
+            f"{sign.why} Missing: rank {named}.",
+            on=evidence,
+            where=where,
+        )
     else:
-        why = f"All ranks stand in the same {next(iter(together))[0]} (number {furthest}) and none gets out: the network or a GPU holds it."
+        operation = next(iter(together))[0]
+        why = f"All ranks stand in the same {operation} (number {furthest}): the network or a GPU holds it."
         yield opinion("nccl_ib_link_error", 0.45, why, on=evidence)
         yield opinion("nccl_timeout_straggler", 0.45, why, on=evidence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from watchkeeper.catalogue import tables
 from watchkeeper.diagnose.doctor import signatures
 from watchkeeper.diagnose.doctor.facts import Facts
 from watchkeeper.diagnose.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
@@ -11,7 +12,7 @@ from watchkeeper.diagnose.doctor.signatures import Role
 from watchkeeper.model import diagnosis
 
 # Judged together with other signs, in modules of their own.
-JUDGED_ELSEWHERE = frozenset({"nccl-bad-interface", "nccl-link-local"})
+JUDGED_ELSEWHERE = frozenset({"nccl-bad-interface", "nccl-link-local", "k8s-untolerated-taint"})
 SLOW_LOAD_SECONDS = 300.0
 MANY_WAITING = 100
 FULL_CACHE_PERCENT = 95.0
@@ -34,13 +35,25 @@ def signs(facts: Facts) -> Iterable[Opinion]:
             yield opinion(cause, confidence, sign.why, on=facts.of(name)[:MAX_EVIDENCE])
 
 
+def dcgm_incidents(facts: Facts) -> Iterable[Opinion]:
+    """Names of DCGM's incidents, as its JSON and logs have them."""
+    for seen in facts.of("dcgm-incident"):
+        row = tables.incident(seen.fields["name"])
+        if row is not None and row.cause:
+            confidence = 0.35 if row.cause == diagnosis.UNKNOWN_CAUSE else 0.82
+            yield opinion(row.cause, confidence, f"DCGM reports {row.name}: {row.meaning}.", on=[seen])
+
+
 def serving(facts: Facts) -> Iterable[Opinion]:
     """A server whose requests wait before a full cache, and one that takes minutes to load."""
     waiting = [
         seen
         for seen in facts.of("vllm-stats")
         if int(seen.fields["waiting"]) >= MANY_WAITING
-        or (float(seen.fields["cache"]) >= FULL_CACHE_PERCENT and int(seen.fields["waiting"]) > int(seen.fields["running"]) // 4)
+        or (
+            float(seen.fields["cache"]) >= FULL_CACHE_PERCENT
+            and int(seen.fields["waiting"]) > int(seen.fields["running"]) // 4
+        )
     ]
     if waiting:
         sign = signatures.lookup("vllm-waiting")

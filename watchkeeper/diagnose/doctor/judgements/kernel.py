@@ -6,6 +6,7 @@ that is gone, 154 says what the driver wants now. So each GPU's codes are judged
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from watchkeeper.catalogue import recovery_actions, tables, xid
@@ -31,6 +32,8 @@ CERTAIN = {
 }
 HARDWARE = frozenset({"gpu_fell_off_bus", "ecc_uncorrectable", "row_remap_failure", "nvlink_error", "gsp_timeout"})
 MANY_CORRECTED = 3
+# … 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000002 0x00000000 …)
+NVLINK_REGISTERS = re.compile(r"\d, (?:pid=.*?, )?(?P<unit>[A-Z]+_[A-Z_]+) .*\(0x[0-9a-f]+ (?P<status>0x[0-9a-f]+)")
 
 
 def xids(facts: Facts) -> Iterable[Opinion]:
@@ -39,7 +42,7 @@ def xids(facts: Facts) -> Iterable[Opinion]:
     for seen in facts.of("kernel-xid"):
         by_gpu.setdefault((seen.fields.get("node", ""), seen.fields.get("pci", "")), []).append(seen)
     for sightings in by_gpu.values():
-        yield from _judge_gpu(sightings, _uuids(facts, sightings))
+        yield from _judge_gpu(sightings, (*_uuids(facts, sightings), *_ranks(facts, sightings)))
 
 
 def _uuids(facts: Facts, sightings: Sequence[Sighting]) -> tuple[tuple[str, str], ...]:
@@ -48,37 +51,71 @@ def _uuids(facts: Facts, sightings: Sequence[Sighting]) -> tuple[tuple[str, str]
     return (("uuid", named[0]),) if named else ()
 
 
+def _ranks(facts: Facts, sightings: Sequence[Sighting]) -> tuple[tuple[str, str], ...]:
+    """The rank that ran on this GPU of this node, where NCCL's lines were handed in as well."""
+    node, pci = sightings[0].fields.get("node"), sightings[0].fields.get("pci")
+    return tuple(
+        ("rank", seen.fields["rank"])
+        for seen in facts.of("nccl-rank")
+        if node and seen.fields.get("node") == node and _pci_of(seen.fields.get("busid", "")) == pci
+    )
+
+
+def _pci_of(bus_id: str) -> str | None:
+    """NCCL prints a PCI address as one hexadecimal number: domain, bus, device and function."""
+    try:
+        number = int(bus_id, 16)
+    except ValueError:
+        return None
+    return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}"
+
+
 def _judge_gpu(sightings: Sequence[Sighting], uuid: tuple[tuple[str, str], ...]) -> Iterable[Opinion]:
     codes = [int(seen.fields["code"]) for seen in sightings]
     roots = [seen for seen, code in zip(sightings, codes, strict=True) if code not in FOLLOWS]
     wish = _recovery_wish(sightings)
     if not roots:
-        yield _only_consequences(sightings, wish)
+        before = _named_before(sightings)
+        if before is not None and _cause_of(before) in CERTAIN:
+            why = f"The driver names Xid {before} ({xid.lookup(before).name}) as the one before these."
+            yield opinion(_cause_of(before), 0.8, why, on=sightings[:MAX_EVIDENCE], where=uuid)
+        else:
+            yield _only_consequences(sightings, wish)
         return
     by_cause: dict[str, list[Sighting]] = {}
     for seen in roots:
         by_cause.setdefault(_cause_of(int(seen.fields["code"])), []).append(seen)
     first = _cause_of(int(roots[0].fields["code"]))
-    grave = HARDWARE & set(by_cause)
-    for cause, seen in by_cause.items():
-        confidence = CERTAIN.get(cause, 0.4 if cause == diagnosis.UNKNOWN_CAUSE else 0.65)
-        code = int(seen[0].fields["code"])
-        if code in HALTED:
-            confidence = 0.62 if first != "app_illegal_access" else 0.4
-        if cause == "app_illegal_access" and grave - {"gsp_timeout"}:
-            confidence *= 0.5
-        if cause == "nvlink_error" and all("Nonfatal" in one.text for one in seen):
-            confidence = 0.6
-        if cause == "row_remap_pending" and "ecc_uncorrectable" in by_cause:
-            confidence = 0.6
+    for cause, mine in by_cause.items():
+        code = int(mine[0].fields["code"])
         yield opinion(
             cause,
-            confidence,
-            _why(code, seen, sightings, wish=wish),
-            on=[*seen[:MAX_EVIDENCE], *[one for one in sightings if one not in seen][:3]],
+            _confidence(cause, mine, first=first, others=frozenset(by_cause)),
+            _why(code, mine, sightings, wish=wish),
+            on=[*mine[:MAX_EVIDENCE], *[one for one in sightings if one not in mine][:3]],
             ruled_out=_ruled_out(cause, codes),
             where=uuid,
         )
+
+
+def _confidence(cause: str, mine: Sequence[Sighting], *, first: str, others: frozenset[str]) -> float:
+    if int(mine[0].fields["code"]) in HALTED:
+        return 0.4 if first == "app_illegal_access" else 0.62
+    if cause == "nvlink_error" and all("Nonfatal" in one.text for one in mine):
+        return 0.6
+    if cause == "row_remap_pending" and "ecc_uncorrectable" in others:
+        return 0.6
+    confidence = CERTAIN.get(cause, 0.4 if cause == diagnosis.UNKNOWN_CAUSE else 0.65)
+    # A program that touches foreign memory does not break a board; a broken board does make programs fail.
+    if cause == "app_illegal_access" and others & (HARDWARE - {"gsp_timeout"}):
+        return confidence * 0.5
+    return confidence
+
+
+def _named_before(sightings: Sequence[Sighting]) -> int | None:
+    """The Xid that the driver names as the one before a torn-down channel, if that is not a consequence itself."""
+    codes = [int(code) for code in values(sightings, "caused_by_xid")]
+    return next((code for code in codes if code not in FOLLOWS), None)
 
 
 def _cause_of(code: int) -> str:
@@ -97,11 +134,11 @@ def _only_consequences(sightings: Sequence[Sighting], wish: str | None) -> Opini
     codes = sorted({int(seen.fields["code"]) for seen in sightings})
     named = ", ".join(f"Xid {code}" for code in codes)
     why = f"{named} follows from something else, and what came before is not in these lines"
-    caused = values(sightings, "caused_by_xid")
-    if caused:
-        why += f"; the driver names Xid {caused[0]} as the one before"
     return opinion(
-        diagnosis.UNKNOWN_CAUSE, 0.38, f"{why}. {wish or ''}".strip(), on=sightings[:MAX_EVIDENCE],
+        diagnosis.UNKNOWN_CAUSE,
+        0.38,
+        f"{why}. {wish or ''}".strip(),
+        on=sightings[:MAX_EVIDENCE],
         advice=("Hand in the kernel log from some minutes earlier: dmesg -T or journalctl -k",),
     )
 
@@ -117,11 +154,20 @@ def _why(code: int, seen: Sequence[Sighting], everything: Sequence[Sighting], *,
         parts.append(f"was seen with {', '.join(f'Xid {number}' for number in later)}")
     if len(seen) > 1:
         parts.append(f"{len(seen)} times")
+    if (detail := _nvlink_detail(code, seen)) is not None:
+        parts.append(detail)
     processes = values(seen, "process")
     if len(processes) > 1:
         parts.append(f"by {len(processes)} different programs, so the GPU itself deserves a test")
     sentence = " ".join(parts) + "."
     return " ".join(part for part in (sentence, row.likely_cause and f"{row.likely_cause}.", wish) if part)
+
+
+def _nvlink_detail(code: int, seen: Sequence[Sighting]) -> str | None:
+    """What the registers of an NVLink 5 Xid say, from its decode table."""
+    registers = NVLINK_REGISTERS.search(seen[0].text)
+    row = None if registers is None else tables.nvlink_fault(code, registers["unit"], int(registers["status"], 16))
+    return None if row is None else f"({row.severity.lower()}; NVIDIA: {row.resolution}; {row.local_effect})"
 
 
 def _ruled_out(cause: str, codes: Sequence[int]) -> Iterable[str]:
@@ -160,7 +206,8 @@ def switch_errors(facts: Facts) -> Iterable[Opinion]:
         yield opinion(
             "cooling_failure" if thermal else "nvlink_error",
             0.6 if thermal else 0.85 if fatal else 0.7,
-            f"SXid {seen.fields['code']}{name} of NVSwitch {seen.fields.get('switch', '')}, {'fatal' if fatal else 'not fatal'}. {row.note if row else ''}".strip(),
+            f"SXid {seen.fields['code']}{name} of NVSwitch {seen.fields.get('switch', '')}, "
+            f"{'fatal' if fatal else 'not fatal'}. {row.note if row else ''}".strip(),
             on=[seen],
         )
 
@@ -180,11 +227,11 @@ def bus_errors(facts: Facts) -> Iterable[Opinion]:
 
 def hung_calls(facts: Facts) -> Iterable[Opinion]:
     """Tasks that wait in the kernel, with the driver's functions in their stacks."""
-    blocked, stacks = facts.of("task-blocked"), facts.of("stack-in-nvidia")
+    blocked, stacks = facts.of("task-blocked", "task-waits"), facts.of("stack-in-nvidia")
     if blocked and stacks and not facts.has("driver-task-blocked"):
         why = "Tasks wait for minutes in the kernel, and the driver's functions are on the stacks."
         yield opinion("driver_call_hung", 0.68, why, on=[*blocked[:3], *stacks[:3]])
-    elif blocked and not facts.has("driver-task-blocked"):
+    elif facts.has("task-blocked") and not facts.has("driver-task-blocked"):
         why = "Tasks wait for minutes in the kernel; the lines do not say for what (storage, network or the driver)."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.25, why, on=blocked[:3])
 
@@ -192,5 +239,5 @@ def hung_calls(facts: Facts) -> Iterable[Opinion]:
 def machine_checks(facts: Facts) -> Iterable[Opinion]:
     seen = facts.of("kernel-machine_check")
     if seen:
-        why = "The processor reports machine checks: host memory, the processor or a bus is failing; this is no GPU's word."
+        why = "The processor reports machine checks: host memory, the processor or a bus fails; this is no GPU's word."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.35, why, on=seen[:MAX_EVIDENCE])

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from watchkeeper.catalogue import tables
-from watchkeeper.diagnose.doctor import signatures
 from watchkeeper.diagnose.doctor.facts import Facts, Sighting, values
 from watchkeeper.diagnose.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 
-FAILURES = ("nccl-connect-failed", "nccl-retries-exceeded", "watchdog-timeout", "nccl-peer-closed", "nccl-remote-error", "store-unreachable", "nccl-error-kind")
+FAILURES = (
+    "nccl-connect-failed",
+    "nccl-retries-exceeded",
+    "watchdog-timeout",
+    "nccl-peer-closed",
+    "nccl-remote-error",
+    "store-unreachable",
+    "nccl-error-kind",
+)
 # Never routed beyond one machine or one wire, whatever the job.
 TUNNELS = ("ip6tnl", "tun", "wg", "tailscale", "sit")
-OLD_WORDING_ENDS = (2, 22)
 
 
 def queue_pairs(facts: Facts) -> Iterable[Opinion]:
@@ -26,7 +32,7 @@ def queue_pairs(facts: Facts) -> Iterable[Opinion]:
             yield opinion("nccl_ib_gid", 0.88, why, on=[seen, *listed[:4]])
             yield opinion("nccl_ib_link_error", 0.4, "The queue pair could not be connected.", on=[seen])
         elif "timed out" in reason and local:
-            why = f"The queue pair could not be connected ({reason}) although both GIDs can be routed: no path between these two adapters."
+            why = f"The queue pair could not be connected ({reason}), though both GIDs are routable: no path."
             yield opinion("nccl_ib_link_error", 0.78, why, on=[seen])
             yield opinion("nccl_ib_gid", 0.55, why, on=[seen])
         elif "timed out" in reason:
@@ -34,7 +40,7 @@ def queue_pairs(facts: Facts) -> Iterable[Opinion]:
             yield opinion("nccl_ib_link_error", 0.6, why, on=[seen])
             yield opinion("nccl_ib_gid", 0.58, why, on=[seen])
         else:
-            why = f"The queue pair could not be connected ({reason}): the chosen device or GID index cannot reach the peer."
+            why = f"The queue pair could not be connected ({reason}): this device or GID index cannot reach the peer."
             yield opinion("nccl_ib_gid", 0.7, why, on=[seen])
             yield opinion("nccl_ib_link_error", 0.55, why, on=[seen])
 
@@ -45,13 +51,21 @@ def completions(facts: Facts) -> Iterable[Opinion]:
         status = int(seen.fields.get("status") or seen.fields.get("error") or -1)
         row = tables.completion(status)
         if row is None:
-            yield opinion("nccl_ib_link_error", 0.5, f"RDMA completion error {status}, which no table describes.", on=[seen])
+            yield opinion(
+                "nccl_ib_link_error", 0.5, f"RDMA completion error {status}, which no table describes.", on=[seen]
+            )
         elif row.confidence:
             peer = seen.fields.get("peer", "")
-            why = f"RDMA completion error {status} ({row.name}): {row.meaning}. Peer {peer}." if peer else f"{row.name}: {row.meaning}."
+            why = (
+                f"RDMA completion error {status} ({row.name}): {row.meaning}. Peer {peer}."
+                if peer
+                else f"{row.name}: {row.meaning}."
+            )
             yield opinion(row.cause, row.confidence, why, on=[seen])
             if status in (12, 13):
-                yield opinion("nccl_rank_died", 0.4, "The silent peer may simply have died: look for its last lines.", on=[seen])
+                yield opinion(
+                    "nccl_rank_died", 0.4, "The silent peer may simply have died: look for its last lines.", on=[seen]
+                )
 
 
 def interfaces(facts: Facts) -> Iterable[Opinion]:
@@ -64,8 +78,9 @@ def interfaces(facts: Facts) -> Iterable[Opinion]:
     for seen in bad:
         name = seen.fields.get("interface", "")
         tunnel = name.startswith(TUNNELS) or seen.sign == "nccl-link-local"
-        confidence = 0.78 if failed else 0.62 if tunnel else 0.5 if len(nodes) > 1 else 0.25
-        why = f"Ranks announce {name}, {'a link-local address' if seen.sign == 'nccl-link-local' else 'a loopback, bridge or tunnel'}, which other nodes cannot reach."
+        confidence = 0.78 if failed else 0.62 if tunnel else 0.5 if len(nodes) > 1 else 0.1
+        what = "a link-local address" if seen.sign == "nccl-link-local" else "a loopback, bridge or tunnel"
+        why = f"Ranks announce {name}, {what}, which other nodes cannot reach."
         yield opinion("nccl_wrong_interface", confidence, why, on=[seen], where=[("interface", name)] if name else [])
 
 
@@ -82,8 +97,22 @@ def versions(facts: Facts) -> Iterable[Opinion]:
     old, new = facts.of("nccl-plugin-wording-old"), facts.of("nccl-plugin-wording-new")
     old_nodes, new_nodes = set(values(old, "node")), set(values(new, "node"))
     if old_nodes and new_nodes and not old_nodes & new_nodes:
-        why = f"{', '.join(sorted(old_nodes))} writes the plug-in line of NCCL before 2.22, {', '.join(sorted(new_nodes))} that of later releases."
+        older, newer = ", ".join(sorted(old_nodes)), ", ".join(sorted(new_nodes))
+        why = f"{older} writes the plug-in line of NCCL before 2.22, {newer} that of later releases."
         yield opinion("nccl_version_mismatch", 0.6, why, on=[old[0], new[0]])
+
+
+def adapters(facts: Facts) -> Iterable[Opinion]:
+    """Nodes of one job that use different numbers of RDMA adapters: one of them lost some."""
+    by_node: dict[str, tuple[int, Sighting]] = {}
+    for seen in facts.of("nccl-ib-devices"):
+        if node := seen.fields.get("node"):
+            by_node.setdefault(node, (seen.fields["hcas"].count("]"), seen))
+    counts = {count for count, _ in by_node.values()}
+    if len(counts) > 1:
+        few = [node for node, (count, _) in by_node.items() if count < max(counts)]
+        why = f"{', '.join(few)} uses {min(counts)} RDMA adapters, others {max(counts)}."
+        yield opinion("ib_link_degraded", 0.6, why, on=[by_node[node][1] for node in few], where=[("node", few[0])])
 
 
 def settings(facts: Facts) -> Iterable[Opinion]:
@@ -96,20 +125,32 @@ def settings(facts: Facts) -> Iterable[Opinion]:
             if row.variable == seen.fields["variable"] and row.value.search(seen.fields["value"]):
                 advice.append(f"{row.variable}={seen.fields['value']}: {row.problem}. Change: {row.change}")
                 if row.cause and (spread or not facts.has("nccl-rank")):
-                    yield opinion(row.cause, row.confidence if spread else 0.45, f"{row.variable}: {row.problem}.", on=[seen], advice=[f"{row.change}"])
+                    yield opinion(
+                        row.cause,
+                        row.confidence if spread else 0.45,
+                        f"{row.variable}: {row.problem}.",
+                        on=[seen],
+                        advice=[f"{row.change}"],
+                    )
                 break
     sockets = [seen for seen in facts.of("nccl-network") if seen.fields["network"].lower().startswith("socket")]
     if sockets and not advice_names_rdma(advice) and (spread or facts.has("hca-port-active")):
         on_rdma = [seen for seen in facts.of("nccl-network") if not seen.fields["network"].lower().startswith("socket")]
         no_device = facts.of("nccl-ib-none")
         why = "Ranks of several nodes talk over plain sockets"
-        why += "; NCCL found no RDMA device in the container." if no_device else "." if not on_rdma else ", while other ranks use RDMA."
-        yield opinion("nccl_rdma_not_used", 0.66 if no_device or on_rdma else 0.5, why, on=[*sockets[:4], *no_device[:2]])
+        why += (
+            "; NCCL found no RDMA device in the container."
+            if no_device
+            else "."
+            if not on_rdma
+            else ", while other ranks use RDMA."
+        )
+        yield opinion(
+            "nccl_rdma_not_used", 0.66 if no_device or on_rdma else 0.5, why, on=[*sockets[:4], *no_device[:2]]
+        )
     if advice:
         yield opinion("", 0.0, "", on=given[:MAX_EVIDENCE], advice=dict.fromkeys(advice))
 
 
 def advice_names_rdma(advice: Iterable[str]) -> bool:
     return any("NCCL_IB_DISABLE" in text or "NCCL_NET=" in text for text in advice)
-
-

@@ -1,0 +1,116 @@
+"""Bytes on disk for each sample: our blocks, and Prometheus' for the same samples where promtool is installed.
+
+Samples come in as scrapes through the durable store, so that appending and the log are measured with it.
+`--prometheus-gpus` is smaller by default: promtool reads text, a second for every 100,000 samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from bench import telemetry
+from watchkeeper.store import durable
+
+HOUR_MS = 3_600_000
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", type=int, default=1000, help="size of the fleet")
+    parser.add_argument("--slots", type=int, default=480, help="readings of each GPU, 15 s apart")
+    parser.add_argument(
+        "--prometheus-gpus", type=int, default=64, help="size of the fleet for promtool; 0 leaves it out"
+    )
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = ours(telemetry.Telemetry(options.gpus, options.slots), Path(folder) / "ours")
+        if options.prometheus_gpus and shutil.which("promtool"):
+            fleet = telemetry.Telemetry(options.prometheus_gpus, options.slots)
+            own = ours(fleet, Path(folder) / "same")
+            theirs = prometheus(fleet, Path(folder))
+            numbers |= {
+                "prometheus_gpus": fleet.gpus,
+                "prometheus_bytes_per_sample": theirs,
+                "block_bytes_per_sample_same": own["block_bytes_per_sample"],
+                "prometheus_ratio": round(theirs / own["block_bytes_per_sample"], 2),
+            }
+    return numbers | {"load_average": round(os.getloadavg()[0], 2)}
+
+
+def ours(fleet: telemetry.Telemetry, path: Path) -> dict[str, float]:
+    """Append everything as it would come in, one slot of the fleet at a time, then cut and merge blocks."""
+    clock = [telemetry.START_MS]
+    limits = durable.StoreSettings(memory_ms=fleet.slots * telemetry.INTERVAL_MS + HOUR_MS)
+    store = durable.open_store(path, limits, clock_ms=lambda: clock[0])
+    ids, tables = load(fleet, store)
+    append_cpu = sync_cpu = 0.0
+    log_bytes = 0
+    for slot in range(fleet.slots):
+        clock[0] = telemetry.START_MS + (slot + 1) * telemetry.INTERVAL_MS
+        before = time.process_time()
+        for node in range(fleet.nodes):
+            store.append_scrape(f"node-{node}", ids[node], int(fleet.times_ms(node)[slot]), tables[node][slot])
+        middle = time.process_time()
+        store.sync()
+        append_cpu, sync_cpu = append_cpu + middle - before, sync_cpu + time.process_time() - middle
+    log_bytes = store.status().log_bytes
+    before = time.process_time()
+    store.maintain(clock[0] + HOUR_MS)
+    block_cpu = time.process_time() - before
+    status = store.status()
+    store.close()
+    micro = 1e6 / fleet.samples
+    return {
+        "samples": fleet.samples,
+        "append_microseconds_per_sample": round(append_cpu * micro, 4),
+        "log_microseconds_per_sample": round(sync_cpu * micro, 4),
+        "log_bytes_per_sample": round(log_bytes / fleet.samples, 3),
+        "block_cpu_seconds": round(block_cpu, 2),
+        "blocks": status.blocks,
+        "block_bytes_per_sample": round(status.block_bytes / fleet.samples, 4),
+    }
+
+
+def load(fleet: telemetry.Telemetry, store: durable.DurableStore) -> tuple[list[telemetry.Ids], list[telemetry.Floats]]:
+    """Series ids of each node, and its readings as slot × series: what a scraper would hand over."""
+    readings = dict(fleet.metrics())
+    ids, tables = [], []
+    for node in range(fleet.nodes):
+        gpus = range(node * telemetry.GPUS_PER_NODE, min(fleet.gpus, (node + 1) * telemetry.GPUS_PER_NODE))
+        ids.append(np.array([store.series_id(fleet.labels(metric, gpu)) for metric in readings for gpu in gpus]))
+        rows = np.concatenate([values[gpus.start : gpus.stop] for values in readings.values()])
+        tables.append(np.ascontiguousarray(rows.T))
+    return ids, tables
+
+
+def prometheus(fleet: telemetry.Telemetry, folder: Path) -> float:
+    """Bytes for each sample of the blocks that promtool makes of the same samples."""
+    text = folder / "openmetrics.txt"
+    with text.open("w") as file:
+        file.writelines(_openmetrics(fleet))
+    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "theirs")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    used = sum(path.stat().st_size for path in (folder / "theirs").glob("*/chunks/*"))
+    used += sum(path.stat().st_size for path in (folder / "theirs").glob("*/index"))
+    return round(used / fleet.samples, 4)
+
+
+def _openmetrics(fleet: telemetry.Telemetry) -> Iterator[str]:
+    for metric, values in fleet.metrics():
+        yield f"# TYPE {telemetry.name_of(metric)} gauge\n"
+        for gpu in range(fleet.gpus):
+            series = str(fleet.labels(metric, gpu)).replace(", ", ",")
+            times = fleet.times_ms(gpu // telemetry.GPUS_PER_NODE)
+            for at_ms, value in zip(times.tolist(), values[gpu].tolist(), strict=True):
+                yield f"{series} {value!r} {at_ms / 1000:.3f}\n"
+    yield "# EOF\n"

@@ -1,0 +1,190 @@
+"""The whole agent on a machine with fake GPUs: what a scrape shows, and what the hub is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.agent.conftest import MakeFake
+from tests.agent.reading import UUID
+from tests.agent.test_agent import events, machine, settings
+from tests.collect.loopback import Loopback, reply, serve, until
+from tests.fake_nvml import driver
+from watchkeeper import agent
+from watchkeeper.collect import agent_server
+from watchkeeper.collect.registration import NodeRegistration
+from watchkeeper.kit.clock import ScaledClock
+from watchkeeper.kit.own_metrics import Registry
+from watchkeeper.kit.wire import loads
+from watchkeeper.model.events import Event, EventKind
+
+XID = "4,{},{},-;NVRM: Xid (PCI:0000:10:00): 31, pid=7, name=python, MMU Fault\n"
+BURST_BYTES = 100 * 1024 * 1024
+
+
+@pytest.fixture
+def machine_of(library: Path, tmp_path: Path) -> MakeFake:
+    return lambda gpus: driver.FakeNvml(library, tmp_path / "control", gpus=gpus)
+
+
+@dataclass
+class Running:
+    """An agent at work: its page, what the hub heard, and the pipe that is its kernel log."""
+
+    hub: Loopback
+    socket: Path
+    pipe: int
+
+    async def page(self) -> str:
+        reader, writer = await asyncio.open_unix_connection(self.socket)
+        writer.write(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
+        text = (await reader.read()).decode()
+        writer.close()
+        await writer.wait_closed()
+        return text
+
+    async def until_page(self, has: Callable[[str], bool]) -> str:
+        while not has(text := await self.page()):
+            await asyncio.sleep(0.02)
+        return text
+
+    def told(self, kind: EventKind) -> list[Event]:
+        return [event for event in events(self.hub.heard) if event.kind is kind]
+
+
+@asynccontextmanager
+async def running(root: Path, fake: driver.FakeNvml, **changed: object) -> AsyncIterator[Running]:
+    stop = asyncio.Event()
+    async with serve(lambda _: reply('{"ok":true}')) as hub:
+        chosen = replace(
+            settings(root, hub.origin),
+            reads_gpus=True,
+            interval_seconds=0.6,
+            environment=fake.environment,
+            listen=agent_server.Listen(socket=root / "socket"),
+            **changed,  # type: ignore[arg-type]
+        )
+        pipe = os.open(root / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+        task = asyncio.create_task(agent.run(chosen, ScaledClock(), stop, registry=Registry()))
+        try:
+            await until(lambda: task.done() or (root / "socket").exists())
+            yield Running(hub, root / "socket", pipe)
+        finally:
+            stop.set()
+            await task
+            os.close(pipe)
+
+
+def test_a_scrape_shows_gpus_host_and_the_agent_itself(tmp_path: Path, machine_of: MakeFake) -> None:
+    async def story() -> None:
+        async with running(machine(tmp_path), machine_of(2)) as node:
+            page = await node.until_page(lambda text: "DCGM_FI_DEV_GPU_TEMP{" in text and "_host_" in text)
+            assert page.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2
+            assert 'watchkeeper_host_disk_bytes{path="/"' not in page, "this /proc has no mounts"
+            assert "watchkeeper_agent_kernel_log_readable 1" in page
+            await until(lambda: any(one.path == "/api/nodes" and b'"GPU-' in one.body for one in node.hub.heard))
+            body = [one.body for one in node.hub.heard if one.path == "/api/nodes"][-1]
+            told = loads(NodeRegistration, body)
+            assert (told.node, len(told.gpus), told.metrics_port) == ("n1", 2, None)
+
+    asyncio.run(story())
+
+
+def test_the_two_reports_about_one_xid_become_one_event(tmp_path: Path, machine_of: MakeFake) -> None:
+    fake, root = machine_of(1), machine(tmp_path)
+    page = root / "proc/driver/nvidia/gpus/0000:10:00.0/information"
+    page.parent.mkdir(parents=True)
+    page.write_text(f"GPU UUID: {UUID(0)}\nBus Location: 0000:10:00.0\n")
+
+    async def story() -> None:
+        async with running(root, fake) as node:
+            await node.until_page(lambda text: "DCGM_FI_DEV_XID_ERRORS{" in text)
+            fake.raise_event(0, 8, 31)
+            await node.until_page(lambda text: 'driver_events_total{kind="xid"} 1' in text)
+            os.write(node.pipe, XID.format(9, int(time.monotonic() * 1e6)).encode())
+            await until(lambda: bool(node.told(EventKind.XID)))
+            fake.raise_event(0, 8, 48)
+            await until(lambda: len(node.told(EventKind.XID)) == 2)
+            first, second = node.told(EventKind.XID)
+            assert (first.code, first.fields["also_reported_by"], first.fields["policy"]) == (31, "nvml", "xid")
+            assert (second.code, second.fields["source"], second.place.gpu) == (48, "nvml", UUID(0))
+
+    asyncio.run(story())
+
+
+def test_a_fault_of_the_driver_is_told_with_its_cause(tmp_path: Path, machine_of: MakeFake) -> None:
+    fake = machine_of(2)
+
+    async def story() -> None:
+        async with running(machine(tmp_path), fake) as node:
+            await node.until_page(lambda text: text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2)
+            fake.tell(1, all=driver.GPU_IS_LOST)
+            await until(lambda: bool(node.told(EventKind.DRIVER_FAULT)))
+            (event,) = node.told(EventKind.DRIVER_FAULT)
+            assert (event.fields["cause"], event.code, event.place.gpu) == ("gpu_fell_off_bus", 15, UUID(1))
+
+    asyncio.run(story())
+
+
+def test_a_violated_policy_is_told_with_both_numbers(tmp_path: Path, machine_of: MakeFake) -> None:
+    fake = machine_of(1)
+    fake.tell(0, Temperature=95)
+
+    async def story() -> None:
+        async with running(machine(tmp_path), fake) as node:
+            await until(lambda: bool(node.told(EventKind.POLICY_VIOLATION)))
+            event = node.told(EventKind.POLICY_VIOLATION)[0]
+            assert (event.fields["policy"], event.fields["cause"], event.code) == ("thermal", "thermal_throttle", 8)
+            assert (event.fields["value"], event.fields["limit"]) == ("-6", "0")
+
+    asyncio.run(story())
+
+
+def test_unknown_fields_of_a_counters_file_are_said_and_cost_nothing(
+    tmp_path: Path, machine_of: MakeFake, caplog: pytest.LogCaptureFixture
+) -> None:
+    counters = tmp_path / "counters.csv"
+    counters.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, Temperature.\nDCGM_FI_DEV_NOT_A_FIELD, gauge, What.\nbroken\n")
+
+    async def story() -> None:
+        async with running(machine(tmp_path), machine_of(1), counters=counters) as node:
+            page = await node.until_page(lambda text: "DCGM_FI_DEV_GPU_TEMP{" in text)
+            assert "DCGM_FI_DEV_POWER_USAGE" not in page
+
+    asyncio.run(story())
+    said = [record.fields["problem"] for record in caplog.records if record.message == "Counter left out"]
+    assert [text.partition(":")[0] for text in said] == ["line 3", "line 2"]
+
+
+@pytest.mark.slow
+def test_metrics_keep_flowing_through_a_burst_of_100_mb_in_the_kernel_log(tmp_path: Path, machine_of: MakeFake) -> None:
+    block = "".join(f"6,{n},1000000,-;usb 1-1: new high-speed USB device number {n}\n" for n in range(1000)).encode()
+
+    async def story() -> None:
+        async with running(machine(tmp_path), machine_of(1)) as node:
+            await node.until_page(lambda text: "DCGM_FI_DEV_GPU_TEMP{" in text)
+            written = asyncio.create_task(asyncio.to_thread(pour, node.pipe, block))
+            slowest = 0.0
+            while not written.done():
+                started = time.monotonic()
+                assert "DCGM_FI_DEV_GPU_TEMP{" in await node.page()
+                slowest = max(slowest, time.monotonic() - started)
+            assert await written >= BURST_BYTES
+            assert slowest < 1.0
+
+    asyncio.run(story())
+
+
+def pour(pipe: int, block: bytes) -> int:
+    os.set_blocking(pipe, True)
+    written = 0
+    while written < BURST_BYTES:
+        written += os.write(pipe, block)
+    return written

@@ -1,0 +1,209 @@
+"""The agent's own HTTP server: who may read, and what nobody can break from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import ssl
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from watchkeeper.collect import agent_server
+from watchkeeper.collect.agent_server import Guards, Listen, Page, Route, load_guards, serving
+from watchkeeper.errors import SettingsError, StartRefused
+
+ROUTES = {
+    "/metrics": Route(lambda: Page(b"up 1\n")),
+    "/-/healthy": Route(lambda: Page(b"ok\n"), is_guarded=False),
+}
+LOCAL = Listen(port=0)
+
+
+async def say(address: str, request: bytes, tls: ssl.SSLContext | None = None) -> bytes:
+    """Send bytes and read until the server closes or has been silent."""
+    if address.startswith("unix:"):
+        reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+    else:
+        parts = urlsplit(address)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port, ssl=tls)
+    writer.write(request)
+    try:
+        return await reader.read()
+    finally:
+        await close(writer)
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+def get(path: str, **headers: str) -> bytes:
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", "Connection: close", *lines, "", ""]).encode()
+
+
+def ask(listen: Listen, *requests: bytes) -> list[bytes]:
+    async def story() -> list[bytes]:
+        async with serving(listen, ROUTES) as address:
+            return [await say(address, request) for request in requests]
+
+    return asyncio.run(story())
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split()[1])
+
+
+def test_the_pages_are_served_and_nothing_else_is() -> None:
+    page, health, other, command = ask(
+        LOCAL, get("/metrics?x=1"), get("/-/healthy"), get("/etc"), get("/metrics").replace(b"GET", b"POST")
+    )
+    assert page.startswith(b"HTTP/1.1 200")
+    assert page.endswith(b"\r\n\r\nup 1\n")
+    assert [status(health), status(other), status(command)] == [200, 404, 405]
+
+
+def test_a_token_or_a_password_opens_the_page_and_health_needs_none(tmp_path: Path) -> None:
+    hashed = hashlib.sha256(b"secret-two").hexdigest()
+    (tmp_path / "tokens").write_text(f"# scrapers\nsecret-one\nsha256:{hashed}\n")
+    (tmp_path / "users").write_text("prometheus:pass word\n")
+    listen = Listen(port=0, guards=load_guards(tmp_path / "tokens", tmp_path / "users"))
+    basic = base64.b64encode(b"prometheus:pass word").decode()
+    proofs = ["Bearer secret-one", "bearer secret-two", f"Basic {basic}", "Bearer wrong", "Basic !", "Bearer", "x"]
+    answers = ask(listen, *(get("/metrics", Authorization=proof) for proof in proofs), get("/metrics"))
+    assert [status(answer) for answer in answers] == [200, 200, 200, 401, 401, 401, 401, 401]
+    assert status(ask(listen, get("/-/healthy"))[0]) == 200
+
+
+@pytest.mark.parametrize("content", ["", "# only a comment\n"])
+def test_a_file_without_a_secret_is_refused_and_never_means_open(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokens").write_text(content)
+    with pytest.raises(SettingsError, match="there is no secret"):
+        load_guards(tmp_path / "tokens", None)
+
+
+def test_an_address_for_everyone_needs_a_guard_or_an_explicit_yes() -> None:
+    with pytest.raises(StartRefused, match="everyone who reaches this address"):
+        Listen("0.0.0.0").check()
+    Listen("0.0.0.0", is_open=True).check()
+    Listen("0.0.0.0", guards=Guards(frozenset({b"x"}))).check()
+    Listen("::1").check()
+
+
+def test_a_taken_port_is_a_clear_error() -> None:
+    async def story() -> None:
+        async with serving(LOCAL, ROUTES) as address:
+            taken = Listen(port=urlsplit(address).port or 0)
+            with pytest.raises(StartRefused, match="another program listens there") as refused:
+                async with serving(taken, ROUTES):
+                    pass
+            assert "--listen" in str(refused.value)
+
+    asyncio.run(story())
+
+
+def test_a_unix_socket_is_served_and_a_left_over_one_is_replaced(tmp_path: Path) -> None:
+    listen = Listen(socket=tmp_path / "s")
+
+    async def story() -> None:
+        async with serving(listen, ROUTES) as address:
+            assert status(await say(address, get("/metrics"))) == 200
+            with pytest.raises(StartRefused, match="another program listens there"):
+                async with serving(listen, ROUTES):
+                    pass
+
+    asyncio.run(story())
+    left_over = subprocess.run(
+        ["python3", "-c", f"import socket; socket.socket(socket.AF_UNIX).bind({str(tmp_path / 's')!r})"], check=False
+    )
+    assert left_over.returncode == 0
+    asyncio.run(story())
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_request_that_is_too_large_or_no_http_is_answered_and_dropped() -> None:
+    large = b"GET /metrics HTTP/1.1\r\nX: " + b"a" * 20_000
+    assert [status(answer) for answer in ask(LOCAL, large, b"hello there\r\n\r\n")] == [431, 400]
+
+
+async def is_answered(address: str) -> bool:
+    try:
+        return bool(await say(address, get("/metrics")))
+    except OSError:
+        return False
+
+
+def with_patience(seconds: float, story: Callable[[str], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with serving(LOCAL, ROUTES) as address:
+            async with asyncio.timeout(seconds):
+                await story(address)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_never_finishes_its_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_server, "REQUEST_SECONDS", 0.05)
+
+    async def story(address: str) -> None:
+        assert await say(address, b"GET /metr") == b""
+
+    with_patience(10, story)
+
+
+def test_more_connections_than_the_limit_are_turned_away_and_the_rest_still_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent_server, "MAX_CONNECTIONS", 2)
+
+    async def story(address: str) -> None:
+        port = urlsplit(address).port
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for _, writer in held:
+            writer.write(b"G")
+        while await is_answered(address):
+            await asyncio.sleep(0.001)
+        for _, writer in held:
+            await close(writer)
+        while not await is_answered(address):
+            await asyncio.sleep(0.001)
+
+    with_patience(10, story)
+
+
+def test_a_connection_carries_several_requests() -> None:
+    async def story(address: str) -> None:
+        kept = get("/metrics").replace(b"Connection: close\r\n", b"")
+        assert (await say(address, kept + get("/metrics"))).count(b"up 1\n") == 2
+
+    with_patience(10, story)
+
+
+def test_tls_is_spoken_where_a_certificate_is_given(tmp_path: Path) -> None:
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    made += ["-subj", "/CN=localhost", "-days", "2", "-keyout", f"{tmp_path}/key", "-out", f"{tmp_path}/cert"]
+    if subprocess.run(made, capture_output=True, check=False).returncode != 0:
+        pytest.skip("openssl is needed to make a certificate")
+    trust = ssl.create_default_context(cafile=f"{tmp_path}/cert")
+    trust.check_hostname = False
+    listen = Listen(port=0, certificate=tmp_path / "cert", key=tmp_path / "key")
+
+    async def story() -> None:
+        async with serving(listen, ROUTES) as address:
+            assert address.startswith("https://")
+            assert status(await say(address, get("/metrics"), trust)) == 200
+
+    asyncio.run(story())
+
+
+def test_half_a_certificate_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartRefused, match="a certificate and its key"):
+        Listen(certificate=tmp_path / "cert").check()

@@ -1,0 +1,107 @@
+"""Binary files, endless lines, colours, odd encodings, bombs and traversal: safe, bounded and said clearly."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.doctor.asking import ask, causes
+from watchkeeper.diagnose.doctor import examine
+from watchkeeper.readers import bundles, log_text
+
+LOST = b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
+
+
+def examine_file(path: Path) -> list[str]:
+    return causes(examine.examine(bundles.open_all([path])))
+
+
+def test_a_binary_file_is_said_to_be_one() -> None:
+    answer = ask(bytes(range(256)) * 100)
+    assert (answer.inputs[0].kind, answer.verdict.value) == ("binary", 3)
+
+
+def test_a_fault_in_a_line_of_ten_megabytes_is_found() -> None:
+    answer = ask(b"x" * 6_000_000 + b" " + LOST.strip() + b" " + b"y" * 4_000_000 + b"\nnext\n")
+    assert causes(answer)[0] == "gpu_fell_off_bus"
+    assert len(answer.findings[0].evidence[0].text) <= 400
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x1b[31m" + LOST.strip() + b"\x1b[0m\r\n",
+        b"\xff\xfe caf\xe9 \x00 " + LOST if False else b"caf\xe9 " + LOST,
+        LOST.decode().encode("utf-16"),
+        b"\xef\xbb\xbf" + LOST,
+    ],
+    ids=["colours and CRLF", "latin-1", "utf-16", "byte order mark"],
+)
+def test_colours_and_encodings_hide_nothing(raw: bytes) -> None:
+    assert causes(ask(raw))[0] == "gpu_fell_off_bus"
+
+
+def test_members_of_archives_are_read_and_a_path_that_leads_out_is_only_a_name(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "bundle.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("../../etc/dmesg.log")
+        member.size = len(LOST)
+        archive.addfile(member, io.BytesIO(LOST))
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    answer = examine.examine(bundles.open_all([tmp_path / "bundle.tar.gz"]))
+    assert causes(answer)[0] == "gpu_fell_off_bus"
+    assert len(answer.inputs) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle.tar.gz"]
+
+
+def test_a_zip_and_a_folder_are_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bundle.zip", "w") as archive:
+        archive.writestr("node/dmesg.txt", LOST)
+    assert examine_file(tmp_path / "bundle.zip")[0] == "gpu_fell_off_bus"
+    assert examine_file(tmp_path)[0] == "gpu_fell_off_bus"
+
+
+def test_a_bomb_is_stopped_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "FREE_BYTES", 1 << 20)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"a" * (64 << 20)))
+    answer = examine.examine(bundles.open_all([tmp_path / "bomb.gz"]))
+    assert "grows beyond" in (answer.inputs[0].problem or "")
+
+
+def test_archives_nested_too_deep_are_not_opened(tmp_path: Path) -> None:
+    content = LOST
+    for _ in range(bundles.MAX_DEPTH + 1):
+        content = gzip.compress(content)
+    (tmp_path / "deep.gz").write_bytes(content)
+    answer = examine.examine(bundles.open_all([tmp_path / "deep.gz"]))
+    assert "nested deeper than 3" in (answer.inputs[0].problem or "")
+
+
+def test_a_cut_off_gzip_says_how_far_it_was_read(tmp_path: Path) -> None:
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(LOST * 2000)[:-20])
+    answer = examine.examine(bundles.open_all([tmp_path / "cut.gz"]))
+    assert causes(answer)[0] == "gpu_fell_off_bus"
+    assert "reading stopped after" in (answer.inputs[0].problem or "")
+
+
+@given(st.binary(max_size=3000))
+def test_no_bytes_at_all_make_the_doctor_fail(raw: bytes) -> None:
+    ask(raw, LOST + raw)
+
+
+@given(st.lists(st.sampled_from([b"dull line 7", b"an error here", b"", b"x" * 50]), max_size=60), st.integers(1, 90))
+def test_lines_are_numbered_alike_whatever_the_blocks(lines: list[bytes], size: int) -> None:
+    class Slow(io.BytesIO):
+        def read(self, limit: int | None = -1) -> bytes:
+            return super().read(size)
+
+    found = log_text.interesting_lines(Slow(b"\n".join(lines)), {b"error"})
+    assert [line.number for line in found] == [at for at, line in enumerate(lines, 1) if b"error" in line]

@@ -1,0 +1,43 @@
+"""The doctor on labelled cases and on recordings of real machines, where they are at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.doctor import corpus
+from tests.doctor.asking import ask
+from watchkeeper.diagnose.doctor import examine
+from watchkeeper.readers import bundles
+
+SHARED = Path(__file__).parents[3] / "shared" / "corpus"
+here = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared corpus is not on this machine")
+
+
+@here
+def test_the_right_cause_comes_first_in_nearly_all_labelled_cases() -> None:
+    results = list(corpus.measure(SHARED / "cases"))
+    sure = [result for result in results if result.sureness == "high"]
+    assert sum(result.is_right for result in sure) >= 0.95 * len(sure)
+    assert sum(result.is_right for result in results) >= 0.85 * len(results)
+    assert sum(result.is_among_three for result in results) >= 0.95 * len(results)
+    assert not [result.case for result in results if result.is_negative and result.is_confidently_wrong]
+
+
+@here
+def test_every_recording_is_recognised_and_healthy_ones_stay_healthy() -> None:
+    answer = examine.examine(bundles.open_all([SHARED / "recordings"]))
+    assert not [given.name for given in answer.inputs if given.kind in ("text", "binary")]
+    healthy = [*(SHARED / "recordings").rglob("*healthy*"), *(SHARED / "recordings" / "exporter_metrics").iterdir()]
+    for path in healthy:
+        assert not examine.examine(bundles.open_all([path])).findings, path
+
+
+@here
+def test_every_xid_line_of_the_wild_becomes_one_event_with_its_code() -> None:
+    for row in (SHARED / "xid_lines.tsv").read_text().splitlines():
+        code, _, line = row.partition("\t")
+        kind = "sxid" if code.startswith("S") else "xid"
+        found = [event["code"] for event in ask(line).events if event["kind"] == kind]
+        assert found == [int(code.removeprefix("S"))], line

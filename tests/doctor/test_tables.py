@@ -1,0 +1,39 @@
+"""The small tables: each file is read whole, and a code that nobody described is None."""
+
+from __future__ import annotations
+
+from tests.doctor.asking import ask, causes
+from watchkeeper.catalogue import tables
+
+
+def test_known_codes_have_their_rows_and_unknown_ones_none() -> None:
+    retries = tables.completion(12)
+    assert retries is not None
+    assert retries.name == "RETRY_EXC_ERR"
+    assert tables.completion(99) is None
+    aborted = tables.exit_code(-6)
+    assert aborted is not None
+    assert aborted.signal == "SIGABRT"
+    switch = tables.sxid(20034)
+    assert switch is not None
+    assert tables.sxid(1) is None
+    assert {row.bit for row in tables.clock_reasons()} >= {0x20, 0x40, 0x80}
+
+
+def test_an_nvlink_xid_is_decoded_from_its_registers() -> None:
+    line = "NVRM: Xid (PCI:0000:00:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x0 0x0)\n"
+    assert causes(ask(line))[0] == "nvlink_error"
+    assert tables.nvlink_fault(144, "SAW_MVB", 0x2) is not None
+    assert tables.nvlink_fault(144, "NO_SUCH_UNIT", 0x2) is None
+
+
+def test_dcgm_s_own_names_lead_to_causes() -> None:
+    assert causes(ask('{"error": "DCGM_FR_PENDING_ROW_REMAP", "gpu": 3}'))[0] == "row_remap_pending"
+
+
+def test_a_node_with_fewer_adapters_than_its_peers_is_named() -> None:
+    line = "gpu0{}:1:2 [0] NCCL INFO NET/IB : Using {} [RO]; OOB eth0:10.0.0.1<0>\n"
+    whole = line.format(1, "[0]mlx5_0:1/IB [1]mlx5_1:1/IB")
+    answer = ask(whole + line.format(2, "[0]mlx5_0:1/IB"))
+    assert (causes(answer)[0], answer.findings[0].where["node"]) == ("ib_link_degraded", "gpu02")
+    assert not ask(whole + line.format(2, "[0]mlx5_0:1/IB [1]mlx5_1:1/IB")).findings

@@ -1,0 +1,80 @@
+"""Simulated faults meet the real pipeline: a kernel line, a metric, a program, and hours without any."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from watchkeeper.cli import drill
+from watchkeeper.drill import score
+from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.rules import evaluate
+from watchkeeper.sim.simulation import SimSettings, Simulation
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    watched = Watch(Simulation(SimSettings(gpus=64, seed=3)), tmp_path, pace=Pace())
+    yield watched
+    watched.close()
+
+
+def test_a_kernel_line_is_an_incident_with_cause_and_plan_within_two_seconds(watch: Watch) -> None:
+    async def story() -> None:
+        await watch.advance(30)
+        fault = watch.simulation.inject("xid-79")
+        await watch.advance(2)
+        incident = watch.incidents()[0]
+        assert incident.place == watch.simulation.place_of(fault)
+        found, plan = watch.journal.diagnosis(incident.id), watch.journal.plan(incident.id)
+        assert found is not None
+        assert found.best is not None
+        assert found.best.cause == "gpu_fell_off_bus"
+        assert plan is not None
+        assert [receipt.action.kind for receipt in plan.receipts][:3] == ["cordon", "drain", "reboot"]
+
+    asyncio.run(story())
+
+
+def test_a_program_s_own_numbers_lead_to_its_job(watch: Watch) -> None:
+    async def story() -> None:
+        await watch.advance(120, with_rules=False)
+        fault = watch.simulation.inject("loss-diverged")
+        await watch.advance(90)
+        assert [(str(one.place.domain), one.cause) for one in watch.incidents()] == [
+            (f"job={fault.job.name if fault.job else ''}", "training_diverged")
+        ]
+
+    asyncio.run(story())
+
+
+def test_no_shipped_rule_fails_on_a_simulated_fleet_and_nothing_is_cried_for_nothing(watch: Watch) -> None:
+    asyncio.run(watch.advance(600))
+    failed = [state.last_error for state in watch.pipeline.rule_state.values() if state.health is evaluate.Health.ERROR]
+    assert failed == []
+    assert score.alarms(watch.incidents()) == []
+
+
+def test_the_command_prints_the_score_and_says_by_its_exit_code_whether_all_was_right() -> None:
+    arguments = ["--scenario", "xid-48", "--healthy-hours", "0", "--workers", "1", "--json"]
+    result = CliRunner().invoke(drill.command, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {
+        "scenarios": [
+            {
+                "name": "xid-48",
+                "detected": True,
+                "seconds_to_detect": 1.0,
+                "place_right": True,
+                "severity_right": True,
+                "diagnosed": True,
+            }
+        ],
+        "false_pages": 0,
+        "false_alarms_per_1000_gpu_hours": 0.0,
+    }

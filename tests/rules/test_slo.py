@@ -1,0 +1,69 @@
+"""A few lines about an objective become rules that Prometheus reads, or a message that says what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from watchkeeper.errors import SettingsError
+from watchkeeper.rules import rulefile, slo
+
+FILE = """
+slos:
+  - name: chat-availability
+    title: answers of {{ $labels.model_name }}
+    objective: 0.99
+    window: 28d
+    by: [cluster, model_name]
+    errors: rate(requests_total{code="500"}[window])
+    total: rate(requests_total[window])
+    cause: inference_overload
+    action: Look at it
+"""
+
+
+def test_an_objective_becomes_ratios_a_budget_and_four_burn_rates() -> None:
+    text = slo.render(slo.read(FILE, where="slo.yaml"), source="slo.yaml")
+    rules = yaml.safe_load(text)["groups"][0]["rules"]
+    assert [rule["record"] for rule in rules if "record" in rule] == [
+        *(f"slo:error_ratio:rate{window}" for window in ("5m", "30m", "1h", "2h", "6h", "1d", "3d")),
+        "slo:error_budget_remaining:ratio",
+    ]
+    alerts = [rule for rule in rules if "alert" in rule]
+    assert {rule["alert"] for rule in alerts} == {"ChatAvailabilityBudgetBurn"}
+    assert [(rule["labels"]["window"], rule["labels"]["severity"]) for rule in alerts] == [
+        ("1h", "critical"),
+        ("6h", "critical"),
+        ("1d", "warning"),
+        ("3d", "warning"),
+    ]
+    assert "> 0.144" in alerts[0]["expr"]
+
+
+def test_what_is_written_is_a_rule_file(tmp_path: pytest.TempPathFactory) -> None:
+    path = tmp_path / "rules.yaml"  # type: ignore[operator]
+    path.write_text(slo.render(slo.read(FILE, where="slo.yaml"), source="slo.yaml"))
+    assert len(rulefile.load([path]).rules) == 12
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("0.99", "99"), r"slos\[0\].*`objective: 99(\.0)?` is not a share between 0 and 1"),
+        (("28d", "28 days"), r"28 days"),
+        (('code="500"}[window]', 'code="500"}[5m]'), r"`errors` has no \[window\]"),
+        (("rate(requests_total[window])", "rate(requests_total[window]"), r"`total`: .*"),
+        (("inference_overload", "bad_luck"), r"`cause: bad_luck` is not in the catalogue"),
+        (("objective", "goal"), r"unknown key|is missing"),
+        (("slos:", "slo:"), r"expected one key `slos`"),
+    ],
+)
+def test_a_mistake_is_named(change: tuple[str, str], problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        slo.read(FILE.replace(*change), where="slo.yaml")
+
+
+def test_two_objectives_cannot_share_a_name() -> None:
+    twice = FILE + FILE.split("slos:\n")[1]
+    with pytest.raises(SettingsError, match="chat-availability` stands twice"):
+        slo.read(twice, where="slo.yaml")

@@ -1,0 +1,117 @@
+"""What stands around the GPUs speaks too: the machine, the cluster and the programs, each on its own page."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from watchkeeper.errors import CollectError
+from watchkeeper.model import fleet as fleet_model
+from watchkeeper.readers.exposition import ExpositionParser
+from watchkeeper.sim.simulation import SimSettings, Simulation
+
+
+@pytest.fixture
+def fleet() -> Simulation:
+    return Simulation(SimSettings(gpus=128, seed=7))
+
+
+def read(page: bytes, metric: str, **wanted: str) -> list[float]:
+    """Values of a metric whose labels have these values."""
+    parser = ExpositionParser()
+    found = parser.parse(page)
+    assert found.bad_lines == 0
+    return [
+        value
+        for handle, value in zip(found.handles, found.values, strict=True)
+        if (labels := parser.labels[handle]).name == metric
+        and all(labels.get(name, "") == text for name, text in wanted.items())
+    ]
+
+
+def test_every_page_that_is_listed_can_be_read_and_an_unlisted_one_cannot(fleet: Simulation) -> None:
+    paths = [group["labels"]["__metrics_path__"] for group in fleet.service_discovery("127.0.0.1:1")]
+    assert len(paths) == 2 * 16 + 2
+    for path in paths:
+        assert ExpositionParser().parse(fleet.page_at(path)).handles
+    with pytest.raises(Exception, match="no page at /nowhere"):
+        fleet.page_at("/nowhere")
+
+
+def test_a_bad_cable_counts_on_one_port_of_its_node_only(fleet: Simulation) -> None:
+    fault = fleet.inject("ib-symbol-errors")
+    before = read(fleet.page_at(f"/nodes/{fault.node.name}/host/metrics"), "node_infiniband_symbol_error_total")
+    fleet.advance(100)
+    after = read(fleet.page_at(f"/nodes/{fault.node.name}/host/metrics"), "node_infiniband_symbol_error_total")
+    assert [late - early for early, late in zip(before, after, strict=True)] == [2500.0, *[0.0] * (len(before) - 1)]
+
+
+def test_a_node_without_power_is_silent_on_both_pages_and_unknown_to_kubernetes(fleet: Simulation) -> None:
+    fault = fleet.inject("node-down", node="gpu-r01-01")
+    for path in ("metrics", "host/metrics"):
+        with pytest.raises(CollectError):
+            fleet.page_at(f"/nodes/gpu-r01-01/{path}")
+    ready = {"condition": "Ready", "status": "true"}
+    page = fleet.page_at("/cluster/metrics")
+    assert read(page, "kube_node_status_condition", node="gpu-r01-01", **ready) == [0.0]
+    assert read(page, "kube_node_status_condition", node="gpu-r01-02", **ready) == [1.0]
+    fleet.end_fault(fault.id)
+    assert fleet.page_at("/nodes/gpu-r01-01/metrics")
+
+
+def test_an_exporter_can_be_gone_or_blind_while_its_machine_answers(fleet: Simulation) -> None:
+    fleet.inject("agent-gone", node="gpu-r01-01")
+    fleet.inject("driver-mismatch", node="gpu-r01-02")
+    with pytest.raises(CollectError, match="nothing answers at the exporter's port"):
+        fleet.page("gpu-r01-01")
+    assert fleet.page_at("/nodes/gpu-r01-01/host/metrics")
+    words = read(fleet.page("gpu-r01-02"), "watchkeeper_gpu_fault", cause="driver_library_mismatch")
+    assert words == [1.0]
+    assert read(fleet.page("gpu-r01-02"), "DCGM_FI_DEV_GPU_TEMP") == []
+
+
+def test_a_dead_rank_says_nothing_and_the_others_finish_no_step(fleet: Simulation) -> None:
+    fault = fleet.inject("nccl-dead-rank")
+    assert fault.job is not None
+    fleet.advance(120)
+    page, job = fleet.page_at("/workloads/metrics"), fault.job.name
+    steps = read(page, "training_last_step_timestamp_seconds", job_name=job)
+    assert len(steps) == read(page, "training_world_size", job_name=job)[0] - 1
+    assert max(steps) < fleet.second - 60
+    assert fleet.place_of(fault) == fleet_model.Place("sim", domain=f"job={job}")
+
+
+def test_a_loss_that_is_no_number_is_written_as_one(fleet: Simulation) -> None:
+    fault = fleet.inject("loss-diverged")
+    assert fault.job is not None
+    loss = read(fleet.page_at("/workloads/metrics"), "training_loss", job_name=fault.job.name)
+    assert [math.isnan(value) for value in loss] == [True]
+
+
+def test_an_overloaded_service_queues_and_refuses(fleet: Simulation) -> None:
+    fault = fleet.inject("inference-overload")
+    assert fault.job is not None
+    fleet.advance(120)
+    page, model = fleet.page_at("/workloads/metrics"), fault.job.name
+    assert read(page, "vllm:num_requests_waiting", model_name=model) == [400.0]
+    assert read(page, "inference_requests_total", model_name=model, code="503")[0] > 100
+
+
+def test_pods_of_faults_are_seen_and_go_with_them(fleet: Simulation) -> None:
+    fault = fleet.inject("pod-pending-taint")
+    about = {"namespace": "vision", "pod": fault.pod}
+    page = fleet.page_at("/cluster/metrics")
+    assert read(page, "kube_pod_status_phase", phase="Pending", **about) == [1.0]
+    assert read(page, "kube_pod_tolerations", **about) == []
+    fleet.end_fault(fault.id)
+    assert read(fleet.page_at("/cluster/metrics"), "kube_pod_status_phase", **about) == []
+
+
+def test_the_rack_heats_up_and_its_neighbour_does_not(fleet: Simulation) -> None:
+    fault = fleet.inject("rack-cooling", node="gpu-r01-04")
+    fleet.advance(300)
+    physics, rows = fleet.machines.physics, slice(0, 64)
+    assert (physics.temperature[rows] > 80).mean() > 0.5
+    assert (physics.temperature[64:] < 80).all()
+    assert fleet.place_of(fault).domain == "rack=r01"

@@ -1,0 +1,191 @@
+"""Flipped bytes, torn files and a full disk: named and counted, never a crash, and the rest is still there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.store.durables import BLOCK, MINUTE, SETTINGS, Read, Rig, named, read
+from watchkeeper import errors
+from watchkeeper.model.samples import Sample
+from watchkeeper.store import durable
+
+SERIES = [named("temp", gpu=str(gpu)) for gpu in range(4)]
+DAY = 86_400_000
+
+
+def filled(path: Path, *, minutes: int) -> tuple[Rig, Read]:
+    rig = Rig(path)
+    for minute in range(minutes):
+        rig.scrape("node", SERIES, minute * MINUTE, [minute + 0.5, 1.0, minute // 7, -1.0])
+        rig.store.append([Sample(named("recorded"), minute * MINUTE, float(minute))])
+        rig.store.sync()
+    return rig, read(rig.store)
+
+
+def is_part_of(found: Read, whole: Read) -> bool:
+    return all(set(rows) <= set(whole.get(labels, [])) for labels, rows in found.items())
+
+
+PLACES = st.floats(0, 1, exclude_max=True)
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Read]:
+    """A store with a log only."""
+    rig, whole = filled(tmp_path_factory.mktemp("logged"), minutes=20)
+    rig.store.close()
+    return rig.path, whole
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Read]:
+    """A store with a block only."""
+    rig, whole = filled(tmp_path_factory.mktemp("cut"), minutes=30)
+    rig.now_ms = BLOCK + SETTINGS.late_ms
+    rig.store.maintain(rig.now_ms)
+    rig.store.close()
+    return rig.path, whole
+
+
+@contextmanager
+def flipped(original: Path, pattern: str, place: float, *, bit: int) -> Iterator[Rig]:
+    """A copy of a store in which one bit of one file is another, opened a day later."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(original, folder, dirs_exist_ok=True)
+        [path] = Path(folder).glob(pattern)
+        content = bytearray(path.read_bytes())
+        content[int(place * len(content))] ^= 1 << bit
+        path.write_bytes(content)
+        rig = Rig(Path(folder), now_ms=DAY)
+        yield rig
+        rig.store.close()
+
+
+@settings(max_examples=150, deadline=None)
+@given(PLACES, st.integers(0, 7))
+def test_a_flipped_bit_in_the_log_is_named_and_only_what_hangs_on_it_is_missing(
+    logged: tuple[Path, Read], place: float, bit: int
+) -> None:
+    with flipped(logged[0], "wal/*.wal", place, bit=bit) as rig:
+        assert is_part_of(read(rig.store), logged[1])
+        status = rig.store.status()
+        assert status.damages == 1 or status.torn_bytes > 0
+        assert all(damage.path == rig.segments()[0] for damage in rig.store.damages)
+        assert rig.scrape("node", SERIES, DAY, [1.0] * 4).kept == 4
+
+
+@settings(max_examples=150, deadline=None)
+@given(PLACES, st.integers(0, 7))
+def test_a_flipped_bit_in_a_block_is_named_and_the_rest_is_answered(
+    cut: tuple[Path, Read], place: float, bit: int
+) -> None:
+    with flipped(cut[0], "blocks/*.block", place, bit=bit) as rig:
+        assert is_part_of(read(rig.store), cut[1])
+        assert rig.store.status().damages >= 1
+        assert rig.store.warnings()[0].startswith(f"samples may be missing: {rig.blocks()[0]} at byte")
+
+
+def test_a_torn_end_of_the_log_costs_the_last_record_only(tmp_path: Path) -> None:
+    rig, whole = filled(tmp_path, minutes=20)
+    rig.store.close()
+    segment = rig.segments()[0]
+    os.truncate(segment, segment.stat().st_size - 3)
+    store = rig.open()
+    assert read(store) == {labels: rows[:19] for labels, rows in whole.items()}
+    assert (store.status().damages, store.status().torn_bytes > 0) == (0, True)
+    store.close()
+
+
+def test_damage_in_one_segment_takes_nothing_from_the_next(tmp_path: Path) -> None:
+    rig, whole = filled(tmp_path, minutes=10)
+    rig.reopen()
+    for minute in range(10, 20):
+        rig.scrape("node", SERIES, minute * MINUTE, [1.0, 2.0, 3.0, 4.0])
+    rig.store.close()
+    rig.segments()[0].write_bytes(b"WKWAL\0\0\1 and then rubbish" * 50)
+    store = rig.open()
+    assert read(store)[SERIES[3]] == [(minute * MINUTE, 4.0) for minute in range(10, 20)]
+    assert "bytes are not a good record" in store.damages[0].problem
+    assert whole
+    store.close()
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The system refuses to let any file of this process grow beyond a size, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_without_room_loses_nothing_that_the_process_lives_to_write(tmp_path: Path) -> None:
+    rig, _ = filled(tmp_path, minutes=25)
+    with files_of_at_most(20):
+        for minute in range(25, 30):
+            assert rig.scrape("node", SERIES, minute * MINUTE, [1.0] * 4).kept == 4
+            with pytest.raises(errors.StoreError, match="samples cannot be written"):
+                rig.store.sync()
+        with pytest.raises(errors.StoreError):
+            rig.store.maintain(BLOCK + SETTINGS.late_ms)
+        assert len(read(rig.store)[SERIES[0]]) == 30
+    rig.store.sync()
+    assert len(rig.segments()) == 2
+    assert len(read(rig.reopen())[SERIES[0]]) == 30
+    rig.store.maintain(BLOCK + SETTINGS.late_ms)
+    assert len(read(rig.reopen())[SERIES[0]]) == 30
+    assert rig.store.status().damages == 0
+    rig.store.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_really_full_disk_is_said_with_words_and_outlived(tmp_path: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"none", os.fsencode(tmp_path), b"tmpfs", 0, b"size=64k"):
+        pytest.skip(f"this machine lets nobody mount: {os.strerror(ctypes.get_errno())}")
+    try:
+        rig, whole = filled(tmp_path, minutes=5)
+        (tmp_path / "filler").write_bytes(b"x" * (os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_bsize))
+        for minute in range(5, 300):
+            rig.scrape("node", SERIES, minute * MINUTE, [minute / 3, minute / 7, minute / 11, minute / 13])
+        with pytest.raises(errors.StoreError, match="No space left on device"):
+            rig.store.sync()
+        (tmp_path / "filler").unlink()
+        rig.store.sync()
+        assert len(read(rig.reopen())[SERIES[0]]) == 300
+        assert is_part_of(whole, read(rig.store))
+        rig.store.close()
+    finally:
+        libc.umount(os.fsencode(tmp_path))
+
+
+def test_what_waits_for_the_disk_is_bounded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("watchkeeper.store.wal.MAX_WAITING", 40)
+    rig = Rig(tmp_path)
+    for minute in range(100):
+        rig.scrape("node", SERIES, minute * MINUTE, [1.0] * 4)
+    assert rig.store.status().unlogged_samples >= 360
+    assert len(read(rig.store)[SERIES[0]]) == 100
+    rig.store.close()
+
+
+def test_a_block_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "blocks").mkdir()
+    (tmp_path / "blocks" / "0-1800000.block").write_bytes(b"WKBLOCK\x02 something that comes later")
+    store = durable.open_store(tmp_path, SETTINGS, clock_ms=lambda: DAY)
+    assert "it is not a block of ours, or cut off" in store.damages[0].problem
+    assert (tmp_path / "blocks" / "0-1800000.block").exists()
+    store.close()

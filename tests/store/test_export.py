@@ -1,0 +1,41 @@
+"""Samples leave as Parquet, or with words about what is missing for that."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, named
+from watchkeeper import errors
+from watchkeeper.model.samples import Sample
+from watchkeeper.store import export
+
+
+def cut(folder: Path) -> Rig:
+    rig = Rig(folder)
+    for minute in range(30):
+        rig.scrape("node", [named("temp", gpu="0")], minute * MINUTE, [60.5 + minute])
+        rig.store.append([Sample(named("up"), minute * MINUTE, 1.0)])
+    rig.now_ms = BLOCK + SETTINGS.late_ms
+    rig.store.maintain(rig.now_ms)
+    return rig
+
+
+def test_every_sample_of_the_time_becomes_a_row(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed; the hub does not need it")
+    rig = cut(tmp_path)
+    target = tmp_path / "out.parquet"
+    assert export.write_parquet(rig.path, target, start_ms=9 * MINUTE, end_ms=BLOCK) == 40
+    rows = parquet.read_table(target).to_pylist()
+    first = {**rows[0], "time": rows[0]["time"].timestamp()}
+    assert first == {"time": 600.0, "value": 70.5, "__name__": "temp", "gpu": "0"}
+    assert [row["gpu"] for row in rows if row["__name__"] == "up"] == [None] * 20
+    rig.store.close()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is installed here")
+def test_without_pyarrow_the_next_step_is_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.StoreError, match="pip install pyarrow"):
+        export.write_parquet(tmp_path, tmp_path / "out.parquet", start_ms=0, end_ms=1)

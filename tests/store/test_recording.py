@@ -1,0 +1,103 @@
+"""Recordings: what is written is read back, and a file that is not whole is not believed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.errors import StoreError
+from watchkeeper.model import fleet
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import STALE, is_stale
+from watchkeeper.query import embedded
+from watchkeeper.store import head, recording
+
+HEADER = recording.Header(1_000, 600_000, "blue", "0.1.0")
+
+
+def written(path: Path, *rows: tuple[Labels, list[int], list[float]]) -> Path:
+    writer = recording.Writer(HEADER)
+    pieces = [writer.add("node", fleet.Node("blue", "n1", expected_gpus=8))]
+    pieces += [writer.add_series(labels, np.array(times), np.array(values)) for labels, times, values in rows]
+    path.write_bytes(b"".join([*pieces, writer.end()]))
+    return path
+
+
+def test_everything_that_was_written_is_read_back(tmp_path: Path) -> None:
+    values = [1.5, math.nan, math.inf, -math.inf, STALE, 0.0]
+    labels = Labels({"__name__": "x", "why": 'a "quoted" ümlaut\n'})
+    found = recording.read(written(tmp_path / "r", (labels, [1, 2, 3, 4, 5, 700], values)))
+    assert found.header == HEADER
+    assert found.nodes == [fleet.Node("blue", "n1", expected_gpus=8)]
+    ((read_labels, times, read_values),) = found.series
+    assert (read_labels, times.tolist()) == (labels, [1, 2, 3, 4, 5, 700])
+    assert is_stale(read_values.tolist()[4])
+    assert not is_stale(read_values.tolist()[1])
+    assert read_values.tolist()[2:4] == [math.inf, -math.inf]
+    assert found.counts()["samples"] == 6
+
+
+@given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=20))
+def test_numbers_survive_to_the_last_bit(values: list[float]) -> None:
+    writer = recording.Writer(HEADER)
+    content = writer.add_series(Labels({"__name__": "x"}), np.arange(len(values)), np.array(values)) + writer.end()
+    lines = gzip.decompress(content).splitlines()
+    found = recording.Recording(HEADER)
+    recording._take(found, json.loads(lines[1]))
+    assert found.series[0][2].tolist() == values
+
+
+def test_a_file_that_was_cut_off_is_not_believed(tmp_path: Path) -> None:
+    path = written(tmp_path / "r", (Labels({"__name__": "x"}), [1], [1.0]))
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(gzip.compress(b"".join(lines[:-1])))
+    with pytest.raises(StoreError, match="its last line is missing"):
+        recording.read(path)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(StoreError, match="cannot be read"):
+        recording.read(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{}", "line 1 is broken: .not a recording of version 1"),
+        (b'{"watchkeeper_recording": 2}', "not a recording of version 1"),
+        (b"hello", "line 1 is broken"),
+    ],
+)
+def test_a_file_of_another_kind_says_so(tmp_path: Path, line: bytes, problem: str) -> None:
+    path = tmp_path / "r"
+    path.write_bytes(gzip.compress(line + b"\n"))
+    with pytest.raises(StoreError, match=problem):
+        recording.read(path)
+
+
+def test_a_file_that_is_not_packed_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.write_text("hello")
+    with pytest.raises(StoreError, match="cannot be read"):
+        recording.read(path)
+
+
+def test_a_recording_poured_into_a_head_answers_like_the_original() -> None:
+    times = np.arange(0, 600_000, 15_000)
+    series = [(Labels({"__name__": "x", "n": str(n)}), times + 7 * n, np.arange(40.0) * n) for n in range(4)]
+    gone = np.array([*range(20), *[STALE]], dtype=np.float64)
+    series.append((Labels({"__name__": "y"}), times[:21], gone))
+    kept = head.Head(retention_ms=3_600_000)
+    recording.pour(series, kept, until_ms=600_000)
+    answers = embedded.EmbeddedEngine(kept)
+    assert [value for _, _, values in answers.instant("rate(x[5m])", 590_000).frame.rows() for value in values] == [
+        pytest.approx(n / 15) for n in range(4)
+    ]
+    assert answers.instant("y", 302_000).latest() == {}
+    assert len(answers.instant("y", 290_000).latest()) == 1
+    assert [len(values) for _, _, values in answers.raw((), -1, 600_000)] == [40, 40, 40, 40, 21]

@@ -1,0 +1,108 @@
+"""`watchkeeper dmon`: numbers of this node's GPUs line by line, for those who know `dcgmi dmon`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+import click
+
+from watchkeeper.catalogue import pack
+from watchkeeper.collect import scan_readings
+from watchkeeper.collect.gpu_samples import GpuSample
+from watchkeeper.kit import clock, logs
+from watchkeeper.readers.nvml import choice, families
+
+CANNOT_TELL = 3
+DEFAULT = "DCGM_FI_DEV_GPU_UTIL,DCGM_FI_DEV_FB_USED,DCGM_FI_DEV_GPU_TEMP,DCGM_FI_DEV_POWER_USAGE,DCGM_FI_DEV_SM_CLOCK"
+# A header again after this many lines, so that one is always on the screen.
+LINES_PER_HEADER = 40
+NOTHING = "N/A"
+PREFIXES = ("DCGM_FI_DEV_", "DCGM_FI_", "watchkeeper_gpu_")
+
+
+@click.command("dmon")
+@click.option("-e", "--fields", "wanted", metavar="FIELDS", default=DEFAULT, help="DCGM names or ids, with commas.")
+@click.option("-d", "--delay", type=click.FloatRange(0.5, 3600), default=1.0, help="Seconds between lines.")
+@click.option("-c", "--count", type=click.IntRange(0), default=0, help="How many rounds; 0 goes on for ever.")
+@click.option("-i", "--gpus", "chosen", metavar="GPUS", help="Indices or UUIDs, with commas; all by default.")
+@click.option("-l", "--list", "is_list", is_flag=True, help="List the fields that NVML can give, and end.")
+def command(wanted: str, delay: float, count: int, chosen: str | None, is_list: bool) -> None:
+    """Print chosen fields of each GPU, again and again.
+
+    Unlike `dcgmi dmon`, -d takes seconds. N/A is a number that the GPU does not have, or did not give in time.
+    """
+    if is_list:
+        for number, name in sorted(ids().items()):
+            click.echo(f"{number:<6}{name}")
+        return
+    logs.start(level="critical")
+    fields = [find(text.strip()) for text in wanted.split(",") if text.strip()]
+    # The temperature says whether a GPU answers at all, whatever else is asked for.
+    alive = choice.dcgm()["DCGM_FI_DEV_GPU_TEMP"][0]
+    asked = tuple({family.name: family for family in (*fields, alive)}.values())
+    names = None if chosen is None else {name.strip() for name in chosen.split(",")}
+    look = scan_readings.Look(choice.Choice(asked), interval_seconds=delay)
+    with scan_readings.sampling(look, clock.ScaledClock()) as sampler:
+        if not sampler.snapshot().gpus:
+            for fault in sampler.faults():
+                click.echo(f"{fault.cause}: {fault.evidence}", err=True)
+            sys.exit(CANNOT_TELL)
+        rounds = 0
+        lines = 0
+        while True:
+            gpus = [gpu for gpu in sampler.snapshot().gpus if names is None or is_chosen(gpu, names)]
+            if not gpus:
+                raise click.UsageError(f"-i {chosen}: there is no such GPU")
+            for gpu in gpus:
+                if lines % LINES_PER_HEADER == 0:
+                    click.echo("#GPU  " + "".join(f"{short(family):>{width(family)}}" for family in fields))
+                click.echo(line(gpu, fields, is_fresh=is_fresh(gpu, time.monotonic(), delay)))
+                lines += 1
+            rounds += 1
+            if rounds == count:
+                return
+            time.sleep(delay)
+
+
+def ids() -> dict[int, str]:
+    rows = pack.load("dcgm_fields.csv", lambda cells: (int(cells["field_id"]), cells["name"]))
+    return {number: name for number, name in rows if name in choice.dcgm()}
+
+
+def find(text: str) -> families.Family:
+    """A family by DCGM's id or name, old or new, or by our own name."""
+    name = ids().get(int(text), text) if text.isascii() and text.isdigit() else text
+    known = {family.name: family for family in choice.own()} | {key: row for key, (row, _) in choice.dcgm().items()}
+    family = known.get(name)
+    if family is None or family.prom_type == "label" or family.cadence is families.Cadence.EVENT:
+        raise click.UsageError(f"-e {text}: NVML has no such number; `watchkeeper dmon -l` lists what there is")
+    return family
+
+
+def is_chosen(gpu: GpuSample, names: set[str]) -> bool:
+    return str(gpu.index) in names or gpu.identity["uuid"] in names
+
+
+def is_fresh(gpu: GpuSample, now: float, delay: float) -> bool:
+    """False for a GPU that has stopped answering: its old numbers are not repeated."""
+    return now - gpu.read_at.get(families.Cadence.FAST, float("-inf")) <= 2 * delay + 1
+
+
+def short(family: families.Family) -> str:
+    return next((family.name.removeprefix(start) for start in PREFIXES if family.name.startswith(start)), family.name)
+
+
+def width(family: families.Family) -> int:
+    return max(10, len(short(family)) + 2)
+
+
+def line(gpu: GpuSample, fields: list[families.Family], *, is_fresh: bool) -> str:
+    cells = []
+    for family in fields:
+        value = gpu.values.get(family.name) if is_fresh else None
+        number = sum(value.values()) if isinstance(value, Mapping) else value
+        text = NOTHING if number is None else f"{number:.3f}" if family.is_float else f"{number:g}"
+        cells.append(f"{text:>{width(family)}}")
+    return f"{gpu.index:<6}" + "".join(cells)

@@ -1,0 +1,102 @@
+"""`watchkeeper doctor`: logs or command output in; cause, place, evidence and fix out."""
+
+from __future__ import annotations
+
+import io
+import select
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from os import fstat
+from pathlib import Path
+from typing import Any
+
+import click
+
+from watchkeeper.cli import options
+from watchkeeper.diagnose.doctor import examine, recognise, report
+from watchkeeper.readers import bundles, this_node
+
+SHOWN_EVIDENCE = 5
+CERTAIN, LIKELY = 0.8, 0.5
+
+
+@click.command("doctor")
+@click.argument("files", nargs=-1, metavar="[FILE|FOLDER|-]...", type=click.Path(exists=True, allow_dash=True))
+@options.as_json
+def command(files: Sequence[str], as_json: bool) -> None:
+    """Say what is wrong, where and why, from anything an operator would paste.
+
+    Takes kernel logs, nvidia-smi, dcgmi, NCCL and training logs of one or many ranks, flight-recorder dumps, kubectl,
+    Slurm and InfiniBand output, as files, folders, gzip, tar or zip; `-` is standard input. Without arguments it
+    asks this node itself, reading only. Exit codes: 0 nothing wrong found, 1 something found, 2 wrong use,
+    3 cannot tell.
+    """
+    paths = [Path(name) for name in files if name != "-"]
+    with _progress(paths) as bar:
+        answer = examine.examine(_streams(files, paths), bar.update if bar is not None else lambda _: None)
+    if as_json:
+        options.print_json(report.as_plain(answer))
+    else:
+        _print(answer)
+    sys.exit(int(answer.verdict))
+
+
+def _streams(files: Sequence[str], paths: Sequence[Path]) -> Iterator[bundles.Stream]:
+    if "-" in files or (not files and _is_given(sys.stdin.fileno())):
+        yield from bundles.open_stream("-", sys.stdin.buffer)
+    elif not files:
+        for answer in this_node.gather():
+            yield bundles.Stream(answer.command, io.BytesIO(answer.text))
+    yield from bundles.open_all(paths)
+
+
+def _is_given(descriptor: int) -> bool:
+    """Whether something was redirected or piped into the command; an idle pipe of a parent is not."""
+    mode = fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return True
+    return stat.S_ISFIFO(mode) and bool(select.select([descriptor], [], [], 0.5)[0])
+
+
+def _progress(paths: Sequence[Path]) -> Any:
+    """A bar on a terminal, for what has a known size; nothing in a pipe."""
+    if not paths or not sys.stderr.isatty():
+        return nullcontext(None)
+    return click.progressbar(length=bundles.total_bytes(paths), label="reading", file=sys.stderr)
+
+
+def _print(answer: report.Report) -> None:
+    for given in answer.inputs:
+        click.echo(f"{given.name}: {recognise.title_of(given.kind)}" + (f" ({given.problem})" if given.problem else ""))
+    if answer.events:
+        click.echo(f"{len(answer.events)} events")
+    if not answer.findings:
+        click.echo(
+            "Nothing wrong was found in what was read." if answer.verdict == 0 else "Nothing here could be judged."
+        )
+    for number, finding in enumerate(answer.findings, 1):
+        click.echo()
+        _print_finding(number, finding)
+
+
+def _print_finding(number: int, finding: report.Finding) -> None:
+    sure = "certain" if finding.confidence >= CERTAIN else "likely" if finding.confidence >= LIKELY else "possible"
+    click.echo(
+        click.style(f"{number}. {finding.title}", bold=True) + f"  [{finding.cause}, {sure}, {finding.confidence:.2f}]"
+    )
+    if finding.where:
+        click.echo("   where: " + ", ".join(f"{name} {_words(value)}" for name, value in finding.where.items()))
+    click.echo(f"   why: {finding.why}")
+    for seen in finding.evidence[:SHOWN_EVIDENCE]:
+        click.echo(click.style(f"   {seen.input}:{seen.line}: {seen.text[:160]}", dim=True))
+    for step in finding.actions:
+        risk = "" if step.risk.value == "none" else f"  (may cost: {step.risk.value})"
+        click.echo(f"   do: {step.do}{risk}" + (f"\n       {step.command}" if step.command else ""))
+    for text in finding.ruled_out[:3]:
+        click.echo(f"   not: {text}")
+
+
+def _words(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,24 @@
+"""One line on the standard error that says how far something is; silent where nobody looks."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+WIDTH = 60
+
+
+class Progress:
+    """`say` replaces the line, `done` takes it away."""
+
+    def __init__(self, *, is_shown: bool | None = None) -> None:
+        self._is_shown = sys.stderr.isatty() if is_shown is None else is_shown
+
+    def say(self, text: str) -> None:
+        if self._is_shown:
+            click.echo(f"\r{text:<{WIDTH}}", err=True, nl=False)
+
+    def done(self) -> None:
+        if self._is_shown:
+            click.echo(f"\r{'':<{WIDTH}}\r", err=True, nl=False)

@@ -1,0 +1,56 @@
+"""`watchkeeper record`: samples, events and incidents of a time window into one file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from watchkeeper.cli import options, times
+from watchkeeper.cli.progress import Progress
+from watchkeeper.client.hub import HubClient
+from watchkeeper.kit import wire
+
+
+@click.command("record")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--from", "start", metavar="TIME", default="-1h", help=f"Start: {times.WORDS}.")
+@click.option("--to", "end", metavar="TIME", default="now", help="End, in the same forms.")
+@click.option("--match", "matches", multiple=True, metavar="SELECTOR", help="Only these series; repeatable.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@options.as_json
+@options.with_hub
+def command(
+    hub: HubClient, file: Path, start: str, end: str, matches: tuple[str, ...], force: bool, as_json: bool
+) -> None:
+    """Keep a time window of a hub as one portable FILE: samples, events and incidents.
+
+    Look at it with `watchkeeper play`, try rules on it with `watchkeeper rules replay --record`.
+
+    \b
+    watchkeeper record outage.wkrec --from -2h
+    watchkeeper record temps.wkrec --from -2h --match 'DCGM_FI_DEV_GPU_TEMP{Hostname="gpu-r01-02"}'
+    """
+    if file.exists() and not force:
+        raise click.UsageError(f"{file} exists; --force replaces it")
+    since, until = times.window(start, end, hub)
+    progress, size = Progress(), 0
+    partial = file.with_name(f"{file.name}.part")
+    try:
+        with partial.open("wb") as target:
+            for piece in hub.recording(start=times.seconds(since), end=times.seconds(until), matches=matches):
+                target.write(piece)
+                size += len(piece)
+                progress.say(f"{size / 2**20:.1f} MiB")
+        os.replace(partial, file)
+    except OSError as error:
+        raise click.ClickException(f"{file}: cannot be written: {error.strerror}") from error
+    finally:
+        progress.done()
+        partial.unlink(missing_ok=True)
+    if as_json:
+        span = {"from": wire.format_time(since), "to": wire.format_time(until)}
+        options.print_json({"file": str(file), "bytes": size, **span})
+        return
+    click.echo(f"{file}: {size / 2**20:.1f} MiB, {since:%Y-%m-%dT%H:%M:%SZ} to {until:%Y-%m-%dT%H:%M:%SZ}")

@@ -1,0 +1,83 @@
+"""A node makes itself known to the hub: `POST /api/nodes` when it starts, when something changes, and now and then.
+
+The body is a `NodeRegistration` in kit.wire form, at most 64 KiB. The hub takes it as what the node should have and,
+if the node says on which port its /metrics can be read without a secret, as a target. The address is not in the body:
+the hub uses the one the request came from, so that no agent can send it elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from watchkeeper.collect import http, push
+from watchkeeper.errors import CollectError
+from watchkeeper.kit import clock, logs, wire
+from watchkeeper.model import fleet
+
+log = logging.getLogger(__name__)
+
+REPEAT_SECONDS = 300.0
+FIRST_PAUSE_SECONDS = 5.0
+# How often is looked whether there is something new to say.
+LOOK_SECONDS = 5.0
+# The largest machine has 16 GPUs; a fleet's hub must not be filled by one that errs.
+MAX_GPUS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRegistration:
+    """`expected_gpus` None: nobody has said. `metrics_port` None: not readable from outside, or only with a secret."""
+
+    cluster: str
+    node: str
+    expected_gpus: int | None = None
+    gpus: tuple[fleet.Gpu, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    metrics_port: int | None = None
+    metrics_tls: bool = False
+
+
+async def register_forever(hub: push.Hub, current: Callable[[], NodeRegistration], *, time: clock.Clock) -> None:
+    """Send what is so, again whenever it differs, and every few minutes in case the hub has restarted."""
+    connection = http.Connection(timeout_seconds=hub.timeout_seconds)
+    headers = {"Content-Type": "application/json"}
+    if hub.token is not None:
+        headers["Authorization"] = f"Bearer {hub.token}"
+    address = f"{hub.url.rstrip('/')}/api/nodes"
+    sent: NodeRegistration | None = None
+    pause = FIRST_PAUSE_SECONDS
+    try:
+        while True:
+            registration = current()
+            problem = await _send(connection, http.Request(address, "POST", headers, wire.dumps(registration).encode()))
+            if problem is None:
+                if sent is None:
+                    log.info("Node registered", extra=logs.fields(hub=hub.url, gpus=len(registration.gpus)))
+                sent, pause = registration, FIRST_PAUSE_SECONDS
+                await _until_new(current, sent, time=time)
+            else:
+                log.warning("Node not registered", extra=logs.fields(hub=hub.url, error=problem, retry_seconds=pause))
+                await time.sleep(pause)
+                pause = min(2 * pause, REPEAT_SECONDS)
+    finally:
+        await connection.aclose()
+
+
+async def _send(connection: http.Connection, request: http.Request) -> str | None:
+    """Why it did not work, or None if it did."""
+    try:
+        response = await connection.send(request)
+    except CollectError as error:
+        return str(error)
+    if response.status == 200:
+        return None
+    return f"answered {response.status}: {response.body[:200].decode('utf-8', 'replace')}"
+
+
+async def _until_new(current: Callable[[], NodeRegistration], sent: NodeRegistration, *, time: clock.Clock) -> None:
+    waited = 0.0
+    while waited < REPEAT_SECONDS and current() == sent:
+        await time.sleep(LOOK_SECONDS)
+        waited += LOOK_SECONDS

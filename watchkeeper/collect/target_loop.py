@@ -1,0 +1,371 @@
+"""One target: its page becomes samples of stored series, and what Prometheus says about a scrape is said here too.
+
+Fetch, parse, translate handles to stored series, append. The names are Prometheus': `up`,
+`scrape_duration_seconds`, sample counts, and the stale marker for series that are no longer reported. `scrape`
+runs a loop for each target; the hub passes in the `Sink` (the engine) and the `Fleet` that learns GPUs
+from labels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import compress
+from typing import Protocol
+
+from watchkeeper.collect import dialect, http, relabel
+from watchkeeper.collect.fleet import Fleet, gpu_of
+from watchkeeper.collect.jobs import Target
+from watchkeeper.errors import CollectError, WatchkeeperError, quote
+from watchkeeper.model import fleet, labels, samples
+from watchkeeper.readers import exposition
+
+log = logging.getLogger(__name__)
+
+# Prometheus' own names for what is known about a scrape, in the order they are appended.
+SYNTHESISED = (
+    "up",
+    "scrape_duration_seconds",
+    "scrape_samples_scraped",
+    "scrape_samples_post_metric_relabeling",
+    "scrape_series_added",
+)
+# Above any clock difference between two healthy machines; a later sample would hide all that come after it.
+MAX_AHEAD_MS = 600_000
+# What answers instead of an exporter when an address is wrong, and the one format that is not read.
+NOT_METRICS = ("text/html", "application/json", "application/vnd.google.protobuf")
+DROPPED = -1
+ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4"
+
+
+class Taken(Protocol):
+    """What became of an append: samples that were not kept, counted by reason."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]: ...
+
+
+class Sink(Protocol):
+    """Where samples go. All samples of one append share a time; a group is one target's series.
+
+    Ids and values come as arrays of 64-bit numbers (`array('q')`, `array('d')`), which NumPy reads without
+    copying. The reason `forgotten` says that ids have lost their meaning and must be asked for again.
+    """
+
+    def series_id(self, labels: labels.Labels, /) -> int: ...
+
+    def append_scrape(self, group_key: str, ids: Sequence[int], at_ms: int, values: Sequence[float], /) -> Taken: ...
+
+
+class Line(Protocol):
+    """The way to a target: an HTTP connection, or in a drill the simulated fleet itself."""
+
+    async def send(self, request: http.Request) -> http.Response: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Health(StrEnum):
+    """Prometheus' words for a target on /api/v1/targets."""
+
+    UNKNOWN = "unknown"
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetState:
+    """How the last scrape of a target went; before the first one nothing is known."""
+
+    target: Target
+    health: Health = Health.UNKNOWN
+    last_scrape_ms: int | None = None
+    duration_seconds: float | None = None
+    error: str | None = None
+    samples: int = 0
+    bad_lines: int = 0
+    families: Mapping[str, exposition.Family] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeSettings:
+    interval_seconds: float = 15.0
+    timeout_seconds: float = 10.0
+    concurrency: int = 64
+    max_series: int = exposition.MAX_SERIES
+    max_body_bytes: int = http.MAX_BODY_BYTES
+    # When an exporter sets a label that we set too, ours wins and theirs becomes exported_<name>.
+    honor_labels: bool = False
+    # Whether samples that carry a time keep it; otherwise the time of the scrape counts.
+    honor_timestamps: bool = True
+
+    def of(self, target: Target) -> ScrapeSettings:
+        """The same settings with what the target's job says differently."""
+        job = target.job
+        return replace(
+            self,
+            interval_seconds=target.interval_seconds or self.interval_seconds,
+            timeout_seconds=target.timeout_seconds or self.timeout_seconds,
+            max_series=job.max_series or self.max_series,
+            max_body_bytes=job.max_body_bytes or self.max_body_bytes,
+            honor_labels=job.honor_labels or self.honor_labels,
+            honor_timestamps=job.honor_timestamps and self.honor_timestamps,
+        )
+
+
+class TargetLoop:
+    """One target: its connection, its parser, and the stored series its lines belong to."""
+
+    def __init__(
+        self, target: Target, settings: ScrapeSettings, *, sink: Sink, known: Fleet, line: Line | None = None
+    ) -> None:
+        self.state = TargetState(target)
+        settings = settings.of(target)
+        self.interval_ms = round(settings.interval_seconds * 1000)
+        self.left_out: Counter[str] = Counter()
+        self._target, self._settings, self._sink, self._fleet = target, settings, sink, known
+        self._connection = line or http.Connection(
+            timeout_seconds=settings.timeout_seconds,
+            max_body_bytes=settings.max_body_bytes,
+            access=target.job.access,
+        )
+        self._parser = exposition.ExpositionParser(max_series=settings.max_series)
+        self._epoch = 0
+        self._id_of: dict[int, int] = {}
+        self._handles: list[int] = []
+        self._ids = array("q")
+        self._mask: list[bool] | None = None
+        self._noted = 0
+        self._timed_ids: frozenset[int] = frozenset()
+        self._group_ids = array("q")
+        self._gpus: dict[tuple[str, str], tuple[fleet.Node, dict[str, fleet.Gpu]]] = {}
+        self._own_ids = self._ask_own_ids()
+
+    @property
+    def families(self) -> Mapping[str, exposition.Family]:
+        """What the exporter says about its metrics."""
+        return self._parser.families
+
+    async def scrape(self, at_ms: int) -> TargetState:
+        """Read the page once and append what it says, or that it could not be read."""
+        started = asyncio.get_running_loop().time()
+        try:
+            page = await self._read_page()
+            taken = asyncio.get_running_loop().time() - started
+            far = self._append_page(page, at_ms, taken)
+            problems = [*page.problems, *([far] if far else [])]
+            self._note_families()
+            self.state = TargetState(
+                self._target,
+                health=Health.UP,
+                last_scrape_ms=at_ms,
+                duration_seconds=taken,
+                error="; ".join(problems) or None,
+                samples=len(page.handles),
+                bad_lines=page.bad_lines,
+                families=self._parser.families,
+            )
+        except WatchkeeperError as error:
+            taken = asyncio.get_running_loop().time() - started
+            self.state = TargetState(
+                self._target,
+                health=Health.DOWN,
+                last_scrape_ms=at_ms,
+                duration_seconds=taken,
+                error=str(error),
+                families=self._parser.families,
+            )
+            self._append_down(at_ms, taken)
+        return self.state
+
+    async def close(self, at_ms: int) -> None:
+        """The target is no longer watched: every series of it ends here, `up` too."""
+        await self._connection.aclose()
+        ends = self._lasting_ids() + self._own_ids
+        self._append(ends, at_ms, array("d", [samples.STALE]) * len(ends))
+
+    async def _read_page(self) -> exposition.Page:
+        headers = {"Accept": ACCEPT, "X-Prometheus-Scrape-Timeout-Seconds": f"{self._settings.timeout_seconds:g}"}
+        # On loopback compression costs both sides time and saves no network.
+        if not self._target.address.startswith(("127.", "localhost", "[::1]")):
+            headers["Accept-Encoding"] = "gzip"
+        headers |= self._target.job.access.headers()
+        response = await self._connection.send(http.Request(self._target.url, headers=headers))
+        if response.status != 200:
+            raise CollectError(f"answered {response.status}", where=self._target.url)
+        kind = response.headers.get("content-type", "").lower()
+        if kind.startswith(NOT_METRICS):
+            raise CollectError(
+                f"answers with {quote(kind)}, not with a page of metrics",
+                where=self._target.url,
+                remedy="Check address and path of the target",
+            )
+        try:
+            return self._parser.parse(response.body, openmetrics=kind.startswith("application/openmetrics-text"))
+        except CollectError as error:
+            error.where = self._target.url
+            raise
+
+    def _append_page(self, page: exposition.Page, at_ms: int, taken: float) -> str | None:
+        """Append the samples of a page; says so if some carried a time that cannot be."""
+        before, added = self._ids, 0
+        if page.epoch != self._epoch:
+            self._epoch, self._id_of, self._handles = page.epoch, {}, []
+        times = page.timestamps_ms if self._settings.honor_timestamps else {}
+        far = frozenset(place for place, time_ms in times.items() if time_ms > at_ms + MAX_AHEAD_MS)
+        if page.handles is not self._handles or times or self._timed_ids:
+            self._id_of = self._ask_ids(page.handles)
+            self._handles = page.handles
+            self._ids, self._mask = self._choose(page.handles, times, far=far)
+            self._gpus = self._find_gpus(page.handles)
+            added = len(set(self._ids).difference(before))
+        values = page.values if self._mask is None else array("d", compress(page.values, self._mask))
+        own = array("d", [1.0, taken, float(len(page.handles)), float(len(values) + len(far)), float(added)])
+        if self._ids is before:
+            # The common case: the same object every time, so that the sink may recognise it.
+            self._append(self._group_ids, at_ms, values + own)
+        else:
+            vanished = self._vanished(before)
+            lasting, values = self._append_timed(values, self._moved(times))
+            self._group_ids = lasting + self._own_ids
+            ends = array("d", [samples.STALE]) * len(vanished)
+            self._append(self._group_ids + vanished if vanished else self._group_ids, at_ms, values + own + ends)
+        for node, gpus in self._gpus.values():
+            self._fleet.saw(node, gpus, at_ms=at_ms, source=self._target.key)
+        if not far:
+            return None
+        self.left_out["future"] += len(far)
+        return f"{len(far)} samples carry a time more than {MAX_AHEAD_MS // 60_000} minutes ahead and were dropped"
+
+    def _choose(
+        self, handles: Sequence[int], times: Mapping[int, int], *, far: frozenset[int]
+    ) -> tuple[array[int], list[bool] | None]:
+        """The series ids of a page, and which of its samples they are (None: all).
+
+        A rule may have dropped a series, or made two of them the same: then the first is kept.
+        """
+        ids = [self._id_of[handle] for handle in handles]
+        keys = list(zip(ids, (times.get(place) for place in range(len(ids))), strict=True)) if times else ids
+        if not far and DROPPED not in ids and len(set(keys)) == len(ids):
+            return array("q", ids), None
+        seen: set[object] = set()
+        mask = []
+        for place, key in enumerate(keys):
+            is_kept = ids[place] != DROPPED and place not in far and key not in seen
+            self.left_out["duplicate"] += key in seen and ids[place] != DROPPED
+            seen.add(key)
+            mask.append(is_kept)
+        return array("q", compress(ids, mask)), mask
+
+    def _moved(self, times: Mapping[int, int]) -> Mapping[int, int]:
+        """Explicit times by the place of their sample among those that are kept."""
+        if self._mask is None or not times:
+            return times
+        places = (place for place, is_kept in enumerate(self._mask) if is_kept)
+        return {new: times[old] for new, old in enumerate(places) if old in times}
+
+    def _note_families(self) -> None:
+        """Hand on what the exporter says about its metrics, whenever that has changed."""
+        note = getattr(self._sink, "note_metadata", None)
+        if note is None or self._noted == self._parser.families_version:
+            return
+        self._noted = self._parser.families_version
+        for name, family in self._parser.families.items():
+            note(name, family.type, help=family.help, unit=family.unit)
+
+    def _append(self, ids: array[int], at_ms: int, values: array[float]) -> None:
+        taken = self._sink.append_scrape(self._target.key, ids, at_ms, values)
+        self.left_out.update(taken.dropped)
+        if taken.dropped.get("forgotten"):
+            self._id_of, self._handles, self._own_ids = {}, [], self._ask_own_ids()
+
+    def _append_timed(self, values: array[float], times: Mapping[int, int]) -> tuple[array[int], array[float]]:
+        """Append the samples that carry their own time; give back the others.
+
+        Like in Prometheus, a series with explicit times gets no stale marker: its exporter decides when it was.
+        """
+        self._timed_ids = frozenset(self._ids[at] for at in times)
+        if not times:
+            return self._ids, values
+        by_time: dict[int, tuple[array[int], array[float]]] = {}
+        for at, at_ms in times.items():
+            ids, own = by_time.setdefault(at_ms, (array("q"), array("d")))
+            ids.append(self._ids[at])
+            own.append(values[at])
+        for at_ms in sorted(by_time):
+            taken = self._sink.append_scrape(f"{self._target.key} timed", by_time[at_ms][0], at_ms, by_time[at_ms][1])
+            self.left_out.update(taken.dropped)
+        plain = [at not in times for at in range(len(self._ids))]
+        return array("q", compress(self._ids, plain)), array("d", compress(values, plain))
+
+    def _vanished(self, before: Sequence[int]) -> array[int]:
+        present = set(self._ids)
+        return array("q", [known for known in before if known not in present and known not in self._timed_ids])
+
+    def _lasting_ids(self) -> array[int]:
+        return array("q", [known for known in self._ids if known not in self._timed_ids])
+
+    def _append_down(self, at_ms: int, taken: float) -> None:
+        """The target did not answer: its series end, and `up` says so."""
+        ends = self._lasting_ids()
+        self._ids, self._handles, self._id_of = array("q"), [], {}
+        own = array("d", [0.0, taken, 0.0, 0.0, 0.0])
+        self._append(self._own_ids + ends, at_ms, own + array("d", [samples.STALE]) * len(ends))
+
+    def _ask_own_ids(self) -> array[int]:
+        return array("q", [self._sink.series_id(self._target.labels.having(__name__=name)) for name in SYNTHESISED])
+
+    def _ask_ids(self, handles: Sequence[int]) -> dict[int, int]:
+        """The stored series of each handle; one that was away is asked for anew, as the store may have let it go."""
+        known = self._id_of
+        return {handle: known[handle] if handle in known else self._ask_id(handle) for handle in handles}
+
+    def _ask_id(self, handle: int) -> int:
+        label_set = self._attach(self._parser.labels[handle])
+        return DROPPED if label_set is None else self._sink.series_id(label_set)
+
+    def _attach(self, label_set: labels.Labels) -> labels.Labels | None:
+        """The exporter's labels with the target's, as the job's rules want them; None if they drop the series."""
+        joined: Mapping[str, str] | None = self._join(label_set)
+        if self._target.job.metric_rules:
+            joined = relabel.apply(self._target.job.metric_rules, self._join(label_set))
+        if joined is None or not joined.get(labels.METRIC_NAME):
+            return None
+        return labels.Labels(dialect.usual(joined, node=self._target.node))
+
+    def _join(self, label_set: labels.Labels) -> dict[str, str]:
+        """A clash of labels is settled as Prometheus does it."""
+        own, theirs = self._target.labels, dict(label_set)
+        if self._settings.honor_labels:
+            return {**own, **theirs}
+        for name in own.keys() & theirs.keys():
+            moved = f"exported_{name}"
+            while moved in theirs or moved in own:
+                moved = f"exported_{moved}"
+            theirs[moved] = theirs.pop(name)
+        return {**theirs, **own}
+
+    def _find_gpus(self, handles: Sequence[int]) -> dict[tuple[str, str], tuple[fleet.Node, dict[str, fleet.Gpu]]]:
+        """The GPUs of a page by node; a node that reported GPUs before and now none is there with none."""
+        found = {key: (node, dict[str, fleet.Gpu]()) for key, (node, _) in self._gpus.items()}
+        for handle in handles:
+            label_set = self._parser.labels[handle]
+            gpu = gpu_of(label_set)
+            if gpu is not None:
+                node = self._node_of(label_set)
+                _, gpus = found.setdefault((node.cluster, node.name), (node, {}))
+                gpus.setdefault(gpu.uuid, gpu)
+        return found
+
+    def _node_of(self, label_set: labels.Labels) -> fleet.Node:
+        """The node a series speaks of: by its Hostname label if that is known, else the target's."""
+        cluster, hostname = self._target.cluster, label_set.get("Hostname") or label_set.get("hostname", "")
+        node = self._fleet.node(hostname, cluster) if hostname else None
+        if node is None and self._target.node is not None:
+            node = self._fleet.node(self._target.node, cluster)
+        return node or fleet.Node(cluster, hostname or self._target.address, source=self._target.url)

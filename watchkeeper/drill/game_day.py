@@ -1,0 +1,91 @@
+"""A whole game day: scenarios and healthy hours side by side, one process for each core.
+
+Every scenario is a world of its own, so they share nothing; the healthy hours take longest and go first.
+`cli/drill.py` asks for a GameDay and prints what comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import Synchronized
+from typing import Any
+
+from watchkeeper.drill import score
+
+LOOK_SECONDS = 1.0
+Say = Callable[[str], None]
+# How far the healthy hours have come, written by the process that lives through them.
+_hours_done: Synchronized[float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`workers` None means one for each core."""
+
+    scenarios: tuple[str, ...]
+    healthy_hours: float = 0.0
+    healthy_gpus: int = 256
+    workers: int | None = None
+
+
+@dataclass(slots=True)
+class GameDay:
+    """What came of it, scenarios in the order of the plan."""
+
+    verdicts: list[score.Verdict] = field(default_factory=list)
+    healthy: score.Healthy = field(default_factory=score.Healthy)
+
+    @property
+    def score(self) -> score.Score:
+        return score.total(self.verdicts, self.healthy)
+
+
+def run(plan: Plan, *, say: Say) -> GameDay:
+    context = multiprocessing.get_context("spawn")
+    hours_done: Synchronized[float] = context.Value("d", 0.0)
+    workers = min(plan.workers or os.cpu_count() or 1, len(plan.scenarios) + bool(plan.healthy_hours)) or 1
+    with _pool(ProcessPoolExecutor(workers, context, initializer=_share, initargs=(hours_done,))) as pool:
+        healthy = pool.submit(_live, plan.healthy_hours, plan.healthy_gpus) if plan.healthy_hours else None
+        scenarios = [pool.submit(_strike, name) for name in plan.scenarios]
+        waiting: set[Future[Any]] = {*scenarios, *([healthy] if healthy else [])}
+        while waiting:
+            done, waiting = wait(waiting, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+            ready = sum(future.done() for future in scenarios)
+            hours = f", {hours_done.value:.1f} of {plan.healthy_hours:g} healthy hours" if healthy else ""
+            say(f"{ready} of {len(scenarios)} scenarios{hours}")
+        return GameDay([future.result() for future in scenarios], healthy.result() if healthy else score.Healthy())
+
+
+@contextmanager
+def _pool(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
+    """A failure or Ctrl-C does not wait for what has not begun."""
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _share(hours_done: Synchronized[float]) -> None:
+    global _hours_done  # noqa: PLW0603 (the one way into a pool's process)
+    _hours_done = hours_done
+
+
+def _strike(name: str) -> score.Verdict:
+    return asyncio.run(score.run_scenario(name))
+
+
+def _live(hours: float, gpus: int) -> score.Healthy:
+    return asyncio.run(score.run_healthy(hours=hours, gpus=gpus, say=_note))
+
+
+def _note(hours: float) -> None:
+    if _hours_done is not None:
+        _hours_done.value = hours

@@ -1,0 +1,229 @@
+"""What rules would have done over history: each rule asked for every step of a time window, its alerts moved.
+
+`watchkeeper rules replay` fills an engine from a recording or a running hub and calls `run`. Rule by rule over
+the whole window, in the order of the files: a rule sees what earlier ones record, at the same step. A
+rule that reads what a later one records sees nothing of it. What the window's own hub had recorded under
+the same names is left out before (`names`), so that old and new answers do not mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+
+import numpy as np
+
+from watchkeeper.errors import QueryError, WatchkeeperError
+from watchkeeper.kit import clock
+from watchkeeper.model.alerts import Alert, AlertState
+from watchkeeper.model.labels import METRIC_NAME, Labels
+from watchkeeper.model.samples import STALE, Sample
+from watchkeeper.query import engine as engines
+from watchkeeper.query.promql import ast, parser
+from watchkeeper.rules import alerting
+from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, ALERTS_FOR_STATE
+from watchkeeper.rules.rulefile import AlertingRule, Group, RecordingRule, Rule, RuleSet
+
+# An engine refuses more than 11,000 steps at once.
+STEPS_AT_ONCE = 5000
+# How far back an instant selector looks.
+LOOKBACK_MS = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From the first to the last evaluation."""
+
+    from_ms: int
+    to_ms: int
+    interval_seconds: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One alert from its first true answer to its end; None where the window ends before."""
+
+    alert: str
+    labels: Labels
+    active_at: datetime
+    fired_at: datetime | None
+    ended_at: datetime | None
+    value: float
+    annotations: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A rule that could not be asked, and why."""
+
+    rule: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    episodes: tuple[Episode, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    steps: int = 0
+
+    @property
+    def fired(self) -> tuple[Episode, ...]:
+        return tuple(episode for episode in self.episodes if episode.fired_at is not None)
+
+
+def run(
+    rule_set: RuleSet,
+    engine: engines.Engine,
+    window: Window,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Timeline:
+    """Every alert that these rules would have had in the window, earliest first."""
+    episodes: list[Episode] = []
+    failures: list[Failure] = []
+    steps = 0
+    for done, (group, rule) in enumerate(_in_order(rule_set)):
+        if progress is not None:
+            progress(done, len(rule_set.rules))
+        try:
+            ticks = _Ticks(rule, engine, _span(group, window), offset_ms=round(group.query_offset_seconds * 1000))
+            steps += len(ticks.times)
+            if isinstance(rule, RecordingRule):
+                _record(rule, engine, ticks)
+            else:
+                episodes += _alert(rule, engine, ticks)
+        except WatchkeeperError as error:
+            failures.append(Failure(rule.name, str(error)))
+    episodes.sort(key=lambda episode: (episode.fired_at or episode.active_at, episode.alert, episode.labels))
+    return Timeline(tuple(episodes), tuple(failures), steps)
+
+
+def names(rule_set: RuleSet) -> tuple[frozenset[str], frozenset[str], int]:
+    """Metric names that the rules read, names that they write, and how far they look back in milliseconds.
+
+    A selector without a name means that everything is read: then the first set is empty.
+    """
+    written = frozenset(rule.name for rule in rule_set.rules if isinstance(rule, RecordingRule))
+    read: set[str] = set()
+    lookback_ms, reads_everything = LOOKBACK_MS, False
+    for rule in rule_set.rules:
+        for selector, back_ms in _selectors(parser.parse(rule.expr), 0):
+            lookback_ms = max(lookback_ms, back_ms + LOOKBACK_MS)
+            reads_everything |= selector.name is None
+            read.add(selector.name or "")
+    wanted = frozenset() if reads_everything else frozenset(read) - written
+    return wanted, written | {ALERTS, ALERTS_FOR_STATE}, lookback_ms
+
+
+def _selectors(expr: ast.Expr, back_ms: int) -> Iterator[tuple[ast.Selector, int]]:
+    """Each selector of an expression with how far before the evaluation it reads."""
+    match expr:
+        case ast.Selector():
+            yield expr, back_ms + max(0, expr.offset_ms)
+        case ast.RangeSelector():
+            yield from _selectors(expr.selector, back_ms + expr.range_ms)
+        case ast.Subquery():
+            yield from _selectors(expr.expr, back_ms + expr.range_ms + max(0, expr.offset_ms))
+        case ast.Unary() | ast.Paren():
+            yield from _selectors(expr.expr, back_ms)
+        case ast.Binary():
+            yield from _selectors(expr.left, back_ms)
+            yield from _selectors(expr.right, back_ms)
+        case ast.Aggregate():
+            yield from _selectors(expr.expr, back_ms)
+            if expr.parameter is not None:
+                yield from _selectors(expr.parameter, back_ms)
+        case ast.Call():
+            for argument in expr.args:
+                yield from _selectors(argument, back_ms)
+        case _:
+            return
+
+
+def _in_order(rule_set: RuleSet) -> Iterator[tuple[Group, Rule]]:
+    return ((group, rule) for group in rule_set.groups for rule in group.rules)
+
+
+def _span(group: Group, window: Window) -> engines.Span:
+    """Evaluations lie at whole intervals, as the hub's do."""
+    step_ms = round((group.interval_seconds or window.interval_seconds) * 1000)
+    first = -(-window.from_ms // step_ms) * step_ms
+    if first > window.to_ms:
+        raise QueryError(
+            f"group {group.name} is not evaluated once in this window; its interval is {step_ms / 1000:g} s"
+        )
+    return engines.Span(first, window.to_ms // step_ms * step_ms, step_ms)
+
+
+class _Ticks:
+    """The answers of one rule, step by step."""
+
+    def __init__(self, rule: Rule, engine: engines.Engine, span: engines.Span, *, offset_ms: int) -> None:
+        self.times = span.times
+        self._rule, self._engine, self._offset_ms, self._step_ms = rule, engine, offset_ms, span.step_ms
+
+    def answers(self) -> Iterator[tuple[int, dict[Labels, float]]]:
+        for start in range(0, len(self.times), STEPS_AT_ONCE):
+            times = self.times[start : start + STEPS_AT_ONCE]
+            span = engines.Span(int(times[0]) - self._offset_ms, int(times[-1]) - self._offset_ms, self._step_ms)
+            frame = self._engine.range(self._rule.expr, span).frame
+            # Most rules are silent most of the time: only steps with an answer are looked at series by series.
+            answered = set(np.nonzero(frame.present)[1].tolist())
+            for at, at_ms in enumerate(times.tolist()):
+                rows = np.flatnonzero(frame.present[:, at]).tolist() if at in answered else []
+                yield at_ms, {frame.labels[row]: float(frame.values[row, at]) for row in rows}
+
+
+def _record(rule: RecordingRule, engine: engines.Engine, ticks: _Ticks) -> None:
+    """Append what the rule records, and a stale marker where a series ends."""
+    before: set[Labels] = set()
+    made: list[Sample] = []
+    for at_ms, vector in ticks.answers():
+        values = {Labels({**series, **rule.labels, METRIC_NAME: rule.name}): value for series, value in vector.items()}
+        if len(values) < len(vector):
+            raise QueryError(f"{rule.name}: two series become the same")
+        made += [Sample(labels, at_ms, value) for labels, value in values.items()]
+        made += [Sample(labels, at_ms, STALE) for labels in before - values.keys()]
+        before = set(values)
+    engine.append(made)
+
+
+def _alert(rule: AlertingRule, engine: engines.Engine, ticks: _Ticks) -> list[Episode]:
+    """Move the alerts of a rule through the window; what they were is appended as `ALERTS`."""
+    current: dict[Labels, Alert] = {}
+    ended: list[Episode] = []
+    made: list[Sample] = []
+    for at_ms, vector in ticks.answers():
+        if not vector and not current:
+            continue
+        surroundings = alerting.Surroundings({}, query=partial(_rows, engine, at_ms))
+        now = clock.from_ms(at_ms)
+        step = alerting.step(rule, current, vector, now=now, surroundings=surroundings)
+        for labels, alert in current.items():
+            after = step.alerts.get(labels)
+            if after is None or after.state is AlertState.RESOLVED:
+                ended.append(_episode(alert, ended_at=now))
+                made.append(Sample(_state_series(alert), at_ms, STALE))
+            elif after.state is not alert.state:
+                made.append(Sample(_state_series(alert), at_ms, STALE))
+        current = {labels: alert for labels, alert in step.alerts.items() if alert.state is not AlertState.RESOLVED}
+        made += [Sample(_state_series(alert), at_ms, 1.0) for alert in current.values()]
+    engine.append(made)
+    return [*ended, *(_episode(alert, ended_at=None) for alert in current.values())]
+
+
+def _episode(alert: Alert, *, ended_at: datetime | None) -> Episode:
+    fired_at = alert.fired_at if alert.state is AlertState.FIRING else None
+    return Episode(alert.name, alert.labels, alert.active_at, fired_at, ended_at, alert.value, dict(alert.annotations))
+
+
+def _state_series(alert: Alert) -> Labels:
+    return Labels({**alert.labels, METRIC_NAME: ALERTS, ALERT_STATE: alert.state.value})
+
+
+def _rows(engine: engines.Engine, at_ms: int, expr: str) -> list[dict[str, object]]:
+    """What the template function `query` answers."""
+    answer = engine.instant(expr, at_ms).latest()
+    return [{"Labels": labels, "Value": value} for labels, value in sorted(answer.items())]

@@ -1,0 +1,174 @@
+"""Copies of a data directory: made while the hub runs, put back when it does not, and checked at any time.
+
+Everything on disk is made for this: blocks never change, the log only grows, and a record that was copied half
+is a torn end like any other. So a backup needs no word with the hub. The order matters: the log first, then
+the blocks, so that what moves from one to the other meanwhile is in the copy at least once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from watchkeeper import errors
+from watchkeeper.kit import files
+from watchkeeper.store import journal_check, wal, wal_replay
+from watchkeeper.store.block import Block, ChunkCache, Damage
+from watchkeeper.store.block_writer import SUFFIX, sync_folder
+from watchkeeper.store.index import Patterns
+
+# Compaction may rename blocks while they are listed; it is done within a few of these.
+MAX_LISTINGS = 20
+SAMPLES, JOURNAL = "samples", "journal.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Where a hub keeps what it knows."""
+
+    data: Path
+    samples: Path
+    journal: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a backup holds; linked bytes take no room of their own."""
+
+    blocks: int
+    linked_bytes: int
+    copied_bytes: int
+
+
+def back_up(source: Holdings, target: Path) -> Copied:
+    """Copy everything into a new directory; StoreError if that cannot be."""
+    _refuse_filled(target, remedy="Name a new directory for each backup")
+    try:
+        for folder in ("blocks", "wal"):
+            (target / SAMPLES / folder).mkdir(parents=True)
+        copied = sum(
+            _copy(path, target / SAMPLES / "wal") for path in sorted(source.samples.glob(f"wal/*{wal.SUFFIX}"))
+        )
+        copied += sum(_copy(path, target / SAMPLES) for path in source.samples.glob("metadata.json"))
+        linked, more = _link_blocks(source.samples / "blocks", target / SAMPLES / "blocks")
+        copied += more + _copy_journal(source.journal, target / JOURNAL)
+        # Last, so that a directory with the mark is a whole backup.
+        files.write_whole(target / files.OWNER_MARK, (source.data / files.OWNER_MARK).read_bytes())
+        sync_folder(target)
+    except OSError as error:
+        raise errors.StoreError(
+            f"the backup failed: {error.strerror}",
+            where=str(error.filename or target),
+            now=f"{target} is not a whole backup",
+            remedy="Remove it and try again",
+        ) from error
+    return Copied(len(list((target / SAMPLES / "blocks").iterdir())), linked, copied)
+
+
+def restore(source: Path, target: Holdings) -> list[Damage]:
+    """Put a backup into a data directory that is empty or new; returns what of it is damaged, and restores the rest."""
+    if not (source / files.OWNER_MARK).exists():
+        raise errors.StoreError(
+            "this is not a whole backup", where=str(source), now="Nothing was restored", remedy="Name another one"
+        )
+    _refuse_filled(target.data, remedy="Stop the hub and move its data directory away first")
+    _refuse_filled(target.samples, remedy="Move what is there away first")
+    found = list(damages(Holdings(source, source / SAMPLES, source / JOURNAL)))
+    try:
+        target.data.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source / SAMPLES, target.samples, dirs_exist_ok=True)
+        target.journal.parent.mkdir(parents=True, exist_ok=True)
+        if (source / JOURNAL).exists():
+            shutil.copyfile(source / JOURNAL, target.journal)
+        files.write_whole(target.data / files.OWNER_MARK, (source / files.OWNER_MARK).read_bytes())
+        os.sync()
+    except OSError as error:
+        raise errors.StoreError(
+            f"the backup could not be restored: {error.strerror}", where=str(error.filename or target.data)
+        ) from error
+    return found
+
+
+def damages(kept: Holdings) -> Iterator[Damage]:
+    """Read everything, and say what is not as it was written; a torn end of the log is not damage."""
+    for path in sorted(kept.samples.glob(f"wal/*{wal.SUFFIX}")):
+        yield from (found for found in wal_replay.records(path) if isinstance(found, Damage) and found.problem)
+    for path in sorted(kept.samples.glob(f"blocks/*{SUFFIX}")):
+        try:
+            block = Block(path, cache=ChunkCache(), patterns=Patterns(), report=lambda _: None)
+        except errors.StoreError as error:
+            yield Damage(path, 0, error.problem)
+            continue
+        yield from block.check()
+        block.close()
+    if kept.journal.exists():
+        yield from _journal_damages(kept.journal)
+
+
+def _journal_damages(path: Path) -> Iterator[Damage]:
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            broken = journal_check.first_broken(connection)
+    except sqlite3.Error as error:
+        yield Damage(path, 0, f"the journal cannot be read: {error}")
+        return
+    if broken is not None:
+        yield Damage(path, 0, f"entry {broken} of the journal, or what it wrote, is not as it was written")
+
+
+def _refuse_filled(folder: Path, *, remedy: str) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise errors.StoreError(
+            "there is something here already", where=str(folder), now="Nothing was changed", remedy=remedy
+        )
+
+
+def _link_blocks(source: Path, target: Path) -> tuple[int, int]:
+    """Link every block, or copy it to another disk; list them anew when one was merged away meanwhile."""
+    linked = copied = 0
+    for _ in range(MAX_LISTINGS):
+        missing = [path for path in sorted(source.glob(f"*{SUFFIX}")) if not (target / path.name).exists()]
+        if not missing:
+            break
+        for path in missing:
+            try:
+                os.link(path, target / path.name)
+                linked += (target / path.name).stat().st_size
+            except FileNotFoundError:
+                break
+            except OSError:
+                copied += _copy(path, target)
+    sync_folder(target)
+    return linked, copied
+
+
+def _copy(path: Path, folder: Path) -> int:
+    """Copy a file and make sure that it is on the disk; one that is gone meanwhile is in a block by now."""
+    try:
+        with path.open("rb") as original, (folder / path.name).open("xb") as copy:
+            shutil.copyfileobj(original, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+            return copy.tell()
+    except FileNotFoundError:
+        return 0
+
+
+def _copy_journal(source: Path, target: Path) -> int:
+    """SQLite's own way: a whole transaction is in the copy, or not."""
+    if not source.exists():
+        return 0
+    try:
+        with (
+            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as original,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            original.backup(copy)
+    except sqlite3.Error as error:
+        raise errors.StoreError(f"the journal cannot be copied: {error}", where=str(source)) from error
+    return target.stat().st_size

@@ -53,13 +53,13 @@ def ours(fleet: telemetry.Telemetry, path: Path) -> dict[str, float]:
     limits = durable.StoreSettings(memory_ms=fleet.slots * telemetry.INTERVAL_MS + HOUR_MS)
     store = durable.open_store(path, limits, clock_ms=lambda: clock[0])
     ids, tables = load(fleet, store)
+    times = [fleet.times_ms(node).tolist() for node in range(fleet.nodes)]
     append_cpu = sync_cpu = 0.0
-    log_bytes = 0
     for slot in range(fleet.slots):
         clock[0] = telemetry.START_MS + (slot + 1) * telemetry.INTERVAL_MS
         before = time.process_time()
         for node in range(fleet.nodes):
-            store.append_scrape(f"node-{node}", ids[node], int(fleet.times_ms(node)[slot]), tables[node][slot])
+            store.append_scrape(f"node-{node}", ids[node], times[node][slot], tables[node][slot])
         middle = time.process_time()
         store.sync()
         append_cpu, sync_cpu = append_cpu + middle - before, sync_cpu + time.process_time() - middle

@@ -45,7 +45,7 @@ from watchkeeper.errors import CollectError, SettingsError
 from watchkeeper.kit import clock, files, logs, own_metrics
 from watchkeeper.kit.addresses import is_loopback
 from watchkeeper.model import events, fleet
-from watchkeeper.readers import counters_csv, host, node
+from watchkeeper.readers import counters_csv, host, kernel_log, node
 from watchkeeper.readers.nvml import choice
 
 log = logging.getLogger(__name__)
@@ -251,7 +251,9 @@ class Agent:
             cursor = Cursor(settings.spool_directory / "kmsg.cursor", self._boot) if self._queue is not None else None
             addresses = gpu_addresses.GpuAddresses(gpu_addresses.ask_proc(settings.roots.proc))
             after = -1 if cursor is None else cursor.load()
-            source = kernel_follow.KmsgSource(settings.kmsg, settings.node, self._boot, after=after)
+            source = kernel_follow.KmsgSource(
+                settings.kmsg, settings.node, self._boot, after=after, needles=kernel_log.NEEDLES
+            )
             lines = kernel_follow.follow_kmsg(source, time=self._time)
         reading = kernel_follow.KernelEvents(settings.cluster, addresses, gate=self._gate)
         async with aclosing(lines) as records:

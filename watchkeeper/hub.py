@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from watchkeeper import __version__, pipeline
-from watchkeeper.collect import discovery, fleet, http, prometheus_config, scrape, standing
+from watchkeeper.collect import discovery, fleet, http, prometheus_config, registered, registration, scrape, standing
 from watchkeeper.config import settings as config
 from watchkeeper.errors import HubError, SettingsError, WatchkeeperError
 from watchkeeper.kit import broadcast, clock, files, own_metrics
@@ -41,6 +41,11 @@ TICK_SECONDS = 1.0
 QUESTIONS_AT_ONCE = 4
 SYNC_SECONDS = 1.0
 BLOCK_SECONDS = 60.0
+RECOVERY_SECONDS = 15.0
+# A diagnosis that fails is tried again after a pause; what fails as often as this fails always.
+DIAGNOSIS_TRIES = 3
+# Pages show every open incident; a fleet with more has one fault, and it is not in this list.
+MOST_INCIDENTS = 10_000
 TRIM_SECONDS = 3600.0
 SHIPPED_RULES = Path(__file__).parent / "packs" / "rules"
 # Any metric that every exporter has would do; its labels say who holds the GPU.
@@ -59,6 +64,7 @@ class Hub:
         self.metrics = own_metrics.Registry()
         self.changes = broadcast.Broadcast()
         self.fleet = fleet.Fleet()
+        self._registered = registered.Registered()
         self.rules = rulefile.load(rule_paths(settings))
         self.policy = policy.load()
         self.driver: driver.Driver = choose_driver(settings, simulator_url)
@@ -77,7 +83,8 @@ class Hub:
         self._known_problems: list[str] = []
         self._dropped_targets: tuple[discovery.Dropped, ...] = ()
         self._samples: durable.DurableStore | None = None
-        self._undiagnosed: dict[str, None] = {}
+        # Incidents that changed, and how often their diagnosis has failed since.
+        self._undiagnosed: dict[str, int] = {}
         self._has_undiagnosed = asyncio.Event()
         self._declare_metrics()
 
@@ -104,6 +111,11 @@ class Hub:
     def is_ready(self) -> bool:
         return self.not_ready_because is None
 
+    @property
+    def _follows_server(self) -> bool:
+        """True where another server evaluates the rules; its alerts are taken over as they are."""
+        return self.settings.rules.owner is config.RuleOwner.SERVER
+
     def open(self) -> None:
         """Claim the data directory and restore what was so before; StartRefused or StoreError if that cannot be."""
         self._directory.claim()
@@ -112,6 +124,8 @@ class Hub:
             self.journal = journal.Journal(self.settings.journal_path)
             self._open_samples()
             self._pipeline = pipeline.Pipeline(self._parts(), now=self.clock.now())
+            if self._follows_server:
+                self._server_alerts = {alert.labels: alert for alert in self.journal.alerts()}
         except (OSError, WatchkeeperError):
             self._directory.release()
             raise
@@ -128,7 +142,7 @@ class Hub:
             engine=self.engine,
             fleet=self.fleet,
             journal=self.journal,
-            rules=self.rules,
+            rules=rulefile.RuleSet() if self._follows_server else self.rules,
             policy=self.policy,
             driver=self.driver,
             mode=self.settings.remediate.mode,
@@ -159,6 +173,7 @@ class Hub:
             self._repeat("standing series", self._append_standing, interval),
             self._repeat("incidents", self._tick, TICK_SECONDS),
             self._repeat("diagnosis", self._diagnose_next, 0.0),
+            self._repeat("recovery", self._look_for_recovery, RECOVERY_SECONDS),
             self._repeat("trimming", self._trim, TRIM_SECONDS),
             self._repeat("samples", self._keep_samples, 0.0),
             self._repeat("blocks", self._keep_blocks, BLOCK_SECONDS),
@@ -189,7 +204,8 @@ class Hub:
     # Collect
 
     async def _discover(self) -> None:
-        found = await self._discovery.refresh(self.clock.now())
+        listed = await self._discovery.refresh(self.clock.now())
+        found = discovery.merge([listed, self._registered.found(listed, now=self.clock.now())])
         problems = self._discovery.problems()
         for problem in problems:
             if problem not in self._known_problems:
@@ -199,11 +215,14 @@ class Hub:
         await self._scraper.watch(found.targets)
         self.not_ready_because = None
 
+    def register_node(self, told: registration.NodeRegistration, peer: str) -> None:
+        """Take a node's word for what it has; `peer` is the address it came from. CollectError if it cannot be."""
+        self._registered.take(told, peer, now=self.clock.now())
+
     async def _append_standing(self) -> None:
         """Nodes, holders of GPUs, event counts and our own metrics, as series that rules and pages can join with."""
         at_ms = clock.to_ms(self.clock.now())
-        for severity in alerts.Severity:
-            count = sum(incident.severity is severity for incident in self.incidents())
+        for severity, count in self.journal.count_open().items():
             self._open_incidents.set(count, severity=severity)
         holders = await self.ask(HOLDER_EXPR, at_ms)
         found = fleet.inventory_samples(self.fleet, at_ms)
@@ -239,7 +258,7 @@ class Hub:
 
     def _rule_loops(self) -> list[Coroutine[Any, Any, None]]:
         """One loop for each group of ours, or one that follows the server that owns the rules."""
-        if self.settings.rules.owner is config.RuleOwner.SERVER:
+        if self._follows_server:
             self._rule_server = server_rules.client_of(self.settings)
             return [self._repeat("rule server", self._follow_server, self.settings.rules.interval_seconds)]
         return [self._repeat(f"rules {group.name}", self._evaluator(group), 0.0) for group in self.rules.groups]
@@ -304,7 +323,16 @@ class Hub:
         self.changes.send("incidents")
 
     async def _tick(self) -> None:
-        await self._change(lambda: self._pipeline.tick(self.clock.now()))
+        others = self._server_alerts.values()
+        await self._change(lambda: self._pipeline.tick(self.clock.now(), others))
+
+    async def _look_for_recovery(self) -> None:
+        """A GPU that was repaired says so in its samples at most; make an event of it."""
+        broken = await self._at_clerk(self._pipeline.incidents.broken_gpus)
+        now = self.clock.now()
+        found = await asyncio.to_thread(self._pipeline.recoveries, broken, now) if broken else []
+        if found:
+            await self.take_events(found)
 
     async def _trim(self) -> None:
         """Drop what the journal need no longer keep; the chain stays verifiable."""
@@ -331,7 +359,7 @@ class Hub:
         ids = [incident.id for incident in changed]
         if not ids:
             return
-        self._undiagnosed.update(dict.fromkeys(ids))
+        self._undiagnosed.update(dict.fromkeys(ids, 0))
         self._has_undiagnosed.set()
         self.changes.send("incidents")
 
@@ -342,12 +370,32 @@ class Hub:
         await self._has_undiagnosed.wait()
         while self._undiagnosed:
             id = next(iter(self._undiagnosed))
-            del self._undiagnosed[id]
+            failures = self._undiagnosed.pop(id)
             incident = self.incident(id)
-            if incident is not None and incident.is_open:
-                await asyncio.to_thread(self._pipeline.diagnose, incident, self.clock.now())
-                self.changes.send("incidents")
+            if incident is None or not incident.is_open:
+                continue
+            try:
+                await self._diagnose(incident)
+            except Exception as error:
+                await self._diagnose_later(incident, failures + 1, error)
+                raise
         self._has_undiagnosed.clear()
+
+    async def _diagnose(self, incident: Incident) -> None:
+        now = self.clock.now()
+        finding = await asyncio.to_thread(self._pipeline.diagnose, incident, now)
+        self.changes.send("incidents")
+        if finding is not None:
+            await self._change(lambda: self._pipeline.explain(incident, finding, now))
+
+    async def _diagnose_later(self, incident: Incident, failures: int, error: Exception) -> None:
+        """Put it behind the others, or say on its timeline that there will be no diagnosis until it changes."""
+        if failures < DIAGNOSIS_TRIES:
+            self._undiagnosed.setdefault(incident.id, failures)
+            return
+        last = f"{type(error).__name__}: {str(error)[:300]}"
+        text = f"No diagnosis: it failed {failures} times, the last time with {last}"
+        await self.note(incident.id, journal.HUB, text)
 
     # What the pages ask for
 
@@ -375,7 +423,7 @@ class Hub:
         found = [self.journal.events_at(fleet_model.Place(one), since=since, until=until) for one in clusters]
         return sorted((event for events_there in found for event in events_there), key=lambda event: event.at)
 
-    def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
+    def incidents(self, *, open_only: bool = True, limit: int = MOST_INCIDENTS) -> list[Incident]:
         return self.journal.incidents(open_only=open_only, limit=limit)
 
     def incident(self, id: str) -> Incident | None:

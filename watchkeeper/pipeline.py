@@ -7,21 +7,27 @@ as fast as the machine allows. Every call is given `now`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 
 from watchkeeper.collect import fleet
 from watchkeeper.diagnose import evidence, explain
-from watchkeeper.incidents import core
+from watchkeeper.errors import StoreError, WatchkeeperError
+from watchkeeper.incidents import core, recovery
 from watchkeeper.kit import clock, own_metrics
-from watchkeeper.model import actions, alerts, diagnosis, events
+from watchkeeper.kit.logs import fields
+from watchkeeper.model import actions, alerts, diagnosis, events, labels, samples
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.query import engine as engines
 from watchkeeper.remediate import driver, plan, policy
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.store import journal as journals
+
+log = logging.getLogger(__name__)
 
 # A GPU that fell off the bus stops reporting; its job is the one it had just before.
 HOLDER_WINDOW = "2m"
@@ -52,39 +58,100 @@ class Pipeline:
         self.incidents = core.Incidents(
             parts.journal, now=now, names=parts.fleet.place_name, workloads=self.workloads_at
         )
+        # Alerts that changed and are not in the journal yet, each as it was last.
+        self._unheard: dict[labels.Labels, alerts.Alert] = {}
+        self._ended_series: Sequence[samples.Sample] = ()
+        self._started, self._begun = now, set[str]()
+        self._remembered: Mapping[labels.Labels, float] | None = None
         self.rule_state: evaluate.State = {}
-        kept = parts.journal.alerts()
-        for group in parts.rules.groups:
-            self.rule_state = evaluate.restore(group, self.rule_state, kept)
+        # Without rules of our own somebody else evaluates them, and knows which alerts are over.
+        if parts.rules.groups:
+            self._restore_alerts(now)
+
+    def _restore_alerts(self, now: datetime) -> None:
+        restored = evaluate.restore_all(self._parts.rules, self._parts.journal.alerts())
+        self.rule_state, self._ended_series, over = evaluate.retire(restored, self._parts.rules, now=now)
+        self._unheard.update((alert.labels, alert) for alert in over)
 
     def evaluate(self, group: rulefile.Group, now: datetime) -> list[alerts.Alert]:
         """Rule by rule, so that a rule sees what the one before it recorded; returns the alerts that changed."""
         changed: list[alerts.Alert] = []
+        if self._ended_series:
+            self._parts.engine.append(self._ended_series)
+            self._ended_series = ()
         for result in evaluate.evaluate_each(group, self._parts.engine, self.rule_state, now=now):
             self._parts.engine.append(result.samples)
             self.rule_state = {**self.rule_state, result.key: result.state}
             changed += result.changes
+        if group.key not in self._begun:
+            self._begun.add(group.key)
+            self._restore_holds(group)
         return changed
+
+    def _restore_holds(self, group: rulefile.Group) -> None:
+        """After a group's first evaluation: what was pending before a restart goes on being so."""
+        keys = [evaluate.rule_key(group, rule) for rule in group.rules]
+        state = {key: self.rule_state[key] for key in keys}
+        if not any(alert.state is alerts.AlertState.PENDING for one in state.values() for alert in one.alerts.values()):
+            return
+        try:
+            if self._remembered is None:
+                self._remembered = evaluate.remembered_holds(self._parts.engine, self._started)
+        except WatchkeeperError as error:
+            log.warning("Alerts wait for their hold once more", extra=fields(group=group.name, error=error))
+            return
+        self.rule_state = {**self.rule_state, **evaluate.restore_holds(state, self._remembered)}
 
     def active_alerts(self) -> list[alerts.Alert]:
         return [alert for state in self.rule_state.values() for alert in state.alerts.values()]
 
     def take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
+        """Hand alerts that changed to the incidents; what the journal cannot keep now is handed over again later."""
         self._now = now
-        with self._parts.journal.together():
-            self._parts.journal.save_alerts(changed, at=now)
-            return [incident for alert in changed for incident in self.incidents.take_alert(alert, now)]
+        self._unheard.update((alert.labels, alert) for alert in changed)
+        try:
+            found = self.incidents.take_alerts(list(self._unheard.values()), now)
+        except StoreError:
+            raise
+        # Deliberately everything else: one alert that nobody foresaw must not hold up all others for ever.
+        except Exception:
+            log.exception("Alerts are handed over one by one", extra=fields(count=len(self._unheard)))
+            found = list(self._take_singly(now))
+        self._unheard.clear()
+        return found
+
+    def _take_singly(self, now: datetime) -> Iterator[Incident]:
+        for alert in list(self._unheard.values()):
+            try:
+                yield from self.incidents.take_alerts([alert], now)
+            except StoreError:
+                raise
+            except Exception:
+                log.exception("An alert could not become an incident", extra=fields(alert=str(alert.labels)))
+            del self._unheard[alert.labels]
 
     def take_events(self, batch: Sequence[events.Event], now: datetime) -> core.Taken:
         self._now = now
         return self.incidents.take_events(batch, now)
 
-    def tick(self, now: datetime) -> list[Incident]:
+    def tick(self, now: datetime, others: Iterable[alerts.Alert] = ()) -> list[Incident]:
+        """Let time pass; `others` are alerts of rules that somebody else evaluates."""
         self._now = now
-        return self.incidents.tick(now)
+        heard = self.take_alerts((), now) if self._unheard else []
+        return heard + self.incidents.tick(now, chain(self.active_alerts(), others))
 
-    def diagnose(self, incident: Incident, now: datetime) -> None:
-        """Find out why, propose what to do, and keep both."""
+    def recoveries(self, broken: Sequence[recovery.Broken], now: datetime) -> list[events.Event]:
+        """Which of these GPUs show to work again, as events to take."""
+        return recovery.recovered(broken, engine=self._parts.engine, presence=self._presence, now=now)
+
+    def _presence(self, place: fleet_model.Place) -> tuple[datetime, datetime] | None:
+        seen = self._parts.fleet.gpu(place.gpu or "")
+        if seen is None or seen.gone_since_ms is not None or seen.node != place.node:
+            return None
+        return clock.from_ms(seen.steady_since_ms), clock.from_ms(seen.last_seen_ms)
+
+    def diagnose(self, incident: Incident, now: datetime) -> diagnosis.Finding | None:
+        """Find out why, propose what to do, and keep both; returns a finding that `explain` should hear of."""
         parts = self._parts
         facts = evidence.gather(
             incident,
@@ -97,12 +164,36 @@ class Pipeline:
         found = explain.diagnose(facts, now)
         draft = plan.make_plan(incident, found.best, parts.policy, mode=parts.mode, names=parts.fleet.place_name)
         proposal = plan.dry_run(draft, parts.driver, now=now)
+        rivals = self._plans_to_reboot(proposal)
+        proposal = _sharing(proposal, [rival.incident for rival in rivals])
         with parts.journal.together():
             # Looked at again, an incident mostly says the same: the timeline is for what changed.
             if _gist(found) != _gist(parts.journal.diagnosis(incident.id)):
                 parts.journal.save_diagnosis(found)
             if _steps(proposal) != _steps(parts.journal.plan(incident.id)):
                 parts.journal.save_plan(proposal)
+            for rival in rivals:
+                if not any(incident.id in receipt.text for receipt in rival.receipts):
+                    parts.journal.save_plan(_sharing(rival, [incident.id]))
+        return found.best if found.best is not None and explain.supersedes(found.best, incident) else None
+
+    def explain(self, incident: Incident, finding: diagnosis.Finding, now: datetime) -> list[Incident]:
+        """The incident is the consequence of another fault: let cause and title follow."""
+        self._now = now
+        return self.incidents.explain(incident.id, finding.cause, now)
+
+    def _plans_to_reboot(self, proposal: actions.Plan) -> list[actions.Plan]:
+        """The plans of other open incidents that reboot a node which this one reboots as well."""
+        nodes = _rebooted(proposal)
+        if not nodes:
+            return []
+        near = (
+            other.id
+            for other in self._parts.journal.incidents(open_only=True, limit=journals.MOST_ROWS)
+            if other.id != proposal.incident and other.place.node in {node.node for node in nodes}
+        )
+        plans = (self._parts.journal.plan(id) for id in near)
+        return [other for other in plans if other is not None and _rebooted(other) & nodes]
 
     def workloads_at(self, place: fleet_model.Place) -> Sequence[str]:
         """Pods and Slurm jobs on a node or GPU, as its samples of the last minutes say; also of a GPU that is gone."""
@@ -111,7 +202,12 @@ class Pipeline:
         cluster, node = own_metrics.escape(place.cluster), own_metrics.escape(place.node)
         gpu = f',UUID="{own_metrics.escape(place.gpu)}"' if place.gpu else ""
         selector = f'DCGM_FI_DEV_GPU_UTIL{{cluster="{cluster}",Hostname="{node}"{gpu}}}'
-        answer = self._parts.engine.instant(f"last_over_time({selector}[{HOLDER_WINDOW}])", clock.to_ms(self._now))
+        try:
+            answer = self._parts.engine.instant(f"last_over_time({selector}[{HOLDER_WINDOW}])", clock.to_ms(self._now))
+        # Deliberately everything: that something broke is worth more than who suffers from it.
+        except Exception as error:
+            log.warning("Workloads are unknown", extra=fields(place=str(place), error=error))
+            return ()
         return sorted({name for labels in answer.frame.labels if (name := fleet_model.holder(labels))})
 
 
@@ -121,4 +217,23 @@ def _gist(found: diagnosis.Diagnosis | None) -> object:
 
 
 def _steps(proposal: actions.Plan | None) -> object:
-    return proposal and [(receipt.action, receipt.result) for receipt in proposal.receipts]
+    return proposal and [
+        (receipt.action, receipt.result, receipt.text if _is_reboot(receipt) else "") for receipt in proposal.receipts
+    ]
+
+
+def _is_reboot(receipt: actions.Receipt) -> bool:
+    return receipt.action.kind is actions.ActionKind.REBOOT
+
+
+def _rebooted(proposal: actions.Plan) -> set[fleet_model.Place]:
+    return {receipt.action.place for receipt in proposal.receipts if _is_reboot(receipt)}
+
+
+def _sharing(proposal: actions.Plan, others: Sequence[str]) -> actions.Plan:
+    """The plan with a word at its reboot about the others that plan the same."""
+    word = f" (also planned for {', '.join(others)}: one reboot is enough)" if others else ""
+    receipts = (
+        replace(receipt, text=receipt.text + word) if _is_reboot(receipt) else receipt for receipt in proposal.receipts
+    )
+    return replace(proposal, receipts=tuple(receipts))

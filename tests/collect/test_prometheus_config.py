@@ -184,6 +184,14 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return cert, key
 
 
+def asking_for_certificates(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*certificate)
+    tls.load_verify_locations(certificate[0])
+    tls.verify_mode = ssl.CERT_REQUIRED
+    return tls
+
+
 @pytest.mark.parametrize(
     ("settings", "is_let_in"),
     [
@@ -198,11 +206,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_tls_is_spoken_as_the_job_says(
     tmp_path: Path, certificate: tuple[Path, Path], settings: str, is_let_in: bool
 ) -> None:
+    tls = asking_for_certificates(certificate)
     cert, key = certificate
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(cert, key)
-    tls.load_verify_locations(cert)
-    tls.verify_mode = ssl.CERT_REQUIRED
     chosen = settings.replace("CERT", str(cert)).replace("KEY", str(key))
 
     async def story() -> None:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tests.diagnose.stories import HEALTHY, NODE, NOON, an_incident, facts_about, gpu, xid
+from tests.diagnose.stories import HEALTHY, NODE, NOON, an_engine, an_incident, facts_about, gpu, xid
 from watchkeeper.diagnose.checks import CHECKS
 from watchkeeper.diagnose.evidence import FIELDS, Facts
 from watchkeeper.diagnose.explain import diagnose
@@ -85,3 +85,38 @@ def test_an_unknown_cause_says_what_the_code_means_and_what_to_collect() -> None
 def test_the_same_facts_give_the_same_answer() -> None:
     facts = facts_about(an_incident("gpu_missing", NODE, family="gpu_lost"), happened=[xid(79, gpu(3))])
     assert diagnose(facts, NOON) == diagnose(facts, NOON)
+
+
+def test_a_fault_of_one_gpu_is_no_cause_of_its_nodes_heat_and_is_mentioned() -> None:
+    hot = {"DCGM_FI_DEV_GPU_TEMP": 89.0}
+    incident = an_incident("cooling_failure", NODE, family="cooling")
+    engine = an_engine(dict.fromkeys(range(4), hot))
+    found = diagnose(facts_about(incident, happened=[xid(48, gpu(3)), xid(79, gpu(1))], engine=engine), NOON)
+    assert [finding.cause for finding in found.findings] == ["cooling_failure"]
+    mentioned = [text for text in found.looked_at if text.startswith("also here: ")]
+    assert len(mentioned) == 2
+    assert "GPU 1 on n1 fell off the bus (gpu_fell_off_bus)" in mentioned[0]
+
+
+def test_two_faults_of_one_gpu_keep_their_own_causes() -> None:
+    happened = [xid(48, gpu(1)), xid(79, gpu(1), 5)]
+    memory = an_incident("ecc_uncorrectable", gpu(1), family="gpu_memory", kind=MemberKind.EVENT)
+    lost = an_incident("gpu_fell_off_bus", gpu(1), family="gpu_lost", kind=MemberKind.EVENT)
+    for incident in (memory, lost):
+        found = diagnose(facts_about(incident, happened=happened), NOON)
+        assert [finding.cause for finding in found.findings] == [incident.cause]
+
+
+def test_two_gpus_that_fell_off_one_node_are_each_named_in_their_own_incident() -> None:
+    happened = [xid(79, gpu(3)), xid(79, gpu(2), 5)]
+    incident = an_incident("gpu_fell_off_bus", gpu(2), family="gpu_lost", kind=MemberKind.EVENT)
+    found = diagnose(facts_about(incident, happened=happened), NOON).best
+    assert found is not None
+    assert found.place == gpu(2)
+
+
+def test_a_fault_of_one_gpu_does_not_explain_what_nobody_knows_about_its_node() -> None:
+    incident = an_incident("unknown", NODE, family="unknown")
+    found = diagnose(facts_about(incident, happened=[xid(48, gpu(1))]), NOON)
+    assert [finding.cause for finding in found.findings] == ["unknown"]
+    assert any(text.startswith("also here: ") for text in found.looked_at)

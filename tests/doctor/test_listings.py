@@ -117,3 +117,21 @@ def test_trends_of_a_training_log_are_seen_and_noise_is_not() -> None:
     assert causes(ask(waiting)) == ["data_loader_starved"]
     noisy = "".join(f"step {at} loss: {2 + (at * 7 % 5) / 5} mem 40.{at % 9} GB\n" for at in range(80))
     assert not ask(noisy).findings
+
+
+def test_a_pod_without_a_gpu_request_explains_a_program_that_finds_none() -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train-0"}, "spec": {"containers": [{"name": "c"}]}}
+    answer = ask(json.dumps(pod), "RuntimeError: No CUDA GPUs are available")
+    assert causes(answer)[0] == "missing_gpu_request"
+    assert answer.findings[0].where["pod"] == "train-0"
+
+
+def test_an_out_of_memory_error_with_holes_gets_the_allocator_setting() -> None:
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 2 has a total capacity of 23.65 "
+        "GiB of which 1.66 GiB is free. Of the allocated memory 12.09 GiB is allocated by PyTorch, and 4.84 GiB is "
+        "reserved by PyTorch but unallocated."
+    )
+    finding = ask(text).findings[0]
+    assert (finding.cause, finding.where["gpu"]) == ("cuda_oom", 2)
+    assert "expandable_segments" in finding.actions[0].do

@@ -1,4 +1,4 @@
-"""What must hold when a part of the hub, a clock or a disk fails: nothing is lost, and nothing stands that is not kept."""
+"""What holds when a part of the hub, a clock or a disk fails: nothing is lost, and nothing stands that is not kept."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_full_incident_lets_ended_signals_go_before_living_ones(room: Room) ->
     room.hear(alert("made_up_7", node(), 7, ends=300, severity="warning"))
     room.hear(alert("made_up_new", node(), 400, severity="info"))
     refs = " ".join(member.ref for member in room.incidents.open()[0].members)
-    assert "made_up_7\"" not in refs
+    assert 'made_up_7"' not in refs
     assert "made_up_new" in refs
 
 

@@ -6,10 +6,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from tests.rules.fake_engine import FakeEngine
+from watchkeeper.kit.clock import to_ms
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.labels import Labels
-from watchkeeper.model.samples import Sample, is_stale
+from watchkeeper.model.samples import STALE, Sample, is_stale
+from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.rules import evaluate, rulefile
+from watchkeeper.store.head import Head
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HOT = Labels({"__name__": "celsius", "node": "n7"})
@@ -133,16 +136,20 @@ def test_alerts_given_back_after_a_restart_go_on_without_a_second_change() -> No
     after = evaluate.evaluate(HOT_GROUP, engine, restored, now=minute(3))
     assert after.changes == ()
     engine.answers["celsius > 90"] = {}
-    ended = evaluate.evaluate(HOT_GROUP, engine, restored, now=minute(3))
+    silent = evaluate.evaluate(HOT_GROUP, engine, restored, now=minute(3))
+    assert (silent.changes, list(silent.state[HOT_KEY].alerts.values())) == ((), kept)
+    held = evaluate.evaluate(HOT_GROUP, engine, silent.state, now=minute(5.9))
+    assert held.changes == ()
+    ended = evaluate.evaluate(HOT_GROUP, engine, held.state, now=minute(6))
     assert [alert.state for alert in ended.changes] == [AlertState.RESOLVED]
     assert shown(ended.samples) == {str(FIRING): "stale", str(SINCE): "stale"}
 
 
 def test_a_pending_alert_goes_on_from_the_time_the_series_remembers() -> None:
-    remembered = {SINCE: minute(-10).timestamp()}
-    engine = FakeEngine({"celsius > 90": {HOT: 95.0}, "last_over_time(ALERTS_FOR_STATE[1h])": remembered})
+    engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
     first = evaluate.evaluate(HOT_GROUP, engine, {}, now=START)
-    state = evaluate.restore_holds(first.state, engine, now=START)
+    remembered = {SINCE.without("__name__"): minute(-10).timestamp()}
+    state = evaluate.restore_holds(first.state, remembered)
     second = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(0.25))
     assert [(alert.state, alert.active_at) for alert in second.changes] == [(AlertState.FIRING, minute(-10))]
 
@@ -157,3 +164,38 @@ def test_a_rule_that_a_reload_took_away_resolves_its_alerts_and_ends_its_series(
     assert shown(samples) == {str(FIRING): "stale", str(SINCE): "stale"}
     assert [(alert.state, alert.resolved_at) for alert in resolved] == [(AlertState.RESOLVED, minute(2))]
     assert evaluate.retire(state, rulefile.RuleSet((HOT_GROUP,)), now=minute(2))[0] == state
+
+
+def an_engine_of_a_hub_that_stopped(*, at: float, alert_ended_at: float | None = None) -> EmbeddedEngine:
+    """One alert pending from minute -20 on, and the hub's own series beside it, until it stopped."""
+    engine = EmbeddedEngine(Head())
+    for quarter in range(-80, round(at * 4) + 1):
+        at_ms, beats = to_ms(minute(quarter / 4)), Labels({"__name__": evaluate.HEARTBEAT, "group": "g"})
+        engine.append([Sample(beats, at_ms, 0.1)])
+        if alert_ended_at is None or quarter / 4 < alert_ended_at:
+            engine.append([Sample(SINCE, at_ms, minute(-20).timestamp())])
+        elif quarter / 4 == alert_ended_at:
+            engine.append([Sample(SINCE, at_ms, STALE)])
+    return engine
+
+
+def test_a_restart_remembers_since_when_alerts_were_active_when_the_hub_stopped() -> None:
+    engine = an_engine_of_a_hub_that_stopped(at=-8)
+    assert evaluate.remembered_holds(engine, START) == {SINCE.without("__name__"): minute(-20).timestamp()}
+
+
+def test_a_restart_does_not_remember_an_alert_that_had_ended_before_the_hub_stopped() -> None:
+    assert evaluate.remembered_holds(an_engine_of_a_hub_that_stopped(at=-8, alert_ended_at=-10), START) == {}
+    assert evaluate.remembered_holds(EmbeddedEngine(Head()), START) == {}
+
+
+def test_alerts_of_rules_that_a_new_start_no_longer_has_are_retired() -> None:
+    engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
+    state: evaluate.State = {}
+    for at in (0, 1):
+        state = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(at)).state
+    rules = rulefile.RuleSet((group("alert: Cold, expr: celsius < 0"),))
+    restored = evaluate.restore_all(rules, list(state[HOT_KEY].alerts.values()))
+    left, samples, resolved = evaluate.retire(restored, rules, now=minute(2))
+    assert (left, [alert.name for alert in resolved]) == ({}, ["Hot"])
+    assert shown(samples) == {str(FIRING): "stale", str(SINCE): "stale"}

@@ -210,3 +210,14 @@ def test_a_directory_that_cannot_be_used_is_refused_with_words(tmp_path: Path) -
     (tmp_path / "samples").write_text("a file is in the way")
     with pytest.raises(errors.StoreError, match="samples cannot be kept here"):
         durable.open_store(tmp_path / "samples", SETTINGS, clock_ms=lambda: 0)
+
+
+def test_a_time_that_neither_memory_nor_a_block_has_is_simply_empty(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    filled(rig, 30, start=60)
+    rig.store.maintain(3 * BLOCK + SETTINGS.late_ms)
+    rig.now_ms = DAY
+    rig.reopen()
+    assert read(rig.store, start=0, end=10 * MINUTE) == {}
+    assert len(read(rig.store)[TEMP[0]]) == 30
+    rig.store.close()

@@ -56,9 +56,9 @@ def test_a_route_opens_to_its_roles_and_to_nobody_else(
         assert (status in TURNED_AWAY) == (caller not in SATISFIED_BY[role]), f"{caller} at {filled}: {status}"
 
 
-def test_an_agent_may_push_events_and_samples_and_nothing_else() -> None:
+def test_an_agent_may_push_events_samples_and_its_name_and_nothing_else() -> None:
     opened = {(method, path) for method, path, role in all_rows() if role and Role.AGENT in SATISFIED_BY[role]}
-    assert opened == {("POST", "/api/events"), ("POST", "/api/v1/write")}
+    assert opened == {("POST", "/api/events"), ("POST", "/api/nodes"), ("POST", "/api/v1/write")}
 
 
 def test_every_http_route_of_the_application_is_in_the_table() -> None:

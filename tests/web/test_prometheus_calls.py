@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Iterator
@@ -165,6 +166,18 @@ def test_a_parameter_that_cannot_be_honoured_is_refused_with_words(site: Site, f
     reply = site.ask(f"/api/v1/query?query=up&{form}")
     assert (reply.status, reply.json["errorType"]) == (400, "bad_data")
     assert form.partition("=")[0] in reply.json["error"]
+
+
+class SlowHub(StoredHub):
+    async def ask(self, expr: str, at_ms: int) -> Any:
+        await asyncio.Event().wait()
+
+
+def test_a_query_that_takes_longer_than_the_caller_waits_is_a_timeout() -> None:
+    with serving(SlowHub()) as site:
+        reply = site.ask("/api/v1/query?query=temp&timeout=10ms")
+    assert (reply.status, reply.json["errorType"]) == (503, "timeout")
+    assert "after 0.01 s" in reply.json["error"]
 
 
 def test_a_tree_is_written_as_prometheus_writes_it(site: Site) -> None:

@@ -32,6 +32,20 @@ class CauseRow:
     next_step: str
     runbook: str
 
+    @property
+    def is_hardware(self) -> bool:
+        return self.scope in ("gpu", "node") and self.cause != diagnosis.UNKNOWN_CAUSE
+
+    @property
+    def gives_way(self) -> bool:
+        """True for what a broken GPU brings along: failing applications, calls for a reset, lines nobody can explain."""
+        return self.family in ("application", "recovery", diagnosis.UNKNOWN_CAUSE)
+
+    @property
+    def explains_others(self) -> bool:
+        """True for a hardware fault so grave that what gives way at the same place is its consequence."""
+        return self.is_hardware and not self.gives_way and self.severity is alerts.Severity.CRITICAL
+
     def headline(self, place: str, node: str | None = None) -> str:
         """The title with the place as people call it, for example `gpu 3 of n7`; `node` is its machine."""
         return self.title.format(place=place, node=node or place)

@@ -12,7 +12,6 @@ from functools import cache
 
 from watchkeeper.catalogue import pack
 
-
 ANY_STATUS = 0xFFFFFFFF
 
 

@@ -18,6 +18,7 @@ from watchkeeper.kit import clock, logs
 PATH = click.Path(path_type=Path)
 
 
+# Deliberately long: one entry for each option, and nothing else.
 @click.command("agent")
 @click.option(
     "--hub",

@@ -16,6 +16,8 @@ from watchkeeper.model import fleet, labels, samples
 MAX_GONE = 10_000
 # Nodes that nobody expects but whose GPUs report; more than this is a Hostname label gone wrong.
 MAX_LEARNED_NODES = 20_000
+# Twice the longest usual scrape interval, a minute: after more than that nobody knows what was between.
+MAX_SILENCE_MS = 120_000
 NODE_INFO = "watchkeeper_node_info"
 NODE_EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
 
@@ -27,7 +29,8 @@ class SeenGpu:
     """A GPU and where it was last reported.
 
     `gone_since_ms` is None while the node's last readable page has it; a node that does not answer says
-    nothing about its GPUs, only `last_seen_ms` stands still then.
+    nothing about its GPUs, only `last_seen_ms` stands still then. From `steady_since_ms` to `last_seen_ms` every
+    page had it, without a long silence between them.
     """
 
     gpu: fleet.Gpu
@@ -36,6 +39,7 @@ class SeenGpu:
     first_seen_ms: int
     last_seen_ms: int
     gone_since_ms: int | None = None
+    steady_since_ms: int = 0
 
     @property
     def place(self) -> fleet.Place:
@@ -83,7 +87,8 @@ class Fleet:
         for uuid, gpu in gpus.items():
             known = self._gpus.get(uuid)
             first = at_ms if known is None else known.first_seen_ms
-            self._gpus[uuid] = SeenGpu(gpu, node.name, node.cluster, first, at_ms)
+            steady = known.steady_since_ms if known is not None and _goes_on(known, key, at_ms) else at_ms
+            self._gpus[uuid] = SeenGpu(gpu, node.name, node.cluster, first, at_ms, steady_since_ms=steady)
             self._gone_gpus.pop(uuid, None)
             if gpu.pci is not None:
                 self._uuid_at[key, gpu.pci] = uuid
@@ -170,6 +175,12 @@ class Fleet:
             self._uuids[where].discard(oldest)
             if forgotten.gpu.pci is not None and self._uuid_at.get((where, forgotten.gpu.pci)) == oldest:
                 del self._uuid_at[where, forgotten.gpu.pci]
+
+
+def _goes_on(known: SeenGpu, key: NodeKey, at_ms: int) -> bool:
+    """False for a GPU that was gone, elsewhere or long unheard of."""
+    is_here = known.gone_since_ms is None and (known.cluster, known.node) == key
+    return is_here and at_ms - known.last_seen_ms <= MAX_SILENCE_MS
 
 
 def gpu_of(label_set: Mapping[str, str]) -> fleet.Gpu | None:

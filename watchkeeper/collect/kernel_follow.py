@@ -199,6 +199,8 @@ class KmsgSource:
     node: str
     boot: str
     after: int = -1
+    # Blocks with none of these are passed over unread; nothing given means that every record is wanted.
+    needles: tuple[bytes, ...] = ()
     monotonic: Callable[[], float] = monotonic
 
 
@@ -225,7 +227,8 @@ async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerato
                 else:
                     await _readable(descriptor)
                 continue
-            *whole, pending = (pending + block).split(b"\n")
+            block = pending + block
+            *whole, pending = _lines_of_interest(block, source.needles)
             for line in whole:
                 record = _read_kmsg_line(line, source, now=time.now())
                 if record is not None:
@@ -235,6 +238,13 @@ async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerato
             await asyncio.sleep(0)
     finally:
         os.close(descriptor)
+
+
+def _lines_of_interest(block: bytes, needles: tuple[bytes, ...]) -> list[bytes]:
+    """The lines of a block, the last of them unfinished; only that one if the block says nothing of interest."""
+    if needles and not any(needle in block for needle in needles):
+        return [block[block.rfind(b"\n") + 1 :]]
+    return block.split(b"\n")
 
 
 def _read_some(descriptor: int) -> bytes:

@@ -71,6 +71,8 @@ class Suspects:
     def clear(self, batch: Batch) -> None:
         self.delivered += batch.count
         self.broken.pop(batch.path, None)
+        if not self.spool.used_bytes:
+            self.broken.clear()
 
     def accuse(self, batch: Batch) -> bool:
         """The hub broke at this batch once more; True when it is set aside, because others were taken meanwhile."""

@@ -120,9 +120,13 @@ class Spool:
 
         A crash on the way leaves events twice, which the hub recognises, and none of them lost.
         """
-        lines = [line for line in batch.path.read_bytes().split(b"\n") if line and _is_json(line)]
-        middle = len(lines) // 2
-        placed = [self._add(part) for part in (lines[:middle], lines[middle:]) if part]
+        try:
+            lines = [line for line in batch.path.read_bytes().split(b"\n") if line and _is_json(line)]
+            middle = len(lines) // 2
+            placed = [self._add(part) for part in (lines[:middle], lines[middle:]) if part]
+        except OSError as error:
+            log.warning("A batch cannot be put off", extra=logs.fields(batch=batch.path.name, error=error))
+            return []
         self.done(batch)
         self._waiting.set()
         return placed

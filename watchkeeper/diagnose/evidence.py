@@ -14,7 +14,7 @@ from watchkeeper.catalogue import causes, xid
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, durations, own_metrics
 from watchkeeper.model import diagnosis, fleet, incidents
-from watchkeeper.model.alerts import Alert, Severity
+from watchkeeper.model.alerts import Alert
 from watchkeeper.model.events import Event, EventKind
 from watchkeeper.query import engine as engines
 
@@ -112,8 +112,7 @@ def cause_of(event: Event) -> str | None:
 
 def is_grave(event: Event) -> bool:
     """A hardware fault that an application did not cause."""
-    row = causes.lookup(cause_of(event) or diagnosis.UNKNOWN_CAUSE)
-    return row.scope in ("gpu", "node") and row.severity is Severity.CRITICAL
+    return causes.lookup(cause_of(event) or diagnosis.UNKNOWN_CAUSE).explains_others
 
 
 def line(event: Event) -> diagnosis.Evidence:

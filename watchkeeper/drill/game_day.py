@@ -19,6 +19,8 @@ from typing import Any
 from watchkeeper.drill import score
 
 LOOK_SECONDS = 1.0
+# Smaller fleets spend their time on asking rules, not on samples.
+FLEET_GPUS = 256
 Say = Callable[[str], None]
 # How far the healthy hours have come, written by the process that lives through them.
 _hours_done: Synchronized[float] | None = None
@@ -49,11 +51,12 @@ class GameDay:
 def run(plan: Plan, *, say: Say) -> GameDay:
     context = multiprocessing.get_context("spawn")
     hours_done: Synchronized[float] = context.Value("d", 0.0)
-    workers = min(plan.workers or os.cpu_count() or 1, len(plan.scenarios) + bool(plan.healthy_hours)) or 1
+    workers = plan.workers or os.cpu_count() or 1
+    fleets = _fleets(plan, workers)
     with _pool(ProcessPoolExecutor(workers, context, initializer=_share, initargs=(hours_done,))) as pool:
-        healthy = pool.submit(_live, plan.healthy_hours, plan.healthy_gpus) if plan.healthy_hours else None
+        healthy = [pool.submit(_live, plan.healthy_hours, gpus, seed) for seed, gpus in enumerate(fleets, score.SEED)]
         scenarios = [pool.submit(_strike, name) for name in plan.scenarios]
-        waiting: set[Future[Any]] = {*scenarios, *([healthy] if healthy else [])}
+        waiting: set[Future[Any]] = {*scenarios, *healthy}
         while waiting:
             done, waiting = wait(waiting, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
@@ -61,7 +64,17 @@ def run(plan: Plan, *, say: Say) -> GameDay:
             ready = sum(future.done() for future in scenarios)
             hours = f", {hours_done.value:.1f} of {plan.healthy_hours:g} healthy hours" if healthy else ""
             say(f"{ready} of {len(scenarios)} scenarios{hours}")
-        return GameDay([future.result() for future in scenarios], healthy.result() if healthy else score.Healthy())
+        lived = [future.result() for future in healthy]
+        return GameDay([future.result() for future in scenarios], score.together(lived))
+
+
+def _fleets(plan: Plan, workers: int) -> list[int]:
+    """Healthy GPUs as one fleet for each worker, none smaller than FLEET_GPUS: the first takes what is left over."""
+    if not plan.healthy_hours:
+        return []
+    count = max(1, min(workers, plan.healthy_gpus // FLEET_GPUS))
+    each = plan.healthy_gpus // count
+    return [plan.healthy_gpus - each * (count - 1), *[each] * (count - 1)]
 
 
 @contextmanager
@@ -82,8 +95,8 @@ def _strike(name: str) -> score.Verdict:
     return asyncio.run(score.run_scenario(name))
 
 
-def _live(hours: float, gpus: int) -> score.Healthy:
-    return asyncio.run(score.run_healthy(hours=hours, gpus=gpus, say=_note))
+def _live(hours: float, gpus: int, seed: int) -> score.Healthy:
+    return asyncio.run(score.run_healthy(hours=hours, gpus=gpus, seed=seed, say=_note))
 
 
 def _note(hours: float) -> None:

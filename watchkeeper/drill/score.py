@@ -160,12 +160,12 @@ HEALTHY_PACE = Pace(scrape_seconds=30, rule_seconds=60)
 
 
 async def run_healthy(
-    *, hours: float, gpus: int, say: Callable[[float], None] = lambda _: None, pace: Pace = HEALTHY_PACE
+    *, hours: float, gpus: int, seed: int = SEED, say: Callable[[float], None] = lambda _: None
 ) -> Healthy:
     """Hours in which nothing breaks; `say` hears how many are over."""
-    simulation = Simulation(SimSettings(gpus=gpus, seed=SEED))
+    simulation = Simulation(SimSettings(gpus=gpus, seed=seed))
     with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
-        watch = Watch(simulation, Path(folder), pace=pace)
+        watch = Watch(simulation, Path(folder), pace=HEALTHY_PACE)
         try:
             left = round(hours * 3600)
             while left > 0:
@@ -176,6 +176,10 @@ async def run_healthy(
             return Healthy(hours * gpus, tuple(alarms(watch.incidents())))
         finally:
             watch.close()
+
+
+def together(parts: Sequence[Healthy]) -> Healthy:
+    return Healthy(sum(one.gpu_hours for one in parts), tuple(alarm for one in parts for alarm in one.alarms))
 
 
 def alarms(incidents: Iterable[Incident]) -> list[Incident]:

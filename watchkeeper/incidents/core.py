@@ -22,8 +22,10 @@ from watchkeeper.incidents.correlate import (
     absorb,
     correlate,
     end_member,
+    explain,
     go_on,
 )
+from watchkeeper.incidents.recovery import Broken
 from watchkeeper.incidents.signals import CLEARING_KINDS, Signal, clear_rule, from_alert, from_event
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
@@ -45,6 +47,7 @@ REMEMBERED = timedelta(seconds=max(FLAP_SECONDS, 2 * UNSOLVED_SECONDS))
 # time ahead would keep an incident open until then.
 MOST_LATE, MOST_AHEAD = timedelta(days=30), timedelta(minutes=10)
 CLAIMED_AT = "claimed_at"
+LOST = "gpu_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +153,35 @@ class Incidents:
         incident = self._find(id)
         self._journal.record(Step.NOTED, incident.id, at=now, actor=actor, body={"text": text})
 
+    def explain(self, id: str, cause: str, now: datetime) -> list[Incident]:
+        """A diagnosis found the fault that brought this incident about."""
+        incident = self._find(id)
+        if not incident.is_open or incident.cause == cause:
+            return []
+        near = [one for one in self._near(incident.place) if one.id != incident.id]
+        return self._write(explain(near, incident, cause=cause, around=self._around), now)
+
+    def broken_gpus(self) -> list[Broken]:
+        """GPUs of open incidents with a hardware fault that only a reset ends."""
+        found: dict[fleet.Place, Broken] = {}
+        lasting = ((one, member) for one in self.open() for member in one.members if member.until is None)
+        for incident, member in lasting:
+            key = self._keys.get(member.ref)
+            if key is None or member.place.gpu is None or clear_rule(member.cause, key[1]).quiet_seconds is not None:
+                continue
+            place = replace(member.place, slice=None)
+            since = max(member.since, self._latest.get(_node_of(place), {})[key].at)
+            before = found.get(place, Broken(place, since, False))
+            is_lost = before.is_lost or incident.family == LOST
+            found[place] = Broken(place, max(since, before.since), is_lost)
+        return list(found.values())
+
     def _take(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
         decision = correlate(self._near(signal.place), signal, now=now, around=self._around)
         if decision.incident is None:
             if decision.text:
-                log.warning("A signal was left out of an incident", extra=fields(ref=signal.member.ref, why=decision.text))
+                why, ref = decision.text, signal.member.ref
+                log.warning("A signal was left out of an incident", extra=fields(ref=ref, why=why))
             return []
         changed = self._write(decision, now)
         if key is not None:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from watchkeeper.catalogue import causes
-from watchkeeper.incidents.signals import Signal, anchor, explains_others, gives_way, settle_seconds
+from watchkeeper.incidents.signals import Signal, anchor, settle_seconds
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
@@ -34,6 +34,7 @@ class Step(StrEnum):
     REOPENED = "reopened"
     ENDED = "ended"
     ABSORBED = "absorbed"
+    EXPLAINED = "explained"
     RESOLVED = "resolved"
     ACKNOWLEDGED = "acknowledged"
     NOTED = "noted"
@@ -93,6 +94,27 @@ def go_on(near: Sequence[Incident], signal: Signal, *, now: datetime, around: Su
     return _reopen(known, signal, now=now, around=around, text=text)
 
 
+def explain(near: Sequence[Incident], incident: Incident, *, cause: str, around: Surroundings) -> Decision:
+    """An incident that another fault brought about: a part of that fault's incident, or renamed after it."""
+    row = causes.lookup(cause)
+    hosts = (one for one in near if one.is_open and one.family == row.family and one.place.encloses(incident.place))
+    host = next(hosts, None)
+    if host is not None:
+        kept = _fitting((*host.members, *incident.members))
+        joined = _next_version(_refresh(host, kept, around=around), host)
+        return Decision(
+            Step.JOINED, joined, f"{incident.id} is its consequence: {incident.title}", absorbed=(incident,)
+        )
+    named = replace(
+        incident,
+        cause=row.cause,
+        family=row.family,
+        title=title(row.cause, incident.place, names=around.names),
+        severity=max(incident.severity, row.severity, key=lambda severity: severity.rank),
+    )
+    return Decision(Step.EXPLAINED, _next_version(named, incident), f"Explained by another fault: {named.title}")
+
+
 def end_member(incident: Incident, ref: str, *, until: datetime) -> Incident:
     """The incident with one signal over; unchanged when it has no such live signal."""
     if not any(member.ref == ref and member.until is None for member in incident.members):
@@ -137,7 +159,8 @@ def _hosts(incident: Incident, signal: Signal) -> bool:
     """The same family at a place that encloses the other, or a grave fault of the GPU an application died on."""
     if incident.family == signal.family:
         return _touches(incident, signal)
-    return gives_way(signal.family) and explains_others(incident.cause) and incident.place == signal.place
+    is_consequence = causes.lookup(signal.cause).gives_way and causes.lookup(incident.cause).explains_others
+    return is_consequence and incident.place == signal.place
 
 
 def _touches(incident: Incident, signal: Signal) -> bool:
@@ -147,7 +170,8 @@ def _touches(incident: Incident, signal: Signal) -> bool:
 
 def _gives_way_to(incident: Incident, signal: Signal) -> bool:
     """An application fault moments before a hardware fault of the same GPU was its first sign."""
-    if not (gives_way(incident.family) and explains_others(signal.cause) and incident.place == signal.place):
+    is_consequence = causes.lookup(incident.cause).gives_way and causes.lookup(signal.cause).explains_others
+    if not is_consequence or incident.place != signal.place:
         return False
     return all(
         signal.at - member.since <= timedelta(seconds=settle_seconds(member.cause)) for member in incident.members
@@ -241,7 +265,7 @@ def lead(members: Sequence[Member]) -> Member:
 def _weight(member: Member) -> tuple[bool, int, bool, bool, int]:
     row = causes.lookup(member.cause)
     return (
-        not gives_way(row.family),
+        not row.gives_way,
         row.severity.rank,
         member.cause not in SYMPTOMS,
         member.kind is MemberKind.EVENT,

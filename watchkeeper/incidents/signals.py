@@ -138,22 +138,8 @@ def anchor(place: fleet.Place, cause: str) -> fleet.Place:
 
 def clear_rule(cause: str, kind: events.EventKind | None = None) -> events.ClearRule:
     """When an event is over: hardware by a reset or a boot, anything else, and what is repeated, also by quiet."""
-    row = causes.lookup(cause)
-    is_hardware = row.scope in ("gpu", "node") and cause != diagnosis.UNKNOWN_CAUSE
-    stays = is_hardware and kind not in REPEATED_KINDS
+    stays = causes.lookup(cause).is_hardware and kind not in REPEATED_KINDS
     return events.ClearRule(None if stays else QUIET_SECONDS, cleared_by=CLEARING_KINDS)
-
-
-def gives_way(family: str) -> bool:
-    """True for what a broken GPU brings along: failing applications, calls for a reset, lines nobody can explain."""
-    return family in ("application", "recovery", diagnosis.UNKNOWN_CAUSE)
-
-
-def explains_others(cause: str) -> bool:
-    """True for a hardware fault so grave that failing applications on the same GPU are its consequence."""
-    row = causes.lookup(cause)
-    is_hardware = row.scope in ("gpu", "node") and not gives_way(row.family)
-    return is_hardware and row.severity is alerts.Severity.CRITICAL
 
 
 @cache

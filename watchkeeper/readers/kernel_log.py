@@ -193,6 +193,8 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], KernelFact
     ("ut of memory: K", OOM, _oom),
     ("Linux version", BOOT, _boot),
 )
+# A block of a log in which none of these stands has nothing of interest: so a flood of chatter costs next to nothing.
+NEEDLES = tuple(needle.encode() for needle, _, _ in PATTERNS)
 
 
 def read_line(line: str) -> KernelFact | GpuIdentity | None:

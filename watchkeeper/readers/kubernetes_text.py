@@ -41,7 +41,6 @@ class PodFacts:
     line: int
     requests_gpu: bool | None = None
     endings: list[tuple[str, str, int | None]] = field(default_factory=list)
-    messages: list[str] = field(default_factory=list)
 
 
 def gpus(resources: Mapping[str, str]) -> int | None:

@@ -68,7 +68,6 @@ TABLE_SECOND = re.compile(
 # GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-…)      then      Link 3: 25 GB/s   or   Link 3: <inactive>
 NVLINK_GPU = re.compile(r"^\s*GPU (\d+): .*\(UUID: ((?:GPU|MIG)-[^)]*)\)")
 NVLINK_LINK = re.compile(r"^\s+Link (\d+): (.+?)\s*$")
-NVLINK_COUNTER = re.compile(r"^\s+Link (\d+): ((?:Replay|Recovery|CRC)[^:]*Errors?|[\w ]*Error[\w ]*): (\d+)")
 
 
 def key_of(name: str) -> str:

@@ -53,14 +53,23 @@ def step(
     *,
     now: datetime,
     surroundings: Surroundings = NOWHERE,
+    may_resolve: bool = True,
 ) -> Step:
-    """Move every alert of one rule; QueryError if two series become the same alert."""
+    """Move every alert of one rule; QueryError if two series become the same alert.
+
+    Where `may_resolve` is false, an answer without a firing alert is no news about it: it stays as it is.
+    """
     seen = _seen(rule, vector, now=now, surroundings=surroundings)
     alerts: dict[Labels, Alert] = {}
     changes: list[Alert] = []
     for labels in {**previous, **seen}:
         before = previous.get(labels)
-        after = _present(rule, before, seen[labels], now) if labels in seen else _absent(rule, before, now)
+        if labels in seen:
+            after: Alert | None = _present(rule, before, seen[labels], now)
+        elif before is not None and before.state is AlertState.FIRING and not may_resolve:
+            after = before
+        else:
+            after = _absent(rule, before, now)
         if after is None:
             continue
         alerts[labels] = after

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from typing import TypeAlias
@@ -29,6 +29,10 @@ ALERTS_FOR_STATE = "ALERTS_FOR_STATE"
 ALERT_STATE = "alertstate"
 # How far back a restart looks for the time an alert became active; Prometheus' outage tolerance.
 OUTAGE_TOLERANCE = "1h"
+# The hub writes this series as long as it runs, so its last sample tells when rules were last looked after.
+HEARTBEAT = "watchkeeper_hub_rule_group_seconds"
+# After a restart an expression needs its `for` and two intervals to be true again; Prometheus' usual interval.
+USUAL_INTERVAL_SECONDS = 60.0
 
 
 class Health(StrEnum):
@@ -41,7 +45,10 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RuleState:
-    """What is remembered of one rule: its alerts, the series it wrote last, and how the last evaluation went."""
+    """What is remembered of one rule: its alerts, the series it wrote last, and how the last evaluation went.
+
+    `holds_until` is set after a restart: until then a firing alert does not end.
+    """
 
     alerts: Mapping[Labels, Alert] = field(default_factory=dict)
     written: frozenset[Labels] = frozenset()
@@ -49,9 +56,12 @@ class RuleState:
     last_error: str = ""
     evaluated_at: datetime | None = None
     duration_seconds: float = 0.0
+    holds_until: datetime | None = None
 
 
 State: TypeAlias = Mapping[str, RuleState]
+# No rule has this key: what a restart finds of rules that are gone waits here for `retire`.
+NO_RULE = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +124,8 @@ def evaluate_each(
         surroundings = replace(surroundings, query=partial(_rows, engine, clock.to_ms(now)))
     for rule in group.rules:
         key, began = rule_key(group, rule), timer()
-        outcome = _evaluate_one(group, rule, engine, state.get(key, RuleState()), now=now, surroundings=surroundings)
+        before = _held(group, rule, state.get(key, RuleState()), now=now)
+        outcome = _evaluate_one(group, rule, engine, before, now=now, surroundings=surroundings)
         kept = replace(outcome.state, evaluated_at=now, duration_seconds=timer() - began)
         yield RuleResult(key, rule, kept, outcome.samples, outcome.changes)
 
@@ -133,6 +144,18 @@ def retire(state: State, rule_set: RuleSet, *, now: datetime) -> tuple[State, tu
     return {key: one for key, one in state.items() if key in kept}, samples, resolved
 
 
+def restore_all(rule_set: RuleSet, alerts: Iterable[Alert]) -> State:
+    """Give alerts kept from before a restart back to their rules; `retire` ends those of rules that are gone."""
+    kept = list(alerts)
+    state: State = {}
+    for group in rule_set.groups:
+        state = restore(group, state, kept)
+    known = {labels for one in state.values() for labels in one.alerts}
+    strangers = {alert.labels: alert for alert in kept if alert.labels not in known}
+    written = frozenset(labels for alert in strangers.values() for labels in _series_of(alert))
+    return {**state, **({NO_RULE: RuleState(alerts=strangers, written=written)} if strangers else {})}
+
+
 def restore(group: Group, state: State, alerts: Iterable[Alert]) -> State:
     """Give alerts kept from before a restart back to the rules they came from; strangers are left out."""
     restored = dict(state)
@@ -148,10 +171,19 @@ def restore(group: Group, state: State, alerts: Iterable[Alert]) -> State:
     return restored
 
 
-def restore_holds(state: State, engine: engines.Engine, *, now: datetime) -> State:
-    """After the first evaluation of a restart: pending alerts go on from the time `ALERTS_FOR_STATE` remembers."""
-    answer = engine.instant(f"last_over_time({ALERTS_FOR_STATE}[{OUTAGE_TOLERANCE}])", clock.to_ms(now))
-    since = {labels.without(METRIC_NAME): value for labels, value in answer.latest().items()}
+def remembered_holds(engine: engines.Engine, started: datetime) -> Mapping[Labels, float]:
+    """Since when each alert was active when the rules were last looked after before `started`, in seconds of 1970."""
+    last = f"max(max_over_time(timestamp({HEARTBEAT})[{OUTAGE_TOLERANCE}:15s]))"
+    seconds = next(iter(engine.instant(last, clock.to_ms(started)).latest().values()), None)
+    if seconds is None:
+        return {}
+    # At that moment, and not within some time before it: an alert that had ended by then is not to be continued.
+    answer = engine.instant(ALERTS_FOR_STATE, round(seconds * 1000))
+    return {labels.without(METRIC_NAME): value for labels, value in answer.latest().items()}
+
+
+def restore_holds(state: State, since: Mapping[Labels, float]) -> State:
+    """After the first evaluation of a restart: pending alerts go on from the time that is remembered of them."""
 
     def remembered(alert: Alert) -> Alert:
         seconds = since.get(alert.labels)
@@ -163,6 +195,14 @@ def restore_holds(state: State, engine: engines.Engine, *, now: datetime) -> Sta
         key: replace(one, alerts={labels: remembered(alert) for labels, alert in one.alerts.items()})
         for key, one in state.items()
     }
+
+
+def _held(group: Group, rule: Rule, before: RuleState, *, now: datetime) -> RuleState:
+    """Alerts that no evaluation of ours has seen come from before a restart, and are given time to show again."""
+    if isinstance(rule, RecordingRule) or before.evaluated_at is not None or not before.alerts:
+        return before
+    seconds = rule.hold_seconds + 2 * (group.interval_seconds or USUAL_INTERVAL_SECONDS)
+    return replace(before, holds_until=now + timedelta(seconds=seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +267,13 @@ def _alert(
     now: datetime,
     surroundings: alerting.Surroundings,
 ) -> _Outcome:
-    moved = alerting.step(rule, before.alerts, vector, now=now, surroundings=surroundings)
+    may_resolve = before.holds_until is None or now >= before.holds_until
+    moved = alerting.step(rule, before.alerts, vector, now=now, surroundings=surroundings, may_resolve=may_resolve)
     values: dict[Labels, float] = {}
     for alert in moved.active:
         firing, since = _series(alert)
         values |= {firing: 1.0, since: alert.active_at.timestamp()}
-    state = RuleState(alerts=moved.alerts, health=Health.OK)
+    state = RuleState(alerts=moved.alerts, health=Health.OK, holds_until=None if may_resolve else before.holds_until)
     return replace(_written(state, values, before=before, now=now), changes=moved.changes)
 
 

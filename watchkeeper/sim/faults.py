@@ -29,6 +29,7 @@ from watchkeeper.sim.scenario import KernelLine, Repair, Scenario, Strikes, Work
 
 # Who owns what a fault brings along.
 OWNER = "vision"
+OF_A_JOB = (Strikes.JOB, Strikes.SERVICE)
 ACTIVE_LIMIT = 1000
 # The job at the place must not end by itself while its fault is being looked at.
 KEEP_JOB_SECONDS = 7 * 86_400
@@ -74,9 +75,6 @@ class Fault:
         if strikes in names:
             return fleet_model.Place(cluster, domain=names[strikes])
         return fleet_model.Place(cluster, node=self.node.name)
-
-
-OF_A_JOB = (Strikes.JOB, Strikes.SERVICE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,8 @@ class DurableStore:
                     parts.append(part)
                     left = None if left is None else max(0, left - part.values.size)
         if end_ms >= floor_ms or not parts:
-            parts.append(self.head.select(matchers, max(start_ms, floor_ms - 1), end_ms, max_samples=left))
+            since_ms = max(start_ms, floor_ms - 1)
+            parts.append(self.head.select(matchers, since_ms, max(end_ms, since_ms), max_samples=left))
         return parts[0] if len(parts) == 1 else join(parts, self._unions)
 
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:

@@ -14,7 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.errors import WatchkeeperError, WireError
+from watchkeeper.collect import registration
+from watchkeeper.errors import CollectError, WatchkeeperError, WireError
 from watchkeeper.kit import clock, own_metrics, wire
 from watchkeeper.model import events as happenings
 from watchkeeper.model.incidents import Incident
@@ -135,6 +136,15 @@ class FleetApi:
         finally:
             self._pushes -= 1
 
+    async def nodes(self, request: Request) -> Response:
+        """Take an agent's word about its node; where it can be read is the address that this request came from."""
+        try:
+            told = wire.loads(registration.NodeRegistration, await read_body(request, SMALL_BODY_BYTES))
+            self._hub.register_node(told, "" if request.client is None else request.client.host)
+        except (WireError, CollectError) as error:
+            raise HTTPException(400, str(error)) from error
+        return ok()
+
     async def gpu(self, request: Request) -> Response:
         """One GPU: where it is, who holds it, what its exporter says of it, and what happened to it."""
         uuid = request.path_params["uuid"]
@@ -227,6 +237,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
         Endpoint(post, "/api/incidents/{id}/resolve", Role.OPERATOR, api.resolve, changes=True),
         Endpoint(post, "/api/incidents/{id}/note", Role.OPERATOR, api.note, changes=True),
         Endpoint(post, "/api/events", Role.AGENT, api.events, changes=True),
+        Endpoint(post, "/api/nodes", Role.AGENT, api.nodes, changes=True),
         Endpoint(get, "/api/sim/scenarios", Role.VIEWER, api.simulator),
         Endpoint(get, "/api/sim/faults", Role.VIEWER, api.simulator),
         Endpoint(post, "/api/sim/faults", Role.OPERATOR, api.simulator, changes=True),

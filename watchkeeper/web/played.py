@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, NoReturn
 
 from watchkeeper import __version__
-from watchkeeper.collect import discovery, scrape
+from watchkeeper.collect import discovery, registration, scrape
 from watchkeeper.collect.fleet import Fleet
 from watchkeeper.config.settings import Settings
 from watchkeeper.errors import HubError, IllegalMove
@@ -136,6 +136,9 @@ class PlayedHub:
     def timeline(self, id: str) -> Sequence[recording.Happened]:
         story = self._stories.get(id)
         return () if story is None else story.timeline
+
+    def register_node(self, told: registration.NodeRegistration, peer: str) -> None:
+        _refuse(f"{told.node} wanted to register from {peer}")
 
     async def take_events(self, batch: list[events.Event]) -> int:
         _refuse(f"{len(batch)} events were pushed")

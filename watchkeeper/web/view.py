@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from watchkeeper.collect import discovery, scrape
+from watchkeeper.collect import discovery, registration, scrape
 from watchkeeper.config.settings import Settings
 from watchkeeper.kit import broadcast, own_metrics
 from watchkeeper.kit.clock import Clock
@@ -88,6 +88,8 @@ class HubView(Protocol):
     def rule_groups(self) -> Sequence[tuple[rulefile.Group, evaluate.State]]: ...
 
     def alerts(self) -> Sequence[Alert]: ...
+
+    def register_node(self, told: registration.NodeRegistration, peer: str) -> None: ...
 
     async def take_events(self, batch: list[events.Event]) -> int: ...
 

@@ -23,7 +23,10 @@ CAUSE = "gpu_fell_off_bus"
 
 def fell_off_bus(facts: Facts) -> Finding | None:
     """The driver said that the GPU is off the bus (Xid 79)."""
-    lines = facts.events_of(CAUSE, place=facts.node if facts.incident.family == FAMILY else facts.place)
+    lines = facts.events_of(CAUSE)
+    if not lines and facts.incident.family == FAMILY:
+        # The kernel may have named the GPU that the rest of the node's signals only miss.
+        lines = facts.events_of(CAUSE, place=facts.node)
     told = facts.members_of(CAUSE)
     if not lines and not told:
         return None

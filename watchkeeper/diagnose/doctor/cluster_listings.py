@@ -64,6 +64,8 @@ def _read_object(item: object, listing: Listing, facts: Facts) -> None:
     elif item["kind"] == "Pod":
         pod = kubernetes_text.pod_of(item)
         place = {"pod": pod.name, "namespace": pod.namespace, "node": pod.node}
+        if pod.requests_gpu is False:
+            add(facts, listing, "k8s-pod-without-gpu", line=_line_of(listing, pod.name), fields=place)
         for container, reason, code in pod.endings:
             fields = place | {"container": container}
             line = _line_of(listing, pod.name)

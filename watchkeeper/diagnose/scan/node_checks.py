@@ -72,18 +72,18 @@ def switch_errors(facts: ScanFacts) -> list[Result]:
     return found
 
 
-def fabric_manager(facts: ScanFacts) -> list[Result]:
+def fabric_running(facts: ScanFacts) -> list[Result]:
     """Machines with NVSwitches cannot start CUDA without it."""
     if not any(device.kind is pci_sysfs.DeviceKind.SWITCH for device in facts.node.pci):
         return []
     if facts.node.units is None:
         words = "there are NVSwitches, and systemd could not be asked about Fabric Manager"
-        return [Result("fabric_manager", "NVLINK", Verdict.UNKNOWN, words)]
+        return [Result("fabric_running", "NVLINK", Verdict.UNKNOWN, words)]
     unit = next((unit for unit in facts.node.units if unit.name == FABRIC_MANAGER), None)
     if unit is None:
-        return [Result("fabric_manager", "NVLINK", Verdict.UNHEALTHY, f"{FABRIC_MANAGER} is not installed")]
+        return [Result("fabric_running", "NVLINK", Verdict.UNHEALTHY, f"{FABRIC_MANAGER} is not installed")]
     verdict = Verdict.HEALTHY if unit.is_running else Verdict.UNHEALTHY
-    return [Result("fabric_manager", "NVLINK", verdict, f"{unit.name} is {unit.active} ({unit.sub})")]
+    return [Result("fabric_running", "NVLINK", verdict, f"{unit.name} is {unit.active} ({unit.sub})")]
 
 
 def units(facts: ScanFacts) -> list[Result]:
@@ -173,7 +173,7 @@ CHECKS: tuple[Check, ...] = (
     gpus_present,
     xids,
     switch_errors,
-    fabric_manager,
+    fabric_running,
     units,
     next_boot,
     disks,

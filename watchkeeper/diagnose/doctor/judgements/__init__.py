@@ -32,6 +32,8 @@ JUDGEMENTS: tuple[Judgement, ...] = (
     network.adapters,
     network.settings,
     general.dcgm_incidents,
+    general.gpu_memory,
+    general.requests,
     general.serving,
     general.leftovers,
 )

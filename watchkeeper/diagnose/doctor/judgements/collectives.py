@@ -60,6 +60,8 @@ def hang(facts: Facts) -> Iterable[Opinion]:
         why += " Another rank's progress bar still moves: ranks have uneven work."
     elif len(ranks) == 1:
         why += " The others are not in these lines: hand in the logs of all ranks to name the one that is missing."
+    if told := values(facts.of("dump-signal-from"), "first"):
+        why += f" The others were told of it by rank {told[0]}, which timed out first."
     confidence = 0.72 if missing or behind else 0.6
     network = "nccl_ib_link_error: no RDMA completion error in these lines"
     yield opinion(

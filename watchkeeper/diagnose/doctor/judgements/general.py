@@ -16,6 +16,8 @@ JUDGED_ELSEWHERE = frozenset({"nccl-bad-interface", "nccl-link-local", "k8s-unto
 SLOW_LOAD_SECONDS = 300.0
 MANY_WAITING = 100
 FULL_CACHE_PERCENT = 95.0
+# A share of unused reservations that a caching allocator does not have in good health.
+FRAGMENTED_SHARE = 0.1
 
 
 def signs(facts: Facts) -> Iterable[Opinion]:
@@ -42,6 +44,29 @@ def dcgm_incidents(facts: Facts) -> Iterable[Opinion]:
         if row is not None and row.cause:
             confidence = 0.35 if row.cause == diagnosis.UNKNOWN_CAUSE else 0.82
             yield opinion(row.cause, confidence, f"DCGM reports {row.name}: {row.meaning}.", on=[seen])
+
+
+def gpu_memory(facts: Facts) -> Iterable[Opinion]:
+    """What the numbers of an out-of-memory error add: really full, or full of holes."""
+    for seen in facts.of("cuda-oom-numbers"):
+        total, reserved = _gibibytes(seen.fields.get("total", "")), _gibibytes(seen.fields.get("reserved", ""))
+        if total and reserved is not None and reserved > FRAGMENTED_SHARE * total:
+            why = f"{seen.fields['reserved']} are reserved but not in use: memory is fragmented."
+            yield opinion("cuda_oom", 0.9, why, on=[seen], advice=["Set PYTORCH_ALLOC_CONF=expandable_segments:True"])
+
+
+def _gibibytes(text: str) -> float | None:
+    number, _, unit = text.partition(" ")
+    return float(number) * {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0}[unit] if unit else None
+
+
+def requests(facts: Facts) -> Iterable[Opinion]:
+    """A pod without a GPU in its limits, and a program that looks for one."""
+    pods = facts.of("k8s-pod-without-gpu")
+    looked = facts.of("torch-no-driver", "no-cuda-gpus", "container-no-libcuda")
+    if pods and looked:
+        why = "The pod's containers request no GPU, and the program in it looks for one."
+        yield opinion("missing_gpu_request", 0.85, why, on=[*pods[:3], *looked[:3]])
 
 
 def serving(facts: Facts) -> Iterable[Opinion]:

@@ -1,0 +1,132 @@
+"""What a machine says about itself, from trees that a test has written; and a program that never answers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from watchkeeper.collect import host_page
+from watchkeeper.collect.commands import Commands, Outcome
+from watchkeeper.collect.node_facts import NodeReader, Roots
+from watchkeeper.readers import clock_offset, host, hwmon, kernel_modules, pci_sysfs, systemd_units
+from watchkeeper.readers.node import NodeFacts
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    return write(
+        tmp_path,
+        {
+            "proc/stat": "cpu  1 2\ncpu0 1 2\ncpu1 1 2\nintr 5\n",
+            "proc/loadavg": "1.50 0.75 0.25 2/345 6789\n",
+            "proc/meminfo": "MemTotal:   1000 kB\nMemFree: 1 kB\nMemAvailable:  400 kB\n",
+            "proc/uptime": "3600.5 7000.0\n",
+            "proc/self/mounts": "nas:/a /mnt/my\\040data nfs4 rw 0 0\nproc /proc proc rw 0 0\n",
+            "proc/sys/kernel/osrelease": "6.8.0-45-generic\n",
+            "proc/driver/nvidia/version": (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (x)\n"
+            ),
+            "boot/vmlinuz-6.8.0-9-generic": "",
+            "boot/vmlinuz-6.8.0-45-generic": "",
+            "lib/modules/6.8.0-9-generic/modules.dep": "updates/dkms/nvidia.ko.zst: kernel/x.ko\n",
+            "lib/modules/6.8.0-45-generic/modules.dep": "kernel/drivers/video/nvidiafb.ko:\n",
+        },
+    )
+
+
+def test_a_node_is_read_from_its_trees(machine: Path) -> None:
+    facts = NodeReader(Roots(machine / "proc", machine / "sys", machine)).read()
+    assert (facts.cpus, facts.load, facts.driver) == (2, (1.5, 0.75, 0.25), "580.95.05")
+    assert facts.memory == host.Memory(1_024_000, 409_600)
+    assert facts.remote_mounts == (host.Mount("nas:/a", "/mnt/my data", "nfs4"),)
+    page = host_page.render(facts, "n1")
+    assert 'watchkeeper_host_memory_bytes{part="available",Hostname="n1"} 409600\n' in page
+    assert 'watchkeeper_host_version_info{kernel="6.8.0-45-generic",driver="580.95.05",Hostname="n1"} 1\n' in page
+
+
+def test_a_machine_that_says_nothing_has_an_empty_page_and_no_zeros(tmp_path: Path) -> None:
+    facts = NodeReader(Roots(tmp_path, tmp_path, tmp_path)).read()
+    assert (facts.cpus, facts.memory, facts.load, facts.driver, facts.next_boot) == (None, None, None, None, None)
+    assert host_page.render(NodeFacts(), "n1") == ""
+
+
+def test_a_new_kernel_without_an_nvidia_module_is_found_before_the_reboot(machine: Path) -> None:
+    found = kernel_modules.next_kernel(machine, "6.8.0-9-generic")
+    assert found == kernel_modules.NextBoot("6.8.0-45-generic", has_nvidia=False, is_running=False)
+    assert kernel_modules.has_nvidia(machine, "6.8.0-9-generic") is True
+    assert kernel_modules.has_nvidia(machine, "7.0") is None
+
+
+def test_sensors_have_units_labels_and_their_own_alarms(tmp_path: Path) -> None:
+    chip = "sys/class/hwmon/hwmon3"
+    files = {"name": "psu", "fan1_input": "0", "fan1_label": "FAN A", "fan1_fault": "1"}
+    files |= {"temp1_input": "24500", "temp1_crit": "90000", "power1_average": "812000000", "fan2_input": "broken"}
+    write(tmp_path, {f"{chip}/{name}": text for name, text in files.items()})
+    assert hwmon.read(tmp_path / "sys") == [
+        hwmon.Sensor("psu", "fan", "FAN A", 0.0, is_alarmed=True),
+        hwmon.Sensor("psu", "power", "power1", 812.0),
+        hwmon.Sensor("psu", "temperature", "temp1", 24.5, critical=90.0),
+    ]
+
+
+def test_units_that_are_not_installed_are_left_out() -> None:
+    text = (
+        "Id=nvidia-fabricmanager.service\nLoadState=loaded\nActiveState=failed\nSubState=failed\n"
+        "UnitFileState=enabled\nNRestarts=3\n\nId=nvidia-dcgm.service\nLoadState=not-found\nActiveState=inactive\n"
+    )
+    (unit,) = systemd_units.read(text)
+    assert (unit.name, unit.is_running, unit.is_enabled, unit.restarts) == (
+        "nvidia-fabricmanager.service",
+        False,
+        True,
+        3,
+    )
+
+
+def test_gpus_and_switches_are_found_on_the_bus_with_their_distance(tmp_path: Path) -> None:
+    def place(address: str, way: str, kind: str, numa: str) -> None:
+        real = tmp_path / "devices" / way / address
+        write(real, {"class": kind, "vendor": "0x10de", "numa_node": numa, "current_link_width": "16"})
+        link = tmp_path / "bus/pci/devices" / address
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(real)
+
+    place("0000:10:00.0", "pci0000:00/0000:00:01.0/0000:0f:00.0", "0x030200", "0")
+    place("0000:11:00.0", "pci0000:00/0000:00:01.0/0000:0f:01.0", "0x030200", "0")
+    place("0000:90:00.0", "pci0000:80/0000:80:01.0", "0x030200", "1")
+    place("0000:05:00.0", "pci0000:00", "0x068000", "-1")
+    switch, one, two, far = pci_sysfs.read(tmp_path)
+    assert (switch.kind, switch.numa_node, one.pci, one.width) == ("nvswitch", None, "0000:10:00", 16)
+    assert (pci_sysfs.distance(one, two), pci_sysfs.distance(one, far)) == ("PIX", "SYS")
+
+
+def test_the_offset_of_the_clock_is_read_from_chrony() -> None:
+    line = "A9FE0001,169.254.0.1,4,1.2,0.000012,0.00001,0.00002,1.0,0.0,0.01,0.0004,0.0001,16.1,Normal\n"
+    found = clock_offset.read_chrony(line)
+    assert found == clock_offset.ClockState(True, 0.000012, pytest.approx(0.0003), "chronyc tracking")
+    assert clock_offset.read_chrony("506 Cannot talk to daemon") is None
+
+
+def test_a_program_that_does_not_answer_costs_its_deadline_and_no_more() -> None:
+    ask, started = Commands(seconds=0.1), time.monotonic()
+    assert ask.ask(["sleep", "30"]).outcome is Outcome.LATE
+    assert time.monotonic() - started < 5
+    assert ask.stuck == 0, "a child that can be killed is not left behind"
+    assert ask.ask(["no-such-program"]).outcome is Outcome.ABSENT
+    assert ask.ask(["false"]).outcome is Outcome.FAILED
+    assert ask.ask(["echo", "yes"]).text == "yes\n"
+
+
+def test_every_host_family_is_explained_in_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs/howto/agent.md").read_text()
+    assert not [name for name in host_page.FAMILIES if f"`{name}`" not in guide]

@@ -1,0 +1,59 @@
+"""The hub's own promises: a diagnosis that fails is tried again, and said to be missing when it keeps failing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.pipeline.stories import NOON, gpu, xid
+from watchkeeper.config import settings
+from watchkeeper.hub import DIAGNOSIS_TRIES, Hub
+from watchkeeper.kit.clock import ManualClock
+from watchkeeper.model.actions import Action
+from watchkeeper.remediate.drivers import dry_run
+
+
+class Stubborn(dry_run.DryRun):
+    """A cluster that breaks the first times it is asked."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def describe(self, action: Action) -> str:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise ConnectionResetError("gone away")
+        return super().describe(action)
+
+
+def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:
+    """What the timeline of one incident says whose diagnosis meets this cluster."""
+
+    async def story() -> list[str]:
+        time = ManualClock(NOON)
+        hub = Hub(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=time)
+        hub.driver = driver
+        hub.open()
+        loop = asyncio.create_task(hub._repeat("diagnosis", hub._diagnose_next, 0.0))
+        await hub.take_events([xid(79, gpu(0), 0)])
+        while not any(entry.kind in ("plan", "noted") for entry in hub.timeline("INC-1")):
+            await time.advance(1)
+            # The diagnosis runs in a thread of its own, which knows nothing of this clock.
+            await asyncio.sleep(0.01)
+        told = [entry.text for entry in hub.timeline("INC-1")]
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        hub.close()
+        return told
+
+    return asyncio.run(story())
+
+
+def test_a_diagnosis_that_fails_once_is_made_again(tmp_path: Path) -> None:
+    told = diagnose_with(tmp_path, Stubborn(failures=1))
+    assert told[1] == "GPU-0 on n1 fell off the bus"
+
+
+def test_a_diagnosis_that_keeps_failing_is_said_to_be_missing(tmp_path: Path) -> None:
+    told = diagnose_with(tmp_path, Stubborn(failures=DIAGNOSIS_TRIES))
+    assert told[1:] == ["No diagnosis: it failed 3 times, the last time with ConnectionResetError: gone away"]

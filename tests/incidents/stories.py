@@ -66,8 +66,11 @@ class Room:
             self.journal,
             now=now,
             names=lambda place: f"GPU {place.gpu[-1]} on {place.node}" if place.gpu else str(place.node),
-            workloads=lambda place: self.workloads(place),
+            workloads=self._workloads_at,
         )
+
+    def _workloads_at(self, place: fleet.Place) -> list[str]:
+        return self.workloads(place)
 
     def restart(self, at: float) -> None:
         self.journal.close()

@@ -82,7 +82,7 @@ def test_memory_and_blocks_hold_what_memory_alone_would(steps: list[Step], start
         assert read(rig.store) == read(plain)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(STEP, max_size=40), st.integers(0, 300))
 def test_queries_over_blocks_answer_as_over_memory(steps: list[Step], at: int) -> None:
     with lived(steps) as (rig, plain):

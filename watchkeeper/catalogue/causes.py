@@ -38,7 +38,7 @@ class CauseRow:
 
     @property
     def gives_way(self) -> bool:
-        """True for what a broken GPU brings along: failing applications, calls for a reset, lines nobody can explain."""
+        """True for what a broken GPU brings along: failing applications, calls for a reset, lines nobody explains."""
         return self.family in ("application", "recovery", diagnosis.UNKNOWN_CAUSE)
 
     @property

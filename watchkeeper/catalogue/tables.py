@@ -44,6 +44,7 @@ class CounterRow:
     """One InfiniBand counter; `total_limit` is what a single reading may show, None if only its growth tells."""
 
     name: str
+    sysfs_name: str
     total_limit: int | None
     meaning: str
     action: str
@@ -130,6 +131,7 @@ def completion(status: int) -> CompletionRow | None:
 
 
 def counter(name: str) -> CounterRow | None:
+    """The row of a counter, by the name that perfquery prints or that its file in sysfs has."""
     return _counters().get(name)
 
 
@@ -165,7 +167,8 @@ def _completions() -> dict[int, CompletionRow]:
 
 @cache
 def _counters() -> dict[str, CounterRow]:
-    return {row.name: row for row in pack.load("ib_counters.csv", _counter) if row.name}
+    rows = pack.load("ib_counters.csv", _counter)
+    return {name: row for row in rows for name in (row.name, row.sysfs_name) if name}
 
 
 @cache
@@ -198,7 +201,13 @@ def _completion(cells: Mapping[str, str]) -> CompletionRow:
 
 def _counter(cells: Mapping[str, str]) -> CounterRow:
     limit = cells["total_limit"]
-    return CounterRow(cells["name"], int(limit) if limit else None, cells["meaning"], cells["action"])
+    return CounterRow(
+        name=cells["name"],
+        sysfs_name=cells["sysfs_name"] or cells["hw_counter"],
+        total_limit=int(limit) if limit else None,
+        meaning=cells["meaning"],
+        action=cells["action"],
+    )
 
 
 def _setting(cells: Mapping[str, str]) -> SettingRow:

@@ -128,7 +128,12 @@ def _settle(condition: Condition, rule: ClearRule, now: datetime) -> Condition:
         return condition
     why = f"quiet for {rule.quiet_seconds:g} s"
     return Condition(
-        condition.key, condition.since, condition.last, condition.count, cleared_at=condition.last + quiet, cleared_why=why
+        condition.key,
+        condition.since,
+        condition.last,
+        condition.count,
+        cleared_at=condition.last + quiet,
+        cleared_why=why,
     )
 
 

@@ -68,6 +68,23 @@ def read_node_text(lines: Sequence[str]) -> list[NodeFacts]:
     return nodes
 
 
+# allocatable:        …        nvidia.com/gpu: "0"
+STATUS_BLOCK = re.compile(r"(?m)^(?P<indent> *)(?P<name>allocatable|capacity): *\n(?P<items>(?:(?P=indent) +\S+: .*\n?)+)")
+STATUS_ITEM = re.compile(r"(?m)^ +(?P<name>[\w./-]+): \"?(?P<value>\w+)\"? *$")
+
+
+def read_status_cutout(text: str) -> NodeFacts | None:
+    """The resources of one node in a piece of `kubectl get node -o yaml` that lacks the object's beginning."""
+    blocks = {found["name"]: found for found in STATUS_BLOCK.finditer(text)}
+    if "capacity" not in blocks:
+        return None
+    node = NodeFacts("", text.count("\n", 0, blocks["capacity"].start()) + 1)
+    for name, target in (("capacity", node.capacity), ("allocatable", node.allocatable)):
+        if name in blocks:
+            target.update({item["name"]: item["value"] for item in STATUS_ITEM.finditer(blocks[name]["items"])})
+    return node
+
+
 def read_objects(text: str, *, is_yaml: bool) -> Iterator[Mapping[str, Any]]:
     """The objects of a JSON or YAML printout; a List gives its items. Nothing for text that cannot be read."""
     try:

@@ -20,6 +20,10 @@ def read(listing: Listing, facts: Facts) -> None:
     if "Capacity:" in text:
         for node in kubernetes_text.read_node_text(listing.lines):
             _judge_node(node, listing, facts)
+    elif "allocatable:" in text and listing.kind not in ("kubernetes_json", "kubernetes_yaml"):
+        cutout = kubernetes_text.read_status_cutout(text)
+        if cutout is not None and kubernetes_text.gpus(cutout.capacity) is not None:
+            _judge_node(cutout, listing, facts)
     if listing.kind in ("kubernetes_json", "kubernetes_yaml"):
         for item in kubernetes_text.read_objects(text, is_yaml=listing.kind == "kubernetes_yaml"):
             _read_object(item, listing, facts)

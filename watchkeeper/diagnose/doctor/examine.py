@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from watchkeeper.diagnose.doctor import documents, ranking, report, scan, signatures
 from watchkeeper.diagnose.doctor.facts import Facts, Input
-from watchkeeper.diagnose.doctor.judgements import JUDGEMENTS
+from watchkeeper.diagnose.doctor.judgements import JUDGEMENTS, general
 from watchkeeper.diagnose.doctor.recognise import recognise
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers import bundles, flight_recorder
@@ -21,6 +21,8 @@ WHOLE_DOCUMENTS = frozenset(
     {"flight_recorder", "nvidia_smi_xml", "kubernetes_json", "kubernetes_yaml", "slurm_json", "json"}
 )
 PEEK_BYTES = 65_536
+# Opinions below this only say that some error was seen; then even a hint helps.
+SAYS_NOTHING = 0.25
 
 
 def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] = lambda _: None) -> report.Report:
@@ -29,6 +31,8 @@ def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] =
     for stream in streams:
         _read(stream, facts, progress)
     opinions = [opinion for judgement in JUDGEMENTS for opinion in judgement(facts)]
+    if all(opinion.confidence < SAYS_NOTHING for opinion in opinions):
+        opinions += general.hints(facts)
     return report.build(facts, ranking.rank(opinions))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from watchkeeper.catalogue import tables
@@ -11,6 +12,10 @@ from watchkeeper.readers import infiniband_text
 from watchkeeper.readers.infiniband_text import Port
 
 UP = frozenset({"active", "initialize", "armed"})
+# /sys/class/infiniband/mlx5_0/ports/1/hw_counters/packet_seq_err:929974
+SYSFS_COUNTER = re.compile(
+    r"/infiniband/(?P<hca>\w+)/ports/(?P<port>\d+)/(?:hw_)?counters/(?P<name>\w+)[:=\s]\s*(?P<value>\d+)\s*$"
+)
 
 
 def read(listing: Listing, facts: Facts) -> None:
@@ -20,6 +25,8 @@ def read(listing: Listing, facts: Facts) -> None:
     if "Counter" in text or "Errors for" in text:
         for port in infiniband_text.read_counters(listing.lines):
             _judge_counters(port, listing, facts)
+    if "/infiniband/" in text:
+        _read_sysfs(listing, facts)
     if ")==>" in text:
         for line, kind, owner, number, state, _ in infiniband_text.read_links(listing.lines):
             if state == "Down":
@@ -45,6 +52,18 @@ def _read_ports(listing: Listing, facts: Facts) -> None:
             add(facts, listing, "hca-port-active", line=port.line, fields=place)
         if state == "active" and port.rate and usual and rates[usual] > 1 and _number(port.rate) < _number(usual):
             add(facts, listing, "hca-port-slow", line=port.line, fields=place | {"rate": port.rate, "usual": usual})
+
+
+def _read_sysfs(listing: Listing, facts: Facts) -> None:
+    """Counters as `grep` prints the files of sysfs, one to a line."""
+    for line, text in enumerate(listing.lines, 1):
+        found = SYSFS_COUNTER.search(text)
+        row = None if found is None else tables.counter(found["name"])
+        if found is None or row is None or row.total_limit is None or int(found["value"]) < row.total_limit:
+            continue
+        sign = "hca-downed" if row.name == "LinkDownedCounter" else "hca-errors"
+        fields = {"hca": found["hca"], "port": found["port"], "counter": f"{found['name']} {found['value']}"}
+        add(facts, listing, sign, line=line, fields=fields)
 
 
 def _number(rate: str) -> float:

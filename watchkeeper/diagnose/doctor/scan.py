@@ -24,6 +24,8 @@ MAX_MATCHES_OF_A_SIGN = 20_000
 KERNEL_WORDS = frozenset({b"nvrm", b"sxid", b"bus", b"hardware", b"memory"})
 NEGATION = re.compile(r"(?i)(?:^|\W)(?:no|0|zero|without|never)\s+$")
 NEGATION_CHARACTERS = 12
+# A traceback quotes the statement that raised; the message itself stands on a line of its own.
+QUOTED_SOURCE = re.compile(r"\s*(?:raise|assert) \w")
 KERNEL_NEEDLES = tuple(needle for needle, _, _ in kernel_log.PATTERNS)
 
 
@@ -63,7 +65,7 @@ def scan(name: str, stream: log_text.ByteStream, facts: Facts, *, table: Table) 
 
 def _match(name: str, line: log_text.LogLine, sign: Sign, *, facts: Facts) -> None:
     found = sign.match(line.unwrapped if sign.spans_lines else line.text)
-    if found is None or _is_denied(found):
+    if found is None or _is_denied(found) or QUOTED_SOURCE.match(line.text):
         return
     fields = dict(line_prefix.read_prefix(line.text))
     if not fields and "rank" in (before := line_prefix.read_prefix(line.preceding)):

@@ -25,12 +25,15 @@ BY_XID = "by_xid"
 
 
 class Role(StrEnum):
-    """What a sign is worth: it names a cause, follows from one, describes the job, or speaks against a cause."""
+    """What a sign is worth: it names a cause, follows from one, describes the job, speaks against a cause,
+    or only hints at the part that failed, which counts when nothing else does.
+    """
 
     CAUSE = "cause"
     EFFECT = "effect"
     CONTEXT = "context"
     BENIGN = "benign"
+    HINT = "hint"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,24 @@ def signs(facts: Facts) -> Iterable[Opinion]:
     }
     for name in list(facts.signs()):
         sign = signatures.lookup(name)
+        if sign.role is Role.HINT:
+            continue
         named = {sign.cause: sign.confidence, **sign.also}
         for cause, confidence in named.items():
             if cause in ("", signatures.BY_XID) or cause in silenced or name in JUDGED_ELSEWHERE:
                 continue
             yield opinion(cause, confidence, sign.why, on=facts.of(name)[:MAX_EVIDENCE])
+
+
+def hints(facts: Facts) -> Iterable[Opinion]:
+    """What remains to be said when no judgement says more: the part that a failing line speaks of."""
+    seen = [signatures.lookup(name) for name in facts.signs()]
+    if any(sign.role is Role.BENIGN for sign in seen):
+        return
+    for sign in seen:
+        if sign.role is Role.HINT:
+            for cause, confidence in {sign.cause: sign.confidence, **sign.also}.items():
+                yield opinion(cause, confidence, sign.why, on=facts.of(sign.id)[:MAX_EVIDENCE])
 
 
 def dcgm_incidents(facts: Facts) -> Iterable[Opinion]:

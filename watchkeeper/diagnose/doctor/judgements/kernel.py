@@ -231,9 +231,6 @@ def hung_calls(facts: Facts) -> Iterable[Opinion]:
     if blocked and stacks and not facts.has("driver-task-blocked"):
         why = "Tasks wait for minutes in the kernel, and the driver's functions are on the stacks."
         yield opinion("driver_call_hung", 0.68, why, on=[*blocked[:3], *stacks[:3]])
-    elif blocked and facts.has("kernel-xid") and not facts.has("driver-task-blocked"):
-        why = "Tasks wait for minutes in the kernel of a node whose driver reports Xids: a call into it may hang."
-        yield opinion("driver_call_hung", 0.5, why, on=[*blocked[:3], *facts.of("kernel-xid")[:3]])
     elif facts.has("task-blocked") and not facts.has("driver-task-blocked"):
         why = "Tasks wait for minutes in the kernel; the lines do not say for what (storage, network or the driver)."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.25, why, on=blocked[:3])

@@ -69,7 +69,9 @@ def read_node_text(lines: Sequence[str]) -> list[NodeFacts]:
 
 
 # allocatable:        …        nvidia.com/gpu: "0"
-STATUS_BLOCK = re.compile(r"(?m)^(?P<indent> *)(?P<name>allocatable|capacity): *\n(?P<items>(?:(?P=indent) +\S+: .*\n?)+)")
+STATUS_BLOCK = re.compile(
+    r"(?m)^(?P<indent> *)(?P<name>allocatable|capacity): *\n(?P<items>(?:(?P=indent) +\S+: .*\n?)+)"
+)
 STATUS_ITEM = re.compile(r"(?m)^ +(?P<name>[\w./-]+): \"?(?P<value>\w+)\"? *$")
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from watchkeeper.catalogue import causes, pack
+from watchkeeper.diagnose.doctor import signatures
 from watchkeeper.diagnose.doctor.facts import Sighting
 from watchkeeper.diagnose.doctor.opinion import MAX_EVIDENCE, Opinion
 from watchkeeper.model import diagnosis
@@ -94,6 +95,7 @@ def _cascade(weighed: Sequence[Weighed]) -> list[Weighed]:
             and root.confidence >= ROOT_CONFIDENCE
             and root.confidence >= one.confidence - ROOT_MARGIN
             and one.cause in effects_of(root.cause)
+            and not _rests_on_the_same(root, one)
             and not (root.cause in effects_of(one.cause) and one.confidence >= root.confidence)
         ]
         if roots:
@@ -108,6 +110,15 @@ def _cascade(weighed: Sequence[Weighed]) -> list[Weighed]:
             one = replace(one, ruled_out=(*one.ruled_out, *notes))
         result.append(one)
     return result
+
+
+def _rests_on_the_same(root: Weighed, one: Weighed) -> bool:
+    """Whether a root is only another reading of the other's lines, as the rows of their signs have it."""
+    lines = {seen.order for seen in one.sightings}
+    readings = [signatures.lookup(seen.sign) for seen in root.sightings]
+    return all(seen.order in lines for seen in root.sightings) and all(
+        {root.cause, one.cause} <= {sign.cause, *sign.also} for sign in readings
+    )
 
 
 def effects_of(cause: str) -> frozenset[str]:

@@ -16,6 +16,8 @@ JUDGED_ELSEWHERE = frozenset({"nccl-bad-interface", "nccl-link-local", "k8s-unto
 SLOW_LOAD_SECONDS = 300.0
 MANY_WAITING = 100
 FULL_CACHE_PERCENT = 95.0
+# Printouts that have a reader of their own: words in them name fields, not failures.
+LISTINGS = frozenset({"exporter_metrics", "nvidia_smi_q", "nvidia_smi_xml", "nvidia_smi_csv", "lspci", "ipmi_sel"})
 # A share of unused reservations that a caching allocator does not have in good health.
 FRAGMENTED_SHARE = 0.1
 
@@ -42,7 +44,7 @@ def signs(facts: Facts) -> Iterable[Opinion]:
 def hints(facts: Facts) -> Iterable[Opinion]:
     """What remains to be said when no judgement says more: the part that a failing line speaks of."""
     seen = [signatures.lookup(name) for name in facts.signs()]
-    if any(sign.role is Role.BENIGN for sign in seen):
+    if any(sign.role is Role.BENIGN for sign in seen) or facts.kinds() <= LISTINGS:
         return
     for sign in seen:
         if sign.role is Role.HINT:

@@ -1,0 +1,142 @@
+"""Wordings that public threads taught, each with names and numbers of our own, and lines that only look like faults."""
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import pytest
+
+from tests.doctor.asking import ask, causes
+from watchkeeper.diagnose.doctor import signatures
+from watchkeeper.diagnose.doctor.signatures import Role
+
+SHAPES: list[tuple[str, str]] = [
+    (
+        "driver_call_hung",
+        "stderr: nvidia-container-cli: initialization error: driver rpc error: timed out: unknown",
+    ),
+    (
+        "container_runtime_missing",
+        "nvidia-container-cli: mount error: file creation failed: /rootfs/a/libx.so.1: file exists",
+    ),
+    ("container_runtime_missing", "Error: stat nvidia.com/gpu=3: no such file or directory"),
+    ("container_runtime_missing", 'exec: "nvidia-smi": executable file not found in $PATH: unknown'),
+    (
+        "container_runtime_missing",
+        "WARNING: The NVIDIA Driver was not detected.  GPU functionality will not be available.",
+    ),
+    ("driver_not_loaded", "gpu-operator   nvidia-driver-daemonset-aaaaa   0/1   CrashLoopBackOff   31   4h"),
+    ("driver_not_loaded", "ERROR: modpost: GPL-incompatible module nvidia.ko uses GPL-only symbol 'some_symbol'"),
+    (
+        "driver_library_mismatch",
+        "kernel version 570.10.1 does not match DSO version 570.20.2 -- cannot find working devices",
+    ),
+    ("gpu_fell_off_bus", "nvidia 0000:3b:00.0: Unable to change power state from D3cold to D0, device inaccessible"),
+    ("cuda_version_incompat", "nvcc fatal   : Unsupported gpu architecture 'compute_130'"),
+    ("cuda_version_incompat", "ERROR: CUDA 13.1 is not supported by\nyour driver (which supports up to 12.4)"),
+    (
+        "nccl_ib_link_error",
+        "n1:7:9 [1] NCCL WARN NET/IBX : Got completion from peer fe80::1%ib0<533> with status=12 opcode=1 len=0 vendor err 129 (Send)",
+    ),
+    ("nccl_ib_link_error", "[n1:7:0] UCX  ERROR Transport retry count exceeded on mlx5_4:1/IB (synd 0x15 vend 0x81)"),
+    ("nccl_ib_gid", "n1:7:9 [0] NCCL WARN NET/IB: read failed in ncclIbRoceGetVersionNum: Invalid argument"),
+    (
+        "nccl_wrong_interface",
+        "ncclSocketInit: connecting to address  with family 4242 is neither AF_INET(2) nor AF_INET6(10)",
+    ),
+    ("nccl_rdma_not_used", "n1:7:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 1 'mlx5_1'"),
+    (
+        "nccl_shape_or_collective_mismatch",
+        "init.cc:99 NCCL WARN Mismatched collective detected, please check your collective calls at and around rank 5.",
+    ),
+    ("nccl_bootstrap_firewall", "RuntimeError: connect() timed out. Original timeout was 30000 ms."),
+    ("nccl_rank_died", "[ERROR] [launch.py:1:sigkill_handler] ['python', 'a.py'] exits with return code = -11"),
+    ("nccl_rank_died", "process 3 terminated with signal SIGSEGV"),
+    (
+        "host_oom",
+        "(raylet) node_manager.cc:1: 3 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed at node (ID: a, IP: 10.9.9.9)",
+    ),
+    ("host_oom", "Epoch 3 done\nKilled\n$ "),
+    ("host_oom", "slurmstepd: error: Job 99 exceeded memory limit (70000 > 65536), being killed"),
+    ("cuda_oom", "alloc_buffer: allocating 2048.00 MiB on device 1: cudaMalloc failed: out of memory"),
+    (
+        "shm_too_small",
+        "WARNING: The object store is using /tmp instead of /dev/shm because /dev/shm has only 67108864 bytes available.",
+    ),
+    ("insufficient_gpu_capacity", "ValueError: Total available GPUs 2.0 is less than total desired GPUs 16"),
+    ("insufficient_gpu_capacity", "Reason:         OutOfalpha.kubernetes.io/nvidia-gpu"),
+    ("quota_exceeded", 'pods "a-0" is forbidden: failed quota: team-q: must specify requests.cpu'),
+    ("no_device_plugin", "Allocate failed due to rpc error: code = Unavailable desc = error reading from server: EOF"),
+    (
+        "node_down",
+        "The node with node id: 0f0f and address: 10.9.9.9 has been marked dead because the detector has missed too many heartbeats",
+    ),
+    ("node_down", "[ 12.5] Kernel panic - not syncing: Fatal exception in interrupt"),
+    ("checkpoint_failing", "RuntimeError: File out/run1/checkpoint_7.pt cannot be opened."),
+    ("training_stalled", "[2026-08-10 10:00:00 TP5] Watchdog timeout (self.watchdog_timeout=300)"),
+    ("inference_overload", "[2026-08-10 10:00:00 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 3"),
+    ("nvlink_error", "|  NvLink Link Status  |\nGPUs:\n    gpuId 0:\n        U U D D U U\nKey: Up=U, Down=D"),
+]
+
+
+@pytest.mark.parametrize(("cause", "text"), SHAPES, ids=[f"{cause}-{at}" for at, (cause, _) in enumerate(SHAPES)])
+def test_a_wording_from_the_wild_leads_to_its_cause(cause: str, text: str) -> None:
+    assert causes(ask(text))[:1] == [cause]
+
+
+HARMLESS = [
+    "W0810 10:00:00.1 99 nvc.c:186] failed to set inheritable capabilities\nW0810 10:00:00.2 99 nvc.c:187] skipping kernel modules load due to failure\nI0810 10:00:00.3 99 driver.c:133] starting driver service",
+    "W tensorflow/bfc_allocator.cc:239] Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB. The caller indicates that this is not a failure, but may mean that there could be performance gains.",
+    "# Watch for Xid 79 and Xid 48 on every GPU of the fleet",
+    '    raise RuntimeError("CUDA out of memory")  # the message we look for',
+    "slurmstepd: error: *** JOB 99 ON n1 CANCELLED AT 2026-08-10T10:00:00 DUE TO TIME LIMIT ***",
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x7 and 5x9)",
+]
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_a_line_that_only_looks_like_a_fault_gets_no_cause(text: str) -> None:
+    assert set(causes(ask(text))) <= {"unknown"}
+
+
+def test_another_reading_of_the_same_line_does_not_explain_the_first_away() -> None:
+    found = {finding.cause: finding for finding in ask('exec: "nvidia-smi": executable file not found').findings}
+    assert found["driver_not_loaded"].confidence >= 0.5
+    assert found["container_runtime_missing"].confidence > found["driver_not_loaded"].confidence
+
+
+def test_a_task_that_exited_with_a_code_is_no_sure_answer() -> None:
+    first = ask("srun: error: n7: task 3: Exited with exit code 1").findings[0]
+    assert (first.cause, first.where["node"], first.where["rank"]) == ("nccl_rank_died", "n7", 3)
+    assert first.confidence < 0.5
+
+
+def test_a_failure_in_unknown_words_gets_a_hint_and_never_a_confident_one() -> None:
+    first = ask("nvshmem: ibgda: failed to open mlx5_9 device").findings[0]
+    assert first.cause == "nccl_ib_link_error"
+    hints = [sign for sign in signatures.table().signs.values() if sign.role is Role.HINT]
+    assert hints
+    assert max(sign.confidence for sign in hints) < 0.35
+
+
+def test_a_hint_is_silent_where_a_sign_names_the_cause() -> None:
+    answer = ask(
+        "nvshmem: ibgda: failed to open mlx5_9 device\nRuntimeError: CUDA out of memory. Tried to allocate 1 GiB"
+    )
+    assert causes(answer) == ["cuda_oom"]
+
+
+def test_a_hint_is_silent_beside_a_line_that_is_known_to_be_harmless() -> None:
+    text = "NVSwitch query failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]"
+    assert causes(ask(text)) == []
+
+
+def test_counters_as_sysfs_has_them_name_the_adapter_and_its_port() -> None:
+    folder = "/sys/class/infiniband/mlx5_6/ports/1"
+    first = ask(f"{folder}/counters/link_downed:3\n{folder}/hw_counters/duplicate_request:0\n").findings[0]
+    assert (first.cause, first.where["hca"], first.where["port"]) == ("ib_link_degraded", "mlx5_6", 1)
+
+
+def test_a_cut_out_of_a_node_in_yaml_shows_gpus_that_may_not_be_handed_out() -> None:
+    text = 'status:\n  allocatable:\n    cpu: "8"\n    nvidia.com/gpu: "0"\n  capacity:\n    cpu: "8"\n    nvidia.com/gpu: "4"\n'
+    assert causes(ask(text))[:1] == ["insufficient_gpu_capacity"]
+    assert causes(ask(text.replace('"0"', '"4"'))) == []

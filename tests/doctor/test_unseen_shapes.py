@@ -84,6 +84,8 @@ def test_a_wording_from_the_wild_leads_to_its_cause(cause: str, text: str) -> No
 
 
 HARMLESS = [
+    "Tolerations:     node.kubernetes.io/not-ready:NoExecute op=Exists for 300s\n                 node.kubernetes.io/unreachable:NoExecute op=Exists for 300s",
+    "Tolerations:     node.kubernetes.io/unreachable:NoExecute for 300s\n                 nvidia.com/gpu=present:NoSchedule",
     "W0810 10:00:00.1 99 nvc.c:186] failed to set inheritable capabilities\nW0810 10:00:00.2 99 nvc.c:187] skipping kernel modules load due to failure\nI0810 10:00:00.3 99 driver.c:133] starting driver service",
     "W tensorflow/bfc_allocator.cc:239] Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB. The caller indicates that this is not a failure, but may mean that there could be performance gains.",
     "# Watch for Xid 79 and Xid 48 on every GPU of the fleet",
@@ -96,6 +98,17 @@ HARMLESS = [
 @pytest.mark.parametrize("text", HARMLESS)
 def test_a_line_that_only_looks_like_a_fault_gets_no_cause(text: str) -> None:
     assert set(causes(ask(text))) <= {"unknown"}
+
+
+def test_a_pods_tolerations_do_not_hide_why_it_waits() -> None:
+    text = """Tolerations:     node.kubernetes.io/unreachable:NoExecute op=Exists for 300s
+Events:
+  Warning  FailedScheduling  9m  default-scheduler  0/5 nodes are available: 5 Insufficient nvidia.com/gpu."""
+    assert causes(ask(text)) == ["insufficient_gpu_capacity"]
+
+
+def test_a_node_that_carries_the_taint_is_down() -> None:
+    assert causes(ask("Taints:             node.kubernetes.io/unreachable:NoExecute"))[:1] == ["node_down"]
 
 
 def test_another_reading_of_the_same_line_does_not_explain_the_first_away() -> None:

@@ -141,6 +141,9 @@ class Faults:
     def end(self, fault: Fault) -> None:
         """The place is whole again; a stalled or dead job there starts anew."""
         self.active.pop(fault.id, None)
+        if fault.gpu is not None and Repair.RESET_GPU in fault.scenario.repaired_by:
+            # Whoever repaired it has reset it: counters since the driver came up start anew.
+            self.machines.physics.reload_driver([fault.gpu.row])
         jobs = self.machines.jobs
         if fault.job is not None and fault.job.number in jobs.running:
             rows = list(fault.job.rows)

@@ -115,9 +115,9 @@ def _cascade(weighed: Sequence[Weighed]) -> list[Weighed]:
 def _rests_on_the_same(root: Weighed, one: Weighed) -> bool:
     """Whether a root is only another reading of the other's lines, as the rows of their signs have it."""
     lines = {seen.order for seen in one.sightings}
-    readings = [signatures.lookup(seen.sign) for seen in root.sightings]
+    rows = [signatures.table().signs.get(seen.sign) for seen in root.sightings]
     return all(seen.order in lines for seen in root.sightings) and all(
-        {root.cause, one.cause} <= {sign.cause, *sign.also} for sign in readings
+        sign is not None and {root.cause, one.cause} <= {sign.cause, *sign.also} for sign in rows
     )
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import sys
 import types
@@ -36,9 +37,15 @@ HEAD = "# {title}\n\n{law} Written by `make golden`; do not edit.\n"
 
 def cli_page() -> str:
     parts = [HEAD.format(title="Commands", law="What a person types, as `--help` prints it.")]
+    root = commands()["watchkeeper"]
+    outer = click.Context(root, **root.context_settings, terminal_width=100)
     for name, command in sorted(commands().items()):
-        context = click.Context(command, info_name=name, terminal_width=100, max_content_width=100)
-        parts.append(f"## {name}\n\n```\n{command.get_help(context)}\n```\n")
+        # click keeps the help option of the first context that asked; what ran before must not change a page.
+        fresh = copy.copy(command)
+        fresh._help_option = None
+        context = click.Context(fresh, info_name=name, help_option_names=outer.help_option_names, terminal_width=100)
+        context.show_default = outer.show_default
+        parts.append(f"## {name}\n\n```\n{fresh.get_help(context)}\n```\n")
     return "\n".join(parts)
 
 

@@ -17,6 +17,11 @@ SECTION = re.compile(
     r"^(?P<name>Capacity|Allocatable|System Info|Conditions|Name|Allocated resources):\s*(?P<value>.*)$"
 )
 RESOURCE = re.compile(r"^\s+(?P<name>[\w./-]+):\s+(?P<value>\S+)\s*$")
+# allocatable:        …        nvidia.com/gpu: "0"
+STATUS_BLOCK = re.compile(
+    r"(?m)^(?P<indent> *)(?P<name>allocatable|capacity): *\n(?P<items>(?:(?P=indent) +\S+: .*\n?)+)"
+)
+STATUS_ITEM = re.compile(r"(?m)^ +(?P<name>[\w./-]+): \"?(?P<value>\w+)\"? *$")
 MAX_ITEMS = 50_000
 
 
@@ -66,13 +71,6 @@ def read_node_text(lines: Sequence[str]) -> list[NodeFacts]:
             target = nodes[-1].capacity if section == "Capacity" else nodes[-1].allocatable
             target[item["name"]] = item["value"]
     return nodes
-
-
-# allocatable:        …        nvidia.com/gpu: "0"
-STATUS_BLOCK = re.compile(
-    r"(?m)^(?P<indent> *)(?P<name>allocatable|capacity): *\n(?P<items>(?:(?P=indent) +\S+: .*\n?)+)"
-)
-STATUS_ITEM = re.compile(r"(?m)^ +(?P<name>[\w./-]+): \"?(?P<value>\w+)\"? *$")
 
 
 def read_status_cutout(text: str) -> NodeFacts | None:

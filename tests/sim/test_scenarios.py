@@ -121,3 +121,11 @@ def test_a_place_that_does_not_fit_the_scenario_is_refused(fleet: Simulation) ->
         fleet.inject("xid-79", node="gpu-r01-01", gpu=8)
     with pytest.raises(SettingsError, match="without its node"):
         fleet.inject("xid-79", gpu=1)
+
+
+def test_a_planned_fault_strikes_when_its_time_has_come_and_not_before() -> None:
+    fleet = Simulation(SimSettings(gpus=64, seed=1, scenarios=("xid-79",), scenarios_after_seconds=30))
+    fleet.advance(29)
+    assert not fleet.faults.active
+    fleet.advance(1)
+    assert [fault.scenario.name for fault in fleet.faults.active.values()] == ["xid-79"]

@@ -54,7 +54,7 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     world = ["--gpus", str(gpus), "--seed", str(seed), "--speed", str(speed)]
     world += [part for name in scenarios for part in ("--scenario", name)]
     # A fault strikes a fleet that has been seen healthy, so that everything about it has a name and a past.
-    world += ["--scenario-after", str(SCENARIO_AFTER_SECONDS)]
+    world += ["--scenario-after", str(round(SCENARIO_AFTER_SECONDS * max(1.0, speed)))]
     configured = demo_settings(**hub)
     asyncio.run(processes.until_stopped(lambda stop: run(configured, world, clock.ScaledClock(speed=speed), stop=stop)))
 

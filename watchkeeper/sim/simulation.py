@@ -70,12 +70,14 @@ class Simulation:
         self.hosts = Hosts(self.layout, physics, self.second)
         self.kubernetes = Kubernetes(self.layout, jobs)
         self.workloads = Workloads(jobs, physics, random.Random(f"{seed}/workloads"))
+        self._planned: tuple[str, ...] = ()
+        self._planned_at = 0
         jobs.fill(self.second)
         self.advance(WARM_UP_SECONDS)
         # The warm-up is before anybody looked; a boot dated there would not end a fault of three minutes ago.
         kernel.start(self.now)
-        for name in settings.scenarios:
-            self.inject(name, in_seconds=settings.scenarios_after_seconds)
+        self._planned, self._planned_at = settings.scenarios, self.second + settings.scenarios_after_seconds
+        self._start_planned()
 
     @property
     def now(self) -> datetime:
@@ -88,6 +90,7 @@ class Simulation:
     def _step(self) -> None:
         self.second += 1
         self.cluster.step(self.second)
+        self._start_planned()
         self.faults.step(self.second)
         jobs, physics = self.machines.jobs, self.machines.physics
         jobs.step(self.second)
@@ -138,6 +141,12 @@ class Simulation:
                 return self.workloads.page(self.faults.sum)
         raise fleet.UnknownName(f"there is no page at {path[:80]}")
 
+    def _start_planned(self) -> None:
+        if self._planned and self.second >= self._planned_at:
+            planned, self._planned = self._planned, ()
+            for name in planned:
+                self.inject(name)
+
     def page(self, node: str) -> bytes:
         """One node's exporter page; CollectError while the node or its exporter is down."""
         found, total = self._up(node), self.faults.sum
@@ -161,11 +170,11 @@ class Simulation:
     def kernel_records_since(self, seq: int, *, limit: int = 1000) -> list[Record]:
         return self.machines.kernel.since(seq, limit=limit)
 
-    def inject(self, name: str, *, node: str | None = None, gpu: int | None = None, in_seconds: int = 0) -> Fault:
+    def inject(self, name: str, *, node: str | None = None, gpu: int | None = None) -> Fault:
         """Start a fault; `node` and `gpu` (its index) are chosen from the seed when they are None."""
         return self.faults.inject(
             scenario.find(self.scenarios, name),
-            self.second + in_seconds,
+            self.second,
             node=None if node is None else self.layout.node(node),
             gpu=gpu,
             is_up=self.cluster.is_up,

@@ -70,6 +70,11 @@ def demo_settings(host: str, port: int, *, directory: str | None, tokens: str | 
         "fleet.cluster": "sim",
         "fleet.scrape_interval": DEMO_INTERVAL,
         "rules.interval": DEMO_INTERVAL,
+        # A demo shares a laptop: ten minutes in memory, a day on disk.
+        "query.memory": "10m",
+        "query.block": "4m",
+        "query.out_of_order": "30s",
+        "query.retention": "1d",
         "remediate.driver": "simulated",
     }
     return loading.load(None, overrides)

@@ -15,6 +15,7 @@ import click
 
 from watchkeeper import agent
 from watchkeeper.cli import processes
+from watchkeeper.client.hub import DEFAULT_URL
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import StartRefused
 from watchkeeper.kit import clock, logs
@@ -100,8 +101,15 @@ async def run(configured: settings.Settings, world: list[str], time: clock.Scale
                 stop=stop,
                 simulator_url=fleet.url,
                 beside=(lambda: agent.run(watcher, time, stop), lambda: fleet.outlive(stop)),
-                say=f"Watchkeeper is at {door.url} with a simulated fleet. Stop with Ctrl-C.",
+                say=greeting(door.url),
             )
+
+
+def greeting(url: str) -> str:
+    """Where it is, and what to type next; another address than the usual one must be named to every command."""
+    hub = "" if url == DEFAULT_URL else f" --hub {url}"
+    return f"""Watchkeeper is at {url} with a simulated fleet. Stop with Ctrl-C.
+Break something from a second terminal: watchkeeper sim inject xid-79{hub}"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,14 @@ def main() -> None:
         print(json.dumps({"bench": options.name, **numbers}))
     else:
         for name, number in numbers.items():
-            print(f"{name:32} {number:,.4g}")
+            print(f"{name:32} {number:,.4g}" if isinstance(number, (int, float)) else f"{name:32} {_lines(number)}")
+
+
+def _lines(found: object) -> str:
+    """What is not one number: a line for each part."""
+    if isinstance(found, dict):
+        return "".join(f"\n  {name:88} {part}" for name, part in found.items())
+    return str(found)
 
 
 if __name__ == "__main__":

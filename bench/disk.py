@@ -86,7 +86,7 @@ def load(fleet: telemetry.Telemetry, store: durable.DurableStore) -> tuple[list[
     readings = dict(fleet.metrics())
     ids, tables = [], []
     for node in range(fleet.nodes):
-        gpus = range(node * telemetry.GPUS_PER_NODE, min(fleet.gpus, (node + 1) * telemetry.GPUS_PER_NODE))
+        gpus = fleet.gpus_of(node)
         ids.append(np.array([store.series_id(fleet.labels(metric, gpu)) for metric in readings for gpu in gpus]))
         rows = np.concatenate([values[gpus.start : gpus.stop] for values in readings.values()])
         tables.append(np.ascontiguousarray(rows.T))

@@ -52,6 +52,16 @@ class Telemetry:
     def samples(self) -> int:
         return self.gpus * self.slots * len(METRICS)
 
+    @property
+    def end_ms(self) -> int:
+        """Behind the last reading, and at no reading's place in the interval: no window's edge meets a sample."""
+        taken = {int(self.times_ms(node)[0]) % INTERVAL_MS for node in range(self.nodes)}
+        free = next(place for place in reversed(range(INTERVAL_MS)) if place not in taken)
+        return START_MS + (self.slots - 1) * INTERVAL_MS + free + INTERVAL_MS
+
+    def gpus_of(self, node: int) -> range:
+        return range(node * GPUS_PER_NODE, min(self.gpus, (node + 1) * GPUS_PER_NODE))
+
     def times_ms(self, node: int) -> npt.NDArray[np.int64]:
         offset = node * 7919 % INTERVAL_MS
         return START_MS + offset + INTERVAL_MS * np.arange(self.slots, dtype=np.int64)

@@ -42,6 +42,23 @@ PROGRAMS = {
     "victoria-metrics": Program(("victoria-metrics",), ("victoria-metrics",)),
     "vmagent": Program(("vmagent",), ("victoria-metrics",)),
     "vmalert": Program(("vmalert",), ("victoria-metrics",)),
+    "alertmanager": Program(("prometheus-alertmanager", "alertmanager"), ("prometheus-alertmanager",)),
+    # A simulated InfiniBand fabric, the subnet manager that brings it up, and the tools that look at it.
+    "ibsim": Program(("ibsim",), ("ibsim-utils",)),
+    "opensm": Program(("opensm", "/usr/sbin/opensm"), ("opensm",)),
+    "node-exporter": Program(("prometheus-node-exporter", "node_exporter"), ("prometheus-node-exporter",)),
+    "ibnetdiscover": Program(("ibnetdiscover", "/usr/sbin/ibnetdiscover"), ("infiniband-diags",)),
+    # A Slurm of several nodes on one machine; accounting needs slurmdbd and a database.
+    "munged": Program(("munged", "/usr/sbin/munged"), ("munge",)),
+    "slurmctld": Program(("slurmctld", "/usr/sbin/slurmctld"), ("slurmctld",)),
+    "slurmd": Program(("slurmd", "/usr/sbin/slurmd"), ("slurmd",)),
+    "squeue": Program(("squeue",), ("slurm-client",)),
+    "slurmrestd": Program(("slurmrestd", "/usr/sbin/slurmrestd"), ("slurmrestd",)),
+    "slurmdbd": Program(("slurmdbd", "/usr/sbin/slurmdbd"), ("slurmdbd",)),
+    "mariadbd": Program(("mariadbd", "/usr/sbin/mariadbd"), ("mariadb-server",)),
+    # What a Kubernetes API server keeps its objects in; the server itself is built by scripts/kubernetes.
+    "etcd": Program(("etcd",), ("etcd-server",)),
+    "systemd-analyze": Program(("systemd-analyze",), ("systemd",)),
     # Ubuntu's chromium is a snap that apt cannot install in a container; Google's name is accepted where it exists.
     "chromium": Program(("chromium", "chromium-browser", "google-chrome"), ("chromium",)),
 }

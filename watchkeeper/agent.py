@@ -5,6 +5,7 @@
     /dev/kmsg → KernelEvents ─┐
     faults, NVML events ──────┼→ Spool → push → POST {hub}/api/events
     policies ─────────────────┘          register → POST {hub}/api/nodes
+    work orders ← GET {hub}/api/orders          pause of profiling ← a file (control)
 
 Each source runs by itself and survives the others: a kernel log that may not be read costs no number, a hung
 driver costs no kernel event, a hub that is away costs neither. The agent accepts no commands. It imports the
@@ -14,7 +15,6 @@ standard library only, because it runs on every GPU node; pynvml is loaded by th
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import time as system_time
@@ -29,11 +29,18 @@ from urllib.parse import urlsplit
 from watchkeeper import __version__
 from watchkeeper.collect import (
     agent_server,
+    chassis,
+    control,
+    dcgm_profile,
     driver_events,
+    fabric_page,
     gpu_addresses,
     host_page,
     kernel_follow,
+    kernel_position,
+    kernel_sources,
     node_facts,
+    node_holders,
     policies,
     push,
     reader_watch,
@@ -42,10 +49,10 @@ from watchkeeper.collect import (
     spool,
 )
 from watchkeeper.errors import CollectError, SettingsError
-from watchkeeper.kit import clock, files, logs, own_metrics
+from watchkeeper.kit import clock, files, logs, memory, own_metrics
 from watchkeeper.kit.addresses import is_loopback
 from watchkeeper.model import events, fleet
-from watchkeeper.readers import counters_csv, host, kernel_log, node
+from watchkeeper.readers import counters_csv, host, node
 from watchkeeper.readers.nvml import choice
 
 log = logging.getLogger(__name__)
@@ -68,6 +75,9 @@ class AgentSettings:
     node: str = os.uname().nodename
     token: str | None = None
     kmsg: Path = Path("/dev/kmsg")
+    chassis: chassis.ChassisSettings = field(default_factory=chassis.ChassisSettings)
+    # `kmsg`, `journald`, or the path of a file that syslog writes.
+    kernel_log: str = kernel_sources.KMSG
     # Instead of this machine, a simulated fleet at this address: the kernel logs of all its nodes.
     simulator_url: str | None = None
     roots: node_facts.Roots = field(default_factory=node_facts.Roots)
@@ -80,8 +90,10 @@ class AgentSettings:
     # A counters file of dcgm-exporter; None is our own set.
     counters: Path | None = None
     expected_gpus: int | None = None
+    holders: node_holders.HolderSettings = field(default_factory=node_holders.HolderSettings)
     # For the reader child; None is the agent's own.
     environment: Mapping[str, str] | None = None
+    control: control.ControlSettings = field(default_factory=control.ControlSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +124,6 @@ class AgentMetrics:
         )
 
 
-class Cursor:
-    """Up to where the kernel log has been spooled, so that a restarted agent does not send it all again."""
-
-    def __init__(self, path: Path, boot: str) -> None:
-        self._path = path
-        self._boot = boot
-
-    def load(self) -> int:
-        """The last spooled sequence number of this boot; -1 if there is none."""
-        try:
-            kept = json.loads(self._path.read_bytes())
-            return int(kept["sequence"]) if kept["boot"] == self._boot else -1
-        except (OSError, ValueError, KeyError, TypeError):
-            return -1
-
-    def save(self, sequence: int) -> None:
-        content = json.dumps({"boot": self._boot, "sequence": sequence}).encode()
-        # A cursor that cannot be written costs a repeated push, which the hub recognises by its ids.
-        with suppress(OSError):
-            files.write_whole(self._path, content)
-
-
 async def run(
     settings: AgentSettings, time: clock.Clock, stop: asyncio.Event, *, registry: own_metrics.Registry | None = None
 ) -> None:
@@ -153,8 +143,13 @@ class Agent:
         self._boot = host.boot_id(settings.roots.proc) or "unknown"
         self._queue = self._open_spool()
         self._node_reader = node_facts.NodeReader(settings.roots)
+        self._chassis = chassis.Chassis(settings.chassis, settings.roots.root)
         self._facts = node.NodeFacts()
         self._host_text = b""
+        self._fabric = fabric_page.FabricPage(settings.roots, settings.node)
+        self._holders = node_holders.NodeHolders(
+            settings.holders, settings.node, roots=settings.roots, registry=metrics.registry
+        )
         source = events.EventSource(settings.cluster, settings.node, self._boot, driver_events.SOURCE)
         self._driver_events = driver_events.DriverEvents(source, system_time.monotonic)
         self._merge = driver_events.XidMerge()
@@ -163,6 +158,10 @@ class Agent:
         # One gate for both reports about an Xid, so that a flood of them is counted once.
         self._gate = kernel_follow.FloodGate()
         self._sampler: sampler.Sampler | None = None
+        self._dcgm: dcgm_profile.DcgmProfile | None = None
+        self._control = control.Control(
+            settings.control, settings.spool_directory, time=time, registry=metrics.registry
+        )
         self._address = ""
 
     def _open_spool(self) -> spool.Spool | None:
@@ -188,8 +187,10 @@ class Agent:
                 self._sampler = self._make_sampler(asyncio.get_running_loop())
                 self._sampler.start()
                 open_things.push_async_callback(asyncio.to_thread, self._sampler.stop)
+            open_things.enter_context(self._control.in_logs(lambda: self._sampler))
             where = {"node": settings.node, "cluster": settings.cluster, "hub": settings.hub_url}
             log.info("Agent started", extra=logs.fields(**where, metrics=self._address or "not served"))
+            memory.give_back()
             await _until(stop, self._loops())
         log.info("Agent stopped", extra=logs.fields(spooled_bytes=self._spooled_bytes()))
 
@@ -198,12 +199,19 @@ class Agent:
         loops = [self._follow_kernel(), self._repeat(self._write_metrics, METRICS_INTERVAL_SECONDS)]
         if self._is_on_a_node:
             loops.append(self._repeat(self._read_host, HOST_INTERVAL_SECONDS))
+            loops.append(self._repeat(self._chassis.read, chassis.INTERVAL_SECONDS))
             loops.append(self._repeat(self._report, REPORT_INTERVAL_SECONDS))
+            loops.append(self._repeat(self._fabric.refresh, fabric_page.REFRESH_SECONDS))
+            loops.append(self._repeat(self._find_holders, node_holders.REFRESH_SECONDS))
+            loops.append(self._repeat(self._look_for_pause, control.LOOK_SECONDS))
+            loops.append(self._repeat(self._look_at_dcgm, dcgm_profile.LOOK_SECONDS))
         if self._queue is not None and settings.hub_url is not None:
             hub = push.Hub(settings.hub_url, settings.token)
             loops.append(push.push_forever(self._queue, hub, time=self._time, pushed=self._metrics.pushed))
             if self._is_on_a_node:
                 loops.append(registration.register_forever(hub, self._registration, time=self._time))
+                if self._control.takes_orders:
+                    loops.append(self._repeat(lambda: self._control.follow_orders(hub), control.LOOK_SECONDS))
         return loops
 
     async def _repeat(self, body: Callable[[], Awaitable[None]], pause_seconds: float) -> None:
@@ -248,13 +256,14 @@ class Agent:
             addresses = gpu_addresses.GpuAddresses(gpu_addresses.ask_simulator(settings.simulator_url))
             lines = kernel_follow.follow_stream(f"{settings.simulator_url}/kmsg", time=self._time)
         else:
-            cursor = Cursor(settings.spool_directory / "kmsg.cursor", self._boot) if self._queue is not None else None
+            path = settings.spool_directory / "kmsg.cursor"
+            cursor = kernel_position.PositionFile(path, self._boot) if self._queue is not None else None
             addresses = gpu_addresses.GpuAddresses(gpu_addresses.ask_proc(settings.roots.proc))
-            after = -1 if cursor is None else cursor.load()
-            source = kernel_follow.KmsgSource(
-                settings.kmsg, settings.node, self._boot, after=after, needles=kernel_log.NEEDLES
+            wanted = kernel_sources.KernelLog(
+                settings.kernel_log, settings.node, self._boot, kmsg=settings.kmsg, root=settings.roots.root
             )
-            lines = kernel_follow.follow_kmsg(source, time=self._time)
+            start = kernel_position.Position() if cursor is None else cursor.load()
+            lines = kernel_sources.follow(replace(wanted, position=start), time=self._time)
         reading = kernel_follow.KernelEvents(settings.cluster, addresses, gate=self._gate)
         async with aclosing(lines) as records:
             async for record in records:
@@ -263,7 +272,7 @@ class Agent:
                 if event is not None:
                     self._keep(self._merged(event))
                     if cursor is not None:
-                        cursor.save(record.seq)
+                        cursor.save(kernel_sources.position_of(record))
 
     def _merged(self, event: events.Event) -> events.Event:
         """The kernel's event, with NVML's report about the same Xid folded into it."""
@@ -307,12 +316,15 @@ class Agent:
 
     def _make_sampler(self, loop: asyncio.AbstractEventLoop) -> sampler.Sampler:
         settings = self._settings
+        chosen = choose_families(settings.counters)
+        self._dcgm = dcgm_profile.DcgmProfile(chosen.families, settings.interval_seconds, settings.environment)
         wanted = sampler.SamplerSettings(
             self._place,
             settings.node,
             limits=reader_watch.Limits(interval=settings.interval_seconds),
-            choice=choose_families(settings.counters),
+            choice=chosen,
             environment=settings.environment,
+            profiled=self._dcgm.profiled,
         )
 
         def hear(fact: sampler.DriverFact) -> None:
@@ -325,9 +337,22 @@ class Agent:
     def _gpus(self) -> tuple[fleet.Gpu, ...]:
         return () if self._sampler is None else self._sampler.gpus()
 
+    async def _look_for_pause(self) -> None:
+        self._control.look_for_pause(self._sampler)
+
     async def _read_host(self) -> None:
-        self._facts = await asyncio.to_thread(self._node_reader.read)
+        facts = await asyncio.to_thread(self._node_reader.read)
+        self._facts = replace(facts, sensors=facts.sensors + self._chassis.sensors())
         self._host_text = host_page.render(self._facts, self._settings.node).encode()
+
+    async def _look_at_dcgm(self) -> None:
+        sampler = self._sampler
+        if sampler is not None and self._dcgm is not None:
+            await self._dcgm.look(lambda: sampler.is_profiling_paused)
+
+    async def _find_holders(self) -> None:
+        if self._sampler is not None:
+            await self._holders.refresh(self._sampler)
 
     def _registration(self) -> registration.NodeRegistration:
         settings, facts, gpus = self._settings, self._facts, self._gpus()
@@ -359,9 +384,9 @@ class Agent:
 
     def _metrics_page(self) -> agent_server.Page:
         self._metrics.spooled.set(self._spooled_bytes())
-        gpus = b"" if self._sampler is None else self._sampler.page()
+        gpus = b"" if self._sampler is None else self._sampler.page() + self._holders.page(self._sampler)
         own = self._metrics.registry.render().encode()
-        return agent_server.Page(gpus + self._host_text + own, content_type=agent_server.PAGE)
+        return agent_server.Page(gpus + self._host_text + self._fabric.page() + own, content_type=agent_server.PAGE)
 
     def _ready_page(self) -> agent_server.Page:
         if self._is_on_a_node and self._settings.reads_gpus:

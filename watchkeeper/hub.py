@@ -9,27 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
-from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from watchkeeper import __version__, pipeline
-from watchkeeper.collect import discovery, fleet, http, prometheus_config, registered, registration, scrape, standing
+from watchkeeper import __version__, pipeline, rule_loops
+from watchkeeper.collect import (
+    clusters,
+    discovery,
+    fabric_watch,
+    fleet,
+    http,
+    registered,
+    registration,
+    scrape,
+    standing,
+)
 from watchkeeper.config import settings as config
 from watchkeeper.errors import HubError, SettingsError, WatchkeeperError
+from watchkeeper.incidents import delivery, message, silencing, subject
 from watchkeeper.kit import broadcast, clock, files, own_metrics
 from watchkeeper.kit.logs import fields
-from watchkeeper.model import actions, alerts, diagnosis, events, labels
+from watchkeeper.model import actions, alerts, diagnosis, events, notices
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
+from watchkeeper.model.silences import Silence
 from watchkeeper.query import embedded, engine, prometheus
-from watchkeeper.query.remote import rules as server_rules
-from watchkeeper.remediate import driver, policy
+from watchkeeper.remediate import driver, orders, policy
 from watchkeeper.remediate.drivers import dry_run, simulated
-from watchkeeper.rules import evaluate, rulefile
+from watchkeeper.rules import evaluate, reload, rulefile, slo
 from watchkeeper.store import chain, durable, head, journal
 
 log = logging.getLogger(__name__)
@@ -47,9 +57,9 @@ DIAGNOSIS_TRIES = 3
 # Pages show every open incident; a fleet with more has one fault, and it is not in this list.
 MOST_INCIDENTS = 10_000
 TRIM_SECONDS = 3600.0
-SHIPPED_RULES = Path(__file__).parent / "packs" / "rules"
 # Any metric that every exporter has would do; its labels say who holds the GPU.
-HOLDER_EXPR = "DCGM_FI_DEV_GPU_UTIL"
+# Where Prometheus reads the agents itself, their own series is there already.
+HOLDER_EXPR = 'DCGM_FI_DEV_GPU_UTIL unless on (UUID) watchkeeper_gpu_workload_info{instance!=""}'
 
 
 class Hub:
@@ -65,20 +75,21 @@ class Hub:
         self.changes = broadcast.Broadcast()
         self.fleet = fleet.Fleet()
         self._registered = registered.Registered()
-        self.rules = rulefile.load(rule_paths(settings))
+        self.clusters = clusters.of_settings(settings.fleet, time=time, metrics=self.metrics)
+        self._rules = rule_loops.RuleLoops(settings, time=time, metrics=self.metrics)
+        kept = Path(settings.hub.data) / "fabric.json"
+        self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=kept)
         self.policy = policy.load()
         self.driver: driver.Driver = choose_driver(settings, simulator_url)
+        self.orders: orders.Outbox | None = None
         self.not_ready_because: str | None = "the fleet has not been read yet"
         self.engine = choose_engine(settings)
         self._directory = files.DataDirectory(Path(settings.hub.data))
         # Incidents and the journal belong to one thread: no locks above it, and no fsync on the event loop.
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="clerk")
-        # Rules run one group at a time: they share their state, and NumPy would share the core anyway.
-        self._rule_thread = ThreadPoolExecutor(1, thread_name_prefix="rules")
         # Questions of people wait for one another, never the log's fsync or a rule for them.
         self._askers = ThreadPoolExecutor(QUESTIONS_AT_ONCE, thread_name_prefix="asker")
-        self._server_alerts: Mapping[labels.Labels, alerts.Alert] = {}
-        self._standing = {name: standing.Standing() for name in ("workloads", "events", "own")}
+        self._standing = {name: standing.Standing() for name in ("workloads", "events", "own", "fabric")}
         self._event_counts = standing.EventCounts()
         self._known_problems: list[str] = []
         self._dropped_targets: tuple[discovery.Dropped, ...] = ()
@@ -93,9 +104,6 @@ class Hub:
         self._failures = counter("watchkeeper_hub_loop_failures_total", "Failures that a loop of the hub survived")
         self._events = counter("watchkeeper_hub_events_total", "New events taken, by kind")
         self._repeats = counter("watchkeeper_hub_repeated_events_total", "Pushed events that were known already")
-        self._evaluation = gauge(
-            "watchkeeper_hub_rule_group_seconds", "Duration of the last evaluation of a rule group"
-        )
         self._stored = {
             "series": gauge("watchkeeper_store_series", "Series in memory"),
             "blocks": gauge("watchkeeper_store_blocks", "Blocks of samples on disk"),
@@ -111,21 +119,18 @@ class Hub:
     def is_ready(self) -> bool:
         return self.not_ready_because is None
 
-    @property
-    def _follows_server(self) -> bool:
-        """True where another server evaluates the rules; its alerts are taken over as they are."""
-        return self.settings.rules.owner is config.RuleOwner.SERVER
-
     def open(self) -> None:
         """Claim the data directory and restore what was so before; StartRefused or StoreError if that cannot be."""
         self._directory.claim()
         try:
             self.settings.journal_path.parent.mkdir(parents=True, exist_ok=True)
             self.journal = journal.Journal(self.settings.journal_path)
+            self.orders = orders.open_outbox(self.journal, self.settings.hub.order_key_file, now=self.clock.now())
             self._open_samples()
             self._pipeline = pipeline.Pipeline(self._parts(), now=self.clock.now())
-            if self._follows_server:
-                self._server_alerts = {alert.labels: alert for alert in self.journal.alerts()}
+            around = rule_loops.Surroundings(self._take_alerts, self._has_read_everything, self._survived)
+            self._rules.join(self._pipeline, around, known=self.journal.alerts())
+            self.desk = delivery.Desk(self.settings.notify, self._desk_surroundings(), now=self.clock.now())
         except (OSError, WatchkeeperError):
             self._directory.release()
             raise
@@ -142,14 +147,22 @@ class Hub:
             engine=self.engine,
             fleet=self.fleet,
             journal=self.journal,
-            rules=rulefile.RuleSet() if self._follows_server else self.rules,
+            rules=self._rules.rules,
             policy=self.policy,
             driver=self.driver,
             mode=self.settings.remediate.mode,
         )
 
+    def _desk_surroundings(self) -> delivery.Surroundings:
+        known = message.Known(self.diagnosis, self.plan, self.settings.notify.console_url)
+        return delivery.Surroundings(self.journal, subject.Inventory(self._domains_of), known, self.metrics)
+
+    def _domains_of(self, cluster: str, name: str) -> Mapping[str, str]:
+        node = self.fleet.node(name, cluster)
+        return {} if node is None else node.domains
+
     def close(self) -> None:
-        self._rule_thread.shutdown()
+        self._rules.close()
         self._askers.shutdown(cancel_futures=True)
         self._clerk.shutdown()
         self.engine.close()
@@ -169,6 +182,7 @@ class Hub:
             config=None if existing is None else Path(existing),
         )
         loops = [
+            self._repeat("clusters", self.clusters.run, 0.0),
             self._repeat("discovery", self._discover, DISCOVER_SECONDS),
             self._repeat("standing series", self._append_standing, interval),
             self._repeat("incidents", self._tick, TICK_SECONDS),
@@ -177,12 +191,15 @@ class Hub:
             self._repeat("trimming", self._trim, TRIM_SECONDS),
             self._repeat("samples", self._keep_samples, 0.0),
             self._repeat("blocks", self._keep_blocks, BLOCK_SECONDS),
-            *self._rule_loops(),
+            self._repeat("fabric", self._look_at_fabric, self.settings.fabric.interval_seconds),
+            *(self._repeat(loop.name, loop.body, loop.pause_seconds) for loop in self._rules.loops()),
         ]
-        tasks = [asyncio.create_task(loop) for loop in loops]
+        tasks = [asyncio.create_task(loop) for loop in [*loops, *self.desk.loops(self.clock, self._at_clerk)]]
         try:
             await stop.wait()
         finally:
+            if self.orders is not None:
+                self.orders.end()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -194,19 +211,23 @@ class Hub:
             try:
                 await body()
             except Exception as error:  # Deliberately everything: one broken loop must not blind the others.
-                self._failures.add(loop=name)
-                known = isinstance(error, WatchkeeperError)
-                log.error("A loop of the hub failed", extra=fields(loop=name, error=error), exc_info=not known)
+                self._survived(name, error)
                 await self.clock.sleep(max(pause_seconds, TICK_SECONDS))
             else:
                 await self.clock.sleep(pause_seconds)
+
+    def _survived(self, name: str, error: Exception) -> None:
+        self._failures.add(loop=name)
+        known = isinstance(error, WatchkeeperError)
+        log.error("A loop of the hub failed", extra=fields(loop=name, error=error), exc_info=None if known else error)
 
     # Collect
 
     async def _discover(self) -> None:
         listed = await self._discovery.refresh(self.clock.now())
-        found = discovery.merge([listed, self._registered.found(listed, now=self.clock.now())])
-        problems = self._discovery.problems()
+        agents = self._registered.found(listed, now=self.clock.now())
+        found = await self.clusters.found(listed, agents, leaves=self.fabric.leaf_of())
+        problems = [*self._discovery.problems(), *self.clusters.problems()]
         for problem in problems:
             if problem not in self._known_problems:
                 log.warning("A source of targets has a problem", extra=fields(problem=problem))
@@ -214,6 +235,10 @@ class Hub:
         self.fleet.expect(found.nodes, clock.to_ms(self.clock.now()))
         await self._scraper.watch(found.targets)
         self.not_ready_because = None
+
+    async def _look_at_fabric(self) -> None:
+        if self.settings.fabric.is_watched and (changed := await self.fabric.refresh(self.clock.now())):
+            await self.take_events(changed)
 
     def register_node(self, told: registration.NodeRegistration, peer: str) -> None:
         """Take a node's word for what it has; `peer` is the address it came from. CollectError if it cannot be."""
@@ -225,10 +250,14 @@ class Hub:
         for severity, count in self.journal.count_open().items():
             self._open_incidents.set(count, severity=severity)
         holders = await self.ask(HOLDER_EXPR, at_ms)
-        found = fleet.inventory_samples(self.fleet, at_ms)
+        answers = {expr: (await self.ask(expr, at_ms)).frame.labels for expr in self.clusters.questions()}
+        # A large cluster has 40,000 series, which take a second when they are first made.
+        of_clusters = await asyncio.to_thread(self.clusters.samples, answers, at_ms)
+        found = fleet.inventory_samples(self.fleet, at_ms) + of_clusters
         for name, series in (
-            ("workloads", standing.workload_series(holders.frame.labels)),
+            ("workloads", self.clusters.workload_series(self.fleet, standing.workload_series(holders.frame.labels))),
             ("events", self._event_counts.series),
+            ("fabric", self.fabric.series(at_ms)),
             ("own", standing.own_series(self.metrics, job="watchkeeper", instance="hub")),
         ):
             found += self._standing[name].samples(series, at_ms)
@@ -256,46 +285,24 @@ class Hub:
 
     # Rules
 
-    def _rule_loops(self) -> list[Coroutine[Any, Any, None]]:
-        """One loop for each group of ours, or one that follows the server that owns the rules."""
-        if self._follows_server:
-            self._rule_server = server_rules.client_of(self.settings)
-            return [self._repeat("rule server", self._follow_server, self.settings.rules.interval_seconds)]
-        return [self._repeat(f"rules {group.name}", self._evaluator(group), 0.0) for group in self.rules.groups]
-
-    def _evaluator(self, group: rulefile.Group) -> Callable[[], Awaitable[None]]:
-        """The body of one group's loop: wait for the next full interval, evaluate, hand over what changed."""
-        interval = group.interval_seconds or self.settings.rules.interval_seconds
-
-        async def body() -> None:
-            now = self.clock.now().timestamp()
-            await self.clock.sleep((now // interval + 1) * interval - now)
-            if self._has_read_everything():
-                await self._evaluate(group)
-
-        return body
-
     def _has_read_everything(self) -> bool:
         """False until each target was read or missed once: a rule asked earlier would take unread for healthy."""
         return self.is_ready and all(state.last_scrape_ms is not None for state in self._scraper.states())
 
-    async def _evaluate(self, group: rulefile.Group) -> None:
-        now, began = self.clock.now(), perf_counter()
-        changed = await self._at(self._rule_thread, lambda: self._pipeline.evaluate(group, now))
-        self._evaluation.set(perf_counter() - began, group=group.name)
-        if changed:
-            await self._change(lambda: self._pipeline.take_alerts(changed, now))
+    async def _take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
+        await self._change(lambda: self._pipeline.take_alerts(changed, now))
 
-    async def _follow_server(self) -> None:
-        """Take over what a server that owns the rules says about its alerts; what it does not say stays as it was."""
-        now = self.clock.now()
-        reading = await asyncio.to_thread(server_rules.read, self._rule_server, now)
-        for trouble in [reading.unknown_because] if reading.unknown_because else reading.troubles:
-            log.warning("Alerts of the rule server are unknown", extra=fields(why=trouble))
-        followed = server_rules.follow(self._server_alerts, reading, now)
-        self._server_alerts = followed.alerts
-        if followed.changes:
-            await self._change(lambda: self._pipeline.take_alerts(followed.changes, now))
+    async def reload_rules(self) -> reload.Reload:
+        return await self._rules.reload()
+
+    def reload_rules_soon(self) -> None:
+        self._rules.reload_soon()
+
+    def last_reload(self) -> reload.Reload:
+        return self._rules.last_reload
+
+    def slos(self) -> Sequence[slo.Slo]:
+        return self._rules.slos
 
     # Incidents
 
@@ -322,9 +329,31 @@ class Hub:
         await self._at_clerk(lambda: self._pipeline.incidents.note(id, actor, text=text, now=self.clock.now()))
         self.changes.send("incidents")
 
+    async def assign(self, id: str, actor: str, to: str) -> Incident:
+        return await self._change_one(lambda: self._pipeline.incidents.assign(id, actor, to=to, now=self.clock.now()))
+
+    async def silence(self, wish: silencing.Wish) -> Silence:
+        made = await self._at_clerk(lambda: self.desk.silence(wish, self.clock.now()))
+        self.changes.send("incidents")
+        return made
+
+    async def unsilence(self, id: str, actor: str) -> Silence:
+        ended = await self._at_clerk(lambda: self.desk.unsilence(id, actor, self.clock.now()))
+        self.changes.send("incidents")
+        return ended
+
+    async def take_foreign_alerts(self, found: Sequence[alerts.Alert]) -> None:
+        """Alerts of rules that are not ours, from Alertmanager's webhook; returns after they are kept."""
+        await self._take_alerts(found, self.clock.now())
+
     async def _tick(self) -> None:
-        others = self._server_alerts.values()
-        await self._change(lambda: self._pipeline.tick(self.clock.now(), others))
+        def work() -> list[Incident]:
+            now = self.clock.now()
+            changed = self._pipeline.tick(now, self._rules.server_alerts.values())
+            self.desk.look(self._pipeline.incidents.recent(), now)
+            return changed
+
+        await self._change(work)
 
     async def _look_for_recovery(self) -> None:
         """A GPU that was repaired says so in its samples at most; make an event of it."""
@@ -412,10 +441,10 @@ class Hub:
         return self._dropped_targets
 
     def rule_groups(self) -> list[tuple[rulefile.Group, evaluate.State]]:
-        return [(group, self._pipeline.rule_state) for group in self.rules.groups]
+        return self._rules.groups()
 
     def alerts(self) -> list[alerts.Alert]:
-        return [*self._pipeline.active_alerts(), *self._server_alerts.values()]
+        return [*self._pipeline.active_alerts(), *self._rules.server_alerts.values()]
 
     def events_between(self, since: datetime, until: datetime) -> list[events.Event]:
         """Events of all clusters of this hub, oldest first."""
@@ -438,6 +467,21 @@ class Hub:
     def timeline(self, id: str) -> list[chain.Entry]:
         return self.journal.timeline(id)
 
+    def notices(self, id: str) -> list[notices.Notice]:
+        return self.journal.notices_of(id)
+
+    def silences(self) -> list[Silence]:
+        return self.desk.silences.all(self.clock.now())
+
+    def silenced_by(self, incident: Incident) -> Silence | None:
+        return self.desk.silenced_by(incident, self.clock.now())
+
+    def alert_causes(self) -> Mapping[str, str]:
+        """The cause that each of our alert rules names, by the alert's name."""
+        rules = (rule for group in self._rules.rules.groups for rule in group.rules)
+        own = (rule for rule in rules if isinstance(rule, rulefile.AlertingRule) and "cause" in rule.labels)
+        return {rule.name: str(getattr(rule.labels["cause"], "text", rule.labels["cause"])) for rule in own}
+
     async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         """Pass a request on to the simulated fleet; HubError where the fleet is real."""
         if self.simulator_url is None:
@@ -452,20 +496,13 @@ class Hub:
             await connection.aclose()
 
 
-def rule_paths(settings: config.Settings) -> list[Path]:
-    """The shipped or configured rule files, and those that an existing prometheus.yml names."""
-    own = [Path(path) for path in settings.rules.files] or [SHIPPED_RULES]
-    existing = settings.fleet.prometheus_config
-    return own if existing is None else own + prometheus_config.rule_paths(Path(existing))
-
-
 def choose_engine(settings: config.Settings) -> embedded.EmbeddedEngine | prometheus.PrometheusEngine:
     """Where samples live: in this process, or in a server that speaks Prometheus' API."""
     if settings.query.engine is config.QueryEngine.EMBEDDED:
         # `open` puts the store of the data directory in its place.
         return embedded.EmbeddedEngine(head.Head(max_series=settings.query.max_series))
-    has_targets = settings.fleet.sd_files or settings.fleet.sd_urls or settings.fleet.prometheus_config
-    if has_targets and settings.query.write_url is None:
+    listed = settings.fleet.sd_files or settings.fleet.sd_urls or settings.fleet.prometheus_config
+    if (listed or settings.fleet.reads_pods) and settings.query.write_url is None:
         raise SettingsError(
             "targets are to be scraped, but there is no place to write their samples",
             where="query.write_url",

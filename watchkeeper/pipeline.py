@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 
-from watchkeeper.collect import fleet
+from watchkeeper.collect import fleet, standing
 from watchkeeper.diagnose import evidence, explain
 from watchkeeper.errors import StoreError, WatchkeeperError
-from watchkeeper.incidents import core, recovery
+from watchkeeper.incidents import alertmanager, core, domains, recovery
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events, labels, samples
@@ -24,6 +24,7 @@ from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.query import engine as engines
 from watchkeeper.remediate import driver, plan, policy
+from watchkeeper.remediate.drivers import dry_run
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.store import journal as journals
 
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # A GPU that fell off the bus stops reporting; its job is the one it had just before.
 HOLDER_WINDOW = "2m"
+# Who holds a GPU stands in the labels of an exporter, and in our own series where an agent tells it.
+HOLDER_SERIES = ("DCGM_FI_DEV_GPU_UTIL", standing.WORKLOAD_INFO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,13 @@ class Parts:
     mode: actions.Mode
 
 
+def harmless_parts(
+    engine: engines.Engine, known: fleet.Fleet, *, journal: journals.Journal, rules: rulefile.RuleSet
+) -> Parts:
+    """The shipped policy, plans that are only described, and nobody who acts: for drills and stories."""
+    return Parts(engine, known, journal, rules, policy.load(), dry_run.DryRun(), actions.Mode.OBSERVE)
+
+
 class Pipeline:
     """Rule states and open incidents.
 
@@ -54,9 +64,14 @@ class Pipeline:
 
     def __init__(self, parts: Parts, *, now: datetime) -> None:
         self._parts = parts
+        self._rules = parts.rules
         self._now = now
         self.incidents = core.Incidents(
-            parts.journal, now=now, names=parts.fleet.place_name, workloads=self.workloads_at
+            parts.journal,
+            now=now,
+            names=parts.fleet.place_name,
+            workloads=self.workloads_at,
+            domains=domains.Domains(parts.fleet.domains_of, parts.fleet.nodes_in),
         )
         # Alerts that changed and are not in the journal yet, each as it was last.
         self._unheard: dict[labels.Labels, alerts.Alert] = {}
@@ -69,16 +84,45 @@ class Pipeline:
             self._restore_alerts(now)
 
     def _restore_alerts(self, now: datetime) -> None:
-        restored = evaluate.restore_all(self._parts.rules, self._parts.journal.alerts())
-        self.rule_state, self._ended_series, over = evaluate.retire(restored, self._parts.rules, now=now)
+        # Alerts of somebody else's rules live until their own Alertmanager says that they are over.
+        own = [one for one in self._parts.journal.alerts() if alertmanager.SOURCE_LABEL not in one.labels]
+        restored = evaluate.restore_all(self._rules, own)
+        self.rule_state, self._ended_series, over = evaluate.retire(restored, self._rules, now=now)
         self._unheard.update((alert.labels, alert) for alert in over)
 
-    def evaluate(self, group: rulefile.Group, now: datetime) -> list[alerts.Alert]:
-        """Rule by rule, so that a rule sees what the one before it recorded; returns the alerts that changed."""
-        changed: list[alerts.Alert] = []
+    def change_rules(self, rules: rulefile.RuleSet, now: datetime) -> list[alerts.Alert]:
+        """Put other rules in force and return the alerts of rules that are gone, ended, for `take_alerts`.
+
+        A rule that stays the same keeps its pending and firing alerts. Call it where `evaluate` is called.
+        """
+        before = {group.key for group in self._rules.groups}
+        self.rule_state, ended, over = evaluate.retire(self.rule_state, rules, now=now)
+        # What was so before a restart says nothing about a group that came later.
+        self._begun = (self._begun & before) | ({group.key for group in rules.groups} - before)
+        self._rules = rules
+        self._ended_series = (*self._ended_series, *ended)
+        self._end_series()
+        return list(over)
+
+    def _end_series(self) -> None:
+        """Stale markers for what gone rules wrote; where they cannot be appended now, the next evaluation tries."""
         if self._ended_series:
-            self._parts.engine.append(self._ended_series)
+            try:
+                self._parts.engine.append(self._ended_series)
+            except WatchkeeperError as error:
+                log.warning("Series of rules that are gone are not ended yet", extra=fields(error=error))
+                return
             self._ended_series = ()
+
+    def evaluate(self, group: rulefile.Group, now: datetime) -> list[alerts.Alert]:
+        """Rule by rule, so that a rule sees what the one before it recorded; returns the alerts that changed.
+
+        A group that a reload has taken out of force between two calls is left alone.
+        """
+        changed: list[alerts.Alert] = []
+        if not any(group is one for one in self._rules.groups):
+            return changed
+        self._end_series()
         for result in evaluate.evaluate_each(group, self._parts.engine, self.rule_state, now=now):
             self._parts.engine.append(result.samples)
             self.rule_state = {**self.rule_state, result.key: result.state}
@@ -201,9 +245,10 @@ class Pipeline:
             return ()
         cluster, node = own_metrics.escape(place.cluster), own_metrics.escape(place.node)
         gpu = f',UUID="{own_metrics.escape(place.gpu)}"' if place.gpu else ""
-        selector = f'DCGM_FI_DEV_GPU_UTIL{{cluster="{cluster}",Hostname="{node}"{gpu}}}'
+        selector = f'{{cluster="{cluster}",Hostname="{node}"{gpu}}}[{HOLDER_WINDOW}]'
+        expr = " or ".join(f"last_over_time({name}{selector})" for name in HOLDER_SERIES)
         try:
-            answer = self._parts.engine.instant(f"last_over_time({selector}[{HOLDER_WINDOW}])", clock.to_ms(self._now))
+            answer = self._parts.engine.instant(expr, clock.to_ms(self._now))
         # Deliberately everything: that something broke is worth more than who suffers from it.
         except Exception as error:
             log.warning("Workloads are unknown", extra=fields(place=str(place), error=error))

@@ -1,10 +1,11 @@
 """The agent on a real GPU: scrape, CPU, memory, and what its profiling costs a running job.
 
-    python -m bench.gpu.agent_bench [--seconds 60] [--out DIR]
+    python bench/gpu/agent_bench.py [--json] [--seconds 60] [--parts tree cost …] [--out DIR]
 
 Needs the standard library and nvidia-ml-py; with torch it also measures the cost to a bf16 matmul, with
-cupy the time from a provoked Xid to its event. Prints one JSON object; --out keeps it and the page.
-Every ratio is against something measured in the same run.
+cupy the time from a provoked Xid to its event. Part `tree` measures the whole agent from outside, with a
+hub stand-in; the others measure its parts. --out keeps the JSON and the page. Every ratio is against
+something measured in the same run.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+if __package__ in (None, ""):
+    # Started as a file: the tree is not installed on a machine that is lent for a measurement.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.gpu import agent_tree
 from watchkeeper.collect.page import Freshness, Page
 from watchkeeper.collect.reader_link import ReaderLink
 from watchkeeper.collect.reader_watch import Limits
@@ -32,7 +38,7 @@ from watchkeeper.kit import clock
 from watchkeeper.model import fleet
 from watchkeeper.readers.nvml import calls, choice, families, session
 
-PARTS = ("cost", "reader", "matmul", "xid", "calls")
+PARTS = ("tree", "cost", "reader", "matmul", "xid", "calls")
 # What a first exporter in Python does on each scrape; the fields are those of dcgm-exporter's default file.
 NAIVE = """
 import json, statistics, time, pynvml as n
@@ -297,16 +303,29 @@ def bench_xid() -> dict[str, Any]:
     }
 
 
+def table(found: Any, name: str = "") -> Iterator[str]:
+    """One number a line, under its dotted name."""
+    if isinstance(found, dict):
+        for key, inner in found.items():
+            yield from table(inner, f"{name}.{key}" if name else key)
+    else:
+        yield f"{name:60} {found}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--window", type=float, default=4.0)
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
+    parser.add_argument("--kmsg", default="/dev/kmsg", help="the kernel log that the whole agent follows")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    found: dict[str, Any] = {"python": sys.version.split()[0], "bare_process_mib": memory_mib("self")}
+    found: dict[str, Any] = {"python": sys.version.split()[0], "this_process_mib": memory_mib("self")}
     page = b""
+    if "tree" in given.parts:
+        found["tree"] = agent_tree.bench_tree(given.seconds, given.kmsg, XID_31)
     if "cost" in given.parts:
         found["agent"], page = bench_cost(given.seconds)
         naive = subprocess.run([sys.executable, "-c", NAIVE], capture_output=True, text=True, check=True)
@@ -322,7 +341,7 @@ def main() -> None:
     if "calls" in given.parts:
         found["calls_us"] = bench_calls()
     text = json.dumps(found, indent=1)
-    print(text)
+    print(text if given.json else "\n".join(table(found)))
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "agent_bench.json").write_text(text)

@@ -4,6 +4,9 @@ const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const count = (n: number | null | undefined) => (n == null ? "unknown" : grouped.format(n));
 export const percent = (n: number | null | undefined) => (n == null ? "unknown" : `${n.toFixed(n < 9.95 && Math.abs(n - Math.round(n)) >= 0.05 ? 1 : 0)} %`);
 
+/** A share near 1, where the digits after the nines are what counts. */
+export const share = (n: number | null) => (n == null ? "unknown" : `${Number((100 * n).toFixed(n < 0.9 ? 1 : 3))} %`);
+
 export function watts(w: number | null | undefined): string {
   if (w == null) return "unknown";
   return w >= 1e6 ? `${(w / 1e6).toFixed(2)} MW` : w >= 1e3 ? `${(w / 1e3).toFixed(1)} kW` : `${w.toFixed(0)} W`;

@@ -114,6 +114,11 @@ export function refreshFleet(): void {
   ask<Fleet>("/api/fleet").then((fleet) => set({ fleet }), () => undefined).finally(() => { asking = false; });
 }
 
+/** What may change while the page is open: readiness, and whether the rule files could be read. */
+export function refreshStatus(): void {
+  if (state.link === "live") ask<Status>("/api/status").then((status) => set({ status }), () => undefined);
+}
+
 export async function acknowledge(id: string): Promise<void> {
   try { await ask(`/api/incidents/${id}/acknowledge`, "POST", {}); set({ notice: `${id} acknowledged` }); }
   catch (problem) { set({ notice: (problem as Error).message }); }

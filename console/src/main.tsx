@@ -5,15 +5,17 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import "./console.css";
 import { Drills } from "./drills";
 import { finder, FleetPage, RANGES } from "./fleet";
-import { clock, utc, zone } from "./format";
+import { clock, many, utc, zone } from "./format";
 import { GpuPage } from "./gpu";
-import { acknowledge, ask, connect, get, refreshFleet, set, useHub } from "./hub";
+import { acknowledge, ask, connect, get, refreshFleet, refreshStatus, set, useHub } from "./hub";
 import { IncidentPage } from "./incident";
 import { IncidentsPage } from "./incidents";
 import { Chip, Empty, focus, Panel } from "./parts";
 import { followLinks, go, put, useAddress } from "./router";
+import { SloPage } from "./slo";
+import type { Status } from "./types";
 
-const KEYS = [["/", "search"], ["g f", "fleet"], ["g i", "incidents"], ["j k", "next, previous incident"], ["Enter", "open it"], ["a", "acknowledge"], ["n", "note"], ["e", "export"], ["t", "dark or light"], ["?", "these keys"]];
+const KEYS = [["/", "search"], ["g f", "fleet"], ["g i", "incidents"], ["g o", "objectives"], ["j k", "next, previous incident"], ["Enter", "open it"], ["a", "acknowledge"], ["n", "note"], ["e", "export"], ["t", "dark or light"], ["?", "these keys"]];
 const prefersLight = matchMedia("(prefers-color-scheme: light)");
 const themeNow = () => localStorage.getItem("theme") ?? (prefersLight.matches ? "light" : "dark");
 
@@ -76,7 +78,7 @@ function useKeys(address: URL, selected: number, select: (n: number) => void, he
       const move = (by: number) => { const to = Math.min(list.length - 1, Math.max(0, place.current + by)); select((place.current = to)); list[to]?.scrollIntoView({ block: "nearest" }); };
       const acts: Record<string, (() => void) | false | undefined> = {
         "/": () => document.getElementById("search")?.focus(),
-        f: led && (() => go("/")), i: led && (() => go("/incidents")),
+        f: led && (() => go("/")), i: led && (() => go("/incidents")), o: led && (() => go("/slo")),
         j: () => move(1), k: () => move(-1),
         Enter: current && event.target === document.body ? () => go(`/incidents/${current}`) : undefined,
         a: () => { const id = here ?? current; if (id) acknowledge(id); },
@@ -90,6 +92,15 @@ function useKeys(address: URL, selected: number, select: (n: number) => void, he
     addEventListener("keydown", press);
     return () => removeEventListener("keydown", press);
   });
+}
+
+function RuleTrouble({ rules }: { rules: Status["rules"] }) {
+  return (
+    <details class="banner" data-testid="rule-trouble">
+      <summary role="status">▲ The rule files have {many(rules.problems.length, "problem")}; the {rules.rules} rules of <b title={utc(rules.in_force_since)}>{clock(rules.in_force_since)}</b> stay in force.</summary>
+      <ul>{rules.problems.map((problem) => <li key={problem}><code>{problem}</code></li>)}</ul>
+    </details>
+  );
 }
 
 function Shell() {
@@ -108,6 +119,7 @@ function Shell() {
       <nav class="rail" aria-label="pages">
         <a class="nav" href="/" aria-current={!first || first === "gpu" || undefined} data-testid="nav-fleet">Fleet</a>
         <a class="nav" href="/incidents" aria-current={first === "incidents" || undefined} data-testid="nav-incidents">Inc.{hub.open && hub.open.length > 0 && <sup>{hub.open.length}</sup>}</a>
+        <a class="nav" href="/slo" aria-current={first === "slo" || undefined} data-testid="nav-slo" title="Service level objectives and their error budgets">SLO</a>
         {hub.status?.simulated && <Drills />}
         <button type="button" class="nav foot" onClick={toggle} data-testid="theme" aria-label={`Switch to the ${theme === "dark" ? "light" : "dark"} theme`}>{theme === "dark" ? "Light" : "Dark"}</button>
         <button type="button" class="nav" onClick={() => showHelp(true)} aria-label="All keys">?</button>
@@ -123,11 +135,13 @@ function Shell() {
       </header>
       {hub.link === "lost" && <p class="banner" role="status" data-testid="lost">Connection to the hub lost; {hub.heard ? <>showing what was known at <b title={utc(hub.heard)}>{clock(hub.heard)}</b>, </> : ""}retrying.</p>}
       {hub.status && !hub.status.ready && <p class="banner" role="status">The hub is not ready: {hub.status.not_ready_because}.</p>}
+      {hub.status && !hub.status.rules.is_successful && <RuleTrouble rules={hub.status.rules} />}
       {!first ? <FleetPage address={address} theme={theme} selected={selected} />
         : first === "incidents" && id ? <IncidentPage id={id} theme={theme} key={id} />
         : first === "incidents" ? <IncidentsPage address={address} selected={selected} />
+        : first === "slo" ? <SloPage address={address} theme={theme} />
         : first === "gpu" && id ? <GpuPage uuid={id} address={address} theme={theme} key={id} />
-        : <main class="single"><Panel><Empty title="There is no such page"><a href="/">Fleet</a> · <a href="/incidents">Incidents</a></Empty></Panel></main>}
+        : <main class="single"><Panel><Empty title="There is no such page"><a href="/">Fleet</a> · <a href="/incidents">Incidents</a> · <a href="/slo">Objectives</a></Empty></Panel></main>}
       {help && <div class="overlay" role="dialog" aria-label="Keys" data-testid="keys" onClick={() => showHelp(false)}><Panel title="Keys"><table class="facts"><tbody>{KEYS.map(([key, text]) => <tr key={key}><th>{key.split(" ").map((k) => <kbd key={k}>{k}</kbd>)}</th><td>{text}</td></tr>)}</tbody></table></Panel></div>}
       <div class="notice" role="status" aria-live="polite" data-testid="notice">{hub.notice}</div>
     </>
@@ -138,4 +152,5 @@ set({ colour: new URL(location.href).searchParams.get("colour") ?? get().colour 
 followLinks();
 connect();
 setInterval(refreshFleet, 60000);
+setInterval(refreshStatus, 15000);
 render(<Shell />, document.getElementById("app")!);

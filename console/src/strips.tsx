@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { clock, quantity } from "./format";
+import { clock, day, quantity } from "./format";
 import { now, range, type Points } from "./hub";
 
 export interface Strip { label: string; unit: string; expr: string; tone?: "accent" | "ok" | "dim" }
@@ -44,7 +44,9 @@ export function Strips(p: { strips: Strip[]; start: number; end: number; marks: 
       series: [{}, ...p.strips.map((s, i) => ({ scale: `s${i}`, stroke: ink(s.tone ?? "accent"), width: 1.4, points: { show: false }, spanGaps: false }))],
       axes: [{ stroke: ink("dim"), size: AXIS, font: "11px system-ui, sans-serif", grid: { show: false }, ticks: { stroke: ink("line"), size: 4 }, values: (u, splits) => splits.map((s) => {
         const x = u.valToPos(s, "x");
-        return x < 26 || x > u.bbox.width / devicePixelRatio - 26 ? "" : clock(s * 1000).slice(0, s % 60 ? 8 : 5);
+        // Where days pass, the time of day says nothing.
+        const text = end - start > 129600 ? day(new Date(s * 1000).toISOString()).slice(5, 10) : clock(s * 1000).slice(0, s % 60 ? 8 : 5);
+        return x < 26 || x > u.bbox.width / devicePixelRatio - 26 ? "" : text;
       }) }],
       hooks: {
         draw: [(u) => drawMarks(u, marks.current, ink)],

@@ -5,6 +5,13 @@ export interface Colour { title: string; unit: string; low: number; high: number
 export interface Status {
   version: string; cluster: string; mode: string; now: string; ready: boolean;
   not_ready_because: string | null; simulated: boolean; colours: Record<string, Colour>;
+  rules: { owner: string; at: string; in_force_since: string; rules: number; problems: string[]; is_successful: boolean };
+}
+export interface BurnRate { window: string; short_window: string; factor: number; severity: Severity; rate: number | null; short_rate: number | null }
+export interface Slo {
+  name: string; title: string; labels: Record<string, string>; objective: number; window: string; covered: string | null;
+  indicator: number | null; left: number | null; burn_rates: BurnRate[]; query: string; incidents: string[];
+  state: "burning_fast" | "spent" | "burning" | "unknown" | "ok"; since: string | null;
 }
 export interface Gpu { uuid: string; index: number | null; model: string | null; pci: string | null }
 export interface FleetNode {

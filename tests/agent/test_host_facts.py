@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -10,8 +11,20 @@ import pytest
 from watchkeeper.collect import host_page
 from watchkeeper.collect.commands import Commands, Outcome
 from watchkeeper.collect.node_facts import NodeReader, Roots
-from watchkeeper.readers import clock_offset, host, hwmon, kernel_modules, pci_sysfs, systemd_units
+from watchkeeper.readers import clock_offset, host, hwmon, kernel_modules, nfs_stats, pci_sysfs, systemd_units
 from watchkeeper.readers.node import NodeFacts
+
+MOUNTSTATS = """device proc mounted on /proc with fstype proc
+device nas:/a mounted on /mnt/my data with fstype nfs4 statvers=1.1
+\topts:\trw,vers=4.2,hard
+\tage:\t12345
+\txprt:\ttcp 832 1 1 0 11 1234 1234 0 1234 0 2 0 0
+\tper-op statistics
+\t        NULL: 0 0 0 0 0 0 0 0 0
+\t        READ: 1234 1240 2 271480 9876543 15 4821 4850 0
+\t     GETATTR: 10 10 0 2000 2400 0 9 10
+device tmpfs mounted on /run with fstype tmpfs
+"""
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -52,6 +65,36 @@ def test_a_node_is_read_from_its_trees(machine: Path) -> None:
     page = host_page.render(facts, "n1")
     assert 'watchkeeper_host_memory_bytes{part="available",Hostname="n1"} 409600\n' in page
     assert 'watchkeeper_host_version_info{kernel="6.8.0-45-generic",driver="580.95.05",Hostname="n1"} 1\n' in page
+
+
+def test_every_fact_of_a_node_stands_on_its_page(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = "Id=nvidia-persistenced.service\\nLoadState=loaded\\nActiveState=active\\nSubState=running\\n"
+    chrony = "A9FE0001,169.254.0.1,4,1.2,0.000012,0.00001,0.00002,1.0,0.0,0.01,0.0004,0.0001,16.1,Normal"
+    write(machine, {"sys/class/hwmon/hwmon0/name": "psu", "sys/class/hwmon/hwmon0/fan1_input": "5400"})
+    write(machine, {"bin/systemctl": f"#!/bin/sh\nprintf '{unit}'\n", "bin/chronyc": f"#!/bin/sh\necho {chrony}\n"})
+    write(machine, {"proc/self/mountstats": MOUNTSTATS})
+    for program in ("systemctl", "chronyc"):
+        (machine / "bin" / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{machine / 'bin'}:{os.environ['PATH']}")
+    page = host_page.render(NodeReader(Roots(machine / "proc", machine / "sys", machine)).read(), "n1")
+    for line in (
+        'watchkeeper_host_unit_running{unit="nvidia-persistenced.service",state="active",Hostname="n1"} 1',
+        'watchkeeper_host_clock_offset_seconds{source="chronyc tracking",Hostname="n1"} 1.2e-05',
+        'watchkeeper_host_next_boot_has_driver{kernel="6.8.0-45-generic",Hostname="n1"} 0',
+        'watchkeeper_host_fan_rpm{chip="psu",sensor="fan1",Hostname="n1"} 5400',
+        'watchkeeper_host_mount_stalled{path="/mnt/my data",kind="nfs4",Hostname="n1"} 0',
+        'watchkeeper_host_nfs_timeouts_total{path="/mnt/my data",Hostname="n1"} 2',
+        "# TYPE watchkeeper_host_nfs_timeouts_total counter",
+    ):
+        assert f"{line}\n" in page
+
+
+def test_the_kernel_knows_how_an_nfs_server_answers(tmp_path: Path) -> None:
+    write(tmp_path, {"self/mountstats": MOUNTSTATS})
+    (found,) = nfs_stats.read(tmp_path)
+    assert (found.path, found.asked, found.repeated, found.timeouts) == ("/mnt/my data", 1244, 6, 2)
+    assert found.milliseconds == 4860
+    assert nfs_stats.read(tmp_path / "none") == []
 
 
 def test_a_machine_that_says_nothing_has_an_empty_page_and_no_zeros(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.agent.conftest import MakeFake
@@ -174,3 +177,13 @@ def test_every_row_of_the_tables_leads_to_a_call() -> None:
     assert not [family.name for family in every if family.call not in CALLS and family.call not in asked_otherwise]
     used = {family.call for family in every}
     assert not set(CALLS) - used
+
+
+def test_the_reader_child_brings_along_nothing_that_it_does_not_need() -> None:
+    program = (
+        "import sys; from watchkeeper.collect import reader_child; from watchkeeper.readers.nvml import session\n"
+        "reader_child.leave_out_finder(); session.load(); print(*sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"asyncio", "ssl", "http", "argparse", "click", "logging", "dataclasses", "inspect", "subprocess", "csv"}
+    assert heavy & set(found) == set()

@@ -53,7 +53,7 @@ scrape_configs:
 - job_name: broken
   relabel_configs: [{action: explode}]
 - job_name: names
-  dns_sd_configs: [{names: [localhost], type: A, port: 9100}, {names: [_x._tcp.example]}]
+  dns_sd_configs: [{names: [localhost], type: A, port: 9100}, {names: [x.example], type: MX}]
 """
 
 
@@ -80,7 +80,7 @@ def test_what_is_not_known_is_named_with_its_line_and_the_rest_counts(path: Path
     assert "kubernetes_sd is not read here" in said[26]
     assert "`colour` is not known" in said[27]
     assert "job broken is skipped: relabel action 'explode'" in said[28]
-    assert "dns_sd of type SRV" in said[31]
+    assert "dns_sd of type MX" in said[31]
 
 
 def test_discovery_gives_the_targets_of_all_jobs(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -252,6 +252,41 @@ def test_every_target_is_read_once_in_each_interval_at_its_own_slot() -> None:
             await scrapes.close()
 
     asyncio.run(story())
+
+
+class SettableClock(ManualClock):
+    """A clock that someone sets back; whoever sleeps then does not sleep longer for it."""
+
+    def set_back(self, seconds: float) -> None:
+        self._now -= timedelta(seconds=seconds)
+        self._sleepers = [(at - timedelta(seconds=seconds), future) for at, future in self._sleepers]
+
+
+def test_a_clock_that_is_set_back_an_hour_stops_no_scrape() -> None:
+    async def story() -> None:
+        sink, clock = Kept(), SettableClock(START)
+        async with serve(lambda _: reply("a 1\n")) as server:
+            scrapes = scraper(sink, clock)
+            await scrapes.watch([target(server, "/one")])
+            await pass_time(clock, 10, lambda: len(sink.appends) == 1)
+            clock.set_back(3600)
+            await pass_time(clock, 10, lambda: len(sink.appends) == 2)
+            await pass_time(clock, 10, lambda: len(sink.appends) == 3)
+            before, first, second = (at_ms for _, _, at_ms, _ in sink.appends)
+            assert (first, second) == (before + 10_000 - 3_600_000, before + 20_000 - 3_600_000)
+            await scrapes.close()
+
+    asyncio.run(story())
+
+
+@given(st.integers(0, 10**6), st.integers(-(10**7), 10**7), st.integers(1, 10**5))
+def test_no_target_waits_longer_than_two_intervals_whatever_the_clock_does(
+    slot_ms: int, moved_ms: int, interval_ms: int
+) -> None:
+    now_ms = slot_ms + moved_ms
+    following = schedule.following(slot_ms, now_ms, 0, interval_ms=interval_ms)
+    assert now_ms < following <= now_ms + 2 * interval_ms
+    assert following > slot_ms or moved_ms < -interval_ms
 
 
 def test_a_target_that_is_no_longer_listed_ends_and_the_others_go_on() -> None:

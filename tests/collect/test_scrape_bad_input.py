@@ -14,6 +14,7 @@ from watchkeeper.collect.fleet import Fleet
 from watchkeeper.collect.jobs import Job
 from watchkeeper.collect.relabel import Action, Rule
 from watchkeeper.collect.scrape import Health, ScrapeSettings, TargetLoop
+from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 
 MINUTE_MS = 60_000
@@ -116,6 +117,23 @@ def test_a_target_may_change_its_format_between_two_scrapes() -> None:
         assert [(at_ms, sink.told(n).get("a")) for n, (_, _, at_ms, _) in enumerate(sink.appends)] == [
             *((2000, 1.0), (2500, None)),
             *((2000, 1.0), (3000, None)),
+        ]
+
+
+def test_exemplars_reach_the_store_under_the_labels_of_the_stored_series() -> None:
+    kind = "application/openmetrics-text; version=1.0.0"
+    page = reply('a_total{x="1"} 1 # {t="p"} 3 0.5\nb_total 2 # {t="q"} 4\n# EOF\n', Content_Type=kind)
+
+    @with_pages(page, page)
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        noted: list[tuple[Labels, Exemplar]] = []
+        sink.note_exemplar = lambda *pair: noted.append(pair)  # type: ignore[attr-defined]
+        await loop.scrape(2000)
+        await loop.scrape(3000)
+        own = dict(loop.state.target.labels)
+        assert noted == [
+            (Labels({**own, "__name__": "a_total", "x": "1"}), Exemplar(Labels({"t": "p"}), 3.0, 500)),
+            (Labels({**own, "__name__": "b_total"}), Exemplar(Labels({"t": "q"}), 4.0, 2000)),
         ]
 
 

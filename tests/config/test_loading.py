@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from watchkeeper.config import loading
-from watchkeeper.config.settings import DriverName, Settings
+from watchkeeper.config.settings import DriverName, Hub, Settings
 from watchkeeper.errors import SettingsError
 from watchkeeper.model.actions import Mode
 
@@ -45,12 +46,16 @@ def test_the_command_line_wins_over_the_file_unless_it_says_nothing(file: Path) 
     assert settings.query.retention_seconds == 1800.0
 
 
+def names(section: type) -> str:
+    return ", ".join(get_type_hints(section))
+
+
 def test_every_problem_is_named_with_its_origin_and_key(file: Path) -> None:
     file.write_text('[hub]\nport = "x"\nprt = 1\n[fleet]\nscrape_interval = "15"\ncluster = ""\n[zoo]\n')
     error = error_of(file, {"query.max_series": 0})
     assert error.problems == (
-        f"{file}: zoo: unknown key; known here: hub, fleet, query, rules, notify, remediate, journal",
-        f"{file}: hub.prt: unknown key; known here: host, port, data, tokens",
+        f"{file}: zoo: unknown key; known here: {names(Settings)}",
+        f"{file}: hub.prt: unknown key; known here: {names(Hub)}",
         f"{file}: hub.port: expected a whole number, found 'x'",
         f"{file}: fleet.cluster: must not be empty",
         f"{file}: fleet.scrape_interval: `15` has no unit; write `15s` for seconds or `15m` for minutes",

@@ -70,6 +70,8 @@ def test_the_command_prints_the_score_and_says_by_its_exit_code_whether_all_was_
                 "name": "xid-48",
                 "detected": True,
                 "seconds_to_detect": 1.0,
+                "budget_seconds": 2.0,
+                "within_budget": True,
                 "place_right": True,
                 "severity_right": True,
                 "diagnosed": True,
@@ -77,4 +79,6 @@ def test_the_command_prints_the_score_and_says_by_its_exit_code_whether_all_was_
         ],
         "false_pages": 0,
         "false_alarms_per_1000_gpu_hours": 0.0,
+        "healthy_gpu_hours": 0.0,
+        "for_nothing": [],
     }

@@ -17,6 +17,17 @@ GPU = SIMULATION.layout.nodes[0].gpus[3]
 PLACE = fleet.Place("sim", node="gpu-r01-01", gpu=GPU.uuid)
 
 
+SIGNAL = incidents.Member(
+    incidents.MemberKind.EVENT,
+    "e1",
+    PLACE,
+    "gpu_fell_off_bus",
+    datetime.fromtimestamp(1_000_000, UTC),
+    "Xid 79",
+    alerts.Severity.CRITICAL,
+)
+
+
 @pytest.fixture
 def fault() -> Fault:
     scenario = SIMULATION.scenarios["xid-79"]
@@ -33,9 +44,13 @@ def incident(**changes: object) -> incidents.Incident:
         opened_at=datetime.fromtimestamp(1_000_000, UTC) + timedelta(seconds=2),
         cause="gpu_fell_off_bus",
         family="gpu_lost",
-        members=(),
+        members=(SIGNAL,),
     )
     return replace(right, **changes)  # type: ignore[arg-type]
+
+
+def allowed(_: incidents.Member) -> float:
+    return 2.0
 
 
 def says(cause: str, place: fleet.Place = PLACE) -> diagnosis.Diagnosis:
@@ -44,28 +59,34 @@ def says(cause: str, place: fleet.Place = PLACE) -> diagnosis.Diagnosis:
 
 
 def test_the_right_answer_is_right_in_every_part(fault: Fault) -> None:
-    found = score.judge(fault, PLACE, [incident()], found=lambda _: says("gpu_fell_off_bus"))
-    assert found == score.ScenarioScore("xid-79", True, 2.0, True, True, True)
+    found = score.judge(fault, PLACE, [incident()], found=lambda _: says("gpu_fell_off_bus"), allowed=allowed)
+    assert found == score.ScenarioScore("xid-79", True, 2.0, 2.0, True, True, True, True)
     assert found.is_right
 
 
 def test_silence_is_not_detection(fault: Fault) -> None:
-    found = score.judge(fault, PLACE, [], found=lambda _: None)
+    found = score.judge(fault, PLACE, [], found=lambda _: None, allowed=allowed)
     assert (found.detected, found.seconds_to_detect, found.is_right) == (False, None, False)
 
 
 def test_an_incident_elsewhere_or_of_another_family_is_no_detection(fault: Fault) -> None:
     elsewhere = incident(place=fleet.Place("sim", node="gpu-r01-02"))
     other = incident(cause="gpu_idle_waste", family="waste")
-    assert not score.judge(fault, PLACE, [elsewhere, other], found=lambda _: says("gpu_fell_off_bus")).detected
+    assert not score.judge(
+        fault, PLACE, [elsewhere, other], found=lambda _: says("gpu_fell_off_bus"), allowed=allowed
+    ).detected
 
 
 def test_each_mistake_is_told_apart(fault: Fault) -> None:
     node = incident(place=fleet.Place("sim", node="gpu-r01-01"))
-    vague = score.judge(fault, PLACE, [node], found=lambda _: says("gpu_missing", node.place))
+    vague = score.judge(fault, PLACE, [node], found=lambda _: says("gpu_missing", node.place), allowed=allowed)
     assert (vague.detected, vague.place_right, vague.severity_right, vague.diagnosed) == (True, False, True, False)
     mild = score.judge(
-        fault, PLACE, [incident(severity=alerts.Severity.WARNING)], found=lambda _: says("gpu_fell_off_bus")
+        fault,
+        PLACE,
+        [incident(severity=alerts.Severity.WARNING)],
+        found=lambda _: says("gpu_fell_off_bus"),
+        allowed=allowed,
     )
     assert (mild.place_right, mild.severity_right, mild.diagnosed) == (True, False, True)
 
@@ -75,3 +96,17 @@ def test_pages_count_once_and_remarks_never() -> None:
     healthy = score.Healthy(2000.0, tuple(score.alarms(cried)))
     total = score.total([], healthy)
     assert (total.false_pages, total.false_alarms_per_1000_gpu_hours, total.is_right) == (1, 1.0, False)
+
+
+def test_what_is_found_later_than_allowed_is_said_to_be_late(fault: Fault) -> None:
+    late = incident(opened_at=datetime.fromtimestamp(1_000_000, UTC) + timedelta(seconds=3))
+    found = score.judge(fault, PLACE, [late], found=lambda _: says("gpu_fell_off_bus"), allowed=allowed)
+    assert (found.is_right, found.within_budget) == (True, False)
+    assert not score.total([score.Verdict(found)], score.Healthy()).is_right
+
+
+def test_a_fault_that_needs_time_to_show_is_given_that_time(fault: Fault) -> None:
+    slow = replace(fault, scenario=replace(fault.scenario, visible_after="60s"))
+    late = incident(opened_at=datetime.fromtimestamp(1_000_000, UTC) + timedelta(seconds=62))
+    found = score.judge(slow, PLACE, [late], found=lambda _: None, allowed=allowed)
+    assert (found.budget_seconds, found.within_budget) == (62.0, True)

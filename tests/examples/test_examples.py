@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "02_break_a_fleet_in_memory.py": "7 of 8 GPUs report; the right cause is gpu_fell_off_bus",
     "03_query_your_own_samples.py": "n1: 700 W\nn2: 300 W\n",
+    "04_gpus_in_your_logs.py": "step 2 | ",
 }
 
 

@@ -136,9 +136,11 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t **out) {
 }
 
 int nvmlDeviceGetUUID(device_t *device, char *out, unsigned length) {
-    char own[96];
-    snprintf(own, sizeof own, "GPU-00000000-0000-0000-0000-%012d", device->gpu);
-    text(device->gpu, "UUID", own, out, length);
+    char own[96], key[32];
+    snprintf(own, sizeof own, device->slice < 0 ? "GPU-00000000-0000-0000-0000-%012d" : "MIG-00000000-0000-0000-%04d-%012d",
+             device->slice < 0 ? device->gpu : device->slice, device->gpu);
+    snprintf(key, sizeof key, device->slice < 0 ? "UUID" : "slice%d.UUID", device->slice);
+    text(device->gpu, key, own, out, length);
     return enter(device->gpu, "UUID");
 }
 int nvmlDeviceGetName(device_t *device, char *out, unsigned length) {
@@ -275,6 +277,11 @@ int nvmlDeviceGetNvLinkErrorCounter(device_t *device, unsigned link, int counter
     *out = error ? 0 : value;
     return error;
 }
+int nvmlDeviceGetNvLinkState(device_t *device, unsigned link, unsigned *out) {
+    char call[32];
+    snprintf(call, sizeof call, "NvLinkState.%u", link);
+    return ask_rare(device, call, out);
+}
 typedef struct { unsigned version; unsigned char uuid[16]; int status; unsigned clique; unsigned char state; unsigned health; } fabric_t;
 int nvmlDeviceGetGpuFabricInfoV(device_t *device, fabric_t *out) {
     out->state = (unsigned char)part(device->gpu, "GpuFabricInfo", "state", 0);
@@ -288,8 +295,34 @@ static int running(device_t *device, const char *call, unsigned *count, running_
     if (error || !there) { *count = 0; return error; }
     if (*count < there) { *count = there; return 7; }
     *count = there;
-    for (unsigned i = 0; i < there; i++) out[i] = (running_t){1000 + i, 1 << 20, ~0u, ~0u};
+    for (unsigned i = 0; i < there; i++) {
+        char pid[16], slice[16];
+        snprintf(pid, sizeof pid, "pid%u", i);
+        snprintf(slice, sizeof slice, "slice%u", i);
+        out[i] = (running_t){(unsigned)part(device->gpu, call, pid, 1000 + i), 1 << 20,
+                             (unsigned)part(device->gpu, call, slice, 4294967295.0), ~0u};
+    }
     return 0;
+}
+/* `ComputeProcesses.pid0 4711` is the first program's pid, `.slice0 2` its slice; `ProcessUtilization.4711 40` how busy
+ * it is; without any such line NVML has no samples. */
+typedef struct { unsigned pid; unsigned long long time; unsigned sm, memory, encoder, decoder; } busy_t;
+int nvmlDeviceGetProcessUtilization(device_t *device, busy_t *out, unsigned *count, unsigned long long since) {
+    static unsigned long long clock_us;
+    running_t programs[64];
+    unsigned there = 64, found = 0, room = *count;
+    int error = enter(device->gpu, "ProcessUtilization");
+    if (error || running(device, "ComputeProcesses", &there, programs)) return error;
+    (void)since;
+    for (unsigned i = 0; i < there; i++) {
+        char key[48], value[96];
+        snprintf(key, sizeof key, "ProcessUtilization.%u", programs[i].pid);
+        if (!find(device->gpu, key, value)) continue;
+        if (out && found < room) out[found] = (busy_t){programs[i].pid, ++clock_us + 1000000, (unsigned)atof(value), 0, 0, 0};
+        found++;
+    }
+    *count = found;
+    return !found ? 6 : room < found ? 7 : 0;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(device_t *device, unsigned *count, running_t *out) { return running(device, "ComputeProcesses", count, out); }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(device_t *device, unsigned *count, running_t *out) { return running(device, "GraphicsProcesses", count, out); }
@@ -306,7 +339,7 @@ int nvmlDeviceGetFieldValues(device_t *device, int count, field_t *out) {
     int error = enter(device->gpu, "FieldValues");
     for (int i = 0; i < count && !error; i++) {
         char key[32], value[96];
-        snprintf(key, sizeof key, "Field.%u", out[i].id);
+        snprintf(key, sizeof key, out[i].scope ? "Field.%u.%u" : "Field.%u", out[i].id, out[i].scope);
         out[i].result = NOT_SUPPORTED;
         out[i].type = 4;
         for (unsigned j = 0; j < sizeof fields / sizeof *fields; j++)

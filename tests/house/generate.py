@@ -21,6 +21,7 @@ import yaml
 
 from tests.house.tree import PACKAGE, ROOT, Source, sources, summary
 from watchkeeper.cli import main as cli_main
+from watchkeeper.collect import cluster_series
 from watchkeeper.config import settings
 from watchkeeper.rules import slo
 
@@ -31,6 +32,21 @@ ADDED_SERIES = {
     "watchkeeper_node_info": "1 for each expected node; its pool and failure domains such as rack and leaf are labels",
     "watchkeeper_node_expected_gpus": "GPUs that the inventory expects in a node; absent where that is unknown",
     "watchkeeper_gpu_workload_info": "1 for each GPU that a workload holds; workload, namespace and team are labels",
+    "watchkeeper_gpu_workload_share": "part of a shared GPU's utilisation that is this workload's; the parts sum to 1",
+    "watchkeeper_gpu_attribution": "workloads that hold the GPU; `reason` says why there are none",
+    "watchkeeper_scheduler_node_state": "1 for each GPU node of Slurm, with its state in sinfo's own word",
+    "watchkeeper_fleet_moved_gpus_total": "GPUs that turned up on another node than before",
+    **cluster_series.HELP,
+    "watchkeeper_fabric_sweep_ok": "1 while the last sweep of the fabric was whole, else 0",
+    "watchkeeper_fabric_sweep_seconds": "duration of the last sweep of the fabric",
+    "watchkeeper_fabric_ports": "ports of the fabric that the last sweep found",
+    "watchkeeper_fabric_switch_up": "1 for each switch that the last sweep found, 0 for one that is gone",
+    "watchkeeper_fabric_port_state_id": "logical state of a port, as node_exporter numbers it",
+    "watchkeeper_fabric_port_rate_bytes_per_second": "what the link of a port may carry",
+    "watchkeeper_fabric_port_slow": "1 for a link that is slower than its ends allow",
+    "watchkeeper_fabric_port_data_bytes_total": "traffic of a port, by direction",
+    "watchkeeper_fabric_port_errors_total": "errors of a port, by counter",
+    "watchkeeper_fabric_port_counter_at_maximum": "1 for a counter that has stuck at its maximum",
 }
 HEAD = "# {title}\n\n{law} Written by `make golden`; do not edit.\n"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 
 from hypothesis import strategies as st
 
-from watchkeeper.model import events, fleet, incidents, labels
+from watchkeeper.model import events, fleet, incidents, labels, orders, silences, workloads
 
 # Surrogates cannot be written as UTF-8; the wire refuses them.
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -37,11 +37,60 @@ def places(draw: st.DrawFn) -> fleet.Place:
             return fleet.Place(cluster, node=draw(name), port=draw(name))
 
 
+def attributions() -> st.SearchStrategy[workloads.Attribution]:
+    """Holdings or a reason, never both."""
+    holdings = st.lists(any_of(workloads.Holding), min_size=1, max_size=3).map(tuple)
+    held = st.builds(workloads.Attribution, holdings=holdings, detail=words)
+    return held | st.builds(workloads.Attribution, reason=st.sampled_from(list(workloads.Unattributed)), detail=words)
+
+
+def silences_made() -> st.SearchStrategy[silences.Silence]:
+    """With an end after its beginning, and a matcher that says something."""
+    telling = st.builds(silences.Matcher, name=words, value=words, is_regex=st.booleans())
+    return st.builds(
+        silences.Silence,
+        id=words,
+        matchers=st.lists(telling, min_size=1, max_size=3).map(tuple),
+        author=words,
+        reason=words,
+        starts_at=st.just(datetime(1970, 1, 1, tzinfo=UTC)),
+        ends_at=times,
+        is_maintenance=st.booleans(),
+        ended_by=st.none() | words,
+    )
+
+
+def orders_given() -> st.SearchStrategy[orders.Order]:
+    """With names that can be seen, and a life that ends."""
+    seen = st.text("abcé-0", min_size=1, max_size=12)
+    start = datetime(2026, 1, 31, 9, tzinfo=UTC)
+    return st.builds(
+        orders.Order,
+        id=st.text("WO-1/", min_size=1, max_size=12).map(orders.OrderId),
+        cluster=seen,
+        node=seen,
+        kind=words,
+        issued_at=st.just(start),
+        expires_at=st.integers(1, 86_400).map(lambda seconds: start + timedelta(seconds=seconds)),
+        nonce=words,
+        arguments=st.dictionaries(words, words, max_size=3),
+    )
+
+
+CAREFUL: dict[type, typing.Callable[[], st.SearchStrategy[typing.Any]]] = {
+    workloads.Attribution: attributions,
+    silences.Silence: silences_made,
+    orders.Order: orders_given,
+}
+
+
 @cache
 def any_of(kind: type) -> st.SearchStrategy[typing.Any]:
     """Values of one of our dataclasses with every field free, as far as the class allows."""
     if kind is fleet.Place:
         return places()
+    if kind in CAREFUL:
+        return CAREFUL[kind]()
     hints = typing.get_type_hints(kind)
     return st.builds(kind, **{field.name: _from_hint(hints[field.name]) for field in dataclasses.fields(kind)})
 
@@ -51,6 +100,7 @@ def _from_hint(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     leaves: dict[typing.Any, st.SearchStrategy[typing.Any]] = {
         str: words,
+        bool: st.booleans(),
         int: st.integers(),
         float: st.floats(0, 1),
         datetime: times,
@@ -68,7 +118,7 @@ def _from_hint(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
     if origin is frozenset:
         return st.frozensets(_from_hint(args[0]), max_size=3)
     if origin is not None and issubclass(origin, typing.Mapping):
-        return st.dictionaries(words, words, max_size=3)
+        return st.dictionaries(_from_hint(args[0]), _from_hint(args[1]), max_size=3)
     return st.one_of(*map(_from_hint, args)) if args else st.sampled_from(list(hint))
 
 

@@ -8,12 +8,10 @@ from pathlib import Path
 from watchkeeper import pipeline
 from watchkeeper.collect import fleet
 from watchkeeper.kit import clock
-from watchkeeper.model import actions, events, labels, samples
+from watchkeeper.model import events, labels, samples
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.query import embedded
-from watchkeeper.remediate import policy
-from watchkeeper.remediate.drivers import dry_run
 from watchkeeper.rules import rulefile
 from watchkeeper.store import head, journal
 
@@ -54,15 +52,7 @@ class Line:
         self.journal = journal.Journal(self.folder / "journal.db")
         self.engine, self.fleet = embedded.EmbeddedEngine(head.Head()), fleet.Fleet()
         self.rules = rulefile.read({"r.yaml": rules})
-        parts = pipeline.Parts(
-            engine=self.engine,
-            fleet=self.fleet,
-            journal=self.journal,
-            rules=self.rules,
-            policy=policy.load(),
-            driver=dry_run.DryRun(),
-            mode=actions.Mode.OBSERVE,
-        )
+        parts = pipeline.harmless_parts(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(parts, now=later(at))
 
     def restart(self, at: float, rules: str = HOT) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.pipeline.stories import NOON, gpu, xid
+from tests.pipeline.stories import HOT, NOON, gpu, xid
 from watchkeeper.config import settings
 from watchkeeper.hub import DIAGNOSIS_TRIES, Hub
 from watchkeeper.kit.clock import ManualClock
@@ -57,3 +57,23 @@ def test_a_diagnosis_that_fails_once_is_made_again(tmp_path: Path) -> None:
 def test_a_diagnosis_that_keeps_failing_is_said_to_be_missing(tmp_path: Path) -> None:
     told = diagnose_with(tmp_path, Stubborn(failures=DIAGNOSIS_TRIES))
     assert told[1:] == ["No diagnosis: it failed 3 times, the last time with ConnectionResetError: gone away"]
+
+
+def test_a_hub_reloads_its_rules_and_shows_those_in_force(tmp_path: Path) -> None:
+    async def story() -> None:
+        file = tmp_path / "rules.yaml"
+        file.write_text(HOT)
+        chosen = settings.Settings(
+            hub=settings.Hub(data=str(tmp_path / "kept")), rules=settings.Rules(files=(str(file),))
+        )
+        hub = Hub(chosen, time=ManualClock(NOON))
+        hub.open()
+        file.write_text(HOT.replace("name: heat", "name: warmth"))
+        assert (await hub.reload_rules()).is_successful
+        assert [group.name for group, _ in hub.rule_groups()] == ["warmth"]
+        file.write_text("groups: [7]")
+        assert (await hub.reload_rules()).problems == hub.last_reload().problems != ()
+        assert [group.name for group, _ in hub.rule_groups()] == ["warmth"]
+        hub.close()
+
+    asyncio.run(story())

@@ -17,6 +17,7 @@ from tests.query import dashboards
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine
+from watchkeeper.query.evaluate.notes import COUNTER_ENDINGS
 
 RULES = Path(__file__).parents[2] / "watchkeeper" / "packs" / "rules"
 BEGIN_MS = 1_705_276_800_000  # 2024-01-15 00:00:00 UTC
@@ -210,7 +211,7 @@ def _for_rules(dice: random.Random, known: set[str]) -> Iterator[tuple[Labels, l
     """
     for labels in dashboards.series(dashboards.parsed(rule_expressions()), most=1000):
         if labels.name not in known:
-            counts = labels.name.lower().endswith("_total")
+            counts = labels.name.lower().endswith(COUNTER_ENDINGS)
             yield labels, [counts * (1e6 + 100 * turn) + dice.randint(0, 100) for turn in range(SAMPLES)]
 
 

@@ -24,6 +24,7 @@ WORDS = re.compile(r"\{\{.*?\}\}\S*|\S+")
 INSTANT = re.compile(r"eval(?:_(\w+))?\s+instant\s+(?:at\s+(\S+)\s+)?(.+)")
 RANGE = re.compile(r"eval(?:_(\w+))?\s+range\s+from\s+(\S+)\s+to\s+(\S+)\s+step\s+(\S+)\s+(.+)")
 EXPECT = re.compile(r"expect\s+(no_warn|no_info|warn|info|fail|ordered|string|range vector)\b\s*(.*)")
+OLD_FAIL = re.compile(r"expected_fail_(message|regexp)\s+(.*)")
 WINDOW = re.compile(r"from\s+(\S+)\s+to\s+(\S+)\s+step\s+(\S+)")
 HISTOGRAM = "native histogram"
 START_TIMES = "start timestamps"
@@ -43,6 +44,20 @@ class Series:
     labels: labels.Labels
     points: Points
     unreadable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What a warning, an info or an error must say: exactly this, or something with this pattern; None is anything."""
+
+    kind: str
+    text: str | None = None
+    is_pattern: bool = False
+
+    def fits(self, said: str) -> bool:
+        if self.text is None:
+            return True
+        return re.search(self.text, said) is not None if self.is_pattern else self.text in said
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +86,7 @@ class Eval:
     string: str | None = None
     series: tuple[Series, ...] = ()
     expects: frozenset[str] = frozenset()
+    wordings: tuple[Wording, ...] = ()
     window: tuple[int, int] | None = field(default=None)
 
 
@@ -121,16 +137,19 @@ def _question(question: Eval, body: list[str], *, old_form: str | None) -> Eval:
     scalar: float | None = None
     string: str | None = None
     window = None
-    found = []
+    found, wordings = [], []
     for line in body:
         if match := EXPECT.fullmatch(line):
             kind, rest = match.groups()
             expects.add(kind)
+            if kind in ("warn", "info", "fail"):
+                wordings.append(read_wording(kind, rest))
             string = lexer.unquote(rest, 0) if kind == "string" else string
             if kind == "range vector" and (times := WINDOW.fullmatch(rest)):
                 window = read_ms(times[1]), read_ms(times[3])
-        elif line.startswith(("expected_fail_message", "expected_fail_regexp")):
+        elif match := OLD_FAIL.fullmatch(line):
             expects.add("fail")
+            wordings.append(Wording("fail", match[2], is_pattern=match[1] == "regexp"))
         elif re.fullmatch(NUMBER, line):
             scalar = float(line)
         else:
@@ -145,8 +164,17 @@ def _question(question: Eval, body: list[str], *, old_form: str | None) -> Eval:
         string=string,
         series=tuple(found),
         expects=frozenset(expects),
+        wordings=tuple(wordings),
         window=window,
     )
+
+
+def read_wording(kind: str, rest: str) -> Wording:
+    """What follows `expect warn`: nothing, `msg: text`, or `regex: pattern`."""
+    form, colon, text = rest.partition(":")
+    if not colon or form not in ("msg", "regex"):
+        return Wording(kind)
+    return Wording(kind, text.strip(), is_pattern=form == "regex")
 
 
 def read_ms(text: str) -> int:

@@ -2,8 +2,8 @@
 
 Each file is a script of loads and questions (see `notation`); the outcome of every question is
 passed, failed or skipped with a reason. Skipped is what this product does not claim: native
-histograms and what Prometheus keeps behind a feature flag. The wording of errors and annotations
-is not compared.
+histograms and what Prometheus keeps behind a feature flag. Warnings and infos are compared where a
+question says what it expects of them, as Prometheus does.
 """
 
 from __future__ import annotations
@@ -100,9 +100,12 @@ class Script:
         except errors.QueryError as error:
             if UNCLAIMED.search(error.problem):
                 raise Skip("experimental PromQL") from error
-            return wanted, wanted if must_fail else f"error: {error}"
-        is_same = not must_fail and _is_same(question, answer)
-        return wanted, wanted if is_same else _show(answer)
+            fits = must_fail and all(each.fits(error.problem) for each in question.wordings if each.kind == "fail")
+            return wanted, wanted if fits else f"error: {error}"
+        if must_fail or not _is_same(question, answer):
+            return wanted, _show(answer)
+        said = [*_unlike("warn", answer.warnings, question), *_unlike("info", answer.infos, question)]
+        return wanted, wanted if not said else "; ".join(said)
 
     def refuse_unclaimed(self, tree: ast.Expr) -> None:
         for node in walk(tree):
@@ -173,6 +176,21 @@ def _is_same(question: notation.Eval, answer: engine.Answer) -> bool:
         own == theirs and values.keys() == others.keys() and all(is_close(values[at], others[at]) for at in values)
         for (own, values), (theirs, others) in zip(wanted, got, strict=True)
     )
+
+
+def _unlike(kind: str, said: tuple[str, ...], question: notation.Eval) -> Iterator[str]:
+    """How warnings or infos differ from what a question expects of them; nothing where it expects nothing."""
+    if f"no_{kind}" in question.expects:
+        yield from (f"no {kind} wanted: {line}" for line in said)
+    wanted = [each for each in question.wordings if each.kind == kind]
+    if kind in question.expects and not wanted:
+        wanted = [notation.Wording(kind)]
+    for each in wanted:
+        if not any(each.fits(line) for line in said):
+            yield f"no {kind} says {each.text or 'anything'}"
+    for line in said if wanted else ():
+        if not any(each.fits(line) for each in wanted):
+            yield f"unexpected {kind}: {line}"
 
 
 def _show_wanted(question: notation.Eval) -> str:

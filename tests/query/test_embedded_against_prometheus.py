@@ -12,6 +12,7 @@ import random
 import shutil
 import socket
 import subprocess
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.query import generated
+from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
@@ -79,6 +82,8 @@ EXPRESSIONS = (
     "sgn(temp - 60) * atan(temp)",
     "-temp + vector(1) * on () group_right () temp",
 )
+PARTS = 20
+GENERATED = generated.expressions(400)
 
 
 def fleet() -> dict[Labels, list[tuple[int, float]]]:
@@ -164,28 +169,64 @@ def embedded() -> EmbeddedEngine:
     return engine
 
 
-def asked(address: str, expr: str) -> dict[str, dict[int, float]]:
+def asked(address: str, expr: str) -> dict[str, dict[int, float]] | None:
+    """Their answer by series and time; None if they refuse the question."""
     query = {
         "query": expr,
         "start": str(SPAN.start_ms / 1000),
         "end": str(SPAN.end_ms / 1000),
         "step": str(SPAN.step_ms / 1000),
     }
-    with urllib.request.urlopen(f"{address}/api/v1/query_range?{urllib.parse.urlencode(query)}") as reply:
-        rows = json.load(reply)["data"]["result"]
+    try:
+        with urllib.request.urlopen(f"{address}/api/v1/query_range?{urllib.parse.urlencode(query)}") as reply:
+            rows = json.load(reply)["data"]["result"]
+    except urllib.error.HTTPError as error:
+        with error:
+            return None
     return {str(Labels(row["metric"])): {int(at * 1000): float(v) for at, v in row["values"]} for row in rows}
 
 
 @pytest.mark.parametrize("expr", EXPRESSIONS)
 def test_the_answer_is_that_of_prometheus(prometheus: str, embedded: EmbeddedEngine, expr: str) -> None:
     theirs = asked(prometheus, expr)
-    ours = {
-        str(labels): dict(zip(times.tolist(), values.tolist(), strict=True))
-        for labels, times, values in embedded.range(expr, SPAN).frame.rows()
-    }
-    assert ours.keys() == theirs.keys()
-    for labels, row in theirs.items():
-        assert ours[labels].keys() == row.keys()
-        for at, value in row.items():
-            assert math.isclose(ours[labels][at], value, rel_tol=1e-9, abs_tol=1e-9), (labels, at)
     assert theirs
+    assert difference(embedded, expr, theirs) is None
+
+
+def difference(embedded: EmbeddedEngine, expr: str, theirs: dict[str, dict[int, float]] | None) -> str | None:
+    """How our answer differs from theirs, if it does; None as theirs is an error."""
+    try:
+        rows = embedded.range(expr, SPAN).frame.rows()
+    except errors.QueryError as error:
+        return None if theirs is None else f"{expr}: we refuse it: {error}"
+    ours = {str(labels): dict(zip(at.tolist(), of.tolist(), strict=True)) for labels, at, of in rows}
+    if theirs is None:
+        return f"{expr}: they refuse it"
+    if ours.keys() != theirs.keys():
+        return f"{expr}: series {sorted(ours.keys() ^ theirs.keys())[:4]} are on one side only"
+    for labels, row in theirs.items():
+        if ours[labels].keys() != row.keys():
+            return f"{expr}: {labels} has other times: {sorted(ours[labels].keys() ^ row.keys())[:4]}"
+        for at, value in row.items():
+            if not is_close(ours[labels][at], value):
+                return f"{expr}: {labels} at {at}: {ours[labels][at]!r}, they say {value!r}"
+    return None
+
+
+def is_close(ours: float, theirs: float) -> bool:
+    return math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9) or (math.isnan(ours) and math.isnan(theirs))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_generated_expressions_have_the_answers_of_prometheus(
+    prometheus: str, embedded: EmbeddedEngine, part: int
+) -> None:
+    chosen = GENERATED[part::PARTS]
+    answers = [asked(prometheus, expr) for expr in chosen]
+    found = [difference(embedded, expr, theirs) for expr, theirs in zip(chosen, answers, strict=True)]
+    assert [line for line in found if line] == []
+    assert sum(bool(theirs) for theirs in answers) > len(chosen) / 2
+
+
+def test_hundreds_of_expressions_are_generated() -> None:
+    assert len({*GENERATED}) == 400

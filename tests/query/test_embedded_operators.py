@@ -125,5 +125,5 @@ def test_sums_over_series_keep_small_numbers_beside_huge_ones() -> None:
 
 
 def test_a_k_that_is_no_number_is_an_error_even_without_series() -> None:
-    with pytest.raises(errors.QueryError, match="the parameter of topk is nan"):
+    with pytest.raises(errors.QueryError, match="Parameter value is NaN"):
         loaded().instant("topk(NaN, nothing)", 0)

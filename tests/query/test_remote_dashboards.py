@@ -25,8 +25,11 @@ AT_MS = dashboards.BEGIN_MS + 810_000
 MOST_SERIES = 6000
 # 1,201 of the corpus' expressions were PromQL in November 2026; the others need MetricsQL, or are none.
 LEAST = 1100
-# Prometheus 3 has quoted names inside braces, and sort_by_label.
-NEWER = ('unexpected string "', 'unknown function with name "sort_by_label"')
+# Prometheus 3 has quoted names inside braces, sort_by_label and histogram_avg.
+NEWER = (
+    'unexpected string "',
+    *(f'unknown function with name "{name}"' for name in ("sort_by_label", "histogram_avg")),
+)
 FINE = ("equal", "both empty", "both refused", "newer than 2.42")
 
 

@@ -16,6 +16,7 @@ from tests.query import engines
 from tests.query.scripted import Asked, Reply, failure, serving, success, vector
 from watchkeeper import errors
 from watchkeeper.config.settings import Query, QueryEngine
+from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import engine as interface
@@ -139,15 +140,18 @@ def test_a_packed_answer_is_unpacked() -> None:
 
 def test_warnings_and_a_partial_answer_are_passed_on() -> None:
     reply = vector(
-        ({"__name__": "up"}, 1.0), warnings=["store gateway 3 is away"], infos=["no counter"], isPartial=True
+        ({"__name__": "up"}, 1.0),
+        warnings=["store gateway 3 is away", "PromQL info: told by an old server"],
+        infos=["no counter"],
+        isPartial=True,
     )
     with serving(reply) as server, engines.engine_of(server.url) as engine:
-        said = engine.instant("up", 0).warnings
-    assert said == (
+        answer = engine.instant("up", 0)
+    assert answer.warnings == (
         "the answer is partial: the server could not reach all of its storage",
         "store gateway 3 is away",
-        "no counter",
     )
+    assert answer.infos == ("PromQL info: told by an old server", "no counter")
 
 
 def test_warnings_about_a_list_of_series_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,6 +164,18 @@ def test_warnings_about_a_list_of_series_are_logged(caplog: pytest.LogCaptureFix
         assert engine.series(selector, 0, 1000) == [Labels({"a": "b"})]
     assert server.asked[0].form["match[]"] == ['{__name__="a\\"\\\\\\n"}']
     assert caplog.records[0].fields["warning"] == "truncated"  # type: ignore[attr-defined]
+
+
+def test_exemplars_are_those_of_the_server() -> None:
+    row = {"seriesLabels": {"a": "1"}, "exemplars": [{"labels": {"t": "x"}, "value": "2.5", "timestamp": 4.5}]}
+    matchers = [
+        [interface.Matcher("a", interface.MatchOp.EQUAL, "1")],
+        [interface.Matcher("b", interface.MatchOp.EQUAL, "2")],
+    ]
+    with serving(success([row])) as server, engines.engine_of(server.url) as engine:
+        found = engine.exemplars(matchers, 1000, 9000)
+    assert found == [(Labels({"a": "1"}), [Exemplar(Labels({"t": "x"}), 2.5, 4500)])]
+    assert server.asked[0].form["query"] == ['{a="1"} or {b="2"}']
 
 
 def test_native_histograms_are_said_to_be_left_out() -> None:

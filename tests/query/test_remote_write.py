@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from tests.query.loading import instant
 from watchkeeper import errors
+from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, STALE_BITS, Sample
 from watchkeeper.query import remote_write
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.query.engine import Appended
+from watchkeeper.query.engine import Appended, Matcher, MatchOp
 from watchkeeper.query.remote import sender
 from watchkeeper.query.remote_write import WriteLimits
 from watchkeeper.store.head import Head
@@ -77,7 +78,18 @@ def test_what_has_no_place_here_is_counted_and_the_rest_kept() -> None:
     unnamed, ambiguous = field(0x0A, twice[: len(twice) // 2] + sample * 2), field(0x0A, name + twice + sample)
     decoded = remote_write.decode(packed(unnamed + with_extras + ambiguous))
     assert [(str(labels), times.tolist()) for labels, times, _ in decoded.series] == [("x", [5])]
-    assert decoded.left_out == {"exemplar": 1, "native_histogram": 1, "invalid_labels": 3}
+    assert decoded.left_out == {"native_histogram": 1, "invalid_labels": 3}
+
+
+def test_exemplars_are_kept_beside_their_series() -> None:
+    name = field(0x0A, field(0x0A, b"__name__") + field(0x12, b"x_total"))
+    trace = field(0x0A, field(0x0A, b"trace_id") + field(0x12, b"ab"))
+    body = packed(field(0x0A, name + field(0x1A, trace + b"\x11" + struct.pack("<d", 2.5) + b"\x18\x05")))
+    engine = EmbeddedEngine(Head())
+    assert remote_write.receive(body, engine) == Appended(0, {})
+    assert remote_write.reply(remote_write.receive(body, engine)) == (204, "")
+    [(series, kept)] = engine.exemplars([[Matcher("__name__", MatchOp.EQUAL, "x_total")]], 0, 10)
+    assert (str(series), kept) == ("x_total", [Exemplar(Labels({"trace_id": "ab"}), 2.5, 5)])
 
 
 def test_metadata_reaches_the_engine() -> None:

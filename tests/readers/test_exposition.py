@@ -105,11 +105,36 @@ def test_what_the_exporter_says_about_a_metric_is_kept() -> None:
     assert parser.families["a"].type == "gauge"
 
 
-def test_openmetrics_ends_with_eof_and_its_exemplars_are_left_out() -> None:
+def test_openmetrics_ends_with_eof_and_may_carry_exemplars() -> None:
     text = '# TYPE a histogram\n# UNIT a seconds\na_bucket{le="1"} 8 # {t="x y"} 0.67\na_created 1.5 2.5\n# EOF\n'
     found, page = read(text, openmetrics=True)
     assert found == {'a_bucket{le="1"}': 8.0, "a_created": 1.5}
     assert page.timestamps_ms == {1: 2500}
+    assert page.exemplars == ((0, Labels({"t": "x y"}), 0.67, None),)
+
+
+def test_an_exemplar_is_told_once_and_again_when_it_has_changed() -> None:
+    parser = ExpositionParser()
+    line = b'a{x="1 # {y"} 5 # {t="%s"} 2 1.5\n# EOF\n'
+    pages = [parser.parse(line % trace, openmetrics=True) for trace in (b"p", b"p", b"q")]
+    assert [page.values.tolist() for page in pages] == [[5.0]] * 3
+    told = [[(handle, dict(labels), value, at_ms) for handle, labels, value, at_ms in page.exemplars] for page in pages]
+    assert told == [[(0, {"t": "p"}, 2.0, 1500)], [], [(0, {"t": "q"}, 2.0, 1500)]]
+    assert pages[0].handles is pages[2].handles
+
+
+@pytest.mark.parametrize("exemplar", ['{t="x} 1', '{t="x"}', '{t="x"} one', '{t="x"} 1 2 3', "{t=1} 1"])
+def test_a_broken_exemplar_is_named_and_its_sample_kept(exemplar: str) -> None:
+    found, page = read(f"a_total 3 # {exemplar}\n# EOF\n", openmetrics=True)
+    assert (found, page.bad_lines, page.exemplars) == ({"a_total": 3.0}, 1, ())
+    assert page.problems[0].startswith("line 1: the sample is kept, its exemplar is not: ")
+
+
+def test_an_exemplar_beside_a_bad_line_is_not_lost() -> None:
+    parser = ExpositionParser()
+    parser.parse(b"a_total 1\nb 1\n# EOF\n", openmetrics=True)
+    page = parser.parse(b'a_total 1 # {t="x"} 1\nb 1_0\n# EOF\n', openmetrics=True)
+    assert (page.bad_lines, len(page.exemplars)) == (1, 1)
 
 
 def test_an_openmetrics_page_without_its_end_is_refused() -> None:

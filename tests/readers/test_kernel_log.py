@@ -91,7 +91,7 @@ def test_a_machine_check_names_cpu_and_bank() -> None:
     found = fact("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400")
     assert (found.kind, found.fields) == (
         EventKind.MACHINE_CHECK,
-        {"cpu": "3", "bank": "5", "status": "be00000000800400"},
+        {"cpu": "3", "bank": "5", "status": "be00000000800400", "severity": "uncorrected"},
     )
     assert fact("mce: [Hardware Error]: Machine check events logged").kind is EventKind.MACHINE_CHECK
 

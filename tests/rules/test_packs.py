@@ -25,7 +25,8 @@ def test_an_alert_names_a_shipped_cause_with_its_severity_and_runbook(rule: rule
     assert row.cause == rule.labels["cause"].text
     # How fast a budget burns decides whether it is a page or a ticket, whatever the cause.
     assert rule.labels["severity"].text == row.severity or rule.name.endswith("BudgetBurn")
-    assert rule.annotations["runbook_url"].text == row.runbook
+    assert rule.annotations["runbook_url"].text == f"docs/runbooks/{row.runbook}.md"
+    assert (RULES.parents[2] / rule.annotations["runbook_url"].text).is_file()
 
 
 @EACH_ALERT
@@ -37,7 +38,7 @@ def test_an_alert_has_words_for_people(rule: rulefile.AlertingRule) -> None:
 
 def test_xid_rules_agree_with_the_catalogue() -> None:
     rules = [rule for rule in ALERTS if rule.name == "GPUHardwareFailure"]
-    coded = [(code, rule) for rule in rules for code in re.findall(r"XID_ERRORS == (\d+)", rule.expr)]
+    coded = [(code, rule) for rule in rules for code in re.findall(r"new_xid:code == (\d+)", rule.expr)]
     assert {int(code) for code, _ in coded} >= {48, 79, 95, 119}
     for code, rule in coded:
         assert (xid.lookup(int(code)).cause, xid.lookup(int(code)).severity) == (rule.labels["cause"].text, "critical")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from watchkeeper.errors import SettingsError
 from watchkeeper.rules import rulefile, slo
 
 FILE = """
@@ -40,6 +39,16 @@ def test_an_objective_becomes_ratios_a_budget_and_four_burn_rates() -> None:
     assert "> 0.144" in alerts[0]["expr"]
 
 
+def test_a_budget_is_counted_in_bad_minutes_of_its_window() -> None:
+    group = yaml.safe_load(slo.render(slo.read(FILE, where="slo.yaml"), source="slo.yaml"))["groups"][0]
+    left = next(rule["expr"] for rule in group["rules"] if rule.get("record") == slo.BUDGET)
+    # One in a hundred of the 40,320 minutes of 28 days.
+    assert (group["interval"], left) == (
+        "1m",
+        '1 - sum_over_time(slo:error_ratio:rate5m{slo="chat-availability"}[28d]) / 403.2',
+    )
+
+
 def test_what_is_written_is_a_rule_file(tmp_path: pytest.TempPathFactory) -> None:
     path = tmp_path / "rules.yaml"  # type: ignore[operator]
     path.write_text(slo.render(slo.read(FILE, where="slo.yaml"), source="slo.yaml"))
@@ -59,11 +68,19 @@ def test_what_is_written_is_a_rule_file(tmp_path: pytest.TempPathFactory) -> Non
     ],
 )
 def test_a_mistake_is_named(change: tuple[str, str], problem: str) -> None:
-    with pytest.raises(SettingsError, match=problem):
+    with pytest.raises(rulefile.RuleFileProblems, match=problem):
         slo.read(FILE.replace(*change), where="slo.yaml")
 
 
 def test_two_objectives_cannot_share_a_name() -> None:
     twice = FILE + FILE.split("slos:\n")[1]
-    with pytest.raises(SettingsError, match="chat-availability` stands twice"):
+    with pytest.raises(rulefile.RuleFileProblems, match="chat-availability` stands twice"):
         slo.read(twice, where="slo.yaml")
+
+
+def test_every_mistake_comes_with_its_line() -> None:
+    wrong = FILE.replace("0.99", "often").replace("28d", "[28]")
+    with pytest.raises(rulefile.RuleFileProblems) as caught:
+        slo.read(wrong, where="slo.yaml")
+    assert [problem.line for problem in caught.value.problems] == [5, 6]
+    assert str(caught.value).startswith("slo.yaml:5: slos[0].objective: expected a number")

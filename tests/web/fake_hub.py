@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from watchkeeper.config import settings
-from watchkeeper.errors import QueryError
+from watchkeeper.errors import IllegalMove, QueryError
+from watchkeeper.incidents import silencing, subject
 from watchkeeper.kit import broadcast, clock, own_metrics
 from watchkeeper.model import actions, alerts, diagnosis, events, fleet
 from watchkeeper.model.incidents import Incident, IncidentState, move
 from watchkeeper.model.labels import Labels
+from watchkeeper.model.silences import Silence
 from watchkeeper.query import engine
+from watchkeeper.rules import reload, slo
 
 START = datetime(2026, 2, 12, 2, 14, 7, tzinfo=UTC)
 UNREADABLE = "many-to-many matching is not allowed"
@@ -38,6 +41,8 @@ class Seen:
     node: str
     gpu: fleet.Gpu
     gone_since_ms: int | None = None
+    cluster: str = "main"
+    last_seen_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,15 @@ class FakeFleet:
     def gpus(self) -> Sequence[Seen]:
         return self.seen
 
+    def gone_nodes(self) -> list[tuple[fleet.Node, int]]:
+        return []
+
+    def holders(self) -> list[Labels]:
+        return []
+
+    def gpus_at(self, place: fleet.Place) -> int:
+        return 1 if place.gpu else sum(seen.node == place.node for seen in self.seen)
+
     def place_name(self, place: fleet.Place) -> str:
         index = next((seen.gpu.index for seen in self.seen if seen.gpu.uuid == place.gpu), None)
         return place.node or place.cluster if index is None else f"GPU {index} on {place.node}"
@@ -79,7 +93,10 @@ class FakeEngine:
         self._hub = hub
 
     def instant(self, expr: str, at_ms: int) -> engine.Answer:
-        if "CLOCKS_EVENT" in expr:
+        if "slo:" in expr:
+            kept = self._hub.recorded
+            return answer(list(kept), [at_ms], np.array(list(kept.values())))
+        if "CLOCKS_EVENT" in expr or ("watchkeeper_gpu_" in expr and "DCGM_" not in expr):
             return answer([], [at_ms], np.zeros((0, 1)))
         rows = [seen for seen in self._hub.fleet.seen if seen.gpu.uuid not in self._hub.silent]
         if 'UUID="' in expr:
@@ -152,6 +169,9 @@ class FakeHub:
     is_ready: bool = True
     not_ready_because: str | None = None
     simulator_url: str | None = None
+    orders: Any = None
+    fabric: Any = None
+    clusters: Any = None
     silent: set[str] = field(default_factory=set)
     taken: list[events.Event] = field(default_factory=list)
     kept: dict[str, Incident] = field(default_factory=dict)
@@ -159,7 +179,12 @@ class FakeHub:
     plans: dict[str, actions.Plan] = field(default_factory=dict)
     entries: dict[str, list[Entry]] = field(default_factory=dict)
     drills: list[bytes] = field(default_factory=list)
+    silenced: list[Silence] = field(default_factory=list)
+    foreign: list[alerts.Alert] = field(default_factory=list)
     failing: bool = False
+    objectives: list[slo.Slo] = field(default_factory=list)
+    recorded: dict[Labels, float] = field(default_factory=dict)
+    reloaded: reload.Reload = field(default_factory=lambda: reload.Reload(START, START, rules=114, groups=20))
 
     def __post_init__(self) -> None:
         self.fleet = FakeFleet(self.racks, self.per_rack)
@@ -185,6 +210,15 @@ class FakeHub:
     def alerts(self) -> list[alerts.Alert]:
         labels = Labels({"alertname": "GpuHot", "severity": "warning"})
         return [alerts.Alert(labels, alerts.AlertState.FIRING, START, 91.5, {"summary": "hot"})]
+
+    def slos(self) -> list[slo.Slo]:
+        return self.objectives
+
+    def last_reload(self) -> reload.Reload:
+        return self.reloaded
+
+    async def reload_rules(self) -> reload.Reload:
+        return self.reloaded
 
     async def take_events(self, batch: list[events.Event]) -> int:
         self.taken += batch
@@ -215,6 +249,40 @@ class FakeHub:
     async def resolve(self, id: str, actor: str, why: str) -> Incident:
         moved = move(self.kept[id], IncidentState.RESOLVED, at=self.clock.now())
         return self._keep(moved, Entry(self.clock.now(), actor, "incident.resolved", {"why": why}))
+
+    async def assign(self, id: str, actor: str, to: str) -> Incident:
+        return self._keep(replace(self.kept[id], assignee=to), Entry(self.clock.now(), actor, "assigned", {}))
+
+    async def silence(self, wish: silencing.Wish) -> Silence:
+        try:
+            made = Silence("S-1", wish.matchers, wish.author, wish.reason, wish.starts_at, wish.ends_at)
+        except ValueError as error:
+            raise IllegalMove(str(error)) from error
+        self.silenced.append(made)
+        return made
+
+    async def unsilence(self, id: str, actor: str) -> Silence:
+        found = next((one for one in self.silenced if one.id == id), None)
+        if found is None:
+            raise IllegalMove("there is no such silence", where=id)
+        self.silenced.remove(found)
+        return replace(found, ended_by=actor)
+
+    async def take_foreign_alerts(self, found: Sequence[alerts.Alert]) -> None:
+        self.foreign += found
+
+    def notices(self, _: str) -> list[Any]:
+        return []
+
+    def silences(self) -> list[Silence]:
+        return self.silenced
+
+    def silenced_by(self, incident: Incident) -> Silence | None:
+        about = subject.subject_of(incident, subject.Inventory())
+        return silencing.holding(self.silenced, about, self.clock.now())
+
+    def alert_causes(self) -> dict[str, str]:
+        return {"GPUMissing": "gpu_missing"}
 
     async def note(self, id: str, actor: str, text: str) -> None:
         self._keep(self.kept[id], Entry(self.clock.now(), actor, "note", {"text": text}))

@@ -56,9 +56,15 @@ def test_a_route_opens_to_its_roles_and_to_nobody_else(
         assert (status in TURNED_AWAY) == (caller not in SATISFIED_BY[role]), f"{caller} at {filled}: {status}"
 
 
-def test_an_agent_may_push_events_samples_and_its_name_and_nothing_else() -> None:
+def test_an_agent_may_push_what_it_knows_fetch_its_orders_and_nothing_else() -> None:
     opened = {(method, path) for method, path, role in all_rows() if role and Role.AGENT in SATISFIED_BY[role]}
-    assert opened == {("POST", "/api/events"), ("POST", "/api/nodes"), ("POST", "/api/v1/write")}
+    assert opened == {
+        *(("POST", path) for path in ("/api/events", "/api/nodes", "/api/v1/write", "/api/orders/{id}/receipt")),
+        # Alertmanager's webhook, for a token that is not bound to a node.
+        ("POST", "/api/alertmanager"),
+        ("GET", "/api/orders"),
+        ("POST", "/api/fabric"),
+    }
 
 
 def test_every_http_route_of_the_application_is_in_the_table() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,14 +17,18 @@ from tests import servers
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
 from watchkeeper.collect import discovery, jobs, scrape
+from watchkeeper.errors import StoreError
 from watchkeeper.kit import clock
+from watchkeeper.model import exemplars
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import embedded, remote_write
 from watchkeeper.readers.exposition import Family
 from watchkeeper.rules import rulefile
 from watchkeeper.store import head
+from watchkeeper.web.prometheus_form import read_label_name
 
+GRAFANA = Path(__file__).parents[2] / "docs/howto/grafana.md"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 PROTOBUF = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"}
 RULES = """
@@ -48,6 +54,9 @@ class StoredHub(FakeHub):
         self.add("temp", self.now_ms - 45_000, STALE, node="n2")
         self.add("watts", self.now_ms - 200_000, 600.0, node="n1")
         self.engine.note_metadata("temp", "gauge", help="Temperature", unit="celsius")  # type: ignore[attr-defined]
+        work = Labels({"__name__": "work_total", "node": "n1"})
+        trace = exemplars.Exemplar(Labels({"trace_id": "ab"}), 2.5, 4500)
+        self.engine.note_exemplar(work, trace)  # type: ignore[attr-defined]
         self.groups = rulefile.read({"heat.yaml": RULES}).groups
 
     def add(self, name: str, at_ms: int, value: float, **labels: str) -> None:
@@ -74,6 +83,59 @@ def get(site: Site, path: str, *pairs: tuple[str, str], **form: str) -> Any:
     reply = site.ask(f"/api/v1/{path}?{urlencode([*pairs, *form.items()])}")
     assert reply.status == 200, reply.body
     return reply.json["data"]
+
+
+def test_warnings_and_infos_stand_beside_the_result(site: Site) -> None:
+    reply = site.ask(f"/api/v1/query?{urlencode({'query': 'quantile(2, rate(temp[5m]))'})}").json
+    assert reply["warnings"] == ["PromQL warning: quantile value should be between 0 and 1, got 2 (1:10)"]
+    [told] = reply["infos"]
+    assert (told[:43], told[-13:]) == ("PromQL info: metric might not be a counter,", '"temp" (1:18)')
+    assert not {"warnings", "infos"} & site.ask("/api/v1/query?query=temp").json.keys()
+
+
+def grafana_calls() -> list[tuple[str, str, tuple[str, ...]]]:
+    """Method, path and parameters of each call in the table of docs/howto/grafana.md."""
+    rows = re.findall(r"^\|.*?\| `(GET|POST) (/api/v1/\S+)`(.*)\|$", GRAFANA.read_text(), re.MULTILINE)
+    return [(method, path, tuple(re.findall(r"`([a-z_\[\]]+)`", rest))) for method, path, rest in rows]
+
+
+VALUES = {
+    "query": "temp",
+    "time": "4",
+    "start": "0",
+    "end": "60",
+    "step": "15",
+    "timeout": "30s",
+    "match[]": "temp",
+    "limit": "40000",
+    "metric": "temp",
+    "type": "alert",
+    "rule_name[]": "Hot",
+    "rule_group[]": "heat",
+    "file[]": "heat.yaml",
+    "group_limit": "40",
+}
+
+
+@pytest.mark.parametrize(("method", "path", "parameters"), grafana_calls())
+def test_every_call_that_grafana_makes_is_answered(
+    site: Site, method: str, path: str, parameters: tuple[str, ...]
+) -> None:
+    path, form = path.replace("<label>", "node"), urlencode([(name, VALUES[name]) for name in parameters])
+    asked = site.ask(f"{path}?{form}")
+    assert (asked.status, asked.json["status"]) == (200, "success")
+    if method == "POST":
+        assert site.ask(path, method="POST", body=form, headers=FORM).json == asked.json
+
+
+def test_the_calls_of_grafana_are_written_down() -> None:
+    assert len(grafana_calls()) == 13
+
+
+def test_a_label_name_beyond_ascii_comes_escaped(site: Site) -> None:
+    assert get(site, "label/U__node/values") == get(site, "label/node/values") == ["n1", "n2"]
+    assert read_label_name("U__service_2e_name__x") == "service.name_x"
+    assert read_label_name("U___ffffff_") == "U___ffffff_"
 
 
 def test_save_and_test_asks_one_plus_one_by_post(site: Site) -> None:
@@ -112,8 +174,17 @@ def test_the_metric_browser_asks_for_series_and_metadata(site: Site) -> None:
     assert get(site, "metadata", metric="none") == {}
 
 
-def test_exemplars_are_asked_for_and_there_are_none(site: Site) -> None:
-    assert get(site, "query_exemplars", query="temp", start="0", end="1") == []
+def test_exemplars_are_asked_for_by_any_expression_over_their_series(site: Site) -> None:
+    body = urlencode({"query": 'rate(work_total{node="n1"}[5m]) / on (node) temp', "start": "1", "end": "10"})
+    reply = site.ask("/api/v1/query_exemplars", method="POST", body=body, headers=FORM).json
+    assert reply["data"] == [
+        {
+            "seriesLabels": {"__name__": "work_total", "node": "n1"},
+            "exemplars": [{"labels": {"trace_id": "ab"}, "value": "2.5", "timestamp": 4.5}],
+        }
+    ]
+    assert get(site, "query_exemplars", query="temp", start="0", end="10") == []
+    assert get(site, "query_exemplars", query="work_total", start="5", end="10") == []
 
 
 def test_rules_are_filtered_by_type_name_file_group_and_labels(site: Site) -> None:
@@ -214,6 +285,22 @@ def test_remote_write_is_kept_and_can_be_asked_for() -> None:
         assert write(site, site.hub.now_ms, 7.0).status == 204
         found = get(site, "query", query="written")["result"]
     assert [(one["metric"]["from"], one["value"][1]) for one in found] == [("afar", "7")]
+
+
+class FullDisk(head.Head):
+    """A store whose disk takes nothing more."""
+
+    def sync(self) -> None:
+        raise StoreError("samples cannot be written: No space left on device")
+
+
+def test_a_write_that_the_disk_refuses_is_to_be_sent_again() -> None:
+    hub = StoredHub()
+    hub.engine = embedded.EmbeddedEngine(FullDisk())  # type: ignore[assignment]
+    with serving(hub) as running:
+        body = remote_write.encode([(Labels({"__name__": "x"}), [hub.now_ms], [1.0])])
+        reply = running.ask("/api/v1/write", method="POST", body=body, headers=PROTOBUF)
+    assert (reply.status, reply.body) == (503, b"samples cannot be written: No space left on device")
 
 
 def test_a_write_of_the_year_2200_is_left_out_and_said(site: Site) -> None:

@@ -98,12 +98,14 @@ class ClockReason:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One incident code of DCGM's health checks and diagnostics."""
+    """One incident code of DCGM's health checks and diagnostics; `cause` is empty where only the test is at fault."""
 
     code: int
     name: str
+    older_name: str
     meaning: str
     cause: str
+    action: str
 
 
 def nvlink_fault(code: int, unit: str, status: int) -> NvlinkFault | None:
@@ -118,7 +120,7 @@ def clock_reasons() -> tuple[ClockReason, ...]:
 
 
 def incident(name: str) -> Incident | None:
-    """The row of a name such as DCGM_FR_PENDING_ROW_REMAP."""
+    """The row of a name such as DCGM_FR_PENDING_ROW_REMAP, or of a number such as 85."""
     return _incidents().get(name)
 
 
@@ -152,7 +154,8 @@ def _nvlink_faults() -> tuple[NvlinkFault, ...]:
 
 @cache
 def _incidents() -> dict[str, Incident]:
-    return {row.name: row for row in pack.load("dcgm_incidents.csv", _incident)}
+    rows = pack.load("dcgm_incidents.csv", _incident)
+    return {name: row for row in rows for name in (row.name, row.older_name, str(row.code)) if name}
 
 
 @cache
@@ -246,4 +249,11 @@ def _clock_reason(cells: Mapping[str, str]) -> ClockReason:
 
 
 def _incident(cells: Mapping[str, str]) -> Incident:
-    return Incident(int(cells["code"]), pack.filled(cells["name"]), pack.filled(cells["meaning"]), cells["cause"])
+    return Incident(
+        code=int(cells["code"]),
+        name=pack.filled(cells["name"]),
+        older_name=cells["older_name"],
+        meaning=pack.filled(cells["meaning"]),
+        cause=cells["cause"],
+        action=pack.filled(cells["action"]),
+    )

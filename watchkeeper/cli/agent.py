@@ -10,16 +10,16 @@ from typing import Any
 import click
 
 from watchkeeper import agent
-from watchkeeper.cli import processes
+from watchkeeper.cli import agent_control, agent_order, agent_sources, processes, profiling
 from watchkeeper.client.hub import DEFAULT_URL
-from watchkeeper.collect import agent_server, node_facts
+from watchkeeper.collect import agent_server, attribution_page, node_facts, node_holders
 from watchkeeper.kit import clock, logs
 
 PATH = click.Path(path_type=Path)
 
 
 # Deliberately long: one entry for each option, and nothing else.
-@click.command("agent")
+@click.group("agent", invoke_without_command=True)
 @click.option(
     "--hub",
     "hub_url",
@@ -57,6 +57,15 @@ PATH = click.Path(path_type=Path)
 @click.option("--tls-key", "key", type=PATH, help="Its key.")
 @click.option("--counters", type=PATH, help="A counters file of dcgm-exporter: which fields to show.")
 @click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, help="Seconds between readings of a GPU.")
+@click.option(
+    "--attribution",
+    "shown",
+    type=click.Choice([each.value for each in attribution_page.Shown]),
+    default=attribution_page.Shown.BOTH.value,
+    help="Show who holds a GPU as labels of dcgm-exporter, as an information series, or both.",
+)
+@click.option("--hpc-job-mapping-dir", "job_files", type=PATH, help="Job files of a Slurm prolog, one for each GPU.")
+@click.option("--slurm-node", metavar="NAME", show_default="--node", help="Slurm's name of this node.")
 @click.option("--no-gpus", is_flag=True, help="Do not read GPUs: another exporter does.")
 @click.option(
     "--spool",
@@ -68,9 +77,18 @@ PATH = click.Path(path_type=Path)
 )
 @click.option("--kmsg", type=PATH, default=Path("/dev/kmsg"), show_default=True, help="The kernel log to follow.")
 @click.option(
+    "--kernel-log",
+    metavar="kmsg|journald|FILE",
+    default="kmsg",
+    show_default=True,
+    help="Where kernel lines come from: /dev/kmsg, systemd's journal, or a file that syslog writes.",
+)
+@click.option(
     "--host-root", type=PATH, default=Path("/"), show_default=True, help="Where the node's root is mounted, in a pod."
 )
 @click.option("--metrics-file", type=PATH, help="Also write the agent's own metrics here, for node_exporter.")
+@agent_sources.with_sources
+@agent_control.with_control
 @click.option("--log-json", is_flag=True, help="Log as JSON.")
 def command(log_json: bool, **options: Any) -> None:
     """Read this node's GPUs, kernel log and host; serve /metrics and push events to the hub.
@@ -82,9 +100,15 @@ def command(log_json: bool, **options: Any) -> None:
     watchkeeper agent --no-hub
     watchkeeper agent --hub http://hub:9480 --listen 0.0.0.0:9400 --token-file /etc/watchkeeper/scrape
     """
-    logs.start(as_json=log_json)
+    if click.get_current_context().invoked_subcommand is not None:
+        return
+    logs.start(as_json=log_json or options["control"].logs_gpu_context)
     settings = settings_from(**options)
     asyncio.run(processes.until_stopped(lambda stop: agent.run(settings, clock.ScaledClock(), stop)))
+
+
+for inner in (profiling.command, agent_order.command, agent_control.order_key, agent_control.unit):
+    command.add_command(inner)
 
 
 def settings_from(
@@ -101,6 +125,9 @@ def settings_from(
     is_open: bool,
     certificate: Path | None,
     key: Path | None,
+    shown: str,
+    job_files: Path | None,
+    slurm_node: str | None,
     **same: Any,
 ) -> agent.AgentSettings:
     """The agent's settings; what has the same name on both sides is handed over as it is."""
@@ -115,6 +142,7 @@ def settings_from(
         interval_seconds=interval,
         reads_gpus=not no_gpus,
         listen=listen,
+        holders=node_holders.HolderSettings(attribution_page.Shown(shown), job_files, slurm_node),
         **same,
     )
 

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 import click
 
 from watchkeeper.catalogue import pack
+from watchkeeper.cli.gpu_choice import named, with_gpus
 from watchkeeper.collect import scan_readings
-from watchkeeper.collect.gpu_samples import GpuSample
+from watchkeeper.collect.gpu_samples import GpuSample, Value
 from watchkeeper.kit import clock, logs
+from watchkeeper.model import gpu_words
 from watchkeeper.readers.nvml import choice, families
 
 CANNOT_TELL = 3
@@ -19,6 +21,7 @@ DEFAULT = "DCGM_FI_DEV_GPU_UTIL,DCGM_FI_DEV_FB_USED,DCGM_FI_DEV_GPU_TEMP,DCGM_FI
 # A header again after this many lines, so that one is always on the screen.
 LINES_PER_HEADER = 40
 NOTHING = "N/A"
+Numbers = Mapping[str, Value]
 PREFIXES = ("DCGM_FI_DEV_", "DCGM_FI_", "watchkeeper_gpu_")
 
 
@@ -26,9 +29,9 @@ PREFIXES = ("DCGM_FI_DEV_", "DCGM_FI_", "watchkeeper_gpu_")
 @click.option("-e", "--fields", "wanted", metavar="FIELDS", default=DEFAULT, help="DCGM names or ids, with commas.")
 @click.option("-d", "--delay", type=click.FloatRange(0.5, 3600), default=1.0, help="Seconds between lines.")
 @click.option("-c", "--count", type=click.IntRange(0), default=0, help="How many rounds; 0 goes on for ever.")
-@click.option("-i", "--gpus", "chosen", metavar="GPUS", help="Indices or UUIDs, with commas; all by default.")
+@with_gpus
 @click.option("-l", "--list", "is_list", is_flag=True, help="List the fields that NVML can give, and end.")
-def command(wanted: str, delay: float, count: int, chosen: str | None, is_list: bool) -> None:
+def command(wanted: str, delay: float, count: int, chosen: gpu_words.Selection | None, is_list: bool) -> None:
     """Print chosen fields of each GPU, again and again.
 
     Unlike `dcgmi dmon`, -d takes seconds. N/A is a number that the GPU does not have, or did not give in time.
@@ -42,23 +45,24 @@ def command(wanted: str, delay: float, count: int, chosen: str | None, is_list: 
     # The temperature says whether a GPU answers at all, whatever else is asked for.
     alive = choice.dcgm()["DCGM_FI_DEV_GPU_TEMP"][0]
     asked = tuple({family.name: family for family in (*fields, alive)}.values())
-    names = None if chosen is None else {name.strip() for name in chosen.split(",")}
     look = scan_readings.Look(choice.Choice(asked), interval_seconds=delay)
     with scan_readings.sampling(look, clock.ScaledClock()) as sampler:
         if not sampler.snapshot().gpus:
             for fault in sampler.faults():
                 click.echo(f"{fault.cause}: {fault.evidence}", err=True)
             sys.exit(CANNOT_TELL)
+        absent = chosen.missing(map(named, sampler.snapshot().gpus)) if chosen is not None else []
+        if absent:
+            raise click.UsageError(f"there is no GPU {', '.join(absent)} on this node; `watchkeeper gpus` lists them")
         rounds = 0
         lines = 0
         while True:
-            gpus = [gpu for gpu in sampler.snapshot().gpus if names is None or is_chosen(gpu, names)]
-            if not gpus:
-                raise click.UsageError(f"-i {chosen}: there is no such GPU")
-            for gpu in gpus:
+            since = time.monotonic() - 2 * delay - 1
+            rows = [row for gpu in sampler.snapshot().gpus for row in meant(gpu, chosen, fresh_since=since)]
+            for name, values in rows:
                 if lines % LINES_PER_HEADER == 0:
                     click.echo("#GPU  " + "".join(f"{short(family):>{width(family)}}" for family in fields))
-                click.echo(line(gpu, fields, is_fresh=is_fresh(gpu, time.monotonic(), delay)))
+                click.echo(line(name, fields, values))
                 lines += 1
             rounds += 1
             if rounds == count:
@@ -81,13 +85,19 @@ def find(text: str) -> families.Family:
     return family
 
 
-def is_chosen(gpu: GpuSample, names: set[str]) -> bool:
-    return str(gpu.index) in names or gpu.identity["uuid"] in names
+def meant(gpu: GpuSample, chosen: gpu_words.Selection | None, *, fresh_since: float) -> list[tuple[str, Numbers]]:
+    """The lines of one GPU: itself, or those of its slices that were chosen.
 
-
-def is_fresh(gpu: GpuSample, now: float, delay: float) -> bool:
-    """False for a GPU that has stopped answering: its old numbers are not repeated."""
-    return now - gpu.read_at.get(families.Cadence.FAST, float("-inf")) <= 2 * delay + 1
+    A GPU that has stopped answering has no numbers: its old ones are not repeated.
+    """
+    if chosen is not None and not chosen.has(named(gpu)):
+        return []
+    is_fresh = gpu.read_at.get(families.Cadence.FAST, float("-inf")) >= fresh_since
+    slices = None if chosen is None else chosen.slices(named(gpu))
+    if slices is None:
+        return [(str(gpu.index), gpu.values if is_fresh else {})]
+    values = {part.id: part.values for part in gpu.slices if is_fresh}
+    return [(f"{gpu.index}/{id}", values.get(id, {})) for id in sorted(slices)]
 
 
 def short(family: families.Family) -> str:
@@ -98,11 +108,11 @@ def width(family: families.Family) -> int:
     return max(10, len(short(family)) + 2)
 
 
-def line(gpu: GpuSample, fields: list[families.Family], *, is_fresh: bool) -> str:
+def line(name: str, fields: list[families.Family], values: Numbers) -> str:
     cells = []
     for family in fields:
-        value = gpu.values.get(family.name) if is_fresh else None
+        value = values.get(family.name)
         number = sum(value.values()) if isinstance(value, Mapping) else value
         text = NOTHING if number is None else f"{number:.3f}" if family.is_float else f"{number:g}"
         cells.append(f"{text:>{width(family)}}")
-    return f"{gpu.index:<6}" + "".join(cells)
+    return f"{name:<6}" + "".join(cells)

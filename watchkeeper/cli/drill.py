@@ -13,11 +13,27 @@ from watchkeeper.cli import options
 if TYPE_CHECKING:
     from watchkeeper.drill import game_day
 
+LINE_SECONDS = 60.0
+
 
 @click.command("drill")
 @click.option("--scenario", "names", metavar="NAME", multiple=True, help="Only this fault; may be given several times.")
-@click.option("--healthy-hours", type=click.FloatRange(0, 10_000), default=1.0, help="Hours without a fault; 0: none.")
-@click.option("--healthy-gpus", type=click.IntRange(1, 20_000), default=256, help="GPUs in the fleet without a fault.")
+@click.option(
+    "--hours",
+    "--healthy-hours",
+    "healthy_hours",
+    type=click.FloatRange(0, 10_000),
+    default=1.0,
+    help="Hours without a fault; 0: none.",
+)
+@click.option(
+    "--gpus",
+    "--healthy-gpus",
+    "healthy_gpus",
+    type=click.IntRange(1, 20_000),
+    default=256,
+    help="GPUs without a fault, as one fleet for each core; each lives through all the hours.",
+)
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes to use; one for each core by default.")
 @options.as_json
 def command(
@@ -27,7 +43,7 @@ def command(
 
     Nothing is listened to and nothing is touched: samples, kernel records, rules, incidents, diagnoses and
     dry runs stay inside this command. Exit code 0 when every fault was found, placed, rated and diagnosed
-    right and nothing was paged for that is well; 1 otherwise.
+    right and in time, and nothing was paged for that is well; 1 otherwise.
     """
     from watchkeeper.drill import game_day
     from watchkeeper.kit import wire
@@ -37,8 +53,9 @@ def command(
     chosen = tuple(scenario.find(known, name).name for name in names) or tuple(known)
     began = perf_counter()
     plan = game_day.Plan(chosen, healthy_hours, healthy_gpus, workers=workers)
-    day = game_day.run(plan, say=_progress)
-    _progress("")
+    progress = Progress()
+    day = game_day.run(plan, say=progress.say)
+    progress.done()
     if as_json:
         options.print_json(wire.to_plain(day.score))
     else:
@@ -47,10 +64,22 @@ def command(
         raise SystemExit(1)
 
 
-def _progress(text: str) -> None:
-    """One line that is written over; nothing where nobody watches."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+class Progress:
+    """One line that is written over; where nobody watches, a line a minute for whoever reads the log."""
+
+    def __init__(self) -> None:
+        self._is_watched, self._said_at = sys.stderr.isatty(), perf_counter()
+
+    def say(self, text: str) -> None:
+        if self._is_watched:
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+        elif perf_counter() - self._said_at >= LINE_SECONDS:
+            self._said_at = perf_counter()
+            click.echo(text, err=True)
+
+    def done(self) -> None:
+        if self._is_watched:
+            click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def _print(day: game_day.GameDay, *, seconds: float) -> None:
@@ -63,15 +92,16 @@ def _print(day: game_day.GameDay, *, seconds: float) -> None:
             one.name,
             yes(one.detected),
             "" if one.seconds_to_detect is None else f"{one.seconds_to_detect:g} s",
+            "" if one.budget_seconds is None else f"{one.budget_seconds:g} s{'' if one.within_budget else ' LATE'}",
             yes(one.place_right),
             yes(one.severity_right),
             yes(one.diagnosed),
         ]
         for one in result.scenarios
     ]
-    options.print_table(["scenario", "detected", "after", "place", "severity", "cause"], rows)
-    for incident in [*(page for one in day.verdicts for page in one.false_pages), *day.healthy.alarms]:
-        click.echo(f"for nothing: {incident.severity} {incident.title} ({incident.cause}, {incident.opened_at:%H:%M})")
+    options.print_table(["scenario", "detected", "after", "allowed", "place", "severity", "cause"], rows)
+    for words in result.for_nothing:
+        click.echo(f"for nothing: {words}")
     right = sum(one.is_right for one in result.scenarios)
     click.echo(
         f"{right} of {len(result.scenarios)} right; {result.false_pages} false pages; "

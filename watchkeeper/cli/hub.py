@@ -17,7 +17,7 @@ import click
 from watchkeeper import hub
 from watchkeeper.cli import processes
 from watchkeeper.config import loading, settings
-from watchkeeper.kit import addresses, clock, logs
+from watchkeeper.kit import addresses, clock, logs, memory
 from watchkeeper.web import app, auth, server
 
 
@@ -37,12 +37,14 @@ def command(config_file: Path | None, host: str | None, port: int | None, data: 
     """The fleet's side: finds targets, scrapes, stores, evaluates rules, opens incidents, says why."""
     logs.start(as_json=log_json)
     configured = loading.load(config_file, {"hub.host": host, "hub.port": port, "hub.data": data})
+    memory.give_back_early()
     asyncio.run(processes.until_stopped(lambda stop: run(configured, stop)))
 
 
 async def run(configured: settings.Settings, stop: asyncio.Event) -> None:
     with opened(configured) as door:
-        await serve(configured, door, time=clock.ScaledClock(), stop=stop, say=f"Watchkeeper is at {door.url}")
+        say = f"Watchkeeper is at {door.url}"
+        await serve(configured, door, time=clock.ScaledClock(), stop=stop, say=say, reload_on_hangup=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,13 @@ async def serve(
     say: str,
     simulator_url: str | None = None,
     beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+    reload_on_hangup: bool = False,
 ) -> None:
     """Run hub and web application, and whatever runs beside them, until `stop` is set or one of them fails."""
     watch = hub.Hub(configured, time=time, simulator_url=simulator_url)
     watch.open()
+    if reload_on_hangup:
+        processes.on_hangup(watch.reload_rules_soon)
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(watch.run(stop))

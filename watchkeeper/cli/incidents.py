@@ -69,6 +69,78 @@ def resolve(hub: HubClient, id: str, why: str) -> None:
     click.echo(f"{id} resolved.")
 
 
+@command.command("assign")
+@click.argument("id")
+@click.argument("person")
+@options.with_hub
+def assign(hub: HubClient, id: str, person: str) -> None:
+    """Give an incident to somebody; it then counts as acknowledged."""
+    hub.assign(id, to=person)
+    click.echo(f"{id} is with {person}.")
+
+
+@command.command("silence")
+@click.argument("id")
+@click.option("--for", "lasting", required=True, metavar="TIME", help="How long, such as 2h.")
+@click.option("--reason", required=True, help="Why nobody is to be told; everybody can read it.")
+@options.with_hub
+def silence(hub: HubClient, id: str, lasting: str, reason: str) -> None:
+    """Tell nobody about anything at this incident's place for some time."""
+    made = hub.silence_incident(id, lasting=lasting, reason=reason)["silence"]
+    click.echo(f"{made['id']}: {', '.join(made['matchers'])} is silent until {made['ends_at'][:19]}Z.")
+
+
+@command.command("notices")
+@click.argument("id")
+@options.as_json
+@options.with_hub
+def notices(hub: HubClient, id: str, as_json: bool) -> None:
+    """Who was told about an incident, when, and what they answered."""
+    found = hub.notices(id)
+    if as_json:
+        options.print_json(found)
+    elif found:
+        rows = [
+            [
+                n["receiver"],
+                n["occasion"],
+                n["state"],
+                str(n["tries"]),
+                (n["sent_at"] or n["due_at"])[:19] + "Z",
+                n["answer"],
+            ]
+            for n in found
+        ]
+        options.print_table(["receiver", "occasion", "state", "tries", "sent or due", "answer"], rows)
+    else:
+        click.echo("Nobody was told. `notify.via` says who would be.")
+
+
+@command.command("report")
+@click.argument("id")
+@options.as_json
+@options.with_hub
+def report(hub: HubClient, id: str, as_json: bool) -> None:
+    """The whole story of an incident as one Markdown document, or JSON."""
+    if as_json:
+        options.print_json(hub.report(id))
+    else:
+        click.echo(hub.report_text(id), nl=False)
+
+
+@command.command("digest")
+@click.option("--days", type=click.IntRange(1, 366), default=7, show_default=True, help="How far back.")
+@options.as_json
+@options.with_hub
+def digest(hub: HubClient, days: int, as_json: bool) -> None:
+    """Incidents by cause with times to detect, diagnose and repair; noisy rules; who breaks again."""
+    answer = hub.digest(days=days)
+    if as_json:
+        options.print_json(answer["digest"])
+    else:
+        click.echo(answer["text"])
+
+
 @command.command("note")
 @click.argument("id")
 @click.argument("text")

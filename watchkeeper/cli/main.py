@@ -18,10 +18,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "scan": ("watchkeeper.cli.scan", "Is this node healthy? For people, Slurm and Kubernetes."),
     "gpus": ("watchkeeper.cli.gpus", "The GPUs of this node and how they are connected."),
     "dmon": ("watchkeeper.cli.dmon", "Numbers of this node's GPUs, line by line."),
+    "nodes": ("watchkeeper.cli.nodes", "The fleet's nodes: what they should have, have, and who holds them."),
+    "who": ("watchkeeper.cli.who", "Who holds this GPU or node, and what does this job or pod hold?"),
     "query": ("watchkeeper.cli.query", "Ask a hub a PromQL question."),
+    "topology": ("watchkeeper.cli.topology", "Racks, leaves, nodes, GPUs and links, with their states."),
+    "fabric": ("watchkeeper.cli.fabric", "The InfiniBand fabric: switches, links, rates and errors, seen from here."),
     "incidents": ("watchkeeper.cli.incidents", "What is wrong now, why, and what to do."),
+    "silence": ("watchkeeper.cli.silence", "Silences and maintenance windows: for how long, by whom, and why."),
     "doctor": ("watchkeeper.cli.doctor", "Logs or command output in; cause, place, evidence and fix out."),
     "explain": ("watchkeeper.cli.explain", "What an Xid code or a metric means, and what to do about it."),
+    "slo": ("watchkeeper.cli.slo", "What is left of each error budget, and how fast it burns."),
     "rules": ("watchkeeper.cli.rules", "Check and test Prometheus rule files, and try them on history."),
     "record": ("watchkeeper.cli.record", "Keep a time window of a hub as one file."),
     "play": ("watchkeeper.cli.play", "Show a recording in the console."),
@@ -66,11 +72,12 @@ def watchkeeper() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; our own errors become one clear message, never a traceback."""
     try:
-        watchkeeper.main(args=arguments, prog_name="watchkeeper", standalone_mode=False)
+        code = watchkeeper.main(args=arguments, prog_name="watchkeeper", standalone_mode=False)
+        # click gives back what `ctx.exit` was told, instead of leaving with it.
+        if isinstance(code, int) and code:
+            sys.exit(code)
     except click.exceptions.Abort:
         sys.exit(130)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

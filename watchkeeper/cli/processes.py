@@ -1,4 +1,4 @@
-"""What the long-running commands share: stopping on a signal."""
+"""What the long-running commands share: stopping on a signal, and reading rules again on another."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ async def until_stopped(body: Callable[[asyncio.Event], Awaitable[None]], *, sto
     if stop_with_input:
         loop.add_reader(sys.stdin.fileno(), stop.set)
     await body(stop)
+
+
+def on_hangup(act: Callable[[], object]) -> None:
+    """Call this on SIGHUP, which would end the process otherwise."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, act)

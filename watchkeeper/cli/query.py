@@ -58,6 +58,9 @@ def command(
     if as_json:
         options.print_json(answer)
         return
+    for said in ("warnings", "infos"):
+        for line in answer.get(said, ()):
+            click.echo(line, err=True)
     header, rows = tabulate(answer)
     if as_csv:
         sheet = io.StringIO()

@@ -28,7 +28,7 @@ EXISTING = click.Path(exists=True, path_type=Path)
 
 @click.group("rules")
 def command() -> None:
-    """Check and test Prometheus rule files, and see what they would have said."""
+    """Check and test Prometheus rule files, see what they would have said, and put them in force."""
 
 
 @command.command("check")
@@ -62,7 +62,23 @@ def write_slo(file: Path) -> None:
     """Turn the objectives in FILE (see packs/slo.yaml) into a rule file, printed."""
     from watchkeeper.rules import slo
 
-    click.echo(slo.render(slo.read(file.read_text(encoding="utf-8"), where=str(file)), source=file.name), nl=False)
+    click.echo(slo.render(slo.load(file), source=file.name), nl=False)
+
+
+@command.command("reload")
+@options.as_json
+@options.with_hub
+def reload_rules(hub: HubClient, as_json: bool) -> None:
+    """Let a running hub read its rule files and objectives again.
+
+    The hub does so by itself within half a minute of a change, and on SIGHUP. Where a file is broken, every
+    problem is printed, the exit code is 1, and the last good rules stay in force.
+    """
+    found = hub.reload_rules()
+    if as_json:
+        options.print_json(found)
+    else:
+        click.echo(f"{found['rules']} rules in {found['groups']} groups are in force")
 
 
 @command.command("test")

@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 
 import click
 
+from watchkeeper.cli.gpu_choice import with_gpus
 from watchkeeper.cli.options import print_json
 from watchkeeper.collect import commands, node_facts, scan_readings
-from watchkeeper.diagnose.scan import examine, verdicts
+from watchkeeper.diagnose.scan import examine, narrow, verdicts
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, logs, wire
-from watchkeeper.model import fleet
+from watchkeeper.model import fleet, gpu_words
 from watchkeeper.readers.nvml import choice
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,6 +69,7 @@ def _mode(caller: Caller, name: str, help: str) -> Callable[[F], F]:
 @_mode(Caller.PROBE, "--probe", "As an exec probe of Kubernetes: 1 if unhealthy or if nobody can tell.")
 @_mode(Caller.NPD, "--npd", "As a node-problem-detector plug-in: 0 fine, 1 problem, 2 unknown; one line.")
 @click.option("--drain", is_flag=True, help="With --slurm-health: drain this node with scontrol if it is unhealthy.")
+@with_gpus
 @click.option("--expected-gpus", type=click.IntRange(0, 1024), help="How many GPUs there should be.")
 @click.option("--watch", "seconds", type=click.FloatRange(0, 600), default=2.0, help="Seconds to watch counters.")
 @click.option("--since", "minutes", type=click.FloatRange(0), default=60.0, help="Minutes of kernel log to judge.")
@@ -84,6 +86,7 @@ def command(
     disabled: tuple[str, ...],
     kmsg: Path,
     host_root: Path,
+    chosen: gpu_words.Selection | None,
 ) -> None:
     """Look at this node once and say whether it is healthy.
 
@@ -102,6 +105,8 @@ def command(
         raise click.UsageError("--drain needs --slurm-health")
     roots = node_facts.Roots(host_root / "proc", host_root / "sys", host_root)
     facts = gather(roots, kmsg, seconds=seconds, since_seconds=minutes * 60, expected_gpus=expected_gpus)
+    if chosen is not None:
+        facts = narrow.narrow(facts, chosen)
     report = examine.examine(facts, disabled=disabled)
     if as_json:
         print_json(as_plain(report, facts))
@@ -134,6 +139,7 @@ def gather(
                 fleet.same_pci(gpu.identity["pci"]),
                 gpu.values,
                 readings.grown(gpu.identity["uuid"]),
+                {part.uuid: part.id for part in gpu.slices if part.uuid},
             )
             for gpu in readings.last.gpus
             if gpu.values

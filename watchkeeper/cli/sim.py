@@ -112,9 +112,10 @@ def run(
 ) -> None:
     """Serve a simulated fleet on this machine until stopped."""
     from watchkeeper.cli import processes
-    from watchkeeper.kit import logs
+    from watchkeeper.kit import logs, memory
     from watchkeeper.sim import server
 
+    memory.give_back_early()
     logs.start(level="warning" if announce else "info")
     settings = server.SimSettings(
         gpus=gpus,

@@ -18,7 +18,7 @@ from watchkeeper.cli import processes
 from watchkeeper.client.hub import DEFAULT_URL
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import StartRefused
-from watchkeeper.kit import clock, logs
+from watchkeeper.kit import clock, logs, memory
 
 # A demo should move: five seconds between readings, and rules that follow them.
 DEMO_INTERVAL = "5s"
@@ -57,6 +57,7 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     # A fault strikes a fleet that has been seen healthy, so that everything about it has a name and a past.
     world += ["--scenario-after", str(round(SCENARIO_AFTER_SECONDS * max(1.0, speed)))]
     configured = demo_settings(**hub)
+    memory.give_back_early()
     asyncio.run(processes.until_stopped(lambda stop: run(configured, world, clock.ScaledClock(speed=speed), stop=stop)))
 
 
@@ -71,9 +72,10 @@ def demo_settings(host: str, port: int, *, directory: str | None, tokens: str | 
         "fleet.cluster": "sim",
         "fleet.scrape_interval": DEMO_INTERVAL,
         "rules.interval": DEMO_INTERVAL,
-        # A demo shares a laptop: ten minutes in memory, a day on disk.
-        "query.memory": "10m",
+        # A demo shares a laptop: eight minutes in memory, a day on disk.
+        "query.memory": "8m",
         "query.block": "4m",
+        "query.cache_mebibytes": 16,
         "query.out_of_order": "30s",
         "query.retention": "1d",
         "remediate.driver": "simulated",

@@ -36,7 +36,7 @@ class HubClient:
         self._timeout_seconds = timeout_seconds
 
     def query(self, expr: str, *, at: str | None = None) -> dict[str, Any]:
-        """An instant query; the answer is Prometheus' `data` object: resultType and result."""
+        """An instant query; the answer is Prometheus' `data` object, with warnings and infos where there are any."""
         return self._prometheus("query", {"query": expr, "time": at})
 
     def query_range(self, expr: str, *, start: str, end: str, step: str) -> dict[str, Any]:
@@ -54,14 +54,82 @@ class HubClient:
         """One incident with its diagnosis, plan and timeline."""
         return self._ask("GET", f"/api/incidents/{urllib.parse.quote(id)}")
 
+    def slos(self) -> list[dict[str, Any]]:
+        """Every service level objective: indicator, error budget left, burn rates; None where nothing is known."""
+        answer: list[dict[str, Any]] = self._ask("GET", "/api/slos")["slos"]
+        return answer
+
+    def reload_rules(self) -> dict[str, Any]:
+        """Let the hub read its rule files again; HubError with every problem if they cannot be used."""
+        return self._ask("POST", "/-/reload", {})
+
+    def topology(self, *, rack: str | None = None, leaf: str | None = None, node: str | None = None) -> dict[str, Any]:
+        """Racks, leaves, nodes, GPUs and links with their states; all of them, or those that are named."""
+        asked = {"rack": rack, "leaf": leaf, "node": node}
+        form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
+        return self._ask("GET", f"/api/topology?{form}")
+
+    def push_sweep(self, sweep: dict[str, Any]) -> dict[str, Any]:
+        """Hand over a sweep of the InfiniBand fabric; see docs/howto/fabric.md."""
+        return self._ask("POST", "/api/fabric", sweep)
+
     def acknowledge(self, id: str) -> dict[str, Any]:
         return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/acknowledge", {})
 
     def resolve(self, id: str, *, why: str) -> dict[str, Any]:
         return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/resolve", {"why": why})
 
+    def assign(self, id: str, *, to: str) -> dict[str, Any]:
+        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/assign", {"to": to})
+
+    def silence_incident(self, id: str, *, lasting: str, reason: str) -> dict[str, Any]:
+        """Silence everything at the place of an incident."""
+        body = {"for": lasting, "reason": reason}
+        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/silence", body)
+
+    def silences(self) -> list[dict[str, Any]]:
+        """Silences and maintenance windows that are, will be, or were in force within the last day."""
+        answer: list[dict[str, Any]] = self._ask("GET", "/api/silences")["silences"]
+        return answer
+
+    def silence(self, matchers: Sequence[str], *, reason: str, **when: Any) -> dict[str, Any]:
+        """A silence of what fits all matchers; `when` has `for`, `starts_at`, `ends_at` and `maintenance`."""
+        return self._ask("POST", "/api/silences", {"matchers": list(matchers), "reason": reason, **when})
+
+    def end_silence(self, id: str) -> dict[str, Any]:
+        return self._ask("DELETE", f"/api/silences/{urllib.parse.quote(id, safe='')}")
+
+    def report(self, id: str) -> dict[str, Any]:
+        """The whole story of an incident."""
+        return self._ask("GET", f"/api/incidents/{urllib.parse.quote(id)}/report?format=json")
+
+    def report_text(self, id: str) -> str:
+        """The same as Markdown."""
+        with self._open("GET", f"/api/incidents/{urllib.parse.quote(id)}/report", accept="text/markdown") as answer:
+            return answer.read().decode()
+
+    def notices(self, id: str) -> list[dict[str, Any]]:
+        """Who was told about an incident, when, and what they answered."""
+        answer: list[dict[str, Any]] = self._ask("GET", f"/api/incidents/{urllib.parse.quote(id)}/notices")["notices"]
+        return answer
+
+    def digest(self, *, days: int = 7) -> dict[str, Any]:
+        """A review of the incidents of some days, with `text` for people."""
+        return self._ask("GET", f"/api/digest?days={days}")
+
     def note(self, id: str, *, text: str) -> dict[str, Any]:
         return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/note", {"text": text})
+
+    def give_order(
+        self, node: str, kind: str, arguments: dict[str, str], *, cluster: str | None = None
+    ) -> dict[str, Any]:
+        """Have something harmless done by a node's agent; the answer has the order and its state."""
+        body = {"node": node, "kind": kind, "arguments": arguments, "cluster": cluster}
+        return self._ask("POST", "/api/orders", body)
+
+    def order(self, id: str) -> dict[str, Any]:
+        """One work order, its state, and its receipt once there is one."""
+        return self._ask("GET", f"/api/orders/{urllib.parse.quote(id, safe='')}")
 
     def recording(
         self, *, start: str, end: str, matches: Sequence[str] = (), progress: Callable[[int], None] | None = None
@@ -76,14 +144,23 @@ class HubClient:
                     progress(done)
                 yield piece
 
+    def nodes(self, *, state: str | None = None, pool: str | None = None) -> dict[str, Any]:
+        """Every node with its states, GPUs and holders; `total` counts those that the filters left out too."""
+        chosen = {name: value for name, value in (("state", state), ("pool", pool)) if value is not None}
+        return self._ask("GET", f"/api/nodes?{urllib.parse.urlencode(chosen)}")
+
+    def who(self, name: str) -> dict[str, Any]:
+        """Who holds a GPU or node, and what a job, pod, user or team holds."""
+        return self._ask("GET", f"/api/who?{urllib.parse.urlencode({'name': name})}")
+
     def simulator(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """A request to the simulated fleet behind this hub; HubError where the fleet is real."""
         return self._ask(method, f"/api/sim{path}", body)
 
     def _prometheus(self, endpoint: str, parameters: dict[str, str | None]) -> dict[str, Any]:
         form = urllib.parse.urlencode({name: value for name, value in parameters.items() if value is not None})
-        answer: dict[str, Any] = self._ask("GET", f"/api/v1/{endpoint}?{form}")["data"]
-        return answer
+        body = self._ask("GET", f"/api/v1/{endpoint}?{form}")
+        return {**body["data"], **{key: body[key] for key in ("warnings", "infos") if body.get(key)}}
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
@@ -119,7 +196,8 @@ class HubClient:
 
     def _refusal(self, error: urllib.error.HTTPError) -> HubError:
         try:
-            problem = str(json.loads(error.read())["error"])
+            answer = json.loads(error.read())
+            problem = "\n".join([str(answer["error"]), *(str(one) for one in answer.get("errors", ()))])
         except (ValueError, KeyError, TypeError):
             problem = f"the hub answered {error.code} {error.reason}"
         remedy = "Give a token with --token or WATCHKEEPER_TOKEN" if error.code == 401 else None

@@ -1,4 +1,4 @@
-"""How to be let in at a target or a list of targets: user name, token, certificates.
+"""How to get to a target or a list of targets, and to be let in: user name, token, certificates, proxy.
 
 `prometheus_config` reads it from a job, `scrape` and `discovery` use it. Files are read at each use, so that a
 token or certificate that is renewed needs no restart. A secret is never part of a message.
@@ -7,11 +7,19 @@ token or certificate that is renewed needs no restart. A secret is never part of
 from __future__ import annotations
 
 import base64
+import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from watchkeeper.errors import CollectError
+
+
+class Tokens(Protocol):
+    """Something that gives out tokens which end, such as an OAuth 2.0 server."""
+
+    async def authorization(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +37,27 @@ class Access:
     key_file: str = ""
     server_name: str = ""
     insecure_skip_verify: bool = False
+    tokens: Tokens | None = None
+    proxy_url: str = ""
+    no_proxy: tuple[str, ...] = ()
+
+    async def authorised(self) -> dict[str, str]:
+        """The headers of a request that is to be let in, with a fresh token where a server gives them out."""
+        if self.tokens is not None:
+            return {"Authorization": await self.tokens.authorization()}
+        return self.headers()
+
+    def proxy_for(self, host: str) -> str:
+        """The proxy on the way to a host; empty means the direct way."""
+        return "" if any(_covers(rule, host) for rule in self.no_proxy) else self.proxy_url
 
     def headers(self) -> dict[str, str]:
         """The Authorization header, if there is one to send; CollectError if its file cannot be read."""
         if self.username:
-            secret = _read(self.password_file) if self.password_file else self.password
+            secret = read_secret(self.password_file) if self.password_file else self.password
             packed = base64.b64encode(f"{self.username}:{secret}".encode()).decode()
             return {"Authorization": f"Basic {packed}"}
-        secret = _read(self.credentials_file) if self.credentials_file else self.credentials
+        secret = read_secret(self.credentials_file) if self.credentials_file else self.credentials
         return {"Authorization": f"{self.scheme} {secret}"} if secret else {}
 
     def tls(self) -> ssl.SSLContext:
@@ -58,7 +79,15 @@ class Access:
 NOTHING = Access()
 
 
-def _read(path: str) -> str:
+def _covers(rule: str, host: str) -> bool:
+    """Whether an entry of no_proxy means a host: `*`, a domain with or without its dot, an address, or a network."""
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(rule, strict=False)
+    except ValueError:
+        return rule == "*" or host == rule.lstrip(".") or host.endswith("." + rule.lstrip("."))
+
+
+def read_secret(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

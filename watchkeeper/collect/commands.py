@@ -6,9 +6,11 @@ SIGKILL and left behind; `Commands` remembers it and does not ask the same thing
 
 from __future__ import annotations
 
+import os
+import selectors
 import subprocess
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -31,6 +33,7 @@ class Answer:
 
     outcome: Outcome
     text: str = ""
+    is_cut: bool = False
 
 
 @dataclass(slots=True)
@@ -38,6 +41,9 @@ class Commands:
     """One for each thread that asks."""
 
     seconds: float = 2.0
+    max_output_bytes: int = MAX_OUTPUT_BYTES
+    # None: our own environment.
+    environment: Mapping[str, str] | None = None
     _stuck: dict[Hashable, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -50,19 +56,47 @@ class Commands:
         key = tuple(arguments)
         if self.stuck >= MAX_STUCK or key in self._stuck:
             return Answer(Outcome.LATE, "an earlier call is still stuck")
-        pipe = subprocess.PIPE
         try:
             child = subprocess.Popen(
-                key, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
+                key,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=self.environment,
             )
         except OSError as error:
             return Answer(Outcome.ABSENT, f"{arguments[0]}: {error.strerror}")
+        until = time.monotonic() + self.seconds
+        text = self._read(child, until)
+        if text is None:
+            return self._leave(key, child)
+        is_cut = len(text) > self.max_output_bytes
+        if is_cut:
+            child.kill()
+        assert child.stdout is not None
+        child.stdout.close()
         try:
-            text, _ = child.communicate(timeout=self.seconds)
+            child.wait(max(until - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             return self._leave(key, child)
-        words = text[:MAX_OUTPUT_BYTES].decode("utf-8", "replace")
-        return Answer(Outcome.ANSWERED if child.returncode == 0 else Outcome.FAILED, words)
+        words = text[: self.max_output_bytes].decode("utf-8", "replace")
+        return Answer(Outcome.ANSWERED if child.returncode == 0 or is_cut else Outcome.FAILED, words, is_cut)
+
+    def _read(self, child: subprocess.Popen[bytes], until: float) -> bytes | None:
+        """What a child writes until it ends or has written too much; None when its time is over."""
+        assert child.stdout is not None
+        text = bytearray()
+        with selectors.DefaultSelector() as ready:
+            ready.register(child.stdout, selectors.EVENT_READ)
+            while len(text) <= self.max_output_bytes:
+                if not ready.select(max(until - time.monotonic(), 0.0)):
+                    return None
+                piece = os.read(child.stdout.fileno(), 1 << 16)
+                if not piece:
+                    break
+                text += piece
+        return bytes(text)
 
     def _leave(self, key: Hashable, child: subprocess.Popen[bytes]) -> Answer:
         child.kill()

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from watchkeeper.collect import http, prometheus_config
+from watchkeeper.collect import dns, http, prometheus_config
 from watchkeeper.collect.jobs import Dropped, Job, Kind, Place, Target, target_of
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.model import fleet
@@ -67,8 +67,15 @@ class Discovery:
     """All sources of a fleet, refreshed together: the hub's own lists, and the jobs of a prometheus.yml."""
 
     def __init__(
-        self, locations: Iterable[str], *, defaults: Defaults | None = None, config: Path | None = None
+        self,
+        locations: Iterable[str],
+        *,
+        defaults: Defaults | None = None,
+        config: Path | None = None,
+        resolver: dns.Resolver | None = None,
     ) -> None:
+        # None is the system's, read from its file at each use.
+        self._resolver = resolver
         self._defaults = defaults or Defaults()
         own = Job(name=self._defaults.job)
         self._own = [Source(own, _place(location)) for location in locations]
@@ -108,7 +115,7 @@ class Discovery:
                 defaults = Defaults(cluster=self._config.found.cluster, job=defaults.job)
             parts = [
                 read_groups(document, where, defaults=defaults, job=source.job)
-                for where, document in await _fetch(source.place)
+                for where, document in await _fetch(source.place, self._resolver)
             ]
             source.found = merge(parts)
             source.good_at, source.problem = now, None
@@ -177,13 +184,13 @@ def _place(location: str) -> Place:
     return Place(Kind.HTTP if location.startswith(("http://", "https://")) else Kind.FILE, location)
 
 
-async def _fetch(place: Place) -> list[tuple[str, bytes | list[Any]]]:
+async def _fetch(place: Place, resolver: dns.Resolver | None) -> list[tuple[str, bytes | list[Any]]]:
     """The documents at a place, each with its name."""
     if place.kind is Kind.STATIC:
         groups = [{"targets": list(addresses), "labels": dict(named)} for addresses, named in place.groups]
         return [(place.location, groups)]
     if place.kind is Kind.DNS:
-        return [(f"dns {place.location}", [await _look_up(place)])]
+        return [(f"dns {place.location}", await _look_up(place, resolver))]
     if place.kind is Kind.HTTP:
         return [(place.location, await _download(place))]
     named = WILDCARDS.intersection(place.location)
@@ -193,7 +200,7 @@ async def _fetch(place: Place) -> list[tuple[str, bytes | list[Any]]]:
 
 async def _download(place: Place) -> bytes | list[Any]:
     connection = http.Connection(access=place.access)
-    headers = {"Accept": "application/json", **place.access.headers()}
+    headers = {"Accept": "application/json", **await place.access.authorised()}
     try:
         response = await connection.send(http.Request(place.location, headers=headers))
     finally:
@@ -203,23 +210,30 @@ async def _download(place: Place) -> bytes | list[Any]:
     return _with_meta(response.body, place.location, __meta_url=place.location)
 
 
-async def _look_up(place: Place) -> dict[str, Any]:
-    """A and AAAA records, as the system's resolver knows them."""
-    family = FAMILIES.get(place.record)
-    if family is None:
-        raise CollectError(
-            f"{place.record} records need more than the system's resolver",
-            where=f"dns {place.location}",
-            remedy="Use `type: A` or `type: AAAA` with a `port`",
-        )
+async def _look_up(place: Place, resolver: dns.Resolver | None) -> list[Any]:
+    """SRV records one by one; A and AAAA records together, as the system's resolver knows them."""
+    if place.record == "SRV":
+        asked = await asyncio.to_thread(dns.system) if resolver is None else resolver
+        return [_service_group(place.location, service) for service in await asked.services(place.location)]
     loop = asyncio.get_running_loop()
+    family = FAMILIES[place.record]
     try:
         answers = await loop.getaddrinfo(place.location, place.port, family=family, type=socket.SOCK_STREAM)
     except OSError as error:
         raise CollectError(f"the name is not known: {error}", where=f"dns {place.location}") from error
     hosts = sorted({str(answer[4][0]) for answer in answers})
     shown = [f"[{host}]:{place.port}" if ":" in host else f"{host}:{place.port}" for host in hosts]
-    return {"targets": shown, "labels": {"__meta_dns_name": place.location}}
+    return [{"targets": shown, "labels": {"__meta_dns_name": place.location}}]
+
+
+def _service_group(name: str, service: dns.Service) -> dict[str, Any]:
+    """One SRV record with the labels that Prometheus gives it; its target keeps the dot at its end there."""
+    meta = {
+        "__meta_dns_name": name,
+        "__meta_dns_srv_record_target": f"{service.host}.",
+        "__meta_dns_srv_record_port": str(service.port),
+    }
+    return {"targets": [f"{service.host}:{service.port}"], "labels": meta}
 
 
 def _read(path: str) -> bytes:

@@ -7,10 +7,15 @@ useful thing one can say about it. The hub, the pages and the event followers as
 
 from __future__ import annotations
 
+import logging
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from watchkeeper.kit import logs
 from watchkeeper.model import fleet, labels, samples
+
+log = logging.getLogger(__name__)
 
 # GPUs and nodes that left are remembered up to this many; then the one gone longest is forgotten.
 MAX_GONE = 10_000
@@ -20,6 +25,8 @@ MAX_LEARNED_NODES = 20_000
 MAX_SILENCE_MS = 120_000
 NODE_INFO = "watchkeeper_node_info"
 NODE_EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
+GPUS_MOVED = "watchkeeper_fleet_moved_gpus_total"
+MAX_MOVES = 100
 
 NodeKey = tuple[str, str]
 
@@ -46,6 +53,16 @@ class SeenGpu:
         return fleet.Place(self.cluster, node=self.node, gpu=self.gpu.uuid)
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A GPU that turned up on another node: it was carried there, or two nodes claim it."""
+
+    uuid: str
+    before: str
+    after: str
+    at_ms: int
+
+
 class Fleet:
     """Expected nodes and seen GPUs, by every name people and machines use for them."""
 
@@ -59,6 +76,12 @@ class Fleet:
         self._reported: dict[NodeKey, dict[str, frozenset[str]]] = {}
         self._uuids: dict[NodeKey, set[str]] = {}
         self._uuid_at: dict[tuple[NodeKey, str], str] = {}
+        # Made when somebody asks, and again after the inventory changed.
+        self._nodes_in: dict[fleet.Place, list[fleet.Place]] | None = None
+        self._holders: dict[str, tuple[labels.Labels, ...]] = {}
+        # How often a GPU turned up on another node, by cluster, and the last of such moves.
+        self.moved: Counter[str] = Counter()
+        self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
 
     def expect(self, nodes: Iterable[fleet.Node], now_ms: int) -> None:
         """Take over what discovery says; a node it no longer names stays known as gone since now."""
@@ -86,6 +109,8 @@ class Fleet:
                 self._lose(uuid, key)
         for uuid, gpu in gpus.items():
             known = self._gpus.get(uuid)
+            if known is not None and (known.cluster, known.node) != key:
+                self._note_move(Move(uuid, known.node, node.name, at_ms), node.cluster)
             first = at_ms if known is None else known.first_seen_ms
             steady = known.steady_since_ms if known is not None and _goes_on(known, key, at_ms) else at_ms
             self._gpus[uuid] = SeenGpu(gpu, node.name, node.cluster, first, at_ms, steady_since_ms=steady)
@@ -105,6 +130,29 @@ class Fleet:
     def nodes(self) -> list[fleet.Node]:
         """The nodes discovery names at present, and those that report without being named."""
         return [node for key, node in self._nodes.items() if key not in self._gone_nodes_since_ms]
+
+    def domains_of(self, place: fleet.Place) -> tuple[fleet.Place, ...]:
+        """The racks, leaf switches and the like that a node lies in."""
+        node = self.node(place.node, place.cluster) if place.node is not None else None
+        return () if node is None else node.enclosing()
+
+    def nodes_in(self, domain: fleet.Place) -> list[fleet.Place]:
+        """The nodes of a failure domain."""
+        if self._nodes_in is None:
+            found: dict[fleet.Place, list[fleet.Place]] = {}
+            for node in self.nodes():
+                for outer in node.enclosing():
+                    found.setdefault(outer, []).append(node.place)
+            self._nodes_in = found
+        return self._nodes_in.get(domain, [])
+
+    def gpus_at(self, place: fleet.Place) -> int:
+        """How many GPUs a place has, as far as they are known; gone ones count."""
+        if place.gpu is not None:
+            return 1
+        nodes = [place] if place.node is not None else self.nodes_in(place)
+        known = (self.node(one.node or "", one.cluster) for one in nodes)
+        return sum(max(node.expected_gpus or 0, len(self.gpus_of(node))) for node in known if node is not None)
 
     def gone_nodes(self) -> list[tuple[fleet.Node, int]]:
         """Nodes discovery no longer names, with the time since when."""
@@ -145,7 +193,27 @@ class Fleet:
             return place.domain.replace("=", " ", 1)
         return place.node or f"cluster {place.cluster}"
 
+    def hold(self, source: str, holders: Iterable[labels.Labels]) -> None:
+        """Take over who holds the GPUs of a page (`source`); nobody is known any more for a page without holders."""
+        self._holders.pop(source, None)
+        if found := tuple(holders):
+            self._holders[source] = found
+
+    def holders(self) -> list[labels.Labels]:
+        """Holders as agents tell them: the labels of their information series."""
+        return [each for found in self._holders.values() for each in found]
+
+    def _note_move(self, move: Move, cluster: str) -> None:
+        """Count a move; two nodes that both claim a GPU make many, of which one is said."""
+        self.moved[cluster] += 1
+        if not any(
+            known.uuid == move.uuid and {known.before, known.after} == {move.before, move.after} for known in self.moves
+        ):
+            log.warning("GPU on another node", extra=logs.fields(gpu=move.uuid, was_on=move.before, is_on=move.after))
+            self.moves.append(move)
+
     def _index_names(self) -> None:
+        self._nodes_in = None
         aliases = {alias: key for key, node in self._nodes.items() for alias in node.aliases}
         self._key_of_name = aliases | {name: (cluster, name) for cluster, name in self._nodes}
 
@@ -158,6 +226,7 @@ class Fleet:
         self._nodes[key] = node
         self._learned.add(key)
         self._key_of_name.setdefault(node.name, key)
+        self._nodes_in = None
         return True
 
     def _lose(self, uuid: str, key: NodeKey) -> None:
@@ -203,9 +272,13 @@ def inventory_samples(known: Fleet, now_ms: int) -> list[samples.Sample]:
     for node in known.nodes():
         where = {"cluster": node.cluster, "Hostname": node.name}
         about = {"pool": node.pool, "rack": node.domains.get("rack", ""), "leaf": node.domains.get("leaf", "")}
+        about["nvlink_domain"] = node.domains.get("nvlink", "")
         named = labels.Labels({labels.METRIC_NAME: NODE_INFO} | where | about)
         made.append(samples.Sample(named, now_ms, 1.0))
         if node.expected_gpus is not None:
             counted = labels.Labels({labels.METRIC_NAME: NODE_EXPECTED_GPUS} | where)
             made.append(samples.Sample(counted, now_ms, float(node.expected_gpus)))
+    for cluster, count in known.moved.items():
+        moved = labels.Labels({labels.METRIC_NAME: GPUS_MOVED, "cluster": cluster})
+        made.append(samples.Sample(moved, now_ms, float(count)))
     return made

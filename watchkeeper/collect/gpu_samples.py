@@ -26,6 +26,16 @@ class SliceSample:
     id: int
     profile: str
     values: Mapping[str, Value]
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program with a context on a GPU; `busy_percent` None: it is alone, or the GPU cannot tell."""
+
+    pid: int
+    slice_id: int | None = None
+    busy_percent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,8 @@ class GpuSample:
     last_xid: int | None = None
     xids: Mapping[int, int] = field(default_factory=dict)
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    # None: the GPU does not tell which programs use it.
+    programs: tuple[Program, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +77,19 @@ class Merger:
         for failure in answer.get("errors", {}).items():
             errors = counted(errors, failure)
         if answer.get("lost"):
-            return replace(before, read_at={}, values={}, slices=(), errors=errors)
+            return replace(before, read_at={}, values={}, slices=(), errors=errors, programs=None)
         replaced = set(cadences)
         if not answer.get("is_profiled"):
             # The first sample of a new reader: what the last one measured holds until it is too old.
             replaced.discard(Cadence.PROFILE)
         known = {part.id: part.values for part in before.slices}
         slices = tuple(
-            SliceSample(part["id"], part["profile"], self._kept(known.get(part["id"], {}), replaced) | part["values"])
+            SliceSample(
+                part["id"],
+                part["profile"],
+                self._kept(known.get(part["id"], {}), replaced) | part["values"],
+                part.get("uuid", ""),
+            )
             for part in answer.get("slices", ())
         )
         return replace(
@@ -81,11 +98,17 @@ class Merger:
             values=self._kept(before.values, replaced) | answer.get("values", {}),
             slices=slices,
             errors=errors,
+            programs=_programs(answer) if Cadence.FAST in replaced else before.programs,
         )
 
     def _kept(self, values: Mapping[str, Value], replaced: set[Cadence]) -> dict[str, Value]:
         cadence_of = self.cadence_of
         return {name: value for name, value in values.items() if cadence_of[name] not in replaced}
+
+
+def _programs(answer: Mapping[str, Any]) -> tuple[Program, ...] | None:
+    rows = answer.get("programs")
+    return None if rows is None else tuple(Program(*row) for row in rows)
 
 
 def with_xid(gpu: GpuSample, code: int) -> GpuSample:

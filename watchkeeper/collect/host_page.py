@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from watchkeeper.kit import own_metrics
 from watchkeeper.readers.node import NodeFacts
 
-# Family, help. The type is gauge throughout.
+# Family, help. What ends in _total is a counter, everything else a gauge.
 FAMILIES = {
     "watchkeeper_host_cpus": "Processors of the machine",
     "watchkeeper_host_load": "Load average over a number of minutes",
@@ -18,13 +18,19 @@ FAMILIES = {
     "watchkeeper_host_shared_memory_bytes": "Size of /dev/shm, in all and free",
     "watchkeeper_host_disk_bytes": "Size of a local filesystem, in all and free for users",
     "watchkeeper_host_mount_stalled": "1 if a remote filesystem does not answer, 0 if it does",
+    "watchkeeper_host_nfs_operations_total": "Operations that were asked of an NFS server",
+    "watchkeeper_host_nfs_retransmissions_total": "Operations that were sent to an NFS server more than once",
+    "watchkeeper_host_nfs_timeouts_total": "Operations that an NFS server did not answer before the major timeout",
+    "watchkeeper_host_nfs_seconds_total": "Time that operations on an NFS server took, all together",
     "watchkeeper_host_uptime_seconds": "Time since the machine started",
     "watchkeeper_host_version_info": "1; the versions of kernel and loaded NVIDIA driver are labels",
     "watchkeeper_host_next_boot_has_driver": "1 if the newest installed kernel has an NVIDIA module, 0 if not",
     "watchkeeper_host_unit_running": "1 if an installed systemd unit for GPUs is active, 0 if not",
     "watchkeeper_host_fan_rpm": "Speed of a fan of the chassis or a power supply",
+    "watchkeeper_host_fan_percent": "Speed of a fan as a share of its highest, where the chassis gives no RPM",
     "watchkeeper_host_temperature_celsius": "Temperature that a sensor of the machine reports",
     "watchkeeper_host_power_watts": "Power that a sensor of the machine reports",
+    "watchkeeper_host_power_supply_ok": "1 if a power supply says that it works, 0 if not",
     "watchkeeper_host_sensor_alarm": "1 if a sensor raises its own alarm or is at fault, 0 if not",
     "watchkeeper_host_pci_devices": "NVIDIA devices on the PCI bus, whether the driver answers or not",
     "watchkeeper_host_clock_synchronised": "1 if something keeps the clock right, 0 if not",
@@ -33,6 +39,8 @@ FAMILIES = {
 }
 SENSOR_FAMILIES = {
     "fan": "watchkeeper_host_fan_rpm",
+    "fan_percent": "watchkeeper_host_fan_percent",
+    "supply": "watchkeeper_host_power_supply_ok",
     "temperature": "watchkeeper_host_temperature_celsius",
     "power": "watchkeeper_host_power_watts",
 }
@@ -51,7 +59,8 @@ def render(facts: NodeFacts, hostname: str) -> str:
     parts = []
     for name, help in FAMILIES.items():
         if name in lines:
-            parts += [f"# HELP {name} {help}.\n# TYPE {name} gauge\n", *lines[name]]
+            kind = "counter" if name.endswith("_total") else "gauge"
+            parts += [f"# HELP {name} {help}.\n# TYPE {name} {kind}\n", *lines[name]]
     return "".join(parts)
 
 
@@ -71,6 +80,11 @@ def _rows(facts: NodeFacts) -> Iterator[Row]:
     for mount in facts.remote_mounts:
         is_stalled = mount in facts.stalled_mounts
         yield "watchkeeper_host_mount_stalled", {"path": mount.path, "kind": mount.kind}, is_stalled
+    for nfs in facts.nfs:
+        yield "watchkeeper_host_nfs_operations_total", {"path": nfs.path}, nfs.asked
+        yield "watchkeeper_host_nfs_retransmissions_total", {"path": nfs.path}, nfs.repeated
+        yield "watchkeeper_host_nfs_timeouts_total", {"path": nfs.path}, nfs.timeouts
+        yield "watchkeeper_host_nfs_seconds_total", {"path": nfs.path}, nfs.milliseconds / 1000
     yield "watchkeeper_host_uptime_seconds", {}, facts.uptime_seconds
     versions = {"kernel": facts.kernel or "", "driver": facts.driver or ""}
     yield "watchkeeper_host_version_info", versions, 1 if any(versions.values()) else None

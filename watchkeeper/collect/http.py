@@ -7,11 +7,13 @@ and a body limit, counted after decompression. It is standard library only, beca
 from __future__ import annotations
 
 import asyncio
+import base64
+import ssl
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 from watchkeeper.collect.access import NOTHING, Access
 from watchkeeper.errors import CollectError, quote
@@ -41,16 +43,32 @@ class Response:
     body: bytes = b""
 
 
+class Refused(CollectError):
+    """An endless answer that was refused with an HTTP status."""
+
+    def __init__(self, status: int, *, where: str) -> None:
+        super().__init__(f"answered {status}", where=where)
+        self.status = status
+
+
 class Connection:
     """One kept-alive connection to one origin; a request at a time."""
 
     def __init__(
-        self, *, timeout_seconds: float = 10.0, max_body_bytes: int = MAX_BODY_BYTES, access: Access = NOTHING
+        self,
+        *,
+        timeout_seconds: float = 10.0,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        access: Access = NOTHING,
+        unix_socket: str | None = None,
     ) -> None:
         self.timeout_seconds = timeout_seconds
+        self._unix_socket = unix_socket
         self.max_body_bytes = max_body_bytes
         self._access = access
         self._origin: tuple[str, str] | None = None
+        # What a proxy that relays our requests wants to hear; None where there is none.
+        self._relay: Mapping[str, str] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -64,7 +82,7 @@ class Connection:
                     response = await self._send_once(Request(target, headers=_headers_for(target, request)))
                 return response
         except TimeoutError as error:
-            self.close()
+            self._abort()
             raise CollectError(f"no answer within {self.timeout_seconds:g} s", where=request.url) from error
         except CollectError as error:
             self.close()
@@ -74,16 +92,22 @@ class Connection:
             self.close()
             raise CollectError(_plain(error), where=request.url) from error
         except asyncio.CancelledError:
-            self.close()
+            self._abort()
             raise
 
-    async def lines(self, request: Request, *, quiet_seconds: float) -> AsyncGenerator[bytes, None]:
-        """Each line of an endless answer as it arrives; a peer silent for `quiet_seconds` is given up."""
+    async def lines(
+        self, request: Request, *, quiet_seconds: float, on_open: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[bytes, None]:
+        """Each line of an endless answer as it arrives; a peer silent for `quiet_seconds` is given up.
+
+        `on_open` is called when the peer has agreed to answer, which may be long before the first line.
+        """
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 response = await self._ask(request)
             if response.status != 200:
-                raise CollectError(f"answered {response.status}", where=request.url)
+                raise Refused(response.status, where=request.url)
+            on_open()
             pending = b""
             chunks = self._chunks(response.headers)
             while True:
@@ -101,7 +125,13 @@ class Connection:
         except BROKEN as error:
             raise CollectError(_plain(error), where=request.url) from error
         finally:
-            self.close()
+            self._abort()
+
+    def _abort(self) -> None:
+        """Let go of an answer in the middle, at once: a peer that hangs would not answer TLS's farewell either."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+        self.close()
 
     def close(self) -> None:
         if self._writer is not None:
@@ -148,14 +178,42 @@ class Connection:
         if self._writer is not None and origin == self._origin and not self._writer.is_closing():
             return True
         self.close()
+        self._relay = None
         secure = self._access.tls() if parts.scheme == "https" else None
         port = parts.port or (443 if secure else 80)
         name = self._access.server_name or None if secure else None
-        self._reader, self._writer = await asyncio.open_connection(
-            parts.hostname, port, ssl=secure, server_hostname=name
-        )
+        if self._unix_socket is not None:
+            self._reader, self._writer = await asyncio.open_unix_connection(self._unix_socket)
+        elif proxy := self._access.proxy_for(parts.hostname):
+            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+            await self._connect_through(proxy, f"{host}:{port}", secure, name=name or parts.hostname)
+        else:
+            self._reader, self._writer = await asyncio.open_connection(
+                parts.hostname, port, ssl=secure, server_hostname=name
+            )
         self._origin = origin
         return False
+
+    async def _connect_through(self, proxy: str, target: str, secure: ssl.SSLContext | None, *, name: str) -> None:
+        """Connect to an HTTP proxy, which relays plain requests and opens a tunnel for TLS."""
+        parts = urlsplit(proxy)
+        self._reader, self._writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+        admission = {}
+        if parts.username:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            admission = {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+        if secure is None:
+            self._relay = admission
+            return
+        head = "".join(f"{key}: {value}\r\n" for key, value in {"Host": target, **admission}.items())
+        self._writer.write(f"CONNECT {target} HTTP/1.1\r\n{head}\r\n".encode("latin-1"))
+        await self._writer.drain()
+        answer = (await self._reader.readuntil(b"\n")).split(None, 2)
+        await self._read_headers()
+        if len(answer) < 2 or not answer[1].startswith(b"2"):
+            status = answer[1].decode("latin-1") if len(answer) > 1 else "nothing"
+            raise CollectError(f"the proxy {parts.hostname}:{parts.port or 80} answered {status} to CONNECT {target}")
+        await self._writer.start_tls(secure, server_hostname=name)
 
     async def _exchange(self, request: Request) -> Response:
         assert self._reader is not None
@@ -163,6 +221,8 @@ class Connection:
         parts = urlsplit(request.url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = {"Host": parts.netloc.rpartition("@")[2], "User-Agent": "watchkeeper", **request.headers}
+        if self._relay is not None:
+            path, headers = f"http://{headers['Host']}{path}", {**headers, **self._relay}
         if request.body or request.method == "POST":
             headers["Content-Length"] = str(len(request.body))
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

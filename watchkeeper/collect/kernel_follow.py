@@ -1,8 +1,9 @@
 """Following kernel logs as they are written, and making events of what they say.
 
-Two sources give the same `NodeRecord`: `follow_stream` reads the records of a whole fleet from one HTTP
-stream, `follow_kmsg` reads this machine's /dev/kmsg. `KernelEvents` turns a record into an event with a
-stable id and the GPU's UUID. The hub feeds its journal with the events, the agent its spool.
+All sources give the same `NodeRecord`: `follow_stream` reads the records of a whole fleet from one HTTP
+stream, `follow_kmsg` reads this machine's /dev/kmsg; `collect.kernel_sources` knows the others. `KernelEvents`
+turns a record into an event with a stable id and the GPU's UUID. The hub feeds its journal with the events, the
+agent its spool.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ POLL_SECONDS = 0.5
 # A link that flaps logs thousands of AER lines a second; this many of one kind and place tell the story.
 REPEATS_PER_MINUTE = 20
 MAX_GATES = 10_000
-KINDS_OF_A_GPU = frozenset({events.EventKind.XID, events.EventKind.GPU_LOST})
+KINDS_OF_A_GPU = frozenset(
+    {events.EventKind.XID, events.EventKind.GPU_LOST, events.EventKind.GSP_ERROR, events.EventKind.NVLINK_ERROR}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ class NodeRecord:
     record: str
     at: datetime
     seq: int = 0
+    # Which kind of log it came from, and that log's own word for the place behind it.
+    source: str = SOURCE
+    mark: str = ""
 
 
 class FloodGate:
@@ -100,7 +106,7 @@ class KernelEvents:
         uuid, named = await self._locate(line, fact)
         if left_out:
             named["alike_left_out"] = str(left_out)
-        source = events.EventSource(self._cluster, line.node, line.boot, SOURCE)
+        source = events.EventSource(self._cluster, line.node, line.boot, line.source)
         process = events.Process(fact.pid, fact.process) if fact.pid is not None or fact.process else None
         return events.Event(
             source.event_id(record.sequence),
@@ -199,6 +205,8 @@ class KmsgSource:
     node: str
     boot: str
     after: int = -1
+    # Where another kind of log was followed before: up to this time it is known as well.
+    after_us: int = -1
     # Blocks with none of these are passed over unread; nothing given means that every record is wanted.
     needles: tuple[bytes, ...] = ()
     monotonic: Callable[[], float] = monotonic
@@ -215,7 +223,7 @@ async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerato
         raise CollectError(
             f"the kernel log cannot be opened: {error.strerror}",
             where=str(source.path),
-            remedy="Run as root, or give the service CAP_SYSLOG",
+            remedy="Run as root, give the service CAP_SYSLOG, or use --kernel-log journald",
         ) from error
     try:
         pending = b""
@@ -225,10 +233,10 @@ async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerato
                 if mode == stat.S_IFREG:
                     await time.sleep(POLL_SECONDS)
                 else:
-                    await _readable(descriptor)
+                    await readable(descriptor)
                 continue
             block = pending + block
-            *whole, pending = _lines_of_interest(block, source.needles)
+            *whole, pending = lines_of_interest(block, source.needles)
             for line in whole:
                 record = _read_kmsg_line(line, source, now=time.now())
                 if record is not None:
@@ -240,7 +248,7 @@ async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerato
         os.close(descriptor)
 
 
-def _lines_of_interest(block: bytes, needles: tuple[bytes, ...]) -> list[bytes]:
+def lines_of_interest(block: bytes, needles: tuple[bytes, ...]) -> list[bytes]:
     """The lines of a block, the last of them unfinished; only that one if the block says nothing of interest."""
     if needles and not any(needle in block for needle in needles):
         return [block[block.rfind(b"\n") + 1 :]]
@@ -259,20 +267,27 @@ def _read_some(descriptor: int) -> bytes:
             log.warning("Kernel records were overwritten before they could be read")
 
 
-async def _readable(descriptor: int) -> None:
+async def readable(descriptor: int, seconds: float | None = None) -> bool:
+    """Wait until something can be read; False if the time is over before."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(descriptor, ready.set)
     try:
-        await ready.wait()
+        async with asyncio.timeout(seconds):
+            await ready.wait()
+    except TimeoutError:
+        return False
     finally:
         loop.remove_reader(descriptor)
+    return True
 
 
 def _read_kmsg_line(line: bytes, source: KmsgSource, *, now: datetime) -> NodeRecord | None:
     # Continuation lines (` SUBSYSTEM=pci`) belong to the record before them and start with a space.
     record = kernel_log.read_record(line.decode("utf-8", "replace"))
     if record is None or record.sequence <= source.after:
+        return None
+    if source.after < 0 and record.since_boot_us <= source.after_us:
         return None
     age_seconds = max(0.0, source.monotonic() - record.since_boot_us / 1e6)
     at = now - timedelta(seconds=age_seconds)

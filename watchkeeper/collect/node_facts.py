@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from watchkeeper.collect import commands
-from watchkeeper.readers import clock_offset, host, hwmon, kernel_modules, pci_sysfs, systemd_units
+from watchkeeper.readers import clock_offset, host, hwmon, kernel_modules, nfs_stats, pci_sysfs, systemd_units
 from watchkeeper.readers.node import NodeFacts
 
 # Remote mounts are asked one after the other, and each that stalls costs a whole deadline.
@@ -51,6 +51,7 @@ class NodeReader:
             disks=self._disks(mounts),
             remote_mounts=tuple(remote),
             stalled_mounts=self._stalled(remote, unread),
+            nfs=tuple(nfs_stats.read(proc)),
             kernel=kernel,
             boot=host.boot_id(proc),
             uptime_seconds=host.uptime_seconds(proc),

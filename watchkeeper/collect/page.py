@@ -68,6 +68,12 @@ class Page:
         # Reasons, links and the like: their number is that of the parts NVML knows.
         self._part_labels: dict[tuple[str, str], str] = {}
         self._kept: tuple[Snapshot, float, bytes] | None = None
+        self._holders: Mapping[tuple[str, str | None], Mapping[str, str]] = {}
+
+    def hold(self, holders: Mapping[tuple[str, str | None], Mapping[str, str]]) -> None:
+        """Show these labels of holders from now on, by UUID and slice."""
+        if holders != self._holders:
+            self._holders, self._kept = holders, None
 
     def render(self, snapshot: Snapshot, now: float) -> bytes:
         kept = self._kept
@@ -130,15 +136,17 @@ class Page:
 
     def _label_text(self, gpu: GpuSample, part: SliceSample | None = None) -> str:
         identity = gpu.identity
-        key = (gpu.index, identity["uuid"], None if part is None else (part.id, part.profile))
+        holder = self._holders.get((identity["uuid"], None if part is None else str(part.id)), {})
+        own = None if part is None else (part.id, part.profile)
+        key = (gpu.index, identity["uuid"], own, *holder.values())
         text = self._labels.get(key)
         if text is None:
             if len(self._labels) > 1000:
                 self._labels.clear()
-            text = self._labels[key] = self._make_label_text(gpu, part)
+            text = self._labels[key] = self._make_label_text(gpu, part, holder)
         return text
 
-    def _make_label_text(self, gpu: GpuSample, part: SliceSample | None) -> str:
+    def _make_label_text(self, gpu: GpuSample, part: SliceSample | None, holder: Mapping[str, str]) -> str:
         identity = gpu.identity
         pairs = {
             "gpu": str(gpu.index),
@@ -153,7 +161,7 @@ class Page:
         for family in self._label_families:
             if (text := identity.get(f"text.{family.part}")) is not None:
                 pairs[family.name] = text
-        return _joined(pairs)
+        return _joined({**pairs, **holder})
 
 
 def _joined(pairs: Mapping[str, str]) -> str:

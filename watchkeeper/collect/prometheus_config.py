@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
-from watchkeeper.collect import relabel
+from watchkeeper.collect import oauth2, relabel
 from watchkeeper.collect.access import NOTHING, Access
 from watchkeeper.collect.jobs import Job, Kind, Place
 from watchkeeper.errors import CollectError, quote
@@ -42,6 +43,13 @@ JOB_KEYS = frozenset(
         *("job_name", "scrape_interval", "scrape_timeout", "metrics_path", "scheme", "params", "honor_labels"),
         *("honor_timestamps", "static_configs", "relabel_configs", "metric_relabel_configs", "sample_limit"),
         *("body_size_limit", "basic_auth", "authorization", "bearer_token", "bearer_token_file", "tls_config"),
+        *("oauth2", "proxy_url", "no_proxy"),
+    }
+)
+OAUTH2_KEYS = frozenset(
+    {
+        *("token_url", "client_id", "client_secret", "client_secret_file", "scopes", "endpoint_params"),
+        *("tls_config", "proxy_url", "no_proxy"),
     }
 )
 
@@ -206,11 +214,11 @@ class _Reading:
 
     def names(self, table: Table) -> Iterator[Place]:
         record, port = str(table.get("type") or "SRV").upper(), _number(table, "port")
-        if record not in ("A", "AAAA"):
+        if record not in ("A", "AAAA", "SRV"):
             line = min(table.lines.values(), default=0)
-            self.complain(line, f"dns_sd of type {record} is not read here and skipped; use A or AAAA with a `port`")
+            self.complain(line, f"dns_sd of type {record} is not read here and skipped; known: SRV, A, AAAA")
             return
-        if not 0 < port < 65_536:
+        if record != "SRV" and not 0 < port < 65_536:
             raise ValueError(f"dns_sd of type {record} needs a `port` from 1 to 65535, found {port}")
         for name in _texts(table.get("names")):
             yield Place(Kind.DNS, name, record=record, port=port)
@@ -229,9 +237,35 @@ class _Reading:
             "key_file": self.file(tls.get("key_file")),
             "server_name": tls.get("server_name"),
         }
-        given = {name: str(value) for name, value in found.items() if value}
-        skip = _truth(tls, "insecure_skip_verify", False)
-        return Access(**given, insecure_skip_verify=skip) if given or skip else NOTHING
+        given: dict[str, Any] = {name: str(value) for name, value in found.items() if value}
+        if _truth(tls, "insecure_skip_verify", False):
+            given["insecure_skip_verify"] = True
+        if isinstance(table.get("oauth2"), Table):
+            given["tokens"] = self.tokens(table["oauth2"])
+        if proxy := str(table.get("proxy_url") or ""):
+            if urlsplit(proxy).scheme != "http" or not urlsplit(proxy).hostname:
+                raise ValueError(f"proxy_url must be an http address, found {quote(proxy)}")
+            given["proxy_url"] = proxy
+            given["no_proxy"] = tuple(one.strip() for one in str(table.get("no_proxy") or "").split(",") if one.strip())
+        return Access(**given) if given else NOTHING
+
+    def tokens(self, table: Table) -> oauth2.ClientCredentials:
+        for key in ("token_url", "client_id"):
+            if not table.get(key):
+                raise ValueError(f"oauth2 needs a `{key}`")
+        if not str(table["token_url"]).startswith(("http://", "https://")):
+            raise ValueError(f"oauth2 needs an http or https `token_url`, found {quote(table['token_url'])}")
+        for key in table.keys() - OAUTH2_KEYS:
+            self.complain(table.lines[key], f"oauth2: `{key}` is not known here and left out")
+        return oauth2.ClientCredentials(
+            token_url=str(table["token_url"]),
+            client_id=str(table["client_id"]),
+            client_secret=str(table.get("client_secret") or ""),
+            client_secret_file=self.file(table.get("client_secret_file")),
+            scopes=tuple(_texts(table.get("scopes"))),
+            parameters=tuple(sorted(_label_texts(table.get("endpoint_params")).items())),
+            access=self.access(table),
+        )
 
     def rules(self, table: Table, key: str) -> tuple[relabel.Rule, ...]:
         return tuple(self.rule(each) for each in self.tables(table, key))

@@ -16,9 +16,10 @@ import os
 import sys
 import threading
 import time
-from dataclasses import asdict
+import types
 from typing import Any
 
+from watchkeeper.kit import memory
 from watchkeeper.readers.nvml import events, families, session
 
 # Long enough for the longest name in nvml.h.
@@ -79,7 +80,7 @@ class EventThread:
             try:
                 event = self._set.wait(WAIT_MS)
                 if event is not None:
-                    self._replies.send({"event": asdict(event)})
+                    self._replies.send({"event": event._asdict()})
             except self._nvml.NVMLError:
                 time.sleep(EVENT_RETRY_SECONDS)
             except OSError:
@@ -101,6 +102,7 @@ def serve(replies: Replies, note: Note) -> None:
         replies.send({"broken": error.reason, "text": str(error)})
         return
     watcher = _event_thread(opened, replies) if opening["events"] else None
+    memory.give_back()
     replies.send({"hello": {"count": opened.count, "driver": opened.driver, "nvml": opened.library}})
     for line in requests:
         request = json.loads(line)
@@ -121,7 +123,15 @@ def _event_thread(opened: session.Session, replies: Replies) -> EventThread | No
         return None
 
 
+def leave_out_finder() -> None:
+    """Keep ctypes.util out: pynvml imports `find_library` and never calls it, and it brings 1.4 MiB along."""
+    finder = types.ModuleType("ctypes.util")
+    finder.__dict__["find_library"] = lambda _: None
+    sys.modules.setdefault("ctypes.util", finder)
+
+
 def main() -> None:
+    leave_out_finder()
     replies = Replies(os.dup(sys.stdout.fileno()))
     # Whatever a library prints must not land between our lines.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

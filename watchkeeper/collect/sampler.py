@@ -60,6 +60,8 @@ class SamplerSettings:
     choice: choice.Choice = field(default_factory=choice.choose)
     events: bool = True
     environment: Mapping[str, str] | None = None
+    # Another source of profiling metrics, for GPUs on which NVML has none.
+    profiled: Callable[[GpuSample], GpuSample] | None = None
 
 
 @dataclass(slots=True)
@@ -97,6 +99,7 @@ class Sampler:
         self._said: set[tuple[str, str | None]] = set()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_stopping = False
+        self._is_profiling_paused = self._needs_renewal = False
         self._thread = threading.Thread(target=self._run, name="watchkeeper-sampler", daemon=True)
 
     # For the agent.
@@ -113,9 +116,24 @@ class Sampler:
         self._thread.join()
         os.close(self._wake)
 
+    def pause_profiling(self, is_paused: bool) -> None:
+        """Leave the profiling counters to other tools, or take them up again."""
+        with self._lock:
+            # The reader that sampled them goes as well, so that nothing of it stays reserved in the driver.
+            self._needs_renewal |= is_paused and not self._is_profiling_paused
+            self._is_profiling_paused = is_paused
+
+    @property
+    def is_profiling_paused(self) -> bool:
+        return self._is_profiling_paused
+
     def page(self) -> bytes:
         """The /metrics page now."""
         return self._page.render(self._snapshot, time.monotonic())
+
+    def hold(self, holders: Mapping[tuple[str, str | None], Mapping[str, str]]) -> None:
+        """Show these labels of holders on the page; for the thread that asks for the page."""
+        self._page.hold(holders)
 
     def snapshot(self) -> Snapshot:
         """What was last read of each GPU; its times are those of time.monotonic."""
@@ -178,7 +196,8 @@ class Sampler:
         self._try_suspects(now)
         with self._lock:
             is_renewal_due = self._watch.renewal_due(now)
-        if is_renewal_due:
+            is_renewal_wanted, self._needs_renewal = self._needs_renewal, False
+        if is_renewal_due or (is_renewal_wanted and self._reader is not None and not self._given_up):
             self._renew(now)
         if self._reader is None and not self._start():
             return
@@ -196,6 +215,8 @@ class Sampler:
         with self._lock:
             cadences = self._watch.cadences(index, asked_at)
             patience = self._watch.patience(index)
+        if self._is_profiling_paused:
+            cadences.remove(families.Cadence.PROFILE)
         self._answers.clear()
         try:
             reader.ask(index, cadences)
@@ -242,7 +263,12 @@ class Sampler:
         self._gpus = {index: gpu for index, gpu in self._gpus.items() if index < count}
         faults = tuple((trouble.cause, trouble.uuid) for trouble in troubles)
         self._say(troubles)
-        self._snapshot = Snapshot(tuple(self._gpus[index] for index in sorted(self._gpus)), faults)
+        self._snapshot = Snapshot(self._samples(), faults)
+
+    def _samples(self) -> tuple[GpuSample, ...]:
+        found = (self._gpus[index] for index in sorted(self._gpus))
+        profiled = self._settings.profiled
+        return tuple(found) if profiled is None else tuple(map(profiled, found))
 
     def _say(self, troubles: tuple[Trouble, ...]) -> None:
         """Log a fault when it begins and when it ends."""
@@ -397,4 +423,4 @@ class Sampler:
         for index, gpu in self._gpus.items():
             if gpu.identity["uuid"] == fact.uuid:
                 self._gpus[index] = with_xid(gpu, fact.detail)
-        self._snapshot = replace(self._snapshot, gpus=tuple(self._gpus[index] for index in sorted(self._gpus)))
+        self._snapshot = replace(self._snapshot, gpus=self._samples())

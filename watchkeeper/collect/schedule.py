@@ -18,6 +18,16 @@ def next_slot(now_ms: int, offset: int, *, interval_ms: int) -> int:
     return (now_ms - offset) // interval_ms * interval_ms + interval_ms + offset
 
 
+def following(slot_ms: int, now_ms: int, offset: int, *, interval_ms: int) -> int:
+    """The due time after `slot_ms`, which was the last one; slots that have passed meanwhile are left out.
+
+    A sleep may end a moment early: the same slot does not come again. A clock that was set back counts as it is, or
+    the target would not be read until the time has come round again.
+    """
+    was_set_back = now_ms < slot_ms - interval_ms
+    return next_slot(now_ms if was_set_back else max(now_ms, slot_ms), offset, interval_ms=interval_ms)
+
+
 def sample_time(slot_ms: int, now_ms: int, *, interval_ms: int) -> int:
     """The time to write on the samples: the slot itself when we are hardly late, else the truth.
 

@@ -81,10 +81,9 @@ class Scraper:
         offset = schedule.offset_ms(key, interval_ms)
         slot = clock.to_ms(self._clock.now())
         while True:
-            # A slot that passed while the last scrape still ran is left out, not made up for.
-            now_ms = max(clock.to_ms(self._clock.now()), slot)
-            slot = schedule.next_slot(now_ms, offset, interval_ms=interval_ms)
-            await self._clock.sleep((slot - clock.to_ms(self._clock.now())) / 1000)
+            now_ms = clock.to_ms(self._clock.now())
+            slot = schedule.following(slot, now_ms, offset, interval_ms=interval_ms)
+            await self._clock.sleep((slot - now_ms) / 1000)
             async with self._room:
                 now_ms = clock.to_ms(self._clock.now())
                 try:

@@ -8,6 +8,7 @@ which were there before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from watchkeeper.kit import own_metrics
 from watchkeeper.model import events, fleet
@@ -39,16 +40,29 @@ def workload_series(label_sets: Iterable[Labels]) -> dict[Labels, float]:
 
     The team is the namespace, until an inventory says otherwise; a Slurm job has none that its number tells.
     """
-    series: dict[Labels, float] = {}
-    for labels in label_sets:
-        holder = fleet.holder(labels)
-        if holder is None:
-            continue
-        namespace, _, name = holder.rpartition("/")
-        own = {label: labels.get(label, "") for label in ("cluster", "Hostname", "UUID", "gpu")}
-        kind = {"workload_kind": "pod" if namespace else "slurm_job", "workload": name}
-        series[Labels({METRIC_NAME: WORKLOAD_INFO, **own, **kind, "namespace": namespace, "team": namespace})] = 1.0
-    return series
+    return {made: 1.0 for labels in label_sets if (made := _held_by(labels)) is not None}
+
+
+# A label set stays the same object from tick to tick, and 20,000 of them are looked at every time.
+@lru_cache(maxsize=100_000)
+def _held_by(labels: Labels) -> Labels | None:
+    holder = fleet.holder(labels)
+    if holder is None:
+        return None
+    namespace, _, name = holder.rpartition("/")
+    own = {label: labels.get(label, "") for label in ("cluster", "Hostname", "UUID", "gpu")}
+    kind = {"workload_kind": "pod" if namespace else "slurm_job", "workload": name}
+    return Labels({METRIC_NAME: WORKLOAD_INFO, **own, **kind, "namespace": namespace, "team": namespace})
+
+
+def held_series(holders: Iterable[Labels]) -> dict[Labels, float]:
+    """Who holds each GPU in the words of the agents, without what their scrape added."""
+    return {_without_scrape(labels): 1.0 for labels in holders}
+
+
+@lru_cache(maxsize=100_000)
+def _without_scrape(labels: Labels) -> Labels:
+    return labels.having(instance="", job="")
 
 
 class EventCounts:

@@ -21,8 +21,9 @@ from typing import Protocol
 from watchkeeper.collect import dialect, http, relabel
 from watchkeeper.collect.fleet import Fleet, gpu_of
 from watchkeeper.collect.jobs import Target
+from watchkeeper.collect.standing import WORKLOAD_INFO
 from watchkeeper.errors import CollectError, WatchkeeperError, quote
-from watchkeeper.model import fleet, labels, samples
+from watchkeeper.model import exemplars, fleet, labels, samples
 from watchkeeper.readers import exposition
 
 log = logging.getLogger(__name__)
@@ -160,6 +161,7 @@ class TargetLoop:
             far = self._append_page(page, at_ms, taken)
             problems = [*page.problems, *([far] if far else [])]
             self._note_families()
+            self._note_exemplars(page, at_ms)
             self.state = TargetState(
                 self._target,
                 health=Health.UP,
@@ -186,6 +188,7 @@ class TargetLoop:
     async def close(self, at_ms: int) -> None:
         """The target is no longer watched: every series of it ends here, `up` too."""
         await self._connection.aclose()
+        self._fleet.hold(self._target.key, ())
         ends = self._lasting_ids() + self._own_ids
         self._append(ends, at_ms, array("d", [samples.STALE]) * len(ends))
 
@@ -194,7 +197,7 @@ class TargetLoop:
         # On loopback compression costs both sides time and saves no network.
         if not self._target.address.startswith(("127.", "localhost", "[::1]")):
             headers["Accept-Encoding"] = "gzip"
-        headers |= self._target.job.access.headers()
+        headers |= await self._target.job.access.authorised()
         response = await self._connection.send(http.Request(self._target.url, headers=headers))
         if response.status != 200:
             raise CollectError(f"answered {response.status}", where=self._target.url)
@@ -223,6 +226,7 @@ class TargetLoop:
             self._handles = page.handles
             self._ids, self._mask = self._choose(page.handles, times, far=far)
             self._gpus = self._find_gpus(page.handles)
+            self._fleet.hold(self._target.key, self._find_holders(page.handles))
             added = len(set(self._ids).difference(before))
         values = page.values if self._mask is None else array("d", compress(page.values, self._mask))
         own = array("d", [1.0, taken, float(len(page.handles)), float(len(values) + len(far)), float(added)])
@@ -278,6 +282,17 @@ class TargetLoop:
         for name, family in self._parser.families.items():
             note(name, family.type, help=family.help, unit=family.unit)
 
+    def _note_exemplars(self, page: exposition.Page, at_ms: int) -> None:
+        """Hand on the exemplars that are new on the page, under the labels of the stored series."""
+        note = getattr(self._sink, "note_exemplar", None)
+        if note is None:
+            return
+        for handle, label_set, value, own_ms in page.exemplars:
+            series = None if self._id_of.get(handle, DROPPED) == DROPPED else self._attach(self._parser.labels[handle])
+            time_ms = at_ms if own_ms is None else own_ms
+            if series is not None and time_ms <= at_ms + MAX_AHEAD_MS:
+                note(series, exemplars.Exemplar(label_set, value, time_ms))
+
     def _append(self, ids: array[int], at_ms: int, values: array[float]) -> None:
         taken = self._sink.append_scrape(self._target.key, ids, at_ms, values)
         self.left_out.update(taken.dropped)
@@ -312,6 +327,7 @@ class TargetLoop:
 
     def _append_down(self, at_ms: int, taken: float) -> None:
         """The target did not answer: its series end, and `up` says so."""
+        self._fleet.hold(self._target.key, ())
         ends = self._lasting_ids()
         self._ids, self._handles, self._id_of = array("q"), [], {}
         own = array("d", [0.0, taken, 0.0, 0.0, 0.0])
@@ -326,6 +342,9 @@ class TargetLoop:
         return {handle: known[handle] if handle in known else self._ask_id(handle) for handle in handles}
 
     def _ask_id(self, handle: int) -> int:
+        if self._parser.labels[handle].get(labels.METRIC_NAME) == WORKLOAD_INFO:
+            # The hub writes this series itself, for all GPUs and with their teams; see `Fleet.holders`.
+            return DROPPED
         label_set = self._attach(self._parser.labels[handle])
         return DROPPED if label_set is None else self._sink.series_id(label_set)
 
@@ -361,6 +380,12 @@ class TargetLoop:
                 _, gpus = found.setdefault((node.cluster, node.name), (node, {}))
                 gpus.setdefault(gpu.uuid, gpu)
         return found
+
+    def _find_holders(self, handles: Sequence[int]) -> list[labels.Labels]:
+        """Who holds the GPUs of the page, where it is an agent's."""
+        told = (self._parser.labels[handle] for handle in handles)
+        mine = (self._attach(one) for one in told if one.get(labels.METRIC_NAME) == WORKLOAD_INFO)
+        return [found for found in mine if found is not None]
 
     def _node_of(self, label_set: labels.Labels) -> fleet.Node:
         """The node a series speaks of: by its Hostname label if that is known, else the target's."""

@@ -81,6 +81,14 @@ def server_address(key: str, url: str | None) -> None:
         raise ValueError(f"`{key}` holds credentials; use `username` and `password_file`")
 
 
+# Our agent, the GPU Operator's exporter, and the exporter's own chart.
+KUBERNETES_TARGETS = (
+    "app.kubernetes.io/name=watchkeeper-agent",
+    "app=nvidia-dcgm-exporter",
+    "app.kubernetes.io/name=dcgm-exporter",
+)
+
+
 class QueryEngine(StrEnum):
     """Where samples live and who answers PromQL."""
 
@@ -95,10 +103,20 @@ class RuleOwner(StrEnum):
     SERVER = "server"
 
 
+class KubernetesSeries(StrEnum):
+    """Whether the hub writes what kube-state-metrics would."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class NotifyVia(StrEnum):
     """Who tells people."""
 
     CONSOLE = "console"
+    RECEIVERS = "receivers"
+    ALERTMANAGER = "alertmanager"
 
 
 class DriverName(StrEnum):
@@ -116,6 +134,7 @@ class Hub:
     port: int = setting(9480, "port of console and API; 0 takes a free one", check=port_number)
     data: str = setting("data", "directory that this hub alone uses", check=not_empty)
     tokens: str | None = setting(None, "file of access tokens with their roles; none: loopback only, no sign-in")
+    order_key_file: str | None = setting(None, "file of the key that seals work orders for agents; none: no orders")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +147,44 @@ class Fleet:
     prometheus_config: str | None = setting(
         None, "an existing prometheus.yml; its scrape_configs are scraped and its rule_files evaluated as well"
     )
+    kubernetes: bool = setting(False, "watch the Kubernetes cluster that this hub runs in")
+    kubeconfig: str | None = setting(None, "watch the Kubernetes cluster of this kubeconfig file instead")
+    kubernetes_context: str | None = setting(None, "context of that file; none: its current one")
+    kubernetes_targets: tuple[str, ...] = setting(
+        KUBERNETES_TARGETS, "labels of the pods to read, best first: of each node one pod is read"
+    )
+    kubernetes_series: KubernetesSeries = setting(
+        KubernetesSeries.AUTO, "write kube-state-metrics' series; `auto`: unless a kube-state-metrics is scraped"
+    )
+    slurm: bool = setting(False, "ask the Slurm cluster of this machine with its own commands")
+    slurm_rest_url: str | None = setting(
+        None, "ask slurmrestd instead: `http://slurm:6820`, or `unix:///run/slurmrestd.sock`"
+    )
+    slurm_token_file: str | None = setting(None, "file of the JWT for slurmrestd, read anew each time")
+    slurm_user: str | None = setting(None, "user name that goes with the JWT")
+    slurm_interval: str = setting("15s", "how often slurmctld is asked", check=positive_duration)
+    slurm_agent_port: int = setting(
+        9400, "port at which the agents of Slurm's nodes are read; 0: they are expected, not read", check=port_number
+    )
+    inventory: str | None = setting(
+        None, "file (TOML or YAML) of nodes and teams: rack, leaf, pool, NVLink domain, expected GPUs, owners"
+    )
     scrape_interval: str = setting("15s", "how often each target is read", check=positive_duration)
     scrape_timeout: str = setting("10s", "how long a target may take to answer", check=positive_duration)
+
+    def __post_init__(self) -> None:
+        url = self.slurm_rest_url
+        if url is not None and not url.startswith(("http://", "https://", "unix:///")):
+            raise ValueError("`slurm_rest_url` is not an address such as http://slurm:6820 or unix:///run/rest.sock")
+
+    @property
+    def slurm_interval_seconds(self) -> float:
+        return durations.parse_seconds(self.slurm_interval)
+
+    @property
+    def reads_pods(self) -> bool:
+        """True where pods of a Kubernetes cluster are targets."""
+        return bool(self.kubernetes_targets) and (self.kubernetes or self.kubeconfig is not None)
 
     @property
     def scrape_interval_seconds(self) -> float:
@@ -155,6 +210,10 @@ class Query:
     )
     memory: str = setting(
         "2h", "how long samples stay in memory as well, where rules find them", check=positive_duration
+    )
+    # Unpacked chunks of all blocks together: one metric of 10,000 GPUs over six hours.
+    cache_mebibytes: int = setting(
+        128, "samples of blocks that stay unpacked in memory for the next question", check=at_least_one
     )
     block: str = setting("30m", "how much time the first block of samples on disk has", check=a_minute_or_more)
     out_of_order: str = setting("10m", "how late a sample may come after newer ones of its series; `0s`: never")
@@ -210,6 +269,7 @@ class Rules:
     )
     server_url: str | None = setting(None, "that server: what stands before `/api/v1/rules`; none: `query.url`")
     files: tuple[str, ...] = setting((), "Prometheus rule files; empty: the rules shipped with Watchkeeper")
+    slos: str | None = setting(None, "file of service level objectives that become rules; none: the shipped examples")
     interval: str = setting("15s", "how often a group without an interval of its own runs", check=positive_duration)
 
     def __post_init__(self) -> None:
@@ -224,7 +284,35 @@ class Rules:
 class Notify:
     """How people hear of an incident."""
 
-    via: NotifyVia = setting(NotifyVia.CONSOLE, "who tells people; the console shows incidents and sends nothing")
+    via: NotifyVia = setting(
+        NotifyVia.CONSOLE,
+        "who tells people: nobody but the console, our own receivers and routes, or Alertmanager with its own",
+    )
+    routes: str | None = setting(None, "TOML file of receivers and routes, for `receivers`")
+    alertmanager_urls: tuple[str, ...] = setting((), "Alertmanagers to tell, such as `http://alertmanager:9093`")
+    console_url: str | None = setting(None, "the console's address as people reach it, for links in messages")
+
+    def __post_init__(self) -> None:
+        for url in self.alertmanager_urls:
+            server_address("alertmanager_urls", url)
+        server_address("console_url", self.console_url)
+        if self.via is NotifyVia.RECEIVERS and self.routes is None:
+            raise ValueError("`receivers` needs a file in `routes`")
+        if self.via is NotifyVia.ALERTMANAGER and not self.alertmanager_urls:
+            raise ValueError("`alertmanager` needs an address in `alertmanager_urls`")
+
+
+def not_negative(number: float) -> None:
+    if number < 0:
+        raise ValueError(f"{number:g} is below the smallest possible value, 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What GPUs cost."""
+
+    # The guides assume 3 and 10 dollars for an A100; the shipped rules use the lower one too.
+    dollars_per_gpu_hour: float = setting(3.0, "price of one GPU for one hour", check=not_negative)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +336,49 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
+class Fabric:
+    """How the InfiniBand fabric is looked at; nothing is asked unless `sweep` or `ufm_url` is set."""
+
+    sweep: bool = setting(False, "walk the fabric from this machine with infiniband-diags; only reads, needs root")
+    interval: str = setting("60s", "how often the fabric is looked at", check=positive_duration)
+    timeout: str = setting("30s", "how long each program, or UFM, may take", check=positive_duration)
+    adapter: str | None = setting(None, "adapter to walk the fabric from, such as `mlx5_0`; none: the first active one")
+    port: int | None = setting(None, "port of that adapter; none: the first active one")
+    node_names: str | None = setting(None, "file of switch names by GUID (`--node-name-map` of infiniband-diags)")
+    ufm_url: str | None = setting(
+        None, "address of UFM, which then says what the fabric is; what stands before `/ufmRest`"
+    )
+    ufm_telemetry_url: str | None = setting(None, "page of UFM Telemetry in Prometheus' text, for the ports' counters")
+    ufm_token_file: str | None = setting(None, "file of an access token of UFM")
+    ufm_username: str | None = setting(None, "user name for UFM")
+    ufm_password_file: str | None = setting(None, "file of that user's password")
+    ufm_ca_file: str | None = setting(None, "certificates that vouch for UFM; none: those of the system")
+    ufm_insecure_skip_verify: bool = setting(False, "trust whoever answers at the address; for trials only")
+
+    def __post_init__(self) -> None:
+        server_address("ufm_url", self.ufm_url)
+        server_address("ufm_telemetry_url", self.ufm_telemetry_url)
+        if self.sweep and self.ufm_url:
+            raise ValueError("the fabric is looked at by `sweep` or through `ufm_url`, not both")
+        if self.ufm_token_file and self.ufm_username:
+            raise ValueError("UFM gets `ufm_token_file` or `ufm_username`, not both")
+        if (self.ufm_username is None) != (self.ufm_password_file is None):
+            raise ValueError("`ufm_username` and `ufm_password_file` belong together, and one of them is missing")
+
+    @property
+    def is_watched(self) -> bool:
+        return self.sweep or self.ufm_url is not None
+
+    @property
+    def interval_seconds(self) -> float:
+        return durations.parse_seconds(self.interval)
+
+    @property
+    def timeout_seconds(self) -> float:
+        return durations.parse_seconds(self.timeout)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All sections of the file; an absent section has its defaults."""
 
@@ -256,8 +387,10 @@ class Settings:
     query: Query = dataclasses.field(default_factory=Query)
     rules: Rules = dataclasses.field(default_factory=Rules)
     notify: Notify = dataclasses.field(default_factory=Notify)
+    cost: Cost = dataclasses.field(default_factory=Cost)
     remediate: Remediate = dataclasses.field(default_factory=Remediate)
     journal: Journal = dataclasses.field(default_factory=Journal)
+    fabric: Fabric = dataclasses.field(default_factory=Fabric)
 
     def __post_init__(self) -> None:
         if self.rules.owner is RuleOwner.SERVER and not (self.rules.server_url or self.query.url):

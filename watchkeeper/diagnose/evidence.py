@@ -54,6 +54,18 @@ FIELDS = (
     DOUBLE_BIT, SINGLE_BIT, REMAP_PENDING, REMAP_FAILURE, LAST_XID, PCIE_REPLAYS, MEMORY_USED,
 )  # fmt: skip
 EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
+# Kinds without a catalogue of their own. A machine check is the host's: which part failed stands in no table.
+CAUSE_OF_KIND: Mapping[EventKind, str] = {
+    EventKind.SXID: "nvlink_error",
+    EventKind.GPU_LOST: "gpu_fell_off_bus",
+    EventKind.PCIE_ERROR: "pcie_degraded",
+    EventKind.OOM_KILL: "host_oom",
+    EventKind.GSP_ERROR: "gsp_timeout",
+    EventKind.NVLINK_ERROR: "nvlink_error",
+    EventKind.NIC_ERROR: "ib_link_degraded",
+    EventKind.LINK_DOWN: "ib_link_degraded",
+    EventKind.FABRIC_DOWN: "ib_link_degraded",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +116,13 @@ class Facts:
 
 
 def cause_of(event: Event) -> str | None:
-    """What the catalogue says an event means; None for kinds that it does not describe."""
+    """What the catalogue, or the event itself, says that it means; None for kinds that name no fault."""
     if event.kind is EventKind.XID and event.code is not None:
         return xid.lookup(event.code).cause
-    return "gpu_fell_off_bus" if event.kind is EventKind.GPU_LOST else None
+    named = event.fields.get("cause", "")
+    if named:
+        return causes.lookup(named).cause
+    return CAUSE_OF_KIND.get(event.kind)
 
 
 def is_grave(event: Event) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ LOOK_SECONDS = 1.0
 # Smaller fleets spend their time on asking rules, not on samples.
 FLEET_GPUS = 256
 Say = Callable[[str], None]
-# How far the healthy hours have come, written by the process that lives through them.
+# Hours that the healthy fleets have lived through, all together, added to by the process of each.
 _hours_done: Synchronized[float] | None = None
 
 
@@ -62,7 +63,8 @@ def run(plan: Plan, *, say: Say) -> GameDay:
             for future in done:
                 future.result()
             ready = sum(future.done() for future in scenarios)
-            hours = f", {hours_done.value:.1f} of {plan.healthy_hours:g} healthy hours" if healthy else ""
+            done_hours = hours_done.value / max(1, len(fleets))
+            hours = f", {done_hours:.1f} of {plan.healthy_hours:g} healthy hours" if healthy else ""
             say(f"{ready} of {len(scenarios)} scenarios{hours}")
         lived = [future.result() for future in healthy]
         return GameDay([future.result() for future in scenarios], score.together(lived))
@@ -89,6 +91,15 @@ def _pool(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
 def _share(hours_done: Synchronized[float]) -> None:
     global _hours_done  # noqa: PLW0603 (the one way into a pool's process)
     _hours_done = hours_done
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Whoever ends the drill by its process ends its hours of work too: a pool's processes would go on without it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _strike(name: str) -> score.Verdict:
@@ -96,9 +107,10 @@ def _strike(name: str) -> score.Verdict:
 
 
 def _live(hours: float, gpus: int, seed: int) -> score.Healthy:
-    return asyncio.run(score.run_healthy(hours=hours, gpus=gpus, seed=seed, say=_note))
+    return asyncio.run(score.run_healthy(hours=hours, gpus=gpus, seed=seed, say=_add))
 
 
-def _note(hours: float) -> None:
+def _add(hours: float) -> None:
     if _hours_done is not None:
-        _hours_done.value = hours
+        with _hours_done.get_lock():
+            _hours_done.value += hours

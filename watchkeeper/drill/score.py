@@ -15,7 +15,7 @@ from watchkeeper.catalogue import causes
 from watchkeeper.drill.watch import Pace, Watch
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import alerts, diagnosis, fleet
-from watchkeeper.model.incidents import Incident
+from watchkeeper.model.incidents import Incident, Member
 from watchkeeper.sim import scenario
 from watchkeeper.sim.faults import Fault
 from watchkeeper.sim.simulation import SimSettings, Simulation
@@ -33,11 +33,17 @@ SETTLE_SECONDS = 180
 
 @dataclass(frozen=True, slots=True)
 class ScenarioScore:
-    """`seconds_to_detect` is from the fault to the incident, None when there was none."""
+    """`seconds_to_detect` is from the fault to the incident, None when there was none.
+
+    `budget_seconds` is what it may take: 2 s for an event; for an alert the `for` of its rule and two evaluations, and
+    before that the time until the fault shows at all (`visible_after` of the scenario).
+    """
 
     name: str
     detected: bool
     seconds_to_detect: float | None
+    budget_seconds: float | None
+    within_budget: bool
     place_right: bool
     severity_right: bool
     diagnosed: bool
@@ -49,15 +55,21 @@ class ScenarioScore:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """`false_pages` are critical incidents that no fault explains; false alarms are those and the warnings."""
+    """What `watchkeeper drill --json` prints.
+
+    `false_pages` are critical incidents that no fault explains; false alarms are those and the warnings.
+    """
 
     scenarios: tuple[ScenarioScore, ...]
     false_pages: int
     false_alarms_per_1000_gpu_hours: float
+    healthy_gpu_hours: float = 0.0
+    # Each false page and alarm in words.
+    for_nothing: tuple[str, ...] = ()
 
     @property
     def is_right(self) -> bool:
-        return all(one.is_right for one in self.scenarios) and self.false_pages == 0
+        return all(one.is_right and one.within_budget for one in self.scenarios) and self.false_pages == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +86,12 @@ def judge(
     incidents: Sequence[Incident],
     *,
     found: Callable[[str], diagnosis.Diagnosis | None],
+    allowed: Callable[[Member], float],
 ) -> ScenarioScore:
-    """The best incident for the fault: same family of causes at a place that touches the struck one."""
+    """The best incident for the fault: same family of causes at a place that touches the struck one.
+
+    `allowed` is how many seconds the signal that opened an incident may take.
+    """
     truth = fault.scenario.truth
     family = causes.lookup(truth.cause).family
     fitting = [
@@ -83,17 +99,26 @@ def judge(
         for incident in incidents
         if incident.family == family and (incident.place.encloses(place) or place.encloses(incident.place))
     ]
-    scores = [_score(fault, place, incident, found(incident.id)) for incident in fitting]
-    nothing = ScenarioScore(fault.scenario.name, False, None, False, False, False)
+    scores = [
+        _score(fault, place, incident, found=found(incident.id), seconds=allowed(incident.members[0]))
+        for incident in fitting
+    ]
+    nothing = ScenarioScore(fault.scenario.name, False, None, None, False, False, False, False)
     return max(scores, key=lambda one: (one.diagnosed, one.place_right, one.severity_right), default=nothing)
 
 
-def _score(fault: Fault, place: fleet.Place, incident: Incident, found: diagnosis.Diagnosis | None) -> ScenarioScore:
+def _score(
+    fault: Fault, place: fleet.Place, incident: Incident, *, found: diagnosis.Diagnosis | None, seconds: float
+) -> ScenarioScore:
     truth, best = fault.scenario.truth, None if found is None else found.best
+    taken = (incident.opened_at - clock.from_ms(fault.at * 1000)).total_seconds()
+    budget = seconds + durations.parse_seconds(fault.scenario.visible_after)
     return ScenarioScore(
         fault.scenario.name,
         detected=True,
-        seconds_to_detect=(incident.opened_at - clock.from_ms(fault.at * 1000)).total_seconds(),
+        seconds_to_detect=taken,
+        budget_seconds=budget,
+        within_budget=taken <= budget,
         place_right=place in (incident.place, best.place if best else None),
         severity_right=incident.severity is truth.severity,
         diagnosed=best is not None and best.cause == truth.cause,
@@ -118,15 +143,20 @@ async def _live_through(watch: Watch, one: scenario.Scenario) -> Verdict:
     before = watch.incidents()
     fault = watch.simulation.inject(one.name)
     settled, seen_for = 0, 0
-    score = judge(fault, watch.simulation.place_of(fault), [], found=watch.journal.diagnosis)
+    score = _judge_now(watch, fault, [])
     while not score.is_right and seen_for < PATIENCE_SECONDS and settled < SETTLE_SECONDS:
         await watch.advance(LOOK_SECONDS)
         seen_for += LOOK_SECONDS
         settled += LOOK_SECONDS if score.detected else 0
         known = {incident.id for incident in before}
         opened = [incident for incident in watch.incidents() if incident.id not in known]
-        score = judge(fault, watch.simulation.place_of(fault), opened, found=watch.journal.diagnosis)
+        score = _judge_now(watch, fault, opened)
     return Verdict(score, tuple(_unexplained(watch, fault)))
+
+
+def _judge_now(watch: Watch, fault: Fault, opened: Sequence[Incident]) -> ScenarioScore:
+    place = watch.simulation.place_of(fault)
+    return judge(fault, place, opened, found=watch.journal.diagnosis, allowed=watch.allowed_seconds)
 
 
 def _unexplained(watch: Watch, fault: Fault) -> Iterable[Incident]:
@@ -162,7 +192,7 @@ HEALTHY_PACE = Pace(scrape_seconds=30, rule_seconds=60)
 async def run_healthy(
     *, hours: float, gpus: int, seed: int = SEED, say: Callable[[float], None] = lambda _: None
 ) -> Healthy:
-    """Hours in which nothing breaks; `say` hears how many are over."""
+    """Hours in which nothing breaks; `say` hears of each piece of them that is over."""
     simulation = Simulation(SimSettings(gpus=gpus, seed=seed))
     with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
         watch = Watch(simulation, Path(folder), pace=HEALTHY_PACE)
@@ -172,7 +202,7 @@ async def run_healthy(
                 turn = min(left, 600)
                 await watch.advance(turn)
                 left -= turn
-                say(hours - left / 3600)
+                say(turn / 3600)
             return Healthy(hours * gpus, tuple(alarms(watch.incidents())))
         finally:
             watch.close()
@@ -190,4 +220,6 @@ def alarms(incidents: Iterable[Incident]) -> list[Incident]:
 def total(verdicts: Sequence[Verdict], healthy: Healthy) -> Score:
     pages = healthy.pages + sum(len(one.false_pages) for one in verdicts)
     rate = len(healthy.alarms) / healthy.gpu_hours * 1000 if healthy.gpu_hours else 0.0
-    return Score(tuple(one.score for one in verdicts), pages, round(rate, 4))
+    cried = [*(page for one in verdicts for page in one.false_pages), *healthy.alarms]
+    said = tuple(f"{one.severity} {one.title} ({one.cause}, {one.opened_at:%a %H:%M})" for one in cried)
+    return Score(tuple(one.score for one in verdicts), pages, round(rate, 4), healthy.gpu_hours, said)

@@ -18,13 +18,10 @@ from watchkeeper import pipeline
 from watchkeeper.collect import discovery, fleet, gpu_addresses, http, kernel_follow, schedule, scrape
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock
-from watchkeeper.model import actions
 from watchkeeper.model import fleet as fleet_model
-from watchkeeper.model.incidents import Incident
+from watchkeeper.model.incidents import Incident, Member, MemberKind
 from watchkeeper.query import embedded
-from watchkeeper.remediate import policy
-from watchkeeper.remediate.drivers import dry_run
-from watchkeeper.rules import rulefile
+from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.sim.simulation import Simulation
 from watchkeeper.store import head, journal
 
@@ -32,6 +29,9 @@ SHIPPED_RULES = Path(pipeline.__file__).parent / "packs" / "rules"
 # The address is never connected to; targets need one to have a name.
 ADDRESS = "sim.invalid:80"
 TICK_SECONDS = 15
+# What an event may take from the kernel's line to an incident, and how many evaluations an alert after its hold.
+EVENT_SECONDS = 2.0
+EVALUATIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,7 @@ class Watch:
         self.journal = journal.Journal(folder / "journal.sqlite")
         self.rules = rulefile.load([SHIPPED_RULES])
         self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=pace.retention_seconds * 1000))
-        parts = pipeline.Parts(
-            engine=self.engine,
-            fleet=self.fleet,
-            journal=self.journal,
-            rules=self.rules,
-            policy=policy.load(),
-            driver=dry_run.DryRun(),
-            mode=actions.Mode.OBSERVE,
-        )
+        parts = pipeline.harmless_parts(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(parts, now=simulation.now)
         self._kernel = kernel_follow.KernelEvents(
             simulation.settings.cluster, gpu_addresses.GpuAddresses(self._ask_inventory)
@@ -91,14 +83,27 @@ class Watch:
             now = self.simulation.now
             await self._take_kernel_records(now)
             await self._scrape(self.simulation.second)
-            if with_rules and self.simulation.second % self.pace.rule_seconds == 0:
+            if with_rules:
                 self._run_rules(now)
             if self.simulation.second % TICK_SECONDS == 0:
                 self._look_into(self.pipeline.tick(now), now)
+                self._look_for_recovery(now)
 
     def incidents(self) -> list[Incident]:
         """Every incident of this watch, resolved ones too."""
         return self.journal.incidents(open_only=False, limit=journal.MOST_ROWS)
+
+    def allowed_seconds(self, member: Member) -> float:
+        """How long it may take until this signal is heard: 2 s for an event, hold and two evaluations for an alert."""
+        if member.kind is MemberKind.EVENT:
+            return EVENT_SECONDS
+        for group in self.rules.groups:
+            for rule in group.rules:
+                state = self.pipeline.rule_state.get(evaluate.rule_key(group, rule))
+                if state is not None and any(str(labels) == member.ref for labels in state.alerts):
+                    hold = rule.hold_seconds if isinstance(rule, rulefile.AlertingRule) else 0.0
+                    return hold + EVALUATIONS * (group.interval_seconds or self.pace.rule_seconds)
+        return 0.0
 
     def _discover(self) -> list[tuple[int, scrape.TargetLoop]]:
         """Every target with its second inside the interval."""
@@ -137,13 +142,27 @@ class Watch:
             self._look_into(self.pipeline.take_events(batch, now).changed, now)
 
     def _run_rules(self, now: datetime) -> None:
-        changed = [alert for group in self.rules.groups for alert in self.pipeline.evaluate(group, now)]
+        changed = [alert for group in self._due(now) for alert in self.pipeline.evaluate(group, now)]
         if changed:
             self._look_into(self.pipeline.take_alerts(changed, now), now)
 
+    def _due(self, now: datetime) -> list[rulefile.Group]:
+        """The groups that have their turn at this second; a slow pace slows down all of them."""
+        second, slowest = int(now.timestamp()), float(self.pace.rule_seconds)
+        turns = ((group, max(slowest, group.interval_seconds or 0.0)) for group in self.rules.groups)
+        return [group for group, interval in turns if second % interval == 0]
+
     def _look_into(self, changed: Sequence[Incident], now: datetime) -> None:
         for incident in {incident.id: incident for incident in changed if incident.is_open}.values():
-            self.pipeline.diagnose(incident, now)
+            finding = self.pipeline.diagnose(incident, now)
+            if finding is not None:
+                self.pipeline.explain(incident, finding, now)
+
+    def _look_for_recovery(self, now: datetime) -> None:
+        broken = self.pipeline.incidents.broken_gpus()
+        found = self.pipeline.recoveries(broken, now) if broken else []
+        if found:
+            self._look_into(self.pipeline.take_events(found, now).changed, now)
 
     async def _ask_inventory(self, node: str) -> Sequence[fleet_model.Gpu]:
         plain = self.simulation.inventory(node)["gpus"]

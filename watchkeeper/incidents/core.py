@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from watchkeeper.errors import IllegalMove
 from watchkeeper.incidents.correlate import (
@@ -25,6 +25,7 @@ from watchkeeper.incidents.correlate import (
     explain,
     go_on,
 )
+from watchkeeper.incidents.domains import Domains, shared_by_domain
 from watchkeeper.incidents.recovery import Broken
 from watchkeeper.incidents.signals import CLEARING_KINDS, Signal, clear_rule, from_alert, from_event
 from watchkeeper.kit import wire
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 # After the last signal has ended, wait this long: a fault that blinks is not over.
 HOLD_SECONDS = 60.0
+# One that keeps coming back waits twice as long each time, up to this: flapping is damped.
+LONGEST_HOLD_SECONDS = 600.0
 # A spool may deliver late; a reset is remembered this long, so that what came before it stays over.
 RECALL = timedelta(hours=1)
 # An alert that still fires this long after a person resolved its incident says that it is not solved.
@@ -47,6 +50,14 @@ REMEMBERED = timedelta(seconds=max(FLAP_SECONDS, 2 * UNSOLVED_SECONDS))
 # time ahead would keep an incident open until then.
 MOST_LATE, MOST_AHEAD = timedelta(days=30), timedelta(minutes=10)
 CLAIMED_AT = "claimed_at"
+# Time alone changes an incident when a signal has been quiet or over for long enough; each is looked at this often anyway.
+LOOK_AGAIN = timedelta(seconds=30)
+TIDY = timedelta(seconds=10)
+# A fleet with more open incidents has one fault that we do not see; each takes some kB of memory and a row on a page.
+MOST_OPEN = 20_000
+# Signals that found no room and may find it later.
+MOST_LEFT_OUT = 20_000
+AT_ONCE = datetime.min.replace(tzinfo=UTC)
 LOST = "gpu_lost"
 
 
@@ -68,15 +79,23 @@ class Incidents:
         now: datetime,
         names: Callable[[fleet.Place], str] = str,
         workloads: Callable[[fleet.Place], Sequence[str]] = lambda _: (),
+        domains: Domains | None = None,
     ) -> None:
         self._journal = journal
-        self._around = Surroundings(names, workloads, journal.next_incident_id)
+        self._domains = domains or Domains()
+        self._around = Surroundings(names, workloads, journal.next_incident_id, self._domains.of)
         self._kept: dict[IncidentId, Incident] = {}
         self._by_node: dict[fleet.Place, dict[IncidentId, None]] = {}
         # The newest event of each condition, by node; and which condition each event member stands for.
         self._latest: dict[fleet.Place, dict[events.ConditionKey, events.Event]] = {}
         self._refs: dict[events.ConditionKey, str] = {}
         self._keys: dict[str, events.ConditionKey] = {}
+        # When each open incident is to be looked at next, and when all were last.
+        self._due: dict[IncidentId, datetime] = {}
+        self._tidied = AT_ONCE
+        # Alerts that found no room in an incident, by their refs, and how many signals ever did not.
+        self._left_out: dict[str, None] = {}
+        self.left_out = 0
         self._is_doubtful = False
         self._restore(now)
 
@@ -89,6 +108,7 @@ class Incidents:
         with self._together(now):
             fresh = self._journal.take_events([_plausible(event, now) for event in batch], now)
             changed = [incident for event in fresh for incident in self.take_event(event, now)]
+            changed += self._widen(changed, now)
         return Taken(tuple(fresh), tuple(_newest(changed)))
 
     def take_event(self, event: events.Event, now: datetime) -> list[Incident]:
@@ -110,7 +130,8 @@ class Incidents:
         """Keep alerts that changed and what follows from them in one transaction."""
         with self._together(now):
             self._journal.save_alerts(changed, at=now)
-            return _newest(incident for alert in changed for incident in self.take_alert(alert, now))
+            moved = [incident for alert in changed for incident in self.take_alert(alert, now)]
+            return _newest([*moved, *self._widen(moved, now)])
 
     def take_alert(self, alert: alerts.Alert, now: datetime) -> list[Incident]:
         """What an alert that fires, or has resolved, does to the incidents; the same news twice does nothing."""
@@ -128,24 +149,64 @@ class Incidents:
         """
         if self._is_doubtful:
             self._restore(now)
-        changed = self._bring_back(firing, now) + self._end_events(self.open(), now)
-        for incident in self.open():
-            ends = [member.until for member in incident.members if member.until is not None]
-            if len(ends) == len(incident.members) and now >= max(ends) + timedelta(seconds=HOLD_SECONDS):
-                count = len(ends)
-                what = "The signal" if count == 1 else f"All {count} signals"
-                done = move(incident, IncidentState.RESOLVED, at=now)
-                changed.append(self._save(done, Step.RESOLVED, text=f"{what} ended, and none returned", at=now))
-        self._forget(now)
+        is_untidy = not self._tidied <= now < self._tidied + TIDY
+        changed = self._bring_back(firing, now) if is_untidy else []
+        # A clock that was put back must not make anything wait for the time it showed before.
+        soon = now + LOOK_AGAIN + timedelta(seconds=LONGEST_HOLD_SECONDS)
+        for id in [id for id, at in self._due.items() if not now < at <= soon]:
+            changed += self._look_at(self._kept[id], now)
+        if is_untidy:
+            self._tidied = now
+            self._forget(now)
         return _newest(changed)
+
+    def _look_at(self, incident: Incident, now: datetime) -> list[Incident]:
+        """End what was quiet for long enough, resolve it when all has ended, and say when to look again."""
+        changed = self._end_events([incident], now)
+        incident = self._kept[incident.id]
+        own = [member for member in incident.members if member.kind is not MemberKind.DOMAIN]
+        ends = [member.until for member in own if member.until is not None]
+        if len(ends) < len(own):
+            self._due[incident.id] = min([now + LOOK_AGAIN, *self._quiet_at(own)])
+            return changed
+        over_at = max(ends, default=now) + _hold(incident)
+        if now < over_at:
+            self._due[incident.id] = over_at
+            return changed
+        what = "The signal" if len(ends) == 1 else f"All {len(ends)} signals"
+        done = move(_ended(incident, now), IncidentState.RESOLVED, at=now)
+        return [*changed, self._save(done, Step.RESOLVED, text=f"{what} ended, and none returned", at=now)]
+
+    def _quiet_at(self, members: Iterable[Member]) -> Iterator[datetime]:
+        """When each event that lasts will be over, if it is not repeated and is of the kind that quiet ends."""
+        for member in members:
+            key = self._keys.get(member.ref) if member.until is None else None
+            latest = None if key is None else self._latest.get(_node_of(key[0]), {}).get(key)
+            quiet = None if key is None else clear_rule(member.cause, key[1]).quiet_seconds
+            if latest is not None and quiet is not None:
+                yield latest.at + timedelta(seconds=quiet)
 
     def acknowledge(self, id: str, actor: str, now: datetime) -> Incident:
         mine = replace(move(self._find(id), IncidentState.ACKNOWLEDGED, at=now), assignee=actor)
         return self._save(mine, Step.ACKNOWLEDGED, text=f"{actor} is working on it", at=now, actor=actor)
 
+    def assign(self, id: str, actor: str, *, to: str, now: datetime) -> Incident:
+        """Give it to somebody; it counts as acknowledged, because somebody has it."""
+        incident = self._find(id)
+        if incident.state is IncidentState.OPEN:
+            incident = move(incident, IncidentState.ACKNOWLEDGED, at=now)
+        elif incident.is_open:
+            incident = replace(incident, version=incident.version + 1)
+        else:
+            raise IllegalMove("a resolved incident is nobody's", where=id, remedy="Assign one that is open")
+        return self._save(replace(incident, assignee=to), Step.ASSIGNED, text=f"{to} has it", at=now, actor=actor)
+
+    def recent(self) -> list[Incident]:
+        """Everything that is open or was until moments ago."""
+        return list(self._kept.values())
+
     def resolve(self, id: str, actor: str, *, why: str, now: datetime) -> Incident:
-        done = move(self._find(id), IncidentState.RESOLVED, at=now)
-        done = replace(done, members=tuple(replace(member, until=member.until or now) for member in done.members))
+        done = move(_ended(self._find(id), now), IncidentState.RESOLVED, at=now)
         return self._save(done, Step.RESOLVED, text=why, at=now, actor=actor)
 
     def note(self, id: str, actor: str, *, text: str, now: datetime) -> None:
@@ -178,16 +239,34 @@ class Incidents:
 
     def _take(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
         decision = correlate(self._near(signal.place), signal, now=now, around=self._around)
+        if decision.step is Step.OPENED and len(self._due) >= MOST_OPEN:
+            decision = Decision(Step.NOTHING, text=f"{len(self._due):,} incidents are open, the limit is {MOST_OPEN:,}")
         if decision.incident is None:
             if decision.text:
-                why, ref = decision.text, signal.member.ref
-                log.warning("A signal was left out of an incident", extra=fields(ref=ref, why=why))
+                self._leave_out(signal.member, decision.text)
             return []
         changed = self._write(decision, now)
         if key is not None:
             self._refs[key] = signal.member.ref
             self._keys[signal.member.ref] = key
         return changed
+
+    def _leave_out(self, member: Member, why: str) -> None:
+        """Remember an alert that found no room; `tick` brings it back when there is some. Said once for each."""
+        if member.ref in self._left_out:
+            return
+        self.left_out += 1
+        log.warning("A signal was left out of the incidents", extra=fields(ref=member.ref[:200], why=why))
+        if member.kind is MemberKind.ALERT and len(self._left_out) < MOST_LEFT_OUT:
+            self._left_out[member.ref] = None
+
+    def _widen(self, changed: Iterable[Incident], now: datetime) -> list[Incident]:
+        """Incidents of nodes that turn out to be one of their rack or leaf switch."""
+        wider: list[Incident] = []
+        for incident in _newest(changed):
+            signal = shared_by_domain(self._kept.get(incident.id, incident), self._domains, near=self._near)
+            wider += self._take(signal, now) if signal is not None else ()
+        return wider
 
     def _write(self, decision: Decision, now: datetime) -> list[Incident]:
         assert decision.incident is not None
@@ -220,16 +299,23 @@ class Incidents:
             for member in incident.members
             if member.kind is MemberKind.ALERT
         }
+        unsolved |= self._left_out.keys()
         # Looking at all alerts costs something, and mostly nobody has resolved anything by hand.
         if unsolved:
             unsolved -= {member.ref for incident in self.open() for member in incident.members if member.until is None}
         changed: list[Incident] = []
+        still_out: dict[str, None] = {}
         for alert in firing if unsolved else ():
             signal = from_alert(alert) if alert.state is alerts.AlertState.FIRING else None
             if signal is None or signal.member.ref not in unsolved:
                 continue
             decision = go_on(self._near(signal.place), signal, now=now, around=self._around)
-            changed += self._write(decision, now) if decision.incident is not None else []
+            has_room = decision.step is not Step.OPENED or len(self._due) < MOST_OPEN
+            if decision.incident is not None and has_room:
+                changed += self._write(decision, now)
+            elif signal.member.ref in self._left_out:
+                still_out[signal.member.ref] = None
+        self._left_out = still_out
         return changed
 
     def _save(self, incident: Incident, step: Step, *, text: str, at: datetime, actor: str = journals.HUB) -> Incident:
@@ -239,13 +325,20 @@ class Incidents:
         return incident
 
     def _keep(self, incident: Incident) -> None:
+        before = self._kept.get(incident.id)
+        if before is not None and _node_of(before.place) != _node_of(incident.place):
+            self._by_node[_node_of(before.place)].pop(incident.id, None)
         self._kept[incident.id] = incident
+        if incident.is_open:
+            self._due[incident.id] = AT_ONCE
+        else:
+            self._due.pop(incident.id, None)
         self._by_node.setdefault(_node_of(incident.place), {})[incident.id] = None
 
     def _near(self, place: fleet.Place) -> list[Incident]:
-        """Open and just resolved incidents of the same node (or of the same rack, or cluster, as a whole)."""
-        found = (self._kept[id] for id in self._by_node.get(_node_of(place), ()))
-        return sorted(found, key=_age)
+        """Open and just resolved incidents of the same node and of the domains around it, or inside the same domain."""
+        ids = {id for one in self._domains.around(_node_of(place)) for id in self._by_node.get(one, ())}
+        return sorted((self._kept[id] for id in ids), key=_age)
 
     def _is_live(self, ref: str, place: fleet.Place) -> bool:
         members = (member for incident in self._near(place) if incident.is_open for member in incident.members)
@@ -302,6 +395,7 @@ class Incidents:
         """Rebuild memory from the journal; until that has succeeded, memory is not to be relied on."""
         self._is_doubtful = True
         self._kept.clear()
+        self._due.clear()
         self._by_node.clear()
         self._latest.clear()
         self._refs.clear()
@@ -343,6 +437,14 @@ def _plausible(event: events.Event, now: datetime) -> events.Event:
     if now - MOST_LATE <= event.at <= now + MOST_AHEAD:
         return event
     return replace(event, at=now, fields={**event.fields, CLAIMED_AT: wire.format_time(event.at)})
+
+
+def _hold(incident: Incident) -> timedelta:
+    return timedelta(seconds=min(HOLD_SECONDS * 2 ** min(incident.reopened, 10), LONGEST_HOLD_SECONDS))
+
+
+def _ended(incident: Incident, now: datetime) -> Incident:
+    return replace(incident, members=tuple(replace(member, until=member.until or now) for member in incident.members))
 
 
 def _key(event: events.Event) -> events.ConditionKey:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from watchkeeper.catalogue import causes
+from watchkeeper.catalogue import causes, effects
 from watchkeeper.incidents.signals import Signal, anchor, settle_seconds
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet
@@ -24,6 +24,8 @@ MOST_WORKLOADS = 50
 FLAP_SECONDS = 600.0
 # These say that something is gone or slow, not why; any other cause of their family is the better answer.
 SYMPTOMS = frozenset({"gpu_missing", "node_down", "training_stalled", "training_slow"})
+# What was seen so long before its cause may still be its effect: exporters and rules are slower than kernel logs.
+EFFECT_FIRST = timedelta(minutes=5)
 
 
 class Step(StrEnum):
@@ -37,17 +39,28 @@ class Step(StrEnum):
     EXPLAINED = "explained"
     RESOLVED = "resolved"
     ACKNOWLEDGED = "acknowledged"
+    ASSIGNED = "assigned"
     NOTED = "noted"
     NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the inventory knows and a signal does not: names for people, workloads at a place, the next free id."""
+    """What the inventory knows and a signal does not: names for people, workloads at a place, the next free id.
+
+    `domains` are the racks and leaf switches that a node lies in.
+    """
 
     names: Callable[[fleet.Place], str]
     workloads: Callable[[fleet.Place], Sequence[str]]
     next_id: Callable[[], IncidentId]
+    domains: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
+
+    def encloses(self, outer: fleet.Place, inner: fleet.Place) -> bool:
+        """Like `Place.encloses`, and a rack encloses its nodes and what is in them."""
+        if outer.domain is None or inner.node is None:
+            return outer.encloses(inner)
+        return outer in self.domains(fleet.Place(inner.cluster, node=inner.node))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +81,28 @@ def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, around
     known = _knowing(near, signal)
     if known is not None and known.is_open:
         return _again(known, signal, now=now, around=around)
-    hosts = [incident for incident in near if incident.is_open and _hosts(incident, signal)]
-    taken = [incident for incident in near if incident.is_open and _gives_way_to(incident, signal)]
+    hosts = [incident for incident in near if incident.is_open and _hosts(incident, signal, around)]
+    taken = [incident for incident in near if incident.is_open and _gives_way_to(incident, signal, around)]
     if hosts or taken:
         target, *others = [*hosts, *taken]
         return _join(target, signal, now=now, around=around, others=others, taken=taken)
     if signal.has_ended or (known is not None and not _is_news(known, signal)):
         return NOTHING
     for before in [*([known] if known else []), *reversed(near)]:
-        if (before is known or _returns(before, signal)) and _is_soon(before, signal):
+        if (before is known or _returns(before, signal, around)) and _is_soon(before, signal):
             return _reopen(before, signal, now=now, around=around, text=f"Back: {signal.member.text}")
     return _open(signal, now=now, around=around)
 
 
 def go_on(near: Sequence[Incident], signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
     """A signal that lasts although its incident was resolved: into what is open there, or that incident again."""
-    host = next((incident for incident in near if incident.is_open and _hosts(incident, signal)), None)
+    host = next((incident for incident in near if incident.is_open and _hosts(incident, signal, around)), None)
     if host is not None:
         return _join(host, signal, now=now, around=around)
     known = _knowing(near, signal)
-    if known is None or known.resolved_at is None:
+    if known is None:
+        return correlate(near, signal, now=now, around=around)
+    if known.resolved_at is None:
         return NOTHING
     since = durations.format_seconds(round((now - known.resolved_at).total_seconds()))
     text = f"Still firing {since} after it was resolved: {signal.member.text}"
@@ -129,7 +144,7 @@ def end_member(incident: Incident, ref: str, *, until: datetime) -> Incident:
 def absorb(incident: Incident, into: IncidentId, *, at: datetime) -> tuple[Incident, str]:
     """An incident that turned out to be a part of another one, resolved, with the words for its timeline."""
     members = tuple(replace(member, until=member.until or at) for member in incident.members)
-    return replace(move(incident, IncidentState.RESOLVED, at=at), members=members), f"Part of {into}"
+    return replace(move(incident, IncidentState.RESOLVED, at=at), members=members, part_of=into), f"Part of {into}"
 
 
 def _knowing(near: Sequence[Incident], signal: Signal) -> Incident | None:
@@ -152,24 +167,36 @@ def _again(known: Incident, signal: Signal, *, now: datetime, around: Surroundin
     if signal.member.until is not None and signal.replaces is None:
         ended = end_member(known, signal.member.ref, until=signal.member.until)
         return NOTHING if ended is known else Decision(Step.ENDED, ended, f"Over: {signal.member.text}")
+    if signal.member.kind is MemberKind.DOMAIN and signal.member not in known.members:
+        return _join(known, signal, now=now, around=around)
     return _join(known, signal, now=now, around=around) if _is_news(known, signal) else NOTHING
 
 
-def _hosts(incident: Incident, signal: Signal) -> bool:
-    """The same family at a place that encloses the other, or a grave fault of the GPU an application died on."""
+def _hosts(incident: Incident, signal: Signal, around: Surroundings) -> bool:
+    """The same family at a place that encloses the other, or a fault that explains this one where it happened."""
     if incident.family == signal.family:
-        return _touches(incident, signal)
+        return _touches(incident, signal, around)
+    if signal.family in effects.of(incident.cause):
+        return around.encloses(incident.place, anchor(signal.place, signal.cause))
     is_consequence = causes.lookup(signal.cause).gives_way and causes.lookup(incident.cause).explains_others
     return is_consequence and incident.place == signal.place
 
 
-def _touches(incident: Incident, signal: Signal) -> bool:
+def _touches(incident: Incident, signal: Signal, around: Surroundings) -> bool:
     place = anchor(signal.place, signal.cause)
-    return incident.place.encloses(place) or place.encloses(incident.place)
+    if incident.place.domain is not None and place.domain is not None and incident.place != place:
+        # A leaf switch that seemed to be gone, until all of its rack was.
+        nodes = [member.place for member in incident.members if member.place.node is not None and member.until is None]
+        return bool(nodes) and all(around.encloses(place, node) for node in nodes)
+    return around.encloses(incident.place, place) or around.encloses(place, incident.place)
 
 
-def _gives_way_to(incident: Incident, signal: Signal) -> bool:
-    """An application fault moments before a hardware fault of the same GPU was its first sign."""
+def _gives_way_to(incident: Incident, signal: Signal, around: Surroundings) -> bool:
+    """An effect that was seen moments before its cause, as an application fault before a hardware fault of its GPU."""
+    if incident.family in effects.of(signal.cause):
+        place = anchor(signal.place, signal.cause)
+        is_fresh = all(signal.at - member.since <= EFFECT_FIRST for member in incident.members)
+        return is_fresh and around.encloses(place, incident.place)
     is_consequence = causes.lookup(incident.cause).gives_way and causes.lookup(signal.cause).explains_others
     if not is_consequence or incident.place != signal.place:
         return False
@@ -178,8 +205,8 @@ def _gives_way_to(incident: Incident, signal: Signal) -> bool:
     )
 
 
-def _returns(incident: Incident, signal: Signal) -> bool:
-    return not incident.is_open and incident.family == signal.family and _touches(incident, signal)
+def _returns(incident: Incident, signal: Signal, around: Surroundings) -> bool:
+    return not incident.is_open and incident.family == signal.family and _touches(incident, signal, around)
 
 
 def _is_soon(incident: Incident, signal: Signal) -> bool:
@@ -200,14 +227,15 @@ def _join(
     members = _with_member(target.members, signal)
     leads = lead(members) is signal.member
     absorbed = tuple(other for other in others if leads or other in taken)
-    members += tuple(member for other in absorbed for member in other.members)
+    members += tuple(member for other in absorbed for member in other.members if member.kind is not MemberKind.DOMAIN)
     kept = _fitting(members)
     if signal.member not in kept:
         return Decision(Step.NOTHING, text=f"{target.id} has {MOST_MEMBERS} signals that weigh as much or more")
     text = signal.member.text
     if len(kept) < len(members):
         text += f" ({len(members) - len(kept)} lighter signals left out; an incident keeps {MOST_MEMBERS})"
-    joined = _refresh(target, kept, around=around)
+    hit = dict.fromkeys([*target.workloads, *(name for other in absorbed for name in other.workloads)])
+    joined = _refresh(replace(target, workloads=tuple(hit)), kept, around=around)
     if target.state is IncidentState.ACKNOWLEDGED and joined.severity.rank > target.severity.rank:
         joined = move(joined, IncidentState.OPEN, at=now)
     return Decision(Step.JOINED, _next_version(joined, target), text, absorbed=absorbed)
@@ -236,6 +264,8 @@ def _open(signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
 
 def _with_member(members: tuple[Member, ...], signal: Signal) -> tuple[Member, ...]:
     old = {signal.member.ref, signal.replaces}
+    if signal.member.kind is MemberKind.DOMAIN:
+        old |= {member.ref for member in members if member.kind is MemberKind.DOMAIN}
     return (*(member for member in members if member.ref not in old), signal.member)
 
 
@@ -258,13 +288,16 @@ def _next_version(incident: Incident, after: Incident) -> Incident:
 
 
 def lead(members: Sequence[Member]) -> Member:
-    """The member that says best what is wrong, and where; the first of equals."""
-    return max(members, key=_weight)
+    """The member that says best what is wrong, and where; the first of equals. An effect never leads its cause."""
+    explained = frozenset().union(*(effects.of(cause) for cause in {member.cause for member in members}))
+    causing = [member for member in members if causes.lookup(member.cause).family not in explained]
+    return max(causing or members, key=_weight)
 
 
-def _weight(member: Member) -> tuple[bool, int, bool, bool, int]:
+def _weight(member: Member) -> tuple[bool, bool, int, bool, bool, int]:
     row = causes.lookup(member.cause)
     return (
+        member.kind is MemberKind.DOMAIN,
         not row.gives_way,
         row.severity.rank,
         member.cause not in SYMPTOMS,
@@ -277,7 +310,9 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, around: Surroun
     """Place, cause, title and severity follow from the members, and are worked out again with each change."""
     best = lead(members)
     place = anchor(best.place, best.cause)
-    workloads = dict.fromkeys([*incident.workloads, *around.workloads(place)])
+    # Nobody knows what runs in a rack but its nodes; the newest member's has not been asked yet.
+    asked = members[-1].place if place.domain is not None and members[-1].place.node else place
+    workloads = dict.fromkeys([*incident.workloads, *around.workloads(asked)])
     return replace(
         incident,
         place=place,

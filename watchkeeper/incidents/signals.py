@@ -21,6 +21,11 @@ CAUSE_OF_KIND = {
     events.EventKind.PCIE_ERROR: "pcie_degraded",
     events.EventKind.MACHINE_CHECK: diagnosis.UNKNOWN_CAUSE,
     events.EventKind.OOM_KILL: "host_oom",
+    events.EventKind.FABRIC_DOWN: "ib_link_degraded",
+    events.EventKind.GSP_ERROR: "gsp_timeout",
+    events.EventKind.NVLINK_ERROR: "nvlink_error",
+    events.EventKind.NIC_ERROR: "ib_link_degraded",
+    events.EventKind.LINK_DOWN: "ib_link_degraded",
 }
 # These name their own cause in `fields`, because the agent that sent them knows it.
 NAMED_KINDS = frozenset(
@@ -28,7 +33,9 @@ NAMED_KINDS = frozenset(
 )
 # The agent repeats these every few minutes for as long as they hold, so quiet means that they are over.
 REPEATED_KINDS = frozenset({events.EventKind.DRIVER_FAULT, events.EventKind.POLICY_VIOLATION})
-CLEARING_KINDS = frozenset({events.EventKind.GPU_RESET, events.EventKind.NODE_BOOT})
+# A link that is down comes back by itself when somebody plugs it in; a port that stays down has its own rule.
+PASSING_KINDS = REPEATED_KINDS | {events.EventKind.LINK_DOWN}
+CLEARING_KINDS = frozenset({events.EventKind.GPU_RESET, events.EventKind.NODE_BOOT, events.EventKind.FABRIC_UP})
 # A program that failed and was restarted shows itself again within minutes, if it does at all.
 QUIET_SECONDS = 600.0
 # dcgm-exporter writes `Hostname` up to 4.8 and `hostname` after it; `node` comes from relabelling.
@@ -75,8 +82,8 @@ class Signal:
 
 
 def from_event(event: events.Event) -> Signal | None:
-    """None for an event that is good news, such as a reset or a boot."""
-    if event.kind in CLEARING_KINDS:
+    """None for an event that is good news, such as a reset or a boot, or that is part of a healthy machine's day."""
+    if event.kind in CLEARING_KINDS or _is_routine(event):
         return None
     if event.kind is events.EventKind.XID and event.code is not None:
         row = xid.lookup(event.code)
@@ -89,6 +96,17 @@ def from_event(event: events.Event) -> Signal | None:
         incidents.MemberKind.EVENT, event.id, event.place, cause, event.at, event.text, severity=severity
     )
     return Signal(member, causes.lookup(cause).family)
+
+
+def _is_routine(event: events.Event) -> bool:
+    """Errors that the hardware corrected itself, unless there is a flood of them, and the bare notice of one."""
+    if event.kind is events.EventKind.PCIE_ERROR:
+        is_corrected = event.fields.get("severity", "").startswith("Correct")
+    elif event.kind is events.EventKind.MACHINE_CHECK:
+        is_corrected = event.fields.get("severity") != "uncorrected"
+    else:
+        return False
+    return is_corrected and "alike_left_out" not in event.fields
 
 
 def from_alert(alert: alerts.Alert) -> Signal | None:
@@ -138,7 +156,7 @@ def anchor(place: fleet.Place, cause: str) -> fleet.Place:
 
 def clear_rule(cause: str, kind: events.EventKind | None = None) -> events.ClearRule:
     """When an event is over: hardware by a reset or a boot, anything else, and what is repeated, also by quiet."""
-    stays = causes.lookup(cause).is_hardware and kind not in REPEATED_KINDS
+    stays = causes.lookup(cause).is_hardware and kind not in PASSING_KINDS
     return events.ClearRule(None if stays else QUIET_SECONDS, cleared_by=CLEARING_KINDS)
 
 

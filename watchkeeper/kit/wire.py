@@ -22,11 +22,17 @@ from watchkeeper.errors import WireError, quote
 
 T = TypeVar("T")
 
+# Nine of ten values; asked first, because a storm of events is written through here.
+AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
+
 
 def to_plain(value: Any) -> Any:
     """Dataclasses, enums, times and containers as what `json` can write; None fields are kept."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_plain(getattr(value, name)) for name in _field_types(type(value))}
+    kind = type(value)
+    if kind in AS_THEY_ARE:
+        return value
+    if _is_record(kind):
+        return {name: to_plain(getattr(value, name)) for name in _field_types(kind)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
@@ -63,8 +69,9 @@ def from_plain(kind: type[T], plain: Any, *, path: str = "") -> T:
 
 def format_time(at: datetime) -> str:
     """RFC 3339 in UTC with microseconds: sorts as text in the order of time."""
+    utc = at if at.tzinfo is UTC else at.astimezone(UTC)
     # Not strftime, which writes the year 999 with three digits.
-    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    return utc.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def parse_time(text: str) -> datetime:
@@ -72,6 +79,11 @@ def parse_time(text: str) -> datetime:
     if at.tzinfo is None:
         raise ValueError("has no time zone; end it with Z for UTC")
     return at.astimezone(UTC)
+
+
+@cache
+def _is_record(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind)
 
 
 @cache

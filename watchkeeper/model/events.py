@@ -24,13 +24,21 @@ class EventKind(StrEnum):
     PCIE_ERROR = "pcie_error"
     MACHINE_CHECK = "machine_check"
     OOM_KILL = "oom_kill"
+    # The GPU's firmware processor, a link between GPUs, a network adapter and its cable, without an Xid.
+    GSP_ERROR = "gsp_error"
+    NVLINK_ERROR = "nvlink_error"
+    NIC_ERROR = "nic_error"
+    LINK_DOWN = "link_down"
     GPU_RESET = "gpu_reset"
     NODE_BOOT = "node_boot"
-    # What the agent finds without a kernel line; `fields["cause"]` names it. `code` is NVML's return code, NVML's
-    # event type, or the bit of DCGM's policy condition.
+    # What reading the driver finds, with or without a kernel line; `fields["cause"]` names it. `code` is NVML's return
+    # code, NVML's event type, or the bit of DCGM's policy condition.
     DRIVER_FAULT = "driver_fault"
     DRIVER_EVENT = "driver_event"
     POLICY_VIOLATION = "policy_violation"
+    # What a sweep of the InfiniBand fabric finds: a link, or a switch with all its links, that went or came back.
+    FABRIC_DOWN = "fabric_down"
+    FABRIC_UP = "fabric_up"
 
 
 @dataclass(frozen=True, slots=True)

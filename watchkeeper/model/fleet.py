@@ -136,4 +136,7 @@ def holder(labels: Mapping[str, str]) -> str | None:
     for space, name in HOLDER_LABELS:
         if labels.get(name):
             return f"{labels.get(space, '')}/{labels[name]}" if space else labels[name]
+    # An information series of ours has pods, jobs and programs in one label.
+    if labels.get("workload"):
+        return "/".join(part for part in (labels.get("namespace"), labels["workload"]) if part)
     return None

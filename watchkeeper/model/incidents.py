@@ -36,14 +36,16 @@ INCIDENT_MOVES: Mapping[IncidentState, frozenset[IncidentState]] = {
 class MemberKind(StrEnum):
     EVENT = "event"
     ALERT = "alert"
+    # Many places of one failure domain have the same fault at once; it lasts as long as the others do.
+    DOMAIN = "domain"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One signal that belongs to an incident.
 
-    `ref` is the event's id, or the alert's label set as text. `since` is when it was first true,
-    `until` when it stopped (None while it lasts).
+    `ref` is the event's id, the alert's label set as text, or the domain with the family. `since` is when it was
+    first true, `until` when it stopped (None while it lasts).
     """
 
     kind: MemberKind
@@ -71,6 +73,10 @@ class Incident:
     resolved_at: datetime | None = None
     assignee: str | None = None
     version: int = 1
+    # How often it came back after it had been resolved.
+    reopened: int = 0
+    # The incident that took this one in, for one that was resolved because it is a part of another.
+    part_of: str | None = None
 
     @property
     def is_open(self) -> bool:
@@ -88,4 +94,6 @@ def move(incident: Incident, to: IncidentState, *, at: datetime) -> Incident:
             remedy=f"Possible: {allowed}",
         )
     resolved_at = at if to is IncidentState.RESOLVED else None
-    return replace(incident, state=to, resolved_at=resolved_at, version=incident.version + 1)
+    reopened = incident.reopened + (incident.state is IncidentState.RESOLVED)
+    version = incident.version + 1
+    return replace(incident, state=to, resolved_at=resolved_at, version=version, reopened=reopened, part_of=None)

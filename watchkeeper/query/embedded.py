@@ -16,14 +16,16 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.engine import Answer, Appended, Floats, Frame, Kind, Limits, Matcher, Millis, Span
 from watchkeeper.query.evaluate.evaluator import Evaluator
-from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows
-from watchkeeper.query.promql import ast
+from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, without_dropped
+from watchkeeper.query.promql import ast, patterns
 from watchkeeper.query.promql.parser import parse
 from watchkeeper.store.columns import NEVER_MS, is_absent, is_stale
+from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.index import Cardinality
 from watchkeeper.store.reading import SampleStore
 
@@ -37,6 +39,7 @@ class EmbeddedEngine:
     def __init__(self, head: SampleStore, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
         self.head = head
         self._limits = limits
+        self._exemplars = Exemplars()
         self._parsed: OrderedDict[str, ast.Expr] = OrderedDict()
         self._parsed_lock = threading.Lock()
 
@@ -50,15 +53,17 @@ class EmbeddedEngine:
     def instant(self, expr: str, at_ms: int) -> Answer:
         tree = self._parse(expr)
         times = np.array([at_ms], dtype=np.int64)
-        value = Evaluator(self.head, self._limits, span=Span(at_ms, at_ms, 1)).evaluate(tree, times)
+        asked = Evaluator(self.head, self._limits, span=Span(at_ms, at_ms, 1))
+        value = asked.evaluate(tree, times)
+        warnings, infos = (*self.head.warnings(), *asked.notes.warnings(expr)), asked.notes.infos(expr)
         if isinstance(value, Windows):
-            return Answer(Kind.MATRIX, _raw_frame(value), warnings=self.head.warnings())
+            return Answer(Kind.MATRIX, _raw_frame(value), warnings=warnings, infos=infos)
         if isinstance(value, Text):
             return Answer(
                 Kind.STRING, Frame([], times[:0], np.empty((0, 0)), np.empty((0, 0), dtype=bool)), value.value
             )
         kind = Kind.SCALAR if isinstance(value, Scalar) else Kind.VECTOR
-        return Answer(kind, _frame(value, times), warnings=self.head.warnings())
+        return Answer(kind, _frame(value, times), warnings=warnings, infos=infos)
 
     def range(self, expr: str, span: Span) -> Answer:
         steps = (span.end_ms - span.start_ms) // span.step_ms + 1
@@ -68,14 +73,16 @@ class EmbeddedEngine:
                 remedy="Use a larger step or a shorter time",
             )
         tree = self._parse(expr)
-        value = Evaluator(self.head, self._limits, span=span).evaluate(tree, span.times)
+        asked = Evaluator(self.head, self._limits, span=span)
+        value = asked.evaluate(tree, span.times)
         if isinstance(value, (Windows, Text)):
             kind = "range vector" if isinstance(value, Windows) else "string"
             raise errors.QueryError(
                 f'invalid expression type "{kind}" for range query, must be Scalar or instant Vector',
                 remedy="Put a function such as rate() around it",
             )
-        return Answer(Kind.MATRIX, _frame(value, span.times), warnings=self.head.warnings())
+        warnings, infos = (*self.head.warnings(), *asked.notes.warnings(expr)), asked.notes.infos(expr)
+        return Answer(Kind.MATRIX, _frame(value, span.times), warnings=warnings, infos=infos)
 
     def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
         found = {labels for each in matchers for labels in self.head.series(each, start_ms, end_ms)}
@@ -137,6 +144,25 @@ class EmbeddedEngine:
     def note_metadata(self, name: str, type: str, *, help: str = "", unit: str = "") -> None:
         self.head.metadata.note(name, type, help=help, unit=unit)
 
+    def sync(self) -> None:
+        """Bring what was appended to the disk; StoreError if it refuses. Memory alone needs nothing."""
+        sync = getattr(self.head, "sync", None)
+        if sync is not None:
+            sync()
+
+    def note_exemplar(self, series: Labels, exemplar: Exemplar) -> bool:
+        return self._exemplars.note(series, exemplar)
+
+    def exemplars(
+        self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int
+    ) -> list[tuple[Labels, list[Exemplar]]]:
+        """What is kept of the series that one of the selectors means, with start ≤ time ≤ end."""
+
+        def is_meant(series: Labels) -> bool:
+            return any(all(patterns.matches(one, series.get(one.name, "")) for one in each) for each in matchers)
+
+        return self._exemplars.select(is_meant, start_ms, end_ms)
+
     def _parse(self, expr: str) -> ast.Expr:
         with self._parsed_lock:
             known = self._parsed.get(expr)
@@ -156,6 +182,7 @@ def _frame(value: Value, times: Millis) -> Frame:
     if isinstance(value, Scalar):
         return Frame([Labels()], times, value.values[None, :], np.ones((1, len(times)), dtype=bool))
     assert isinstance(value, Vector)
+    value = without_dropped(value)
     rows = np.flatnonzero(value.present.any(axis=1))
     return Frame(value.series.labels_of(rows.tolist()), times, value.values[rows], value.present[rows])
 
@@ -172,5 +199,6 @@ def _raw_frame(found: Windows) -> Frame:
     values, present = np.zeros((len(mask), len(axis))), np.zeros((len(mask), len(axis)), dtype=bool)
     values[rows, places] = found.values[rows, columns]
     present[rows, places] = True
-    kept = np.flatnonzero(present.any(axis=1))
-    return Frame(found.series.labels_of(kept.tolist()), axis, values[kept], present[kept])
+    shown = without_dropped(Vector(found.series, values, present))
+    kept = np.flatnonzero(shown.present.any(axis=1))
+    return Frame(shown.series.labels_of(kept.tolist()), axis, shown.values[kept], shown.present[kept])

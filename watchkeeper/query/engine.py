@@ -89,12 +89,16 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What an engine says. A scalar is a frame of one row without labels; a string has only `text`."""
+    """What an engine says. A scalar is a frame of one row without labels; a string has only `text`.
+
+    `warnings` say that the answer may be wrong, `infos` that the question may be.
+    """
 
     kind: Kind
     frame: Frame
     text: str | None = None
     warnings: tuple[str, ...] = ()
+    infos: tuple[str, ...] = ()
 
     def latest(self) -> dict[Labels, float]:
         """The last present value of each series: what an instant query answered."""
@@ -106,6 +110,8 @@ class Limits:
     """What this engine refuses, so that a caller can say it before asking; None means no limit."""
 
     max_samples: int | None = 50_000_000
+    # Each sample counts as often as a window of an `..._over_time` holds it.
+    max_window_samples: int | None = 1_000_000_000
     max_steps: int | None = 11_000
     max_expression_bytes: int | None = 64 * 1024
     max_depth: int | None = 100

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 from watchkeeper import errors
 from watchkeeper.config import settings
 from watchkeeper.kit import logs
+from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.engine import Answer, Appended, Limits, Matcher, Span
@@ -103,6 +104,16 @@ class PrometheusEngine:
                 if kinds
             }
 
+    def exemplars(
+        self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int
+    ) -> list[tuple[Labels, list[Exemplar]]]:
+        """The server's exemplars of the series that one of the selectors means."""
+        times = [("start", _seconds(start_ms)), ("end", _seconds(end_ms))]
+        expr = " or ".join(answers.selector(each) for each in matchers)
+        found, _ = self._ask("/api/v1/query_exemplars", [("query", expr), *times])
+        with self._reading():
+            return answers.exemplars(found)
+
     def append(self, samples: Iterable[Sample]) -> Appended:
         """Write samples to the server and wait for its word; StoreError when it cannot be reached."""
         return self._writer().send(samples)
@@ -148,7 +159,7 @@ class PrometheusEngine:
         if most is not None and size > most:
             raise errors.QueryLimit(f"the expression has {size} bytes, the limit is {most}")
 
-    def _evaluate(self, path: str, expr: str, form: list[tuple[str, str]]) -> tuple[Any, tuple[str, ...]]:
+    def _evaluate(self, path: str, expr: str, form: list[tuple[str, str]]) -> tuple[Any, answers.Said]:
         try:
             return self._ask(path, [("query", expr), *form, EXACT_TIMES])
         except errors.QueryError as error:
@@ -162,11 +173,11 @@ class PrometheusEngine:
     ) -> Any:
         form = [("match[]", answers.selector(each)) for each in matchers]
         found, said = self._ask(path, [*form, ("start", _seconds(start_ms)), ("end", _seconds(end_ms))], method=method)
-        for line in said:
+        for line in said.warnings:
             log.warning("The server warns about its answer", extra=logs.fields(path=path, warning=line))
         return found
 
-    def _ask(self, path: str, form: list[tuple[str, str]], *, method: str = "POST") -> tuple[Any, tuple[str, ...]]:
+    def _ask(self, path: str, form: list[tuple[str, str]], *, method: str = "POST") -> tuple[Any, answers.Said]:
         text = urlencode([*form, ("timeout", f"{self._access.timeout_seconds:g}s")])
         if method == "GET":
             request = Request("GET", f"{path}?{text}")

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import cramjam
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.engine import Appended, Engine, Floats, Millis
@@ -61,6 +62,7 @@ class Decoded:
     series: list[Series]
     left_out: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    exemplars: list[tuple[Labels, Exemplar]] = field(default_factory=list)
 
 
 def encode(series: Sequence[tuple[Labels, Sequence[int], Sequence[float]]]) -> bytes:
@@ -153,6 +155,10 @@ def receive(
     left_out = Counter(decoded.left_out)
     if latest_ms is not None:
         left_out["future"] += sum(int(np.count_nonzero(times > latest_ms)) for _, times, _ in decoded.series)
+    noting = getattr(engine, "note_exemplar", None)
+    for series, exemplar in decoded.exemplars:
+        if noting is None or (latest_ms is not None and exemplar.at_ms > latest_ms) or not noting(series, exemplar):
+            left_out["exemplar"] += 1
     taken = engine.append(
         Sample(labels, at_ms, value)
         for labels, times, values in decoded.series
@@ -210,6 +216,7 @@ class _Reading:
         self.odd: dict[int, tuple[int, float]] = {}
         self.left_out: Counter[str] = Counter()
         self.metadata: dict[str, tuple[str, str, str]] = {}
+        self.exemplars: list[tuple[Labels, Exemplar]] = []
 
     def finish(self) -> Decoded:
         for tag, start, end in _fields(self.message, 0, len(self.message)):
@@ -223,7 +230,7 @@ class _Reading:
             (labels, times[end - count : end], values[end - count : end])
             for labels, count, end in zip(self.labels, self.counts, ends, strict=True)
         ]
-        return Decoded(series, dict(self.left_out), self.metadata)
+        return Decoded(series, dict(self.left_out), self.metadata, self.exemplars)
 
     def _read_series(self, start: int, end: int) -> None:
         message, place = self.message, start
@@ -238,6 +245,8 @@ class _Reading:
         for tag, at, stop in _fields(message, place, end):
             if tag == 0x12:
                 self._note_sample(at, stop)
+            elif tag == 0x1A and labels is not None:
+                self.exemplars.append((labels, _read_exemplar(message, at, stop)))
             elif tag in (0x1A, 0x22):
                 self.left_out["exemplar" if tag == 0x1A else "native_histogram"] += 1
             elif tag == 0x0A:
@@ -254,6 +263,7 @@ class _Reading:
             self.counts.append(count)
         _refuse_above("series", len(self.labels), self.limits.max_series)
         _refuse_above("samples", len(self.places), self.limits.max_samples)
+        _refuse_above("exemplars", len(self.exemplars), self.limits.max_samples)
 
     def _note_sample(self, start: int, end: int) -> None:
         message = self.message
@@ -340,16 +350,30 @@ def _read_sample(message: bytes, start: int, end: int) -> tuple[int, float]:
     return at_ms, value
 
 
+def _read_exemplar(message: bytes, start: int, end: int) -> Exemplar:
+    pairs, value, at_ms = [], 0.0, 0
+    for tag, at, stop in _fields(message, start, end):
+        if tag == 0x0A:
+            pairs.append(_read_pair(message, at, stop))
+        elif tag == 0x11:
+            (value,) = struct.unpack_from("<d", message, at)
+        elif tag == 0x18:
+            at_ms = at - (1 << 64) if at >> 63 else at
+    return Exemplar(Labels(dict(pairs)), value, at_ms)
+
+
+def _read_pair(message: bytes, start: int, end: int) -> tuple[str, str]:
+    texts = {0x0A: "", 0x12: ""}
+    for tag, at, stop in _fields(message, start, end):
+        if tag in texts:
+            texts[tag] = message[at:stop].decode()
+    return texts[0x0A], texts[0x12]
+
+
 @lru_cache(REMEMBERED_LABELS)
 def _read_labels(raw: bytes) -> Labels | None:
     """The label set of a series; None if a name is empty or twice, or there is no metric name."""
-    pairs: list[tuple[str, str]] = []
-    for _, start, end in _fields(raw, 0, len(raw)):
-        texts: dict[int, Any] = {0x0A: "", 0x12: ""}
-        for tag, at, stop in _fields(raw, start, end):
-            if tag in texts:
-                texts[tag] = raw[at:stop].decode()
-        pairs.append((texts[0x0A], texts[0x12]))
+    pairs = [_read_pair(raw, start, end) for _, start, end in _fields(raw, 0, len(raw))]
     names = {name for name, _ in pairs}
     if len(names) < len(pairs) or "" in names or not dict(pairs).get(METRIC_NAME):
         return None

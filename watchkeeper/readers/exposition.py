@@ -1,4 +1,4 @@
-"""Prometheus text pages (0.0.4, and the basics of OpenMetrics 1.0) into handles and values.
+"""Prometheus text pages (0.0.4, and OpenMetrics 1.0 with its exemplars) into handles and values.
 
 An exporter sends the same series again and again, only the values change. So each target has its own
 parser, which remembers the raw bytes before the value: a line seen before costs one split and one
@@ -65,6 +65,8 @@ class Page:
     timestamps_ms: Mapping[int, int] = field(default_factory=dict)
     bad_lines: int = 0
     problems: tuple[str, ...] = ()
+    # Those that were not on the page before, by the handle of their series; a time of None is that of the scrape.
+    exemplars: tuple[tuple[int, labels.Labels, float, int | None], ...] = ()
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class _Reading:
     timestamps_ms: dict[int, int] = field(default_factory=dict)
     bad_lines: int = 0
     problems: list[str] = field(default_factory=list)
+    exemplars: list[tuple[int, labels.Labels, float, int | None]] = field(default_factory=list)
 
     def complain(self, number: int, reason: str) -> None:
         self.bad_lines += 1
@@ -97,7 +100,11 @@ class ExpositionParser:
         self._most_remembered = 3 * max_series + FORGET_SLACK
         self._known: dict[bytes, int] = {}
         self._handle_of: dict[labels.Labels, int] = {}
+        # The series of a page share nearly all their labels, and labels are most of what a parser keeps.
+        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
         self._comments: set[bytes] = set()
+        # The exemplar that each series carried last, as it was written: most come again with every page.
+        self._exemplars: dict[int, bytes] = {}
         self._last_handles: list[int] = []
 
     def parse(self, page: bytes, *, openmetrics: bool = False) -> Page:
@@ -115,7 +122,9 @@ class ExpositionParser:
             values = array("d", map(float, reading.tokens))
         except ValueError:
             # Some value is not a number: read every line the careful way, which names the bad ones.
+            exemplars = reading.exemplars
             reading = self._gather(lines, {}, openmetrics=openmetrics)
+            reading.exemplars = exemplars
             values = array("d", map(float, reading.tokens))
         self._refuse_repeats(reading, values)
         return Page(
@@ -125,6 +134,7 @@ class ExpositionParser:
             timestamps_ms=reading.timestamps_ms,
             bad_lines=reading.bad_lines,
             problems=tuple(reading.problems),
+            exemplars=tuple(reading.exemplars),
         )
 
     def _gather(self, lines: list[bytes], remembered: dict[bytes, int], *, openmetrics: bool) -> _Reading:
@@ -152,8 +162,12 @@ class ExpositionParser:
         if text.startswith(b"#"):
             self._read_comment(line)
             return
+        text, exemplar = self._without_exemplar(text) if openmetrics else (text, b"")
         try:
             handle, rest = self._split(text)
+            if openmetrics and not exemplar:
+                # foo_bucket{le="1"} 8 # {trace_id="a"} 0.67: what follows the sharp is an exemplar.
+                rest, _, exemplar = rest.partition(b" # ")
             token, at_ms = _split_value(rest, openmetrics)
         except BadLine as bad:
             reading.complain(number, str(bad))
@@ -162,6 +176,8 @@ class ExpositionParser:
             reading.timestamps_ms[len(reading.handles)] = at_ms
         reading.handles.append(handle)
         reading.tokens.append(token)
+        if exemplar:
+            self._note_exemplar(handle, exemplar, number, reading=reading)
         series, _, last = line.rpartition(b" ")
         # Only a line that ends with its value is remembered: `a 1 1` ends with a time, `a 1 # {} 1` with an exemplar.
         if last.strip(b"\r") == token and at_ms is None and not (openmetrics and b" # " in series):
@@ -181,10 +197,28 @@ class ExpositionParser:
         if handle == len(self.labels):
             if handle > self._most_remembered:
                 raise BadLine(f"{handle} different series are remembered already, the limit is {self._most_remembered}")
+            label_set.pairs = tuple([self._pairs.setdefault(pair, pair) for pair in label_set.pairs])
             self.labels.append(label_set)
         rest_bytes = rest.encode()
         self._known[line[: len(line) - len(rest_bytes)]] = handle
         return handle, rest_bytes
+
+    def _without_exemplar(self, line: bytes) -> tuple[bytes, bytes]:
+        """A line of a known series without its exemplar; other lines as they are, for a label may hold a sharp too."""
+        head, sharp, exemplar = line.rpartition(b" # {")
+        return (head, b"{" + exemplar) if sharp and head.rpartition(b" ")[0] in self._known else (line, b"")
+
+    def _note_exemplar(self, handle: int, raw: bytes, number: int, *, reading: _Reading) -> None:
+        if self._exemplars.get(handle) == raw:
+            return
+        self._exemplars[handle] = raw
+        try:
+            label_set, rest = _read_labels(raw.decode(), {}, 0)
+            token, at_ms = _split_value(rest.encode(), openmetrics=True)
+        except (BadLine, UnicodeDecodeError) as bad:
+            reading.complain(number, f"the sample is kept, its exemplar is not: {bad}")
+            return
+        reading.exemplars.append((handle, label_set, float(token), at_ms))
 
     def _read_comment(self, line: bytes) -> None:
         if len(self._comments) >= 2 * self._max_series:
@@ -246,7 +280,9 @@ class ExpositionParser:
         self.labels = []
         self._known.clear()
         self._handle_of.clear()
+        self._pairs.clear()
         self._comments.clear()
+        self._exemplars.clear()
         self._last_handles = []
 
 
@@ -255,7 +291,11 @@ def _read_series(line: str) -> tuple[labels.Labels, str]:
     match = NAME.match(line)
     if match is None:
         raise BadLine(f"no metric name in {quote(line)}")
-    pairs, at = {labels.METRIC_NAME: match[1]}, match.end()
+    return _read_labels(line, {labels.METRIC_NAME: match[1]}, match.end())
+
+
+def _read_labels(line: str, pairs: dict[str, str], at: int) -> tuple[labels.Labels, str]:
+    """The labels in braces from a place on, together with those known, and the rest of the line."""
     if line[at : at + 1] != "{":
         return labels.Labels(pairs), line[at:]
     at += 1
@@ -278,9 +318,6 @@ def _read_series(line: str) -> tuple[labels.Labels, str]:
 
 def _split_value(rest: bytes, openmetrics: bool) -> tuple[bytes, int | None]:
     """Value and explicit time of what follows the series."""
-    if openmetrics:
-        # foo_bucket{le="1"} 8 # {trace_id="a"} 0.67: what follows the sharp is an exemplar.
-        rest = rest.partition(b" # ")[0]
     parts = rest.split()
     if len(parts) not in (1, 2):
         raise BadLine(f"expected a value and perhaps a time, found {quote(rest.decode('utf-8', 'replace').strip())}")

@@ -20,7 +20,10 @@ MAX_SENSORS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Sensor:
-    """One reading: RPM of a fan, °C of a temperature, W of a power. `is_alarmed` None: the chip does not say."""
+    """One reading: RPM of a fan, °C of a temperature, W of a power; 1 or 0 of a supply that works or not.
+
+    `is_alarmed` None: the chip does not say.
+    """
 
     chip: str
     kind: str

@@ -8,6 +8,7 @@ that user space wrote is not the kernel's word. The followers in `collect` make 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -78,7 +79,36 @@ SXID = re.compile(
 
 # NVRM: GPU 0000:09:00.0: GPU has fallen off the bus.
 # NVRM: fallen off the bus and is not responding to commands.     (older drivers; the address stands two lines above)
-OFF_THE_BUS = re.compile(rf"NVRM: (?:GPU {ADDRESS}: (?:GPU )?has )?fallen off the bus")
+OFF_THE_BUS = re.compile(rf"NVRM: (?:GPU (?:at )?(?:PCI:)?{ADDRESS}:? (?:GPU )?has )?fallen off the bus")
+
+# NVRM: GPU0 _kgspRpcRecvPoll: GSP RM heartbeat timed out
+# NVRM: _issueRpcAndWait: rpcRecvPoll timedout for fn 76!
+# NVRM: Timeout waiting for RPC from GSP! Expected function 4097 (GSP_INIT_DONE) (0x0 0x0).
+# NVRM: GPU0 RmInitAdapter: Cannot initialize GSP firmware RM
+GSP = re.compile(
+    r"NVRM: (?:GPU(?P<driver_gpu>\d+) )?(?:\w+: )?(?:(?:GSP RM h|H)eartbeat timed out|rpcRecvPoll timed ?out"
+    r"|Timeout waiting for RPC from GSP|Timeout after \d+s of waiting for RPC response from GPU\d+ GSP"
+    r"|Cannot initialize GSP firmware|\*+ GSP-CrashCat Report)"
+)
+
+# NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!
+# NVRM: GPU2 knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!
+# nvidia-nvlink: Failed to train link 3    (what the module says when it loads holds neither word)
+NVLINK = re.compile(
+    r"(?:NVRM: (?:GPU(?P<driver_gpu>\d+) )?knvlink\w+: "
+    r"[^\n]*(?:postRxDetLinkMask failed|Rx Detect Link mask|rain[^\n]*fail)"
+    r"|nvidia-nvlink\d*: [^\n]*(?:[Ff]ail|[Ee]rror|[Tt]imed? ?out))"
+)
+
+# NVRM: GPU 0000:17:00.0: RmInitAdapter failed! (0x62:0x65:1860)
+NOT_INITIALISED = re.compile(rf"NVRM: (?:GPU {ADDRESS}: )?RmInitAdapter failed!")
+# NVRM: No NVIDIA devices probed.     (nouveau or vfio-pci holds them all)
+# NVRM: None of the NVIDIA devices were initialized.
+NOT_PROBED = re.compile(
+    r"NVRM: (?:No NVIDIA (?:graphics adapter|devices) probed|None of the NVIDIA [\w ]+ were initialized)"
+)
+# NVRM: API mismatch: the client has the version 535.104.05, but
+MISMATCH = re.compile(r"NVRM: API mismatch: ")
 
 # pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)
 # pcieport 0000:00:01.1: AER: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)
@@ -86,13 +116,49 @@ PCIE = re.compile(
     rf"(?P<driver>[\w-]+) {ADDRESS}: (?:AER: )?"
     r"PCIe Bus Error: severity=(?P<severity>[A-Za-z-]+(?: \([A-Za-z-]+\))?)(?:, type=(?P<layer>[^,(]+))?"
 )
+# pcieport 0000:16:02.0: AER: Uncorrectable (Fatal) error message received from 0000:17:00.0 (no details found)
+# pcieport 0000:16:02.0: DPC: containment event, status:0x1f01 source:0x0000
+# pcieport 0000:00:01.0: pciehp: Slot(1): Link Down
+PCIE_LOST = re.compile(
+    rf"(?P<driver>[\w-]+) {ADDRESS}: (?:AER: (?:Multiple )?"
+    r"(?P<severity>Uncorrect\w+ \([A-Za-z-]+\)) error[^\n]*no details found"
+    r"|(?P<contained>DPC: containment event)|pciehp: Slot\([^)]*\): (?P<slot>Link Down|Card not present))"
+)
 
 # mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400
 # mce: [Hardware Error]: Machine check events logged
+# [Hardware Error]: Uncorrected, software restartable error.      (AMD)
+# {1}[Hardware Error]: event severity: recoverable                (firmware first, APEI)
 MACHINE_CHECK = re.compile(
-    r"mce: \[Hardware Error\]: (?:Machine check events logged|CPU (?P<cpu>\d+): Machine Check(?: Exception)?: "
-    r"\w+ Bank (?P<bank>\d+): (?P<status>\w+))"
+    r"(?:mce: |\{\d+\})?\[Hardware Error\]: (?:Machine check events logged"
+    r"|CPU (?P<cpu>\d+): Machine Check(?: Exception)?: \w+ Bank (?P<bank>\d+): (?P<status>\w+)"
+    r"|(?P<amd>Corrected|Deferred|Uncorrected|System Fatal)(?: error)?, |(?P<fatal>System Fatal) error"
+    r"|event severity: (?P<apei>corrected|recoverable|fatal))"
 )
+# Bit 61 of a bank's status: the error was not corrected (Intel SDM 3B, 17.3.2.2; AMD has the same bit).
+UNCORRECTED_BIT = 1 << 61
+# EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x5c1a2 …)
+EDAC = re.compile(r"EDAC MC(?P<controller>\d+): (?P<count>\d+) (?P<letter>[CU])E (?:[^\n]*? on (?P<dimm>[^ (]+))?")
+# Memory failure: 0x3f2a1c: Killing python:4711 due to hardware memory corruption
+# mce: Uncorrected hardware memory error in user-access at 3f2a1c080
+BAD_MEMORY = re.compile(
+    r"Memory failure: 0x[0-9a-f]+: Killing (?P<name>[^\n]*):(?P<pid>\d{1,10}) due to hardware memory corruption"
+    r"|mce: Uncorrected hardware memory error"
+)
+
+# mlx5_core 0000:d2:00.0: poll_health:825:(pid 0): device's health compromised - reached miss count
+# mlx5_core 0000:05:00.0: print_health_info:431: Health issue observed, firmware internal error, severity(3) ERROR:
+# mlx5_core 0000:03:00.0: wait_func:1195:(pid 196): ENABLE_HCA(0x104) timeout. Will cause a leak of a command …
+# mlx5_core 0000:81:00.0: Port module event[error]: module 0, Cable error, Power budget exceeded
+NIC = re.compile(
+    rf"mlx5_core {ADDRESS}(?: \S+)?: (?:\w+:\d+:(?:\(pid \d+\):)? ?)?(?:INFO: )?(?P<problem>device's health compromised"
+    r"|Fatal error \d+ detected|FW is unable to respond|handling bad device|High temperature on sensors"
+    r"|Health issue observed, [^\n]*severity\(\d\) (?:EMERGENCY|ALERT|CRITICAL|ERROR)"
+    r"|synd 0x[0-9a-f]+: (?:firmware internal|unrecoverable hardware) error"
+    r"|[A-Z_]+\(0x[0-9a-f]+\) timeout\. Will cause a leak|Port module event\[error\]: [^\n]*)"
+)
+# mlx5_core 0000:12:00.0 ens3f0np0: Link down
+LINK_DOWN = re.compile(rf"mlx5_core {ADDRESS} (?P<interface>\S+): Link down")
 
 # Out of memory: Killed process 4711 (python) total-vm:8123456kB, anon-rss:8012345kB, file-rss:0kB
 # Memory cgroup out of memory: Killed process 4711 (python) total-vm:8123456kB, anon-rss:8012345kB
@@ -136,7 +202,7 @@ def _xid(match: re.Match[str]) -> KernelFact:
 def _sxid(match: re.Match[str]) -> KernelFact:
     return KernelFact(
         events.EventKind.SXID,
-        match.string[match.start() :].rstrip(),
+        _to_end(match),
         code=int(match["code"]),
         pci=fleet.same_pci(match["pci"]),
         fields=_named(match, "switch", "severity", "link"),
@@ -149,20 +215,87 @@ def _off_the_bus(match: re.Match[str]) -> KernelFact:
 
 
 def _pcie(match: re.Match[str]) -> KernelFact:
-    text = match.string[match.start() :].rstrip()
+    text = _to_end(match)
     named = _named(match, "driver", "severity", "layer")
     return KernelFact(events.EventKind.PCIE_ERROR, text, pci=fleet.same_pci(match["pci"]), fields=named)
 
 
+def _pcie_lost(match: re.Match[str]) -> KernelFact:
+    """A device that the bus has cut off, with the bus' own word where it gives no severity."""
+    named = _named(match, "driver", "severity")
+    named.setdefault("severity", f"Uncorrected ({match['slot'] or 'contained'})")
+    return KernelFact(events.EventKind.PCIE_ERROR, _to_end(match), pci=fleet.same_pci(match["pci"]), fields=named)
+
+
+def _firmware(match: re.Match[str]) -> KernelFact:
+    return KernelFact(events.EventKind.GSP_ERROR, _to_end(match), fields=_named(match, "driver_gpu"))
+
+
+def _nvlink(match: re.Match[str]) -> KernelFact:
+    return KernelFact(events.EventKind.NVLINK_ERROR, _to_end(match), fields=_named(match, "driver_gpu"))
+
+
+def _not_initialised(match: re.Match[str]) -> KernelFact:
+    pci = None if match["pci"] is None else fleet.same_pci(match["pci"])
+    return _driver_fault(match, cause="gpu_missing", code=6, pci=pci)
+
+
+def _not_probed(match: re.Match[str]) -> KernelFact:
+    return _driver_fault(match, cause="driver_not_loaded", code=9)
+
+
+def _mismatch(match: re.Match[str]) -> KernelFact:
+    return _driver_fault(match, cause="driver_library_mismatch", code=18)
+
+
+def _driver_fault(match: re.Match[str], *, cause: str, code: int, pci: str | None = None) -> KernelFact:
+    """`code` is what NVML answers for the same fault, so that its report and the kernel's are one condition."""
+    return KernelFact(events.EventKind.DRIVER_FAULT, _to_end(match), code=code, pci=pci, fields={"cause": cause})
+
+
 def _machine_check(match: re.Match[str]) -> KernelFact:
-    return KernelFact(events.EventKind.MACHINE_CHECK, match.group(), fields=_named(match, "cpu", "bank", "status"))
+    """`severity` is absent for the bare notice that something was logged: it stands for corrected errors as well."""
+    named = _named(match, "cpu", "bank", "status")
+    word = (match["amd"] or match["fatal"] or match["apei"] or "").lower()
+    if match["status"] is not None:
+        with contextlib.suppress(ValueError):
+            named["severity"] = "uncorrected" if int(match["status"], 16) & UNCORRECTED_BIT else "corrected"
+    elif word:
+        named["severity"] = "corrected" if word in ("corrected", "deferred") else "uncorrected"
+    return KernelFact(events.EventKind.MACHINE_CHECK, _to_end(match), fields=named)
+
+
+def _edac(match: re.Match[str]) -> KernelFact:
+    severity = "uncorrected" if match["letter"] == "U" else "corrected"
+    named = {"severity": severity, "errors": match["count"]} | _named(match, "controller", "dimm")
+    return KernelFact(events.EventKind.MACHINE_CHECK, _to_end(match), fields=named)
+
+
+def _bad_memory(match: re.Match[str]) -> KernelFact:
+    return KernelFact(
+        events.EventKind.MACHINE_CHECK,
+        _to_end(match),
+        pid=None if match["pid"] is None else int(match["pid"]),
+        process=match["name"],
+        fields={"severity": "uncorrected"},
+    )
+
+
+def _nic(match: re.Match[str]) -> KernelFact:
+    named = _named(match, "problem")
+    return KernelFact(events.EventKind.NIC_ERROR, _to_end(match), pci=fleet.same_pci(match["pci"]), fields=named)
+
+
+def _link_down(match: re.Match[str]) -> KernelFact:
+    named = _named(match, "interface")
+    return KernelFact(events.EventKind.LINK_DOWN, _to_end(match), pci=fleet.same_pci(match["pci"]), fields=named)
 
 
 def _oom(match: re.Match[str]) -> KernelFact:
     scope = "node" if match["scope"] == "Out" else "cgroup"
     return KernelFact(
         events.EventKind.OOM_KILL,
-        match.string[match.start() :].rstrip(),
+        _to_end(match),
         pid=int(match["pid"]),
         process=match["name"] or None,
         fields={"scope": scope} | _named(match, "anon_rss_kib"),
@@ -170,12 +303,16 @@ def _oom(match: re.Match[str]) -> KernelFact:
 
 
 def _boot(match: re.Match[str]) -> KernelFact:
-    text = match.string[match.start() :].rstrip()
+    text = _to_end(match)
     return KernelFact(events.EventKind.NODE_BOOT, text, fields={"kernel": match["release"]})
 
 
 def _identity(match: re.Match[str]) -> GpuIdentity:
     return GpuIdentity(fleet.same_pci(match["pci"]), match["uuid"])
+
+
+def _to_end(match: re.Match[str]) -> str:
+    return match.string[match.start() :].rstrip()
 
 
 def _named(match: re.Match[str], *names: str) -> dict[str, str]:
@@ -188,13 +325,25 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], KernelFact
     (": SXid", SXID, _sxid),
     ("NVRM: GPU at", IDENTITY, _identity),
     ("fallen off the bus", OFF_THE_BUS, _off_the_bus),
+    ("NVRM: ", GSP, _firmware),
+    ("nvlink", NVLINK, _nvlink),
+    ("RmInitAdapter", NOT_INITIALISED, _not_initialised),
+    ("NVRM: No", NOT_PROBED, _not_probed),
+    ("NVRM: API", MISMATCH, _mismatch),
     ("PCIe Bus Error", PCIE, _pcie),
-    ("mce: [H", MACHINE_CHECK, _machine_check),
+    ("no details found", PCIE_LOST, _pcie_lost),
+    (": DPC: ", PCIE_LOST, _pcie_lost),
+    (": pciehp: ", PCIE_LOST, _pcie_lost),
+    ("[Hardware Error]: ", MACHINE_CHECK, _machine_check),
+    ("EDAC MC", EDAC, _edac),
+    ("hardware memory ", BAD_MEMORY, _bad_memory),
+    ("mlx5_core ", LINK_DOWN, _link_down),
+    ("mlx5_core ", NIC, _nic),
     ("ut of memory: K", OOM, _oom),
     ("Linux version", BOOT, _boot),
 )
 # A block of a log in which none of these stands has nothing of interest: so a flood of chatter costs next to nothing.
-NEEDLES = tuple(needle.encode() for needle, _, _ in PATTERNS)
+NEEDLES = tuple(dict.fromkeys(needle.encode() for needle, _, _ in PATTERNS))
 
 
 def read_line(line: str) -> KernelFact | GpuIdentity | None:

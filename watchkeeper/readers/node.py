@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from watchkeeper.readers import clock_offset, host, hwmon, kernel_modules, pci_sysfs, systemd_units
+from watchkeeper.readers import clock_offset, host, hwmon, kernel_modules, nfs_stats, pci_sysfs, systemd_units
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class NodeFacts:
     disks: tuple[host.Space, ...] = ()
     remote_mounts: tuple[host.Mount, ...] = ()
     stalled_mounts: tuple[host.Mount, ...] = ()
+    nfs: tuple[nfs_stats.NfsMount, ...] = ()
     kernel: str | None = None
     boot: str | None = None
     uptime_seconds: float | None = None

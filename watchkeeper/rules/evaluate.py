@@ -134,7 +134,7 @@ def retire(state: State, rule_set: RuleSet, *, now: datetime) -> tuple[State, tu
     """Drop the rules that a reload took away: the state left, stale markers for their series, resolved alerts."""
     kept = {rule_key(group, rule) for group in rule_set.groups for rule in group.rules}
     gone = [one for key, one in state.items() if key not in kept]
-    samples = tuple(_stale(labels, now) for one in gone for labels in sorted(one.written))
+    samples = tuple(_stale(labels, _after(one, now)) for one in gone for labels in sorted(one.written))
     resolved = tuple(
         replace(alert, state=AlertState.RESOLVED, resolved_at=now)
         for one in gone
@@ -142,6 +142,11 @@ def retire(state: State, rule_set: RuleSet, *, now: datetime) -> tuple[State, tu
         if alert.state is AlertState.FIRING
     )
     return {key: one for key, one in state.items() if key in kept}, samples, resolved
+
+
+def _after(one: RuleState, now: datetime) -> datetime:
+    """When the series of a rule can end: a store takes one sample for a time, and the last evaluation may be of now."""
+    return now if one.evaluated_at is None else max(now, one.evaluated_at + timedelta(milliseconds=1))
 
 
 def restore_all(rule_set: RuleSet, alerts: Iterable[Alert]) -> State:

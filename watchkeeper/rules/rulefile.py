@@ -95,7 +95,12 @@ class RuleFileProblems(WatchkeeperError):
 
 def load(paths: Iterable[Path]) -> RuleSet:
     """All groups of these files; directories give their *.yaml and *.yml files in the order of names."""
-    return read({str(path): _text_of(path) for path in _files(paths)})
+    return read(texts(paths))
+
+
+def texts(paths: Iterable[Path]) -> dict[str, str | RuleFileError]:
+    """The text of each of these files by its name, or why it could not be opened."""
+    return {str(path): text_of(path) for path in files(paths)}
 
 
 def read(texts: Mapping[str, str | RuleFileError]) -> RuleSet:
@@ -114,12 +119,13 @@ def read(texts: Mapping[str, str | RuleFileError]) -> RuleSet:
     return RuleSet(tuple(groups))
 
 
-def _files(paths: Iterable[Path]) -> Iterable[Path]:
+def files(paths: Iterable[Path]) -> Iterable[Path]:
+    """These files; a directory stands for the rule files in it, in the order of names."""
     for path in paths:
         yield from sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml")) if path.is_dir() else [path]
 
 
-def _text_of(path: Path) -> str | RuleFileError:
+def text_of(path: Path) -> str | RuleFileError:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -7,16 +7,27 @@ several-windows scheme: a long window says that it matters, a short one that it 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import yaml
 
 from watchkeeper.catalogue import causes
-from watchkeeper.errors import QueryError, SettingsError, WireError
+from watchkeeper.errors import QueryError, RuleFileError, WireError
 from watchkeeper.kit import durations, wire
 from watchkeeper.query.promql import parser
+from watchkeeper.rules import rulefile
+from watchkeeper.rules.source import entries
 
 WINDOW = "[window]"
+# What the rules record: the share of errors over a window, and the share of the budget that is left.
+RATIO = "slo:error_ratio:rate"
+BUDGET = "slo:error_budget_remaining:ratio"
+# As kit/wire names a place: slos[0].objective
+PATH = re.compile(r"[\w.\[\]]*")
+PATH_STEP = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,8 @@ BURNS = (
     Burn(3, "1d", "2h", "warning", "15m"),
     Burn(1, "3d", "6h", "warning", "30m"),
 )
+# The shortest window has five of these; what is left of a budget is counted in them.
+INTERVAL = "1m"
 RAW_WINDOWS = ("5m", "30m", "1h", "2h")
 # Longer ones are averaged from the short ratios: nobody keeps days of raw samples, or wants to read them each time.
 AVERAGED_WINDOWS = ("6h", "1d", "3d")
@@ -76,34 +89,67 @@ class Slo:
         """The share of events that may go wrong."""
         return round(1 - self.objective, 9)
 
+    @property
+    def alert_name(self) -> str:
+        return "".join(part.capitalize() for part in self.name.split("-")) + "BudgetBurn"
+
     def ratio(self, window: str) -> str:
         groups = ", ".join(self.by)
         errors, total = (text.replace(WINDOW, f"[{window}]") for text in (self.errors, self.total))
         return f"sum by ({groups}) ({errors})\n  / on ({groups})\n(sum by ({groups}) ({total}) > 0)\n"
 
 
+def load(path: Path) -> list[Slo]:
+    """The objectives of a file, or RuleFileProblems with every problem and its line."""
+    text = rulefile.text_of(path)
+    if isinstance(text, RuleFileError):
+        raise rulefile.RuleFileProblems((text,))
+    return read(text, where=str(path))
+
+
 def read(text: str, *, where: str) -> list[Slo]:
-    """The objectives of a file, or a SettingsError with every problem."""
+    """The objectives of a text; `where` is the file it comes from."""
     try:
-        plain = yaml.safe_load(text)
+        plain, root = yaml.safe_load(text), yaml.compose(text, Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
-        raise SettingsError(f"not YAML: {error}", where=where) from error
+        mark, reason = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
+        raise _refusal([(f"not YAML: {reason}", None if mark is None else mark.line + 1)], where) from error
     if not isinstance(plain, dict) or set(plain) != {"slos"}:
-        raise SettingsError("expected one key `slos` with a list of objectives", where=where)
+        raise _refusal([("expected one key `slos` with a list of objectives", 1)], where)
     try:
         found = wire.from_plain(tuple[Slo, ...], plain["slos"])
     except WireError as error:
-        problems = tuple(f"slos{problem}" for problem in error.problems)
-        raise SettingsError("the objectives have mistakes", problems=problems, where=where) from error
+        problems = [f"slos{problem}" for problem in error.problems]
+        raise _refusal([(problem, _line(root, problem)) for problem in problems], where) from error
     names = [one.name for one in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SettingsError(f"`name: {twice[0]}` stands twice", where=where)
+    twice = [at for at, name in enumerate(names) if name in names[:at]]
+    if twice:
+        said = [(f"`name: {names[at]}` stands twice", _line(root, f"slos[{at}].name")) for at in twice]
+        raise _refusal(said, where)
     return list(found)
+
+
+def _refusal(problems: Sequence[tuple[str, int | None]], where: str) -> rulefile.RuleFileProblems:
+    return rulefile.RuleFileProblems(tuple(RuleFileError(problem, path=where, line=line) for problem, line in problems))
+
+
+def _line(root: yaml.Node, problem: str) -> int:
+    """The line of what a problem is about, which begins with a path such as slos[2].by; as near as there is one."""
+    node, line = root, root.start_mark.line + 1
+    for step in PATH_STEP.findall(PATH.match(problem)[0]):  # type: ignore[index]
+        if step.isdigit() and isinstance(node, yaml.SequenceNode) and int(step) < len(node.value):
+            node = node.value[int(step)]
+            line = node.start_mark.line + 1
+        elif isinstance(node, yaml.MappingNode) and step in (found := dict(entries(node))):
+            node, line = found[step].node, found[step].line
+        else:
+            break
+    return line
 
 
 def render(slos: list[Slo], *, source: str) -> str:
     """A Prometheus rule file with one group for each objective."""
-    groups = [{"name": f"slo-{one.name}", "rules": _rules(one)} for one in slos]
+    groups = [{"name": f"slo-{one.name}", "interval": INTERVAL, "rules": _rules(one)} for one in slos]
     body = yaml.dump({"groups": groups}, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=118)
     return f"# Error budgets and burn-rate alerts of the objectives in {source}; written by a program.\n{body}"
 
@@ -111,31 +157,32 @@ def render(slos: list[Slo], *, source: str) -> str:
 def _rules(one: Slo) -> list[dict[str, object]]:
     labels = {"slo": one.name}
     recorded: list[dict[str, object]] = [
-        {"record": f"slo:error_ratio:rate{window}", "expr": one.ratio(window), "labels": labels}
-        for window in RAW_WINDOWS
+        {"record": f"{RATIO}{window}", "expr": one.ratio(window), "labels": labels} for window in RAW_WINDOWS
     ]
-    short = f'slo:error_ratio:rate5m{{slo="{one.name}"}}'
+    short = f'{RATIO}{RAW_WINDOWS[0]}{{slo="{one.name}"}}'
     recorded += [
-        {"record": f"slo:error_ratio:rate{window}", "expr": f"avg_over_time({short}[{window}])", "labels": labels}
+        {"record": f"{RATIO}{window}", "expr": f"avg_over_time({short}[{window}])", "labels": labels}
         for window in AVERAGED_WINDOWS
     ]
-    left = f"1 - avg_over_time({short}[{one.window}]) / {one.budget}"
-    recorded.append({"record": "slo:error_budget_remaining:ratio", "expr": left, "labels": labels})
+    # Each evaluation stands for its interval: it is time that went wrong that is summed up. Time without traffic, or
+    # before the first sample, used up nothing; an average over what is there would call a first bad minute a bad month.
+    allowed = one.budget * durations.parse_seconds(one.window) / durations.parse_seconds(INTERVAL)
+    left = f"1 - sum_over_time({short}[{one.window}]) / {allowed:.9g}"
+    recorded.append({"record": BUDGET, "expr": left, "labels": labels})
     return [*recorded, *(_alert(one, burn) for burn in BURNS)]
 
 
 def _alert(one: Slo, burn: Burn) -> dict[str, object]:
-    name = "".join(part.capitalize() for part in one.name.split("-")) + "BudgetBurn"
     limit = round(burn.factor * one.budget, 9)
     groups = ", ".join(one.by)
     expr = (
-        f'slo:error_ratio:rate{burn.long}{{slo="{one.name}"}} > {limit}\n'
+        f'{RATIO}{burn.long}{{slo="{one.name}"}} > {limit}\n'
         f"  and on ({groups})\n"
-        f'slo:error_ratio:rate{burn.short}{{slo="{one.name}"}} > {limit}\n'
+        f'{RATIO}{burn.short}{{slo="{one.name}"}} > {limit}\n'
     )
     share = durations.parse_seconds(one.window) / burn.factor
     return {
-        "alert": name,
+        "alert": one.alert_name,
         "expr": expr,
         "for": burn.hold,
         "labels": {"severity": burn.severity, "cause": one.cause, "window": burn.long},
@@ -146,7 +193,7 @@ def _alert(one: Slo, burn: Burn) -> dict[str, object]:
                 f"At this rate the budget of {one.window} is gone in {durations.format_seconds(round(share))} or less."
             ),
             "action": one.action,
-            "runbook_url": causes.lookup(one.cause).runbook,
+            "runbook_url": f"docs/runbooks/{causes.lookup(one.cause).runbook}.md",
         },
     }
 

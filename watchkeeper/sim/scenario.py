@@ -100,6 +100,8 @@ class Scenario:
     work: Work | None = None
     # Nodes of these pools only; empty means any. A fabric needs NVSwitches, a pod needs Kubernetes.
     pools: tuple[str, ...] = ()
+    # How long physics or the nature of the fault needs until any number shows it: metal heats up, a trend must be one.
+    visible_after: str = "0s"
     # How much history a drill gathers before the fault: rules that compare with a baseline need one.
     history: str = "10m"
     kernel: tuple[str | KernelLine, ...] = ()
@@ -109,6 +111,7 @@ class Scenario:
         if self.lasts is not None:
             durations.parse_ms(self.lasts)
         durations.parse_ms(self.history)
+        durations.parse_ms(self.visible_after)
         of_a_gpu = sorted({name for line in self.kernel_lines for name in line.asks_for} & OF_A_GPU)
         if of_a_gpu and self.strikes is not Strikes.GPU:
             raise ValueError(f"a kernel line with {{{of_a_gpu[0]}}} names a GPU, so its scenario must strike a gpu")

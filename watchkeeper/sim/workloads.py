@@ -18,6 +18,8 @@ from watchkeeper.sim.physics import Physics
 from watchkeeper.sim.text_page import TextPage, braces
 
 STEP_SECONDS = 5
+# A program that could not write its checkpoint, or got no memory, tries again a minute later.
+RETRY_SECONDS = 60
 HEALTHY = Training()
 # Buckets as the guides write them; vLLM's own for the first token.
 DURATION_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf)
@@ -45,6 +47,7 @@ class TrainingRun:
     checkpoint_at: float = 0.0
     checkpoints: int = 0
     failed_checkpoints: int = 0
+    failed_at: int = 0
     ooms: int = 0
     data_wait: float = 0.0
     compute_seconds: float = 0.0
@@ -135,10 +138,10 @@ class Workloads:
         if phase is Phase.CHECKPOINT and now - run.checkpoint_at > 120:
             run.checkpoint_at = now
             run.checkpoints += not effect.checkpoints_fail
-        if effect.checkpoints_fail and now % 60 < STEP_SECONDS:
-            run.failed_checkpoints += 1
-        if effect.ooms and now % 60 < STEP_SECONDS:
-            run.ooms += 1
+        if (effect.checkpoints_fail or effect.ooms) and now - run.failed_at >= RETRY_SECONDS:
+            run.failed_at = now
+            run.failed_checkpoints += effect.checkpoints_fail
+            run.ooms += effect.ooms
         run.data_wait += STEP_SECONDS * (effect.data_wait or (0.02 if not is_stuck else 0.0))
         run.compute_seconds = run.step_seconds * 0.8 / max(speed, 0.05) if not is_stuck else run.compute_seconds
 

@@ -29,8 +29,6 @@ from watchkeeper.store.label_table import LabelTable
 from watchkeeper.store.reading import Columns, refuse_above
 
 REMEMBERED_SELECTIONS = 64
-# Unpacked chunks of all blocks together: one metric of 10,000 GPUs over six hours.
-CACHE_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Damage:
 class ChunkCache:
     """Unpacked chunks, the ones used last, within a number of bytes."""
 
-    def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, max_bytes: int = 32 << 20) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[Path, int], Floats | Ints] = OrderedDict()

@@ -48,9 +48,17 @@ def digest(texts: Iterable[str]) -> str:
     return total.hexdigest()
 
 
-def entry_hash(entry: Entry) -> str:
-    content = {name: value for name, value in wire.to_plain(entry).items() if name != "hash"}
-    return digest([wire.dumps(content)])
+def entry_hash(entry: Entry, body: str | None = None) -> str:
+    """The digest of everything but the hash; `body` is the body's text for whoever has written it already."""
+    # The text that `wire.dumps` makes of all fields, put together so that a large body is written once.
+    at, body = wire.format_time(entry.at), wire.dumps(entry.body) if body is None else body
+    actor, kind, prev, subject = (wire.dumps(text) for text in (entry.actor, entry.kind, entry.prev, entry.subject))
+    return digest(
+        [
+            f'{{"actor":{actor},"at":"{at}","body":{body},"epoch":{entry.epoch:d},"kind":{kind},'
+            f'"prev":{prev},"seq":{entry.seq:d},"subject":{subject}}}'
+        ]
+    )
 
 
 def is_intact(entry: Entry, prev: str) -> bool:

@@ -2,10 +2,15 @@
 
 A slab holds rows of one length. A row is one series, a slot is one scrape, so that the samples of a
 window lie side by side. Rows come from large blocks, which the system commits only as they are
-touched. `head` decides which row belongs to whom, and moves rows to a longer slab when they fill up.
+touched. Rows of one kind (a metric) share shelves, so that a query reads whole stretches of rows; a shelf that nobody
+uses goes back to the system, though a few rows of its block stay. `head` decides which row belongs to whom, and
+moves rows to a longer slab when they fill up.
 """
 
 from __future__ import annotations
+
+import mmap
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +20,8 @@ from watchkeeper.model import samples
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+# A block, which of some rows lie in it, and their cells there.
+Places = tuple[int, Ints | slice, Ints]
 
 # An empty slot. Read as an integer it is later than any time, so that unused slots of a row of times sort last.
 ABSENT_BITS = 0x7FF8_0000_0000_AB5E
@@ -25,6 +32,8 @@ PLAIN_NAN: float = np.array([0x7FF8_0000_0000_0001], dtype=np.int64).view(np.flo
 
 BLOCK_BYTES = 32 << 20
 SLOT_BYTES = 8
+# Rows that a kind takes at once.
+SHELF = 64
 
 
 def is_absent(values: Floats) -> Mask:
@@ -59,52 +68,108 @@ class Slab:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.rows_per_block = max(1, BLOCK_BYTES // (SLOT_BYTES * capacity))
+        self._shelf_bytes = SLOT_BYTES * capacity * SHELF
+        self.rows_per_block = max(1, BLOCK_BYTES // self._shelf_bytes) * SHELF
         self._blocks: list[Floats | None] = []
+        self._regions: list[mmap.mmap | None] = []
         self._live: list[int] = []
-        self._free: list[int] = []
-        self._fresh = 0
+        # For each kind its free rows, for each shelf its kind and how many of its rows are in use.
+        self._free: dict[int, list[int]] = {}
+        self._kinds: list[int] = []
+        self._used: list[int] = []
+        self._free_shelves: list[int] = []
 
-    def take_rows(self, count: int) -> Ints:
-        """Empty rows, reused or new."""
-        reused = min(count, len(self._free))
-        rows = [self._free.pop() for _ in range(reused)]
-        rows.extend(range(self._fresh, self._fresh + count - reused))
-        self._fresh += count - reused
-        while self._fresh > len(self._blocks) * self.rows_per_block:
-            self._blocks.append(None)
-            self._live.append(0)
-        taken = np.array(rows, dtype=np.int64)
+    def take_rows(self, kinds: Ints) -> Ints:
+        """An empty row for each kind, reused or new; rows of a kind lie together as far as possible."""
+        taken = np.array([self._take_row(kind) for kind in kinds.tolist()], dtype=np.int64)
         for block, where in self._by_block(taken):
             inside = taken[where] % self.rows_per_block
             self._live[block] += len(inside)
             self._table(block)[inside] = ABSENT
         return taken
 
+    def _take_row(self, kind: int) -> int:
+        free = self._free.get(kind)
+        if not free:
+            shelf = self._free_shelves.pop() if self._free_shelves else self._new_shelf()
+            self._kinds[shelf] = kind
+            free = self._free[kind] = list(range((shelf + 1) * SHELF - 1, shelf * SHELF - 1, -1))
+        row = free.pop()
+        self._used[row // SHELF] += 1
+        return row
+
+    def _new_shelf(self) -> int:
+        self._kinds.append(0)
+        self._used.append(0)
+        while len(self._kinds) * SHELF > len(self._blocks) * self.rows_per_block:
+            self._blocks.append(None)
+            self._regions.append(None)
+            self._live.append(0)
+        return len(self._kinds) - 1
+
     def give_rows(self, rows: Ints) -> None:
         """Take rows back; a block that nobody uses returns its memory to the system."""
-        self._free.extend(rows.tolist())
+        for row in rows.tolist():
+            shelf = row // SHELF
+            self._used[shelf] -= 1
+            self._free.setdefault(self._kinds[shelf], []).append(row)
+            if not self._used[shelf]:
+                self._give_shelf(shelf)
         for block, where in self._by_block(rows):
             self._live[block] -= len(rows[where])
             if self._live[block] == 0:
-                self._blocks[block] = None
+                self._blocks[block] = self._regions[block] = None
+
+    def _give_shelf(self, shelf: int) -> None:
+        """Nobody uses the shelf: any kind may have it, and until then the system has its memory."""
+        kind = self._kinds[shelf]
+        left = [row for row in self._free[kind] if row // SHELF != shelf]
+        if left:
+            self._free[kind] = left
+        else:
+            del self._free[kind]
+        self._free_shelves.append(shelf)
+        block, row = divmod(shelf * SHELF, self.rows_per_block)
+        region = self._regions[block]
+        if region is not None and self._shelf_bytes % mmap.PAGESIZE == 0:
+            region.madvise(mmap.MADV_DONTNEED, row // SHELF * self._shelf_bytes, self._shelf_bytes)
 
     def gather(self, rows: Ints, first_slots: Ints, *, width: int) -> Floats:
-        """`width` slots of each row from its own first slot on; what lies behind a row's end is not its own."""
+        """`width` slots of each row from its own first slot on; what would lie behind a row's end is ABSENT."""
         out = np.empty((len(rows), width))
-        cells = (rows % self.rows_per_block) * self.capacity + first_slots
-        steps = np.arange(width)
-        for block, where in self._by_block(rows):
-            out[where] = self._block(block).take(cells[where][:, None] + steps, mode="clip")
+        if not len(rows):
+            return out
+        # Rows in a row that begin at the same slot are copied at once.
+        breaks = (np.diff(rows) != 1) | (np.diff(first_slots) != 0) | (rows[1:] % self.rows_per_block == 0)
+        edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(rows)]
+        for low, high in pairwise(edges):
+            block, row = divmod(int(rows[low]), self.rows_per_block)
+            slot = int(first_slots[low])
+            held = min(width, self.capacity - slot)
+            out[low:high, :held] = self._table(block)[row : row + high - low, slot : slot + held]
+            out[low:high, held:] = ABSENT
         return out
 
     def get(self, rows: Ints, slots: Ints) -> Floats:
-        return self.gather(rows, slots, width=1)[:, 0]
+        out = np.empty(len(rows))
+        cells = (rows % self.rows_per_block) * self.capacity + slots
+        for block, where in self._by_block(rows):
+            out[where] = self._block(block).take(cells[where], mode="clip")
+        return out
 
     def put(self, rows: Ints, slots: Ints | int, values: Floats) -> None:
         cells = (rows % self.rows_per_block) * self.capacity + slots
         for block, where in self._by_block(rows):
             self._block(block)[cells[where]] = values[where]
+
+    def places(self, rows: Ints) -> list[Places]:
+        """Where the first slots of rows lie, for `put_places`; valid while the rows are taken."""
+        cells = (rows % self.rows_per_block) * self.capacity
+        return [(block, where, cells[where]) for block, where in self._by_block(rows)]
+
+    def put_places(self, places: list[Places], slot: int, values: Floats) -> None:
+        for block, where, cells in places:
+            self._block(block)[cells + slot] = values[where]
 
     def put_cells(self, rows: Ints, slot: int, values: Floats) -> None:
         """Write several slots of each row, from one slot on."""
@@ -147,7 +212,10 @@ class Slab:
     def _block(self, number: int) -> Floats:
         block = self._blocks[number]
         if block is None:
-            block = self._blocks[number] = np.empty(self.rows_per_block * self.capacity)
+            # Not NumPy's own memory, which lies in huge pages: then a shelf could not be given back by itself.
+            size = self.rows_per_block // SHELF * self._shelf_bytes
+            region = self._regions[number] = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            block = self._blocks[number] = np.frombuffer(region, dtype=np.float64)
         return block
 
     def _table(self, number: int) -> Floats:

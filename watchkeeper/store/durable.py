@@ -53,6 +53,7 @@ class StoreSettings:
     late_ms: int = 600_000
     block_ms: int = 1_800_000
     has_log: bool = True
+    cache_bytes: int = 128 << 20
 
     @classmethod
     def of(cls, query: settings.Query) -> StoreSettings:
@@ -66,6 +67,7 @@ class StoreSettings:
             late_ms=durations.parse_ms(query.out_of_order),
             block_ms=durations.parse_ms(query.block),
             has_log=query.wal,
+            cache_bytes=query.cache_mebibytes << 20,
         )
 
 
@@ -121,7 +123,7 @@ class DurableStore:
         self.metadata = self.head.metadata
         self.damages: list[Damage] = []
         self._damage_count = 0
-        self._cache, self._patterns, self._unions = ChunkCache(), Patterns(), Unions()
+        self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), Unions()
         self._unmergeable: set[Path] = set()
         self._upkeep = threading.Lock()
         now_ms = clock_ms()

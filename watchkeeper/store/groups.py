@@ -14,6 +14,9 @@ import numpy as np
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints, Slab, capacity_for, is_absent
 
 NOBODY = -1
+NO_KIND = 0
+# The kinds of one row of times.
+TIMES = np.zeros(1, dtype=np.int64)
 # Expired slots are cleared away once they are this part of a row: rarely enough to be cheap, and a row
 # that holds 2 h at 15 s (480 slots) then stays at 512.
 EXPIRED_SHARE = 16
@@ -34,12 +37,15 @@ class Ledger:
     def __init__(self) -> None:
         self.group_of = np.empty(0, dtype=np.int64)
         self.row_of = np.empty(0, dtype=np.int64)
+        self.kind_of = np.empty(0, dtype=np.int64)
         self.slab_of = np.empty(0, dtype=np.int64)
         self.time_row = np.empty(0, dtype=np.int64)
         self.filled = np.empty(0, dtype=np.int64)
         self.last_ms = np.empty(0, dtype=np.int64)
         # Counts the changes of `group_of`, so that what depends on it can be remembered.
         self.version = 0
+        # Counts how often rows of a group moved, so that where they lie can be remembered.
+        self.moves = 0
         self.slabs: list[Slab] = []
         self.times: list[Slab] = []
         self._slab_by_capacity: dict[int, int] = {}
@@ -48,9 +54,12 @@ class Ledger:
         self._groups: dict[Hashable, int] = {}
         self._free: list[int] = []
 
-    def make_room_for_series(self, count: int) -> None:
-        self.group_of = grown(self.group_of, count, fill=NOBODY)
-        self.row_of = grown(self.row_of, count, fill=NOBODY)
+    def welcome(self, number: int, kind: int) -> None:
+        """A new series, which lies nowhere yet; series of one kind will lie together."""
+        self.group_of = grown(self.group_of, number + 1, fill=NOBODY)
+        self.row_of = grown(self.row_of, number + 1, fill=NOBODY)
+        self.kind_of = grown(self.kind_of, number + 1, fill=NO_KIND)
+        self.kind_of[number] = kind
 
     def group(self, key: Hashable) -> int:
         """The group with this key, created empty when it is new."""
@@ -64,7 +73,7 @@ class Ledger:
         self.last_ms = grown(self.last_ms, group + 1, fill=0)
         slab = self._slab(capacity_for(1))
         self.slab_of[group], self.filled[group], self.last_ms[group] = slab, 0, -NEVER_MS
-        self.time_row[group] = self.times[slab].take_rows(1)[0]
+        self.time_row[group] = self.times[slab].take_rows(TIMES)[0]
         self._groups[key], self._keys[group] = group, key
         self._members[group] = np.empty(0, dtype=np.int64)
         return group
@@ -74,7 +83,7 @@ class Ledger:
 
     def join(self, group: int, numbers: Ints) -> None:
         """Give series that lie nowhere yet a row in the group; the slots before are empty."""
-        self.row_of[numbers] = self.slabs[self.slab_of[group]].take_rows(len(numbers))
+        self.row_of[numbers] = self.slabs[self.slab_of[group]].take_rows(self.kind_of[numbers])
         self.group_of[numbers] = group
         self.version += 1
         self._members[group] = np.concatenate([self._members[group], numbers])
@@ -171,9 +180,10 @@ class Ledger:
         members = self._members[group]
         if old == new:
             return
+        self.moves += 1
         rows, time_row = self.row_of[members], self.time_row[group : group + 1].copy()
-        self.row_of[members] = self.slabs[new].take_rows(len(members))
-        self.time_row[group] = self.times[new].take_rows(1)[0]
+        self.row_of[members] = self.slabs[new].take_rows(self.kind_of[members])
+        self.time_row[group] = self.times[new].take_rows(TIMES)[0]
         self.slabs[new].write_rows(self.row_of[members], self.slabs[old].read_rows(rows))
         self.times[new].write_rows(self.time_row[group : group + 1], self.times[old].read_rows(time_row))
         self.slabs[old].give_rows(rows)
@@ -190,15 +200,21 @@ class Ledger:
 
     def slots_up_to(self, groups: Ints, at_ms: int, *, slab: int) -> Ints:
         """For each group of one slab, how many of its slots are at or before a time (bisection over all at once)."""
-        rows = self.time_row[groups]
-        low, high = np.zeros(len(groups), dtype=np.int64), self.filled[groups].copy()
+        found = self.filled[groups]
+        # Most questions are about now: then all that a group has counts.
+        asked = np.flatnonzero(self.last_ms[groups] > at_ms)
+        if not len(asked):
+            return found
+        rows, high = self.time_row[groups[asked]], found[asked]
+        low = np.zeros(len(asked), dtype=np.int64)
         for _ in range(self.slabs[slab].capacity.bit_length()):
             middle = (low + high) // 2
             is_open = low < high
             is_early = is_open & (self.times[slab].get(rows, middle).view(np.int64) <= at_ms)
             low = np.where(is_early, middle + 1, low)
             high = np.where(is_open & ~is_early, middle, high)
-        return low
+        found[asked] = low
+        return found
 
     @property
     def used_bytes(self) -> int:

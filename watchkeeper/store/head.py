@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -299,7 +300,8 @@ class Head:
         number = self._index.add(labels)
         self._uses = grown(self._uses, number + 1, fill=0)
         self._uses[number] += 1
-        self._placing.welcome(number, self.newest_ms or 0)
+        # Queries ask for one metric: its series lie together. Two metrics with the same checksum do no harm.
+        self._placing.welcome(number, self.newest_ms or 0, kind=zlib.crc32(labels.name.encode()))
         return number
 
     def _resolve(
@@ -399,22 +401,28 @@ class Head:
         ledger = self._ledger
         width = int(counts.max()) if len(counts) else 0
         times = np.full((len(groups), width), NEVER_MS, dtype=np.int64)
-        values = np.full((len(chosen.numbers), width), ABSENT)
+        values: Floats | None = None
         for slab in np.unique(slabs[slabs != NOBODY]).tolist():
             inside = np.flatnonzero(slabs == slab)
             times[inside] = (
                 ledger.times[slab].gather(ledger.time_row[groups[inside]], lows[inside], width=width).view(np.int64)
             )
             rows = np.flatnonzero((slabs == slab)[group_index])
-            values[rows] = ledger.slabs[slab].gather(
-                ledger.row_of[chosen.numbers[rows]], lows[group_index[rows]], width=width
-            )
-        if len(counts) and int(counts.min()) < width:
+            found = ledger.slabs[slab].gather(ledger.row_of[chosen.numbers[rows]], lows[group_index[rows]], width=width)
+            if len(rows) == len(chosen.numbers):
+                values = found
+                break
+            values = np.full((len(chosen.numbers), width), ABSENT) if values is None else values
+            values[rows] = found
+        if values is None:
+            values = np.full((len(chosen.numbers), width), ABSENT)
+        least = int(counts.min()) if len(counts) else width
+        if least < width:
             unused = np.arange(width) >= counts[:, None]
             times[unused] = NEVER_MS
             # The row's last value again: a block without a NaN, a change or a reset is evaluated faster.
             last = np.take_along_axis(values, np.maximum(counts - 1, 0)[group_index][:, None], axis=1)
-            values = np.where(unused[group_index], last, values)
+            values[:, least:] = np.where(unused[:, least:][group_index], last, values[:, least:])
         return Columns(chosen.series, group_index, times, values)
 
 

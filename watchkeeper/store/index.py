@@ -47,14 +47,27 @@ class MatcherLike(Protocol):
 
 
 class SeriesSet:
-    """An immutable list of label sets that remembers what was worked out about it."""
+    """An immutable list of label sets that remembers what was worked out about it.
 
-    __slots__ = ("_derived", "_labels", "pairs")
+    `before` is the set that this one takes the place of: series came or went, but the work on those that stayed is
+    not done again (`mapped`).
+    """
 
-    def __init__(self, pairs: Sequence[Pairs], labels: Sequence[label_sets.Labels] | None = None) -> None:
+    __slots__ = ("_before", "_derived", "_labels", "pairs")
+
+    def __init__(
+        self,
+        pairs: Sequence[Pairs],
+        labels: Sequence[label_sets.Labels] | None = None,
+        *,
+        before: SeriesSet | None = None,
+    ) -> None:
         self.pairs = pairs
         self._labels: list[label_sets.Labels | None] = [None] * len(pairs) if labels is None else list(labels)
         self._derived: dict[Hashable, object] = {}
+        self._before = before
+        if before is not None:
+            before._before = None
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -77,6 +90,19 @@ class SeriesSet:
                 self._derived.clear()
             self._derived[key] = known
         return known  # type: ignore[return-value]  # the key stands for the type
+
+    def mapped(self, key: Hashable, change: Callable[[Pairs], Pairs]) -> SeriesSet:
+        """The set with each label set changed, row by row, worked out once per key and label set."""
+
+        def build(rows: Sequence[Pairs]) -> SeriesSet:
+            old = None if self._before is None else self._before._derived.get(key)
+            if self._before is None or not isinstance(old, SeriesSet):
+                return SeriesSet([change(pairs) for pairs in rows])
+            # The sets before keep their label sets alive, so an id stands for one of them.
+            known = dict(zip(map(id, self._before.pairs), old.pairs, strict=True))
+            return SeriesSet([known.get(id(pairs)) or change(pairs) for pairs in rows], before=old)
+
+        return self.derive(key, build)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -273,7 +299,8 @@ class SeriesIndex:
             return known
         numbers = self._matching(key)
         labels = [found for number in numbers.tolist() if (found := self.labels[number]) is not None]
-        chosen = Selection(numbers, SeriesSet([each.pairs for each in labels], labels), version)
+        before = None if known is None else known.series
+        chosen = Selection(numbers, SeriesSet([each.pairs for each in labels], labels, before=before), version)
         self._selections[key] = chosen
         if len(self._selections) > REMEMBERED_SELECTIONS:
             self._selections.popitem(last=False)

@@ -19,7 +19,18 @@ from typing import Any, TypeVar, cast
 
 from watchkeeper.errors import JournalConflict, StoreError, WireError, quote
 from watchkeeper.kit import wire
-from watchkeeper.model import actions, alerts, diagnosis, events, fleet, incidents, labels
+from watchkeeper.model import (
+    actions,
+    alerts,
+    diagnosis,
+    events,
+    fleet,
+    incidents,
+    labels,
+    notices,
+    orders,
+    silences,
+)
 from watchkeeper.store import chain, journal_check
 from watchkeeper.store.chain import Entry
 from watchkeeper.store.journal_file import open_journal
@@ -35,6 +46,8 @@ MOST_DECODED = 2_000
 _ALERT_TIMES = ("active_at", "fired_at", "resolved_at", "kept_since")
 INCIDENT_PREFIX = "INC-"
 HUB = "hub"
+# A message on its way, in the audit but of no interest to those who read an incident's story.
+NOTICE_STEP = "notice_step"
 
 
 class Journal:
@@ -96,11 +109,13 @@ class Journal:
         with self.together():
             row = self._rows("SELECT seq, hash FROM entry ORDER BY seq DESC LIMIT 1")
             seq, prev = (row[0][0] + 1, row[0][1]) if row else (1, chain.GENESIS)
-            entry = Entry(seq, at, actor, kind, subject, wire.to_plain(body), self.epoch, prev, hash="")
-            entry = replace(entry, hash=chain.entry_hash(entry))
+            plain = wire.to_plain(body)
+            text = wire.dumps(plain)
+            entry = Entry(seq, at, actor, kind, subject, plain, self.epoch, prev, hash="")
+            entry = replace(entry, hash=chain.entry_hash(entry, text))
             self._connection.execute(
                 "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (seq, wire.format_time(at), actor, kind, subject, wire.dumps(body), self.epoch, prev, entry.hash),
+                (seq, wire.format_time(at), actor, kind, subject, text, self.epoch, prev, entry.hash),
             )
             return entry
 
@@ -172,9 +187,10 @@ class Journal:
                     now="Nothing was written",
                     remedy="Read the incident again and repeat the change",
                 )
-            self._connection.execute(
-                "UPDATE number SET value = MAX(value, ?) WHERE name = 'incident'", (_number_of(incident.id),)
-            )
+            if not known:
+                self._connection.execute(
+                    "UPDATE number SET value = MAX(value, ?) WHERE name = 'incident'", (_number_of(incident.id),)
+                )
             about = {"state": incident.state, "severity": incident.severity, "cause": incident.cause}
             self._write(
                 "incident",
@@ -209,7 +225,12 @@ class Journal:
 
     def timeline(self, incident_id: str, limit: int = 1000) -> list[Entry]:
         """What happened to an incident, oldest first; of a very long story the newest part."""
-        rows = self._rows("SELECT * FROM entry WHERE subject = ? ORDER BY seq DESC LIMIT ?", incident_id, limit)
+        rows = self._rows(
+            "SELECT * FROM entry WHERE subject = ? AND kind <> ? ORDER BY seq DESC LIMIT ?",
+            incident_id,
+            NOTICE_STEP,
+            limit,
+        )
         return [self._entry(row) for row in reversed(rows)]
 
     def save_diagnosis(self, found: diagnosis.Diagnosis, *, actor: str = HUB) -> None:
@@ -224,6 +245,57 @@ class Journal:
 
     def plan(self, incident_id: str) -> actions.Plan | None:
         return self._one(actions.Plan, "plan", incident_id)
+
+    def save_order(self, tracked: orders.Tracked, *, at: datetime, actor: str, text: str) -> None:
+        """Keep a work order as it is now: given, or answered with a receipt."""
+        kind = "order" if tracked.receipt is None else "receipt"
+        self._write("work_order", {tracked.order.id: wire.dumps(tracked)}, at=at, actor=actor, kind=kind, text=text)
+
+    def order(self, id: str) -> orders.Tracked | None:
+        return self._one(orders.Tracked, "work_order", id)
+
+    def latest_orders(self, *, limit: int = 100) -> list[orders.Tracked]:
+        """Newest first."""
+        rows = self._rows("SELECT body FROM work_order ORDER BY seq DESC LIMIT ?", min(limit, MOST_ROWS))
+        return [self._decode(orders.Tracked, row[0]) for row in rows]
+
+    def open_orders(self, now: datetime) -> list[orders.Tracked]:
+        """Those that may still be answered, oldest first."""
+        rows = self._rows(
+            "SELECT body FROM work_order WHERE is_answered = 0 AND expires_at >= ? ORDER BY seq LIMIT ?",
+            wire.format_time(now),
+            MOST_ROWS,
+        )
+        return [self._decode(orders.Tracked, row[0]) for row in rows]
+
+    def save_silence(self, silence: silences.Silence, *, at: datetime, actor: str, text: str) -> None:
+        self._write("silence", {silence.id: wire.dumps(silence)}, at=at, actor=actor, text=text)
+
+    def silences(self, after: datetime) -> list[silences.Silence]:
+        """Those that end after a time, the one that ends last first."""
+        rows = self._rows(
+            "SELECT body FROM silence WHERE ends_at > ? ORDER BY ends_at DESC LIMIT ?",
+            wire.format_time(after),
+            MOST_ROWS,
+        )
+        return [self._decode(silences.Silence, row[0]) for row in rows]
+
+    def save_notice(self, notice: notices.Notice, *, at: datetime, text: str) -> None:
+        """Keep what became of a message, on the timeline of its incident."""
+        kind = "notice" if notice.tries and notice.state is not notices.NoticeState.SENDING else NOTICE_STEP
+        self._write("notice", {notice.id: wire.dumps(notice)}, at=at, text=text, subject=notice.incident, kind=kind)
+
+    def notices_of(self, incident_id: str) -> list[notices.Notice]:
+        """Every message about an incident, oldest first."""
+        rows = self._rows("SELECT body FROM notice WHERE incident = ? ORDER BY seq LIMIT ?", incident_id, MOST_ROWS)
+        return [self._decode(notices.Notice, row[0]) for row in rows]
+
+    def notices_on_the_way(self) -> list[notices.Notice]:
+        """Those that no receiver has taken yet, oldest first."""
+        rows = self._rows(
+            "SELECT body FROM notice WHERE state IN ('waiting', 'sending') ORDER BY seq LIMIT ?", MOST_ROWS
+        )
+        return [self._decode(notices.Notice, row[0]) for row in rows]
 
     def save_alerts(self, changed: Sequence[alerts.Alert], *, at: datetime, gone: Sequence[labels.Labels] = ()) -> None:
         """Keep the alerts that changed, for the next start, and forget those that resolved or are gone."""
@@ -263,7 +335,13 @@ class Journal:
             self.record(journal_check.CHECKPOINT, "journal", at=now, actor=HUB, body=body)
             dropped = self._connection.execute("DELETE FROM entry WHERE seq <= ?", (cut,)).rowcount
             self._connection.execute("DELETE FROM event WHERE seq <= ?", (cut,))
+            self._connection.execute(
+                "DELETE FROM work_order WHERE seq <= ? AND (is_answered = 1 OR expires_at < ?)",
+                (cut, wire.format_time(now)),
+            )
             self._connection.execute("DELETE FROM incident WHERE seq <= ? AND state = 'resolved'", (cut,))
+            self._connection.execute("DELETE FROM silence WHERE seq <= ? AND ends_at < ?", (cut, wire.format_time(now)))
+            self._connection.execute("DELETE FROM notice WHERE incident NOT IN (SELECT key FROM incident)")
             for table in ("diagnosis", "plan"):
                 self._connection.execute(f"DELETE FROM {table} WHERE key NOT IN (SELECT key FROM incident)")  # noqa: S608
             return dropped
@@ -283,9 +361,10 @@ class Journal:
         actor: str = HUB,
         kind: str | None = None,
         about: Mapping[str, Any] | None = None,
+        subject: str | None = None,
     ) -> None:
         """One entry and the rows that belong to it; the entry holds their digest, so they are covered by the chain."""
-        subject = next(iter(rows)) if table not in ("event", "alert") else table
+        subject = subject or (next(iter(rows)) if table not in ("event", "alert") else table)
         body = {**(about or {}), "text": text, **journal_check.seal(rows)}
         with self.together():
             entry = self.record(kind or table, subject, at=at, actor=actor, body=body)

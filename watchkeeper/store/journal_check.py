@@ -18,7 +18,9 @@ from watchkeeper.store.chain import Entry
 CHECKPOINT = "checkpoint"
 SEAL = "sha256"
 # Rows of these tables are rewritten by later entries; events never are.
-CHANGING_TABLES = ("incident", "diagnosis", "plan", "alert")
+CHANGING_TABLES = ("incident", "diagnosis", "plan", "alert", "work_order", "silence", "notice")
+# A copy that an older Watchkeeper made may lack these.
+ADDED_TABLES = frozenset({"work_order", "silence", "notice"})
 
 
 def seal(rows: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -76,10 +78,11 @@ def _seal_of_events(connection: sqlite3.Connection, seq: int) -> dict[str, str]:
 
 
 def _broken_row(connection: sqlite3.Connection) -> int | None:
-    """The lowest entry number whose incident, diagnosis, plan or alert row is not the one it wrote."""
+    """The lowest entry number whose incident, diagnosis, plan, alert or order row is not the one it wrote."""
     first, last = connection.execute("SELECT MIN(seq), MAX(seq) FROM entry").fetchone()
     broken = []
-    for table in CHANGING_TABLES:
+    present = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    for table in (table for table in CHANGING_TABLES if table not in ADDED_TABLES or table in present):
         for key, seq, body in connection.execute(f"SELECT key, seq, body FROM {table} ORDER BY seq"):  # noqa: S608
             # A row older than the chain's beginning outlived a trim: nothing is left to compare it with.
             if first is not None and seq < first:

@@ -60,15 +60,19 @@ def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    """Write the schema into an empty file, all of it or nothing."""
+    """Write the schema into an empty file, and what an older one lacks; all of it or nothing."""
     connection.execute("BEGIN IMMEDIATE")
     if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-        schema = resources.files("watchkeeper.store").joinpath("journal_schema.sql").read_text()
-        for statement in schema.split(";\n"):
-            connection.execute(statement)
+        _execute(connection, "journal_schema.sql")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    _execute(connection, "journal_added.sql")
     connection.execute("COMMIT")
+
+
+def _execute(connection: sqlite3.Connection, name: str) -> None:
+    for statement in resources.files("watchkeeper.store").joinpath(name).read_text().split(";\n"):
+        connection.execute(statement)
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> StoreError:

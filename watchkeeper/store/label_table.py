@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import struct
+from array import array
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from watchkeeper import errors
 from watchkeeper.store import codec
@@ -21,29 +24,32 @@ from watchkeeper.store.index import MatcherLike, Pairs
 NO_VALUE = 0
 HEADER = struct.Struct("<II")
 
+Numbers = npt.NDArray[np.unsignedinteger[Any]]
+
 
 class LabelTable:
     """`numbers[name][s]` is the place of series s in `values[name]`."""
 
-    def __init__(self, size: int, values: dict[str, list[str]], numbers: dict[str, Ints]) -> None:
+    def __init__(self, size: int, values: dict[str, list[str]], numbers: dict[str, Numbers]) -> None:
         self.size = size
         self.values = values
-        self._numbers = numbers
+        # As narrow as they may be: a label has a few values, and a block thousands of series.
+        self._numbers = {name: held.astype(np.min_scalar_type(len(values[name]))) for name, held in numbers.items()}
         self._pairs = {name: [None, *((name, value) for value in held[1:])] for name, held in values.items()}
 
     @classmethod
     def of(cls, series: Sequence[Pairs]) -> LabelTable:
         known: dict[str, dict[str, int]] = {}
-        columns: dict[str, list[int]] = {}
+        columns: dict[str, array[int]] = {}
         for row, pairs in enumerate(series):
             for name, value in pairs:
                 if name not in known:
                     known[name] = {"": NO_VALUE}
-                    columns[name] = [NO_VALUE] * len(series)
+                    columns[name] = array("I", [NO_VALUE]) * len(series)
                 places = known[name]
                 columns[name][row] = places.setdefault(value, len(places))
         names = sorted(known)
-        numbers = {name: np.array(columns[name], dtype=np.int64) for name in names}
+        numbers = {name: np.frombuffer(columns[name], dtype=np.uint32) for name in names}
         return cls(len(series), {name: list(known[name]) for name in names}, numbers)
 
     def matching(
@@ -79,8 +85,7 @@ class LabelTable:
 
     def pack(self) -> bytes:
         words = codec.compress(json.dumps(self.values, ensure_ascii=False, separators=(",", ":")).encode())
-        matrix = np.stack(list(self._numbers.values())) if self._numbers else np.empty((0, self.size), dtype=np.int64)
-        packed = [codec.pack_ints(row[None, :]) for row in matrix]
+        packed = [codec.pack_ints(row[None, :].astype(np.int64)) for row in self._numbers.values()]
         sizes = np.array([len(one) for one in packed], dtype="<u4").tobytes()
         return HEADER.pack(self.size, len(words)) + words + sizes + b"".join(packed)
 

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.store.columns import NEVER_MS, Floats, Ints, Mask, is_absent
+from watchkeeper.store.columns import NEVER_MS, Floats, Ints, Mask, Places, is_absent
 from watchkeeper.store.groups import NOBODY, Ledger, grown
+
+# Targets whose last scrape is remembered; a hub has some thousand.
+MAX_HABITS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,16 @@ class Horizon:
     clear_ms: int = -NEVER_MS
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Habit:
+    """What a scrape of a target looked like, and where its samples went; nearly always the next is the same."""
+
+    group: int
+    numbers: Ints
+    places: list[Places]
+    version: tuple[int, int]
+
+
 class Placing:
     """Writes samples into the ledger's slots, and knows when each series was born and last seen."""
 
@@ -35,18 +48,21 @@ class Placing:
         self.born_ms = np.empty(0, dtype=np.int64)
         self.seen_ms = np.empty(0, dtype=np.int64)
         self.horizon = Horizon()
+        self._habits: dict[Hashable, Habit] = {}
         # Series whose sample was refused since this was last emptied.
         self.refused: list[Ints] = []
 
-    def welcome(self, number: int, now_ms: int) -> None:
+    def welcome(self, number: int, now_ms: int, *, kind: int) -> None:
         """A new series: not seen yet, but too young to be forgotten."""
-        self._ledger.make_room_for_series(number + 1)
+        self._ledger.welcome(number, kind)
         self.born_ms = grown(self.born_ms, number + 1, fill=NEVER_MS)
         self.seen_ms = grown(self.seen_ms, number + 1, fill=0)
         self.born_ms[number], self.seen_ms[number] = NEVER_MS, now_ms
 
     def place_scrape(self, key: Hashable, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]) -> None:
         """Write a scrape: members of the group share a slot; series that lie elsewhere, or lag behind, go alone."""
+        if self._repeat(key, numbers, at_ms, values=values):
+            return
         ledger = self._ledger
         group = ledger.group(key)
         owners = ledger.group_of[numbers]
@@ -58,6 +74,7 @@ class Placing:
             if own.any():
                 self._place_slot(group, numbers[own], at_ms, values=values[own], dropped=dropped)
             if own.all():
+                self._remember(key, group, numbers)
                 return
             numbers, values = numbers[~own], values[~own]
         late = (self.seen_ms[numbers] > at_ms) & (self.born_ms[numbers] != NEVER_MS)
@@ -67,6 +84,32 @@ class Placing:
         if len(numbers):
             self.place_singles(numbers, np.full(len(numbers), at_ms, dtype=np.int64), values, dropped=dropped)
         ledger.drop_if_empty(group)
+
+    def _repeat(self, key: Hashable, numbers: Ints, at_ms: int, *, values: Floats) -> bool:
+        """Write the next slot of a group for the series of its scrape before; False where that is not what is asked."""
+        habit, ledger = self._habits.get(key), self._ledger
+        if habit is None or habit.version != (ledger.version, ledger.moves) or len(habit.numbers) != len(numbers):
+            return False
+        group = habit.group
+        slab, slot = int(ledger.slab_of[group]), int(ledger.filled[group])
+        has_room = slot < ledger.slabs[slab].capacity
+        is_next = at_ms > int(ledger.last_ms[group]) and at_ms >= self.horizon.oldest_ms
+        if not (has_room and is_next and (habit.numbers == numbers).all()):
+            return False
+        ledger.slabs[slab].put_places(habit.places, slot, values)
+        ledger.times[slab].put(ledger.time_row[group : group + 1], slot, np.array([at_ms]).view(np.float64))
+        ledger.filled[group], ledger.last_ms[group] = slot + 1, at_ms
+        self.seen_ms[numbers] = at_ms
+        return True
+
+    def _remember(self, key: Hashable, group: int, numbers: Ints) -> None:
+        """Expect the same series next time, each once and each in its group."""
+        ledger = self._ledger
+        if len(self._habits) > MAX_HABITS:
+            self._habits.clear()
+        if int(ledger.filled[group]) > 1 and len(np.unique(numbers)) == len(numbers):
+            places = ledger.slabs[ledger.slab_of[group]].places(ledger.row_of[numbers])
+            self._habits[key] = Habit(group, numbers, places, (ledger.version, ledger.moves))
 
     def place_scrapes(self, key: Hashable, numbers: Ints, times: Ints, *, values: Floats) -> bool:
         """Write many scrapes at once, `values[s, k]` at ascending `times[k]`; False where that needs care."""

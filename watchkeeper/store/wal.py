@@ -146,8 +146,9 @@ class WriteAheadLog:
         numbers = ids & NUMBER_MASK
         if len(numbers) and int(numbers.max()) >= len(self._noted):
             self._noted = grown(self._noted, int(numbers.max()) + 1, fill=-1)
-        fresh = np.unique(ids[self._noted[numbers] != ids])
-        if len(fresh):
+        is_fresh = self._noted[numbers] != ids
+        if is_fresh.any():
+            fresh = np.unique(ids[is_fresh])
             for id, labels in zip(fresh.tolist(), self._labels_of(fresh), strict=True):
                 if labels is not None:
                     self._batch.definitions[id] = labels

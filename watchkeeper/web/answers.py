@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.kit import wire
-from watchkeeper.web.auth import Role
+from watchkeeper.web.auth import Caller, Role
 
 Answer = Callable[[Request], Awaitable[Response]]
 PROMETHEUS_PREFIX = "/api/v1/"
@@ -66,6 +66,14 @@ def prometheus_error(
 def whole_number(text: str, *, most_digits: int = 12) -> int | None:
     """A number in plain digits, or None; `isdigit` alone lets in ² and five thousand digits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= most_digits else None
+
+
+def check_node(caller: Caller, *nodes: str | None) -> None:
+    """403 unless this caller may speak for all of these nodes; None is what belongs to no node."""
+    for node in nodes:
+        if not caller.may_speak_for(node):
+            about = "no node in particular" if node is None else node[:100]
+            raise HTTPException(403, f"the token {caller.name} is bound to {caller.nodes}, this is about {about}")
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:

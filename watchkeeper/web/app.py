@@ -20,9 +20,19 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from watchkeeper.errors import IllegalMove, JournalConflict, WatchkeeperError
+from watchkeeper.errors import HubError, IllegalMove, JournalConflict, WatchkeeperError
 from watchkeeper.kit.logs import fields
-from watchkeeper.web import fleet_api, pages, prometheus_api, recording_api
+from watchkeeper.web import (
+    cluster_api,
+    fleet_api,
+    incident_api,
+    orders_api,
+    pages,
+    prometheus_api,
+    recording_api,
+    slo_api,
+    topology_api,
+)
 from watchkeeper.web.answers import Answer, Endpoint, ok, read_body, refusal
 from watchkeeper.web.auth import COOKIE, SESSION, Auth, Caller, Proof, Role, is_own_page, names_loopback
 from watchkeeper.web.live import Live
@@ -53,6 +63,11 @@ def create_app(hub: HubView, auth: Auth, *, live_interval_seconds: float | None 
         *prometheus_api.endpoints(hub),
         *recording_api.endpoints(hub),
         *fleet_api.endpoints(hub),
+        *incident_api.endpoints(hub),
+        *slo_api.endpoints(hub),
+        *topology_api.endpoints(hub),
+        *cluster_api.endpoints(hub),
+        *orders_api.endpoints(hub),
         *pages.endpoints(),
     ]
 
@@ -216,6 +231,8 @@ async def say_no(request: Request, error: Exception) -> Response:
 async def say_trouble(request: Request, error: Exception) -> Response:
     """Our own errors: someone else was faster or the step is not allowed (409), or a part of the hub is away (503)."""
     status = 409 if isinstance(error, (IllegalMove, JournalConflict)) else 503
+    if isinstance(error, HubError) and error.status is not None:
+        status = error.status
     return refusal(request.url.path, status=status, problem=str(error))
 
 

@@ -14,9 +14,10 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ from watchkeeper.kit.addresses import is_loopback
 COOKIE = "watchkeeper"
 SESSION = timedelta(hours=12)
 HASHED = "sha256:"
+BOUND = "node="
 # Digits of a time in seconds, until the year 33658.
 LONGEST_TIME = 12
 # 128 bits in hexadecimal: enough that a fast hash without salt cannot be searched.
@@ -63,21 +65,29 @@ class Proof(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
+    """`nodes` is the pattern of the nodes it may speak for; None: all of them."""
+
     name: str
     role: Role
     proof: Proof
+    nodes: str | None = None
 
     def may(self, role: Role) -> bool:
         return self.role in SATISFIED_BY[role]
 
+    def may_speak_for(self, node: str | None) -> bool:
+        """What is about no node at all is nobody's whose token is bound to some."""
+        return self.nodes is None or (node is not None and fnmatchcase(node, self.nodes))
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A name, a role, and the SHA-256 of the secret; the secret itself is not kept."""
+    """A name, a role, the SHA-256 of the secret (which itself is not kept), and the nodes that an agent is bound to."""
 
     name: str
     role: Role
     digest: bytes
+    nodes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +103,9 @@ class Auth:
         scheme, _, secret = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             token = self.find(secret.strip())
-            return None if token is None else Caller(token.name, token.role, Proof.BEARER)
+            return None if token is None else Caller(token.name, token.role, Proof.BEARER, token.nodes)
         token = self._of_session(cookies.get(COOKIE, ""), now)
-        return None if token is None else Caller(token.name, token.role, Proof.COOKIE)
+        return None if token is None else Caller(token.name, token.role, Proof.COOKIE, token.nodes)
 
     def find(self, secret: str) -> Token | None:
         """The token with this secret; every one is compared, so the time tells nothing."""
@@ -125,7 +135,10 @@ def _seal(token: Token, body: str) -> str:
 
 
 def load(path: Path) -> Auth:
-    """Read a token file; each line is `name role secret`, where secret is the token or `sha256:` and its hash."""
+    """Read a token file; each line is `name role secret`, where secret is the token or `sha256:` and its hash.
+
+    The line of an agent may end with `node=PATTERN`, such as `node=gpu-r01-*`: it speaks for these nodes only.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -148,9 +161,20 @@ def load(path: Path) -> Auth:
 
 
 def _parse(line: str) -> Token:
-    parts = line.split()
+    *parts, last = line.split()
+    if not last.startswith(BOUND):
+        return _parse_secret([*parts, last])
+    token, pattern = _parse_secret(parts), last.removeprefix(BOUND)
+    if token.role is not Role.AGENT:
+        raise ValueError(f"only an agent's token is bound with `{BOUND}`, this one is {token.role}")
+    if not pattern:
+        raise ValueError(f"`{BOUND}` needs a node's name or a pattern such as gpu-*")
+    return replace(token, nodes=pattern)
+
+
+def _parse_secret(parts: list[str]) -> Token:
     if len(parts) != 3:
-        raise ValueError("expected `name role secret`")
+        raise ValueError("expected `name role secret`, and `node=PATTERN` where an agent is bound to its node")
     name, role, secret = parts
     if role not in set(Role):
         raise ValueError(f"role {role} is not one of {', '.join(Role)}")

@@ -30,6 +30,7 @@ def card(hub: HubView, incident: incidents.Incident) -> dict[str, Any]:
         "confidence": best.confidence if best else None,
         "next_step": plan.next_step if plan else (best.actions[0].do if best and best.actions else None),
         "plan": [receipt.action.kind.value for receipt in plan.receipts] if plan else [],
+        "silenced_by": _silence(hub, incident),
     }
 
 
@@ -39,6 +40,7 @@ def detail(hub: HubView, incident: incidents.Incident) -> dict[str, Any]:
         "incident": {**wire.to_plain(incident), "place_name": hub.fleet.place_name(incident.place)},
         "diagnosis": wire.to_plain(hub.diagnosis(incident.id)),
         "plan": wire.to_plain(hub.plan(incident.id)),
+        "silenced_by": _silence(hub, incident),
         "timeline": [
             {
                 "at": wire.format_time(entry.at),
@@ -49,6 +51,14 @@ def detail(hub: HubView, incident: incidents.Incident) -> dict[str, Any]:
             for entry in hub.timeline(incident.id)
         ],
     }
+
+
+def _silence(hub: HubView, incident: incidents.Incident) -> dict[str, Any] | None:
+    """Why nobody is told about it, in the words of whoever silenced it."""
+    silence = hub.silenced_by(incident) if incident.is_open else None
+    if silence is None:
+        return None
+    return {"id": silence.id, "author": silence.author, "reason": silence.reason, "ends_at": silence.ends_at}
 
 
 def panel(hub: HubView) -> dict[str, Any]:

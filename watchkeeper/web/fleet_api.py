@@ -19,8 +19,8 @@ from watchkeeper.errors import CollectError, WatchkeeperError, WireError
 from watchkeeper.kit import clock, own_metrics, wire
 from watchkeeper.model import events as happenings
 from watchkeeper.model.incidents import Incident
-from watchkeeper.web import cards, frames, inventory
-from watchkeeper.web.answers import Endpoint, ok, read_body, whole_number
+from watchkeeper.web import cards, frames, inventory, slo_api, stories
+from watchkeeper.web.answers import Endpoint, check_node, ok, read_body, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -53,6 +53,7 @@ class FleetApi:
             ready=hub.is_ready,
             not_ready_because=hub.not_ready_because,
             simulated=hub.simulator_url is not None,
+            rules={"owner": hub.settings.rules.owner, **slo_api.outcome(hub.last_reload())},
             colours={
                 name: {"title": c.title, "unit": c.unit, "low": c.low, "high": c.high}
                 for name, c in frames.COLOURS.items()
@@ -67,7 +68,8 @@ class FleetApi:
         except WatchkeeperError:
             held = None
         else:
-            held = {self._uuid(stock, at): name for at, name in frames.owners(stock, answer).items()}
+            told = self._hub.fleet.holders()
+            held = {self._uuid(stock, at): name for at, name in frames.owners(stock, answer, told).items()}
         return ok(**stock.to_plain(), workloads=held)
 
     def _uuid(self, stock: inventory.Inventory, at: int) -> str:
@@ -84,7 +86,8 @@ class FleetApi:
         return ok(incidents=[cards.card(self._hub, incident) for incident in found])
 
     async def incident(self, request: Request) -> Response:
-        return ok(**cards.detail(self._hub, self._incident(request)))
+        incident = self._incident(request)
+        return ok(**cards.detail(self._hub, incident), blast=await stories.blast_of(self._hub, incident))
 
     async def acknowledge(self, request: Request) -> Response:
         incident = self._incident(request)
@@ -123,6 +126,7 @@ class FleetApi:
     async def events(self, request: Request) -> Response:
         """Take a batch of an agent; 200 means it is on disk, so the agent may forget it."""
         batch = read_events(await read_body(request, EVENT_LIMIT_BYTES))
+        check_node(request.state.caller, *{event.place.node for event in batch})
         if self._pushes >= PUSHES_IN_FLIGHT:
             self._refused.add()
             raise HTTPException(
@@ -140,6 +144,7 @@ class FleetApi:
         """Take an agent's word about its node; where it can be read is the address that this request came from."""
         try:
             told = wire.loads(registration.NodeRegistration, await read_body(request, SMALL_BODY_BYTES))
+            check_node(request.state.caller, told.node)
             self._hub.register_node(told, "" if request.client is None else request.client.host)
         except (WireError, CollectError) as error:
             raise HTTPException(400, str(error)) from error

@@ -83,6 +83,8 @@ class Readings:
     gpu_util: engine.Answer | None = None
     power: engine.Answer | None = None
     throttle: engine.Answer | None = None
+    # Holders that agents tell in a series of their own, where an exporter's labels do not.
+    holders: Sequence[Labels] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incident
     work = place(stock, readings.work)
     power, gpu_util = place(stock, readings.power), place(stock, readings.gpu_util)
     # Who holds a GPU now; an average still has the labels of a job that has left.
-    held = owners(stock, readings.gpu_util)
+    held = owners(stock, readings.gpu_util, readings.holders)
     states = np.where(np.isnan(work) & np.isnan(power), State.SILENT, State.OK).astype(np.uint8)
     if readings.work is None and readings.power is None:
         states[:] = State.UNKNOWN
@@ -137,10 +139,10 @@ def place(stock: Inventory, answer: engine.Answer | None) -> Values:
     return values
 
 
-def owners(stock: Inventory, answer: engine.Answer | None) -> dict[int, str]:
-    """Which slots are held by a workload, and by which."""
+def owners(stock: Inventory, answer: engine.Answer | None, told: Sequence[Labels] = ()) -> dict[int, str]:
+    """Which slots are held by a workload, and by which: by the labels of samples, and as agents have `told`."""
     held = {}
-    for labels in () if answer is None else answer.frame.labels:
+    for labels in (*(() if answer is None else answer.frame.labels), *told):
         uuid, holder = identity(labels)
         if holder is not None and uuid in stock.position:
             held[stock.position[uuid]] = holder

@@ -143,7 +143,7 @@ class Live:
         open_incidents = self._hub.incidents(open_only=True)
         for colour in {viewer.colour for viewer in self._viewers}:
             answer = await self._ask(frames.COLOURS[colour].expr, at_ms)
-            readings = frames.Readings(colour=answer, **shared)
+            readings = frames.Readings(colour=answer, **shared, holders=self._hub.fleet.holders())
             picture = await asyncio.to_thread(frames.draw, stock, readings, open_incidents)
             header = {"kind": "frame", "at": wire.format_time(now), "colour": colour, "version": stock.version}
             packed = frames.pack(picture, header)

@@ -27,7 +27,7 @@ NOT_BUILT = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Watc
 """
 # Vite writes a hash of the content into each name, so a name never changes its content.
 FOR_EVER = "public, max-age=31536000, immutable"
-CONSOLE_PATHS = ("/", "/incidents", "/incidents/{id}", "/gpu/{uuid}")
+CONSOLE_PATHS = ("/", "/incidents", "/incidents/{id}", "/gpu/{uuid}", "/slo")
 
 
 async def index(_: Request) -> Response:

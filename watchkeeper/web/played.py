@@ -7,7 +7,7 @@ clock stands at the end of the recording or runs through it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, NoReturn
@@ -17,12 +17,16 @@ from watchkeeper.collect import discovery, registration, scrape
 from watchkeeper.collect.fleet import Fleet
 from watchkeeper.config.settings import Settings
 from watchkeeper.errors import HubError, IllegalMove
+from watchkeeper.incidents.silencing import Wish
 from watchkeeper.kit import broadcast, clock, own_metrics
 from watchkeeper.model import actions, alerts, diagnosis, events
+from watchkeeper.model.alerts import Alert
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import METRIC_NAME
+from watchkeeper.model.notices import Notice
+from watchkeeper.model.silences import Silence
 from watchkeeper.query import embedded, engine
-from watchkeeper.rules import evaluate, rulefile
+from watchkeeper.rules import evaluate, reload, rulefile, slo
 from watchkeeper.store import head, recording
 
 # Lookback, and what rules look back: samples at the start of a recording must not look old at its end.
@@ -63,6 +67,9 @@ class PlayedHub:
     is_ready = True
     not_ready_because = None
     simulator_url = None
+    orders = None
+    fabric = None
+    clusters = None
 
     def __init__(
         self, tape: recording.Recording, on: embedded.EmbeddedEngine, *, settings: Settings, speed: float | None
@@ -112,6 +119,16 @@ class PlayedHub:
             found.append(alerts.Alert(labels.without(METRIC_NAME, evaluate.ALERT_STATE), state, now, 1.0))
         return found
 
+    def slos(self) -> Sequence[slo.Slo]:
+        """A recording has the series of the objectives, and not the file that they came from."""
+        return ()
+
+    def last_reload(self) -> reload.Reload:
+        return reload.Reload(self.clock.now(), self.clock.now())
+
+    async def reload_rules(self) -> reload.Reload:
+        _refuse("a reload of the rules was asked for")
+
     def events_between(self, since: datetime, until: datetime) -> list[events.Event]:
         return [event for event in self._tape.events if since <= event.at <= until]
 
@@ -148,6 +165,30 @@ class PlayedHub:
 
     async def resolve(self, id: str, actor: str, why: str) -> Incident:
         _refuse(f"{actor} wanted to resolve {id} ({why})")
+
+    async def assign(self, id: str, actor: str, to: str) -> Incident:
+        _refuse(f"{actor} wanted to assign {id} to {to}")
+
+    async def silence(self, wish: Wish) -> Silence:
+        _refuse(f"{wish.author} wanted a silence")
+
+    async def unsilence(self, id: str, actor: str) -> Silence:
+        _refuse(f"{actor} wanted to end the silence {id}")
+
+    async def take_foreign_alerts(self, found: Sequence[Alert]) -> None:
+        _refuse(f"{len(found)} alerts were pushed")
+
+    def notices(self, _: str) -> list[Notice]:
+        return []
+
+    def silences(self) -> list[Silence]:
+        return []
+
+    def silenced_by(self, _: Incident) -> Silence | None:
+        return None
+
+    def alert_causes(self) -> Mapping[str, str]:
+        return {}
 
     async def note(self, id: str, actor: str, text: str) -> None:
         _refuse(f"{actor} wanted to note {text[:40]} at {id}")

@@ -87,10 +87,12 @@ class PrometheusApi:
         return success(prometheus_tree.tree(form.parse("query", asked.one("query") or "")))
 
     async def exemplars(self, asked: Form) -> Response:
-        """Exemplars are not kept; the question is checked all the same."""
-        _expression(asked)
-        _read_times(asked, 0, 0)
-        return success([])
+        """The exemplars of every series that a selector of the expression means."""
+        selectors = form.selectors_in(_expression(asked))
+        start_ms, end_ms = _read_times(asked, 0, clock.to_ms(self._hub.clock.now()))
+        ask = getattr(self._hub.engine, "exemplars", None)
+        found = [] if ask is None else await asyncio.to_thread(ask, selectors, start_ms, end_ms)
+        return success([form.write_exemplars(series, kept) for series, kept in found])
 
     async def series(self, asked: Form) -> Response:
         if not asked.all("match[]"):
@@ -104,7 +106,7 @@ class PrometheusApi:
         return limited(await asyncio.to_thread(self._hub.engine.label_names, selectors, *times), asked)
 
     async def label_values(self, asked: Form, name: str) -> Response:
-        # Prometheus 3 writes names beyond [a-zA-Z0-9_] into the path as U__ and code points; ours are plain.
+        name = form.read_label_name(name)
         selectors, (start_ms, end_ms) = self._selectors(asked)
         ask = self._hub.engine.label_values
         found = await asyncio.to_thread(ask, name, selectors, start_ms=start_ms, end_ms=end_ms)
@@ -238,14 +240,14 @@ async def _write(answer: engine.Answer, at_ms: int | None, manner: _Manner) -> R
         if manner.with_stats:
             seconds = manner.took_seconds
             content["stats"] = {"timings": {"evalTotalTime": seconds, "execTotalTime": seconds}}
-        return success(content, warnings)
+        return success(content, warnings, answer.infos)
 
     return await asyncio.to_thread(render) if answer.frame.values.size > 10_000 else render()
 
 
-def success(content: Any, warnings: Sequence[str] = ()) -> Response:
-    body = {"status": "success", "data": content}
-    return json_answer(body | {"warnings": list(warnings)} if warnings else body)
+def success(content: Any, warnings: Sequence[str] = (), infos: Sequence[str] = ()) -> Response:
+    said = {"warnings": list(warnings), "infos": list(infos)}
+    return json_answer({"status": "success", "data": content} | {key: lines for key, lines in said.items() if lines})
 
 
 def limited(items: list[Any], asked: Form) -> Response:

@@ -19,7 +19,7 @@ from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import engine, remote_write
 from watchkeeper.query.promql import ast, printer
-from watchkeeper.web.answers import read_body
+from watchkeeper.web.answers import check_node, read_body
 from watchkeeper.web.prometheus_form import BadParameter, Form, matchers, write_value
 from watchkeeper.web.view import HubView
 
@@ -59,8 +59,18 @@ class Exchange:
             found |= {labels: Sample(labels, at_ms, value) for labels, value in answer.items()}
         return sorted(found.values(), key=lambda sample: (sample.labels.name, sample.labels))
 
+    def _keep(self, body: bytes, now_ms: int) -> engine.Appended:
+        """Append a body and wait for the disk: what is acknowledged must outlive us. StoreError if the disk refuses."""
+        taken = remote_write.receive(body, self._hub.engine, now_ms=now_ms)
+        sync = getattr(self._hub.engine, "sync", None)
+        if sync is not None:
+            sync()
+        return taken
+
     async def write(self, request: Request) -> Response:
         """Remote write 1.0. A 4xx tells the sender to go on without these samples, a 5xx or 429 to send them again."""
+        # Samples of a sender may be about any node, so a token that is bound to some cannot send them.
+        check_node(request.state.caller, None)
         refused = remote_write.refusal(request.headers.get("content-type"), request.headers.get("content-encoding"))
         if refused is not None:
             return PlainTextResponse(refused, status_code=415)
@@ -72,7 +82,7 @@ class Exchange:
         try:
             body = await read_body(request, remote_write.WriteLimits().max_bytes)
             now_ms = clock.to_ms(self._hub.clock.now())
-            taken = await asyncio.to_thread(remote_write.receive, body, self._hub.engine, now_ms=now_ms)
+            taken = await asyncio.to_thread(self._keep, body, now_ms)
         except WireError as error:
             return PlainTextResponse(str(error), status_code=400)
         except StoreError as error:

@@ -7,13 +7,17 @@ Pure functions between text and values; `prometheus_api` calls them. A wrong par
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 from watchkeeper.errors import QueryError
 from watchkeeper.kit import clock, durations
+from watchkeeper.model.exemplars import Exemplar
+from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, parser
 
@@ -21,6 +25,9 @@ from watchkeeper.query.promql import ast, parser
 POINT_LIMIT = 11_000
 # Go's time.Time as used by Prometheus ends here; datetime ends in the year 9999.
 LAST_SECOND = 253_402_300_799.0
+
+ESCAPED_NAME = "U__"
+ESCAPED_PART = re.compile("_([0-9a-fA-F]{1,6})_|__")
 
 
 class BadParameter(ValueError):
@@ -126,6 +133,39 @@ def matchers(name: str, text: str) -> tuple[engine.Matcher, ...]:
     return tree.matchers
 
 
+def read_label_name(text: str) -> str:
+    """A label name in a path; Prometheus 3 writes one beyond [a-zA-Z0-9_] as U__, with _2e_ for a dot and __ for _."""
+    if not text.startswith(ESCAPED_NAME):
+        return text
+    try:
+        return ESCAPED_PART.sub(lambda part: chr(int(part[1], 16)) if part[1] else "_", text[len(ESCAPED_NAME) :])
+    except (ValueError, OverflowError):
+        return text
+
+
+def selectors_in(expr: str) -> list[tuple[engine.Matcher, ...]]:
+    """The conditions of every selector in an expression that is known to be PromQL."""
+
+    def of(node: object) -> Iterator[tuple[engine.Matcher, ...]]:
+        if isinstance(node, ast.Selector):
+            yield node.matchers
+        elif isinstance(node, tuple):
+            yield from (found for each in node for found in of(each))
+        elif is_dataclass(node):
+            yield from (found for each in fields(node) for found in of(getattr(node, each.name)))
+
+    return list(of(parser.parse(expr)))
+
+
+def write_exemplars(series: Labels, kept: Sequence[Exemplar]) -> dict[str, Any]:
+    """One series of /api/v1/query_exemplars."""
+    rows = [
+        {"labels": dict(one.labels.pairs), "value": write_value(one.value), "timestamp": write_time(one.at_ms)}
+        for one in kept
+    ]
+    return {"seriesLabels": dict(series.pairs), "exemplars": rows}
+
+
 def write_value(value: float) -> str:
     """A number as Go's strconv and Prometheus' marshaller write it."""
     if value != value:  # noqa: PLR0124 (NaN is the only number unequal to itself)
@@ -153,20 +193,32 @@ def write_answer(answer: engine.Answer, at_ms: int | None) -> dict[str, Any]:
         values = [write_value(float(values[-1])) for _, _, values in rows]
         return {"resultType": kind.value, "result": [write_time(at_ms), values[0] if values else "NaN"]}
     if kind is engine.Kind.VECTOR and at_ms is not None:
+        time = write_time(at_ms)
         result = [
-            {"metric": dict(labels), "value": [write_time(at_ms), write_value(float(values[-1]))]}
-            for labels, _, values in rows
-            if len(values)
+            {"metric": dict(labels.pairs), "value": [time, write_value(value)]}
+            for labels, value in _last_values(answer.frame)
         ]
         return {"resultType": kind.value, "result": result}
+    stamps = {at: write_time(at) for at in answer.frame.times_ms.tolist()}
     matrix = [
-        {"metric": dict(labels), "values": list(_points(times.tolist(), values.tolist()))}
+        {"metric": dict(labels.pairs), "values": _points(map(stamps.__getitem__, times.tolist()), values.tolist())}
         for labels, times, values in rows
         if len(values)
     ]
     return {"resultType": engine.Kind.MATRIX.value, "result": matrix}
 
 
-def _points(times_ms: Iterable[int], values: Iterable[float]) -> Iterator[list[float | int | str]]:
-    for at_ms, value in zip(times_ms, values, strict=True):
-        yield [write_time(at_ms), write_value(value)]
+def _last_values(frame: engine.Frame) -> Iterator[tuple[Labels, float]]:
+    """Each series with the last value that is present; an instant answer has one column and needs no masks."""
+    if frame.values.shape[1] != 1:
+        yield from ((labels, float(values[-1])) for labels, _, values in frame.rows() if len(values))
+        return
+    columns = zip(frame.labels, frame.values[:, 0].tolist(), frame.present[:, 0].tolist(), strict=True)
+    yield from ((labels, value) for labels, value, is_present in columns if is_present)
+
+
+def _points(stamps: Iterable[float | int], values: Iterable[float]) -> list[list[float | int | str]]:
+    """Times and values of a series; most numbers are whole, and are written without another call."""
+    texts = ((value, repr(value)) for value in values)
+    written = (text[:-2] if text.endswith(".0") else write_value(value) for value, text in texts)
+    return [[at, text] for at, text in zip(stamps, written, strict=True)]

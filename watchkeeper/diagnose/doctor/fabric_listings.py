@@ -49,7 +49,8 @@ def _read_ports(listing: Listing, facts: Facts) -> None:
         if state.startswith("down") or (port.physical or "").lower() in ("disabled", "polling", "linkerrorrecovery"):
             add(facts, listing, "hca-port-down", line=port.line, fields=place)
         elif state == "active":
-            add(facts, listing, "hca-port-active", line=port.line, fields=place)
+            kind = {"layer": port.layer or "", "rate": port.rate or ""}
+            add(facts, listing, "hca-port-active", line=port.line, fields=place | kind)
         if state == "active" and port.rate and usual and rates[usual] > 1 and _number(port.rate) < _number(usual):
             add(facts, listing, "hca-port-slow", line=port.line, fields=place | {"rate": port.rate, "usual": usual})
 

@@ -58,6 +58,8 @@ class GpuFacts:
     pci: str | None
     values: Mapping[str, float | Mapping[str, float]]
     grown: Mapping[str, float] = field(default_factory=dict)
+    # UUID of each MIG slice to its instance.
+    slices: Mapping[str, int] = field(default_factory=dict)
 
     def number(self, family: str) -> float | None:
         value = self.values.get(family)

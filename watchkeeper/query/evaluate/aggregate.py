@@ -14,33 +14,42 @@ import numpy as np
 from watchkeeper import errors
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import exact
-from watchkeeper.query.evaluate.grouping import Groups, group
+from watchkeeper.query.evaluate.grouping import Groups, by_group, group, sizes_of
+from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.over_time import mean, sorted_quantile
-from watchkeeper.query.evaluate.values import Scalar, Text, Vector, empty, merge_duplicates
+from watchkeeper.query.evaluate.values import Scalar, Text, Vector, empty, merge_duplicates, with_label
 from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.index import SeriesSet
 
+# Rows of 8 bytes that lie in the processor's cache together, for some hundred steps.
+TURNED_ROWS = 256
 Reduction = Callable[[Floats, Mask, Groups], Floats]
 
 
-def aggregate(node: ast.Aggregate, vector: Vector, parameter: Scalar | Text | None) -> Vector:
+def aggregate(node: ast.Aggregate, vector: Vector, parameter: Scalar | Text | None, *, notes: Notes) -> Vector:
     groups = group(vector.series, node.grouping, is_on=not node.is_without)
     if isinstance(parameter, Scalar):
-        _check_parameter(node.op, parameter.values)
+        _check_parameter(node, parameter.values, notes)
     if not len(vector.series):
         return empty(vector.values.shape[1])
     if isinstance(parameter, Text):
         return _count_values(vector, groups, parameter.value)
     if parameter is not None and node.op != "quantile":
         return CHOICES[node.op](vector, groups, parameter.values)
-    values, present = vector.values[groups.order], vector.present[groups.order]
+    values, present = groups.brought_together(vector.values), groups.brought_together(vector.present)
     with np.errstate(all="ignore"):
         if parameter is not None:
             result = _quantile(values, present, groups, parameter.values)
         else:
             result = REDUCTIONS[node.op](values, present, groups)
-    return Vector(groups.series, result, np.logical_or.reduceat(present, groups.starts, axis=0))
+    return Vector(groups.series, result, _any(present, groups))
+
+
+def _any(present: Mask, groups: Groups) -> Mask:
+    if present.all():
+        return np.ones((len(groups), present.shape[1]), dtype=bool)
+    return by_group(np.logical_or, present, groups.starts)
 
 
 def _filled(values: Floats, present: Mask, fill: float) -> Floats:
@@ -48,7 +57,10 @@ def _filled(values: Floats, present: Mask, fill: float) -> Floats:
 
 
 def _count(_: Floats, present: Mask, groups: Groups) -> Floats:
-    return np.add.reduceat(present.astype(np.float64), groups.starts, axis=0)
+    if present.all():
+        sizes = sizes_of(groups.starts, len(present)).astype(np.float64)
+        return np.broadcast_to(sizes[:, None], (len(groups), present.shape[1]))
+    return by_group(np.add, present.astype(np.float64), groups.starts)
 
 
 def _sum(values: Floats, present: Mask, groups: Groups) -> Floats:
@@ -59,19 +71,19 @@ def _avg(values: Floats, present: Mask, groups: Groups) -> Floats:
     sums, count = _sum(values, present, groups), _count(values, present, groups)
     if np.isfinite(sums).all():
         return sums / np.maximum(count, 1)
-    sizes = np.repeat(np.maximum(count, 1), np.diff(np.append(groups.starts, len(values))), axis=0)
+    sizes = np.repeat(np.maximum(count, 1), sizes_of(groups.starts, len(values)), axis=0)
     scaled = exact.grouped_total(_filled(values, present, 0.0) / sizes, groups.starts)
     return mean(sums, count.astype(np.int64), scaled)
 
 
 def _stdvar(values: Floats, present: Mask, groups: Groups) -> Floats:
     """The mean square of the distance to the mean; counted from the largest, so that equal values give exactly 0."""
-    sizes = np.diff(np.append(groups.starts, len(values)))
+    sizes = sizes_of(groups.starts, len(values))
     count = np.maximum(_count(values, present, groups), 1)
     shifted = np.where(present, values - np.repeat(_max(values, present, groups), sizes, axis=0), 0.0)
-    middle = np.add.reduceat(shifted, groups.starts, axis=0) / count
+    middle = by_group(np.add, shifted, groups.starts) / count
     away = np.where(present, shifted - np.repeat(middle, sizes, axis=0), 0.0)
-    return np.add.reduceat(away * away, groups.starts, axis=0) / count
+    return by_group(np.add, away * away, groups.starts) / count
 
 
 def _stddev(values: Floats, present: Mask, groups: Groups) -> Floats:
@@ -79,11 +91,11 @@ def _stddev(values: Floats, present: Mask, groups: Groups) -> Floats:
 
 
 def _min(values: Floats, present: Mask, groups: Groups) -> Floats:
-    return np.fmin.reduceat(_filled(values, present, np.nan), groups.starts, axis=0)
+    return by_group(np.fmin, _filled(values, present, np.nan), groups.starts)
 
 
 def _max(values: Floats, present: Mask, groups: Groups) -> Floats:
-    return np.fmax.reduceat(_filled(values, present, np.nan), groups.starts, axis=0)
+    return by_group(np.fmax, _filled(values, present, np.nan), groups.starts)
 
 
 def _group(values: Floats, _: Mask, groups: Groups) -> Floats:
@@ -105,7 +117,15 @@ REDUCTIONS: dict[str, Reduction] = {
 def _quantile(values: Floats, present: Mask, groups: Groups, quantiles: Floats) -> Floats:
     out = np.empty((len(groups), values.shape[1]))
     for number, (low, high) in enumerate(_edges(groups, len(values))):
-        out[number] = sorted_quantile(values[low:high].T, present[low:high].T, quantiles)
+        out[number] = sorted_quantile(_turned(values[low:high]), present[low:high].T, quantiles)
+    return out
+
+
+def _turned(table: Floats) -> Floats:
+    """Steps × series, some series at a time: a step's values then lie together for sorting."""
+    out = np.empty(table.shape[::-1])
+    for row in range(0, len(table), TURNED_ROWS):
+        out[:, row : row + TURNED_ROWS] = table[row : row + TURNED_ROWS].T
     return out
 
 
@@ -127,8 +147,7 @@ def _count_values(vector: Vector, groups: Groups, label: str) -> Vector:
     series = []
     for kind in kinds.tolist():
         owner, value = divmod(kind, max(len(distinct), 1))
-        pairs = dict(groups.series.pairs[owner]) | {label: format_value(float(distinct[value]))}
-        series.append(tuple(sorted(pairs.items())))
+        series.append(with_label(groups.series.pairs[owner], label, format_value(float(distinct[value]))))
     return merge_duplicates(Vector(SeriesSet(series), counts, counts > 0))
 
 
@@ -142,13 +161,20 @@ def format_value(value: float) -> str:
     return "-0" if value == 0 and math.copysign(1, value) < 0 else text
 
 
-def _check_parameter(op: str, parameters: Floats) -> None:
+def _check_parameter(node: ast.Aggregate, parameters: Floats, notes: Notes) -> None:
     """Refuse a k that is no whole number of 64 bits, and a ratio that is NaN; a quantile may be anything."""
-    wrong = np.isnan(parameters)
-    if op in ("topk", "bottomk", "limitk"):
-        wrong = wrong | (np.abs(parameters) >= 2.0**63)
-    if op != "quantile" and wrong.any():
-        raise errors.QueryError(f"the parameter of {op} is {parameters[wrong][0]:g}", remedy="Give a finite number")
+    assert node.parameter is not None
+    if node.op == "quantile":
+        notes.doubt_quantiles(parameters, node.parameter)
+        return
+    what = "Ratio" if node.op == "limit_ratio" else "Parameter"
+    if np.isnan(parameters).any():
+        raise errors.QueryError(f"{what} value is NaN", remedy="Give a finite number")
+    if node.op == "limit_ratio":
+        notes.doubt_ratios(parameters, node.parameter)
+    elif (large := parameters[np.abs(parameters) >= 2.0**63]).size:
+        way = "over" if large[0] > 0 else "under"
+        raise errors.QueryError(f"Scalar value {large[0]:g} {way}flows int64", remedy="Give a smaller number")
 
 
 def _topk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper import errors
-from watchkeeper.model.labels import METRIC_NAME
+from watchkeeper.kit.own_metrics import escape
+from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate.grouping import Groups, group
-from watchkeeper.query.evaluate.values import Scalar, Vector, drop_name, empty, relabelled
+from watchkeeper.query.evaluate.values import NAMES, Scalar, Vector, drop_name, empty, relabelled
 from watchkeeper.query.promql.ast import Binary, Matching, MatchKind
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.index import Pairs, SeriesSet
@@ -110,6 +111,8 @@ class _Pairs:
     one: Ints
     of: Ints
     series: SeriesSet
+    # Whether a group of the many side has more than one pair.
+    has_repeats: bool
 
 
 def _pair(many: SeriesSet, one: SeriesSet, matching: Matching, *, drops_name: bool) -> _Pairs:
@@ -131,7 +134,8 @@ def _pair(many: SeriesSet, one: SeriesSet, matching: Matching, *, drops_name: bo
         for row, partner in zip(many_rows, one_rows, strict=True)
     ]
     rows = np.array(many_rows, dtype=np.int64)
-    return _Pairs(rows, np.array(one_rows, dtype=np.int64), many_groups.of[rows], SeriesSet(series))
+    of = many_groups.of[rows]
+    return _Pairs(rows, np.array(one_rows, dtype=np.int64), of, SeriesSet(series), len(np.unique(of)) < len(of))
 
 
 def _refuse_product(pairs: int) -> None:
@@ -147,13 +151,9 @@ def _result(many: Pairs, one: Pairs, matching: Matching, *, drops_name: bool) ->
     if matching.kind is MatchKind.ONE_TO_ONE:
         names = frozenset(matching.labels)
         return tuple(
-            pair
-            for pair in many
-            if (pair[0] in names) == matching.is_on and not (drops_name and pair[0] == METRIC_NAME)
+            pair for pair in many if (pair[0] in names) == matching.is_on and not (drops_name and pair[0] in NAMES)
         )
-    kept = dict(many)
-    if drops_name:
-        kept.pop(METRIC_NAME, None)
+    kept = {name: value for name, value in many if not (drops_name and name in NAMES)}
     carried = dict(one)
     for name in matching.include:
         kept.pop(name, None)
@@ -173,15 +173,21 @@ def _refuse_duplicates(vector: Vector, groups: Groups, live: Mask, *, side: str)
         first, second = vector.series.labels_of(rows)
         [shared] = groups.series.labels_of([number])
         raise errors.QueryError(
-            f"found duplicate series for the match group {errors.quote(str(shared))} on the {side} hand-side of the "
-            f"operation: {errors.quote(str(first))}, {errors.quote(str(second))}; many-to-many matching not allowed: "
-            "matching labels must be unique on one side",
+            f"found duplicate series for the match group {_shown(shared)} on the {side} hand-side of the operation: "
+            f"[{_shown(first)}, {_shown(second)}];many-to-many matching not allowed: matching labels must be unique on "
+            "one side",
             remedy="Match on more labels, or aggregate one side first",
         )
 
 
+def _shown(labels: Labels) -> str:
+    """A label set as Prometheus writes it in this message, cut to a readable length."""
+    text = "{" + ", ".join(f'{name}="{escape(value)}"' for name, value in labels.pairs) + "}"
+    return text if len(text) <= errors.QUOTE_LIMIT else f"{text[: errors.QUOTE_LIMIT]}…"
+
+
 def _refuse_many(pairs: _Pairs, present: Mask) -> None:
-    if len(pairs.of) == len(np.unique(pairs.of)):
+    if not pairs.has_repeats:
         return
     order = np.argsort(pairs.of, kind="stable")
     starts = np.flatnonzero(np.diff(pairs.of[order], prepend=-1))

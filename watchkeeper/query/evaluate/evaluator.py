@@ -6,22 +6,32 @@ the numbers to the functions of this package; the value of the root goes back to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Limits, Millis, Span
 from watchkeeper.query.evaluate import binary, histograms, numbers, over_time, rates, relabel, windows
 from watchkeeper.query.evaluate.aggregate import aggregate
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
+from watchkeeper.query.evaluate.notes import COUNTER_ENDINGS, Notes
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, drop_name
 from watchkeeper.query.promql import ast
 from watchkeeper.store import columns as stored
-from watchkeeper.store.index import SeriesSet
+from watchkeeper.store.columns import Ints
+from watchkeeper.store.index import Pairs, SeriesSet
 from watchkeeper.store.reading import Columns, SampleStore
 
+# Functions that look at the first and last samples of a window, or at sums that were made once for all windows.
+READ_EDGES_ONLY = frozenset(
+    {
+        *("changes", "count_over_time", "delta", "first_over_time", "idelta", "increase", "irate", "last_over_time"),
+        *("present_over_time", "rate", "resets", "ts_of_first_over_time", "ts_of_last_over_time"),
+    }
+)
 # What `expr[1h:]` means without a step: Prometheus' default evaluation interval.
 DEFAULT_SUBQUERY_STEP_MS = 60_000
 
@@ -34,6 +44,8 @@ class Evaluator:
         self._limits = limits
         self._span = span
         self._spent = 0
+        self._window_samples = 0
+        self.notes = Notes()
 
     def evaluate(self, expr: ast.Expr, times: Millis) -> Value:
         return NODES[type(expr)](self, expr, times)
@@ -67,13 +79,13 @@ class Evaluator:
         assert isinstance(vector, Vector)
         parameter = None if node.parameter is None else self.evaluate(node.parameter, times)
         assert parameter is None or isinstance(parameter, (Scalar, Text))
-        return aggregate(node, vector, parameter)
+        return aggregate(node, vector, parameter, notes=self.notes)
 
     def selector(self, node: ast.Selector, times: Millis) -> Vector:
         return self.newest(node, times)[0]
 
-    def newest(self, node: ast.Selector, times: Millis) -> tuple[Vector, Millis]:
-        """The newest samples at each step, and their times."""
+    def newest(self, node: ast.Selector, times: Millis) -> tuple[Vector, Callable[[], Millis]]:
+        """The newest samples at each step, and a way to their times, which are rarely asked for."""
         at_ms = self._moved(node, times)
         lookback_ms = self._limits.lookback_ms
         if (at_ms == at_ms[0]).all():
@@ -83,7 +95,7 @@ class Evaluator:
             present = ~(stored.is_absent(found) | stored.is_stale(found))
             # Read-only views: the one column stands for every step.
             values, mask = np.broadcast_to(found[:, None], shape), np.broadcast_to(present[:, None], shape)
-            return Vector(series, values, mask), np.broadcast_to(sample_ms[:, None], shape)
+            return Vector(series, values, mask), lambda: np.broadcast_to(sample_ms[:, None], shape)
         columns = self._fetch(node, int(at_ms.min()) - lookback_ms, int(at_ms.max()))
         self._spend(len(columns.series) * len(times))
         return windows.newest(columns, at_ms, lookback_ms=lookback_ms)
@@ -128,22 +140,20 @@ class Evaluator:
             return special(self, node, times)
         function = FUNCTIONS.get(node.function)
         if function is None:
-            native = node.function in histograms.NATIVE_ONLY
             raise errors.QueryError(
-                f"{node.function}() is about native histograms, which the embedded engine does not store"
-                if native
-                else f"the embedded engine has no function {node.function}()",
-                remedy="Use classic buckets, or ask a Prometheus server" if native else "Ask a Prometheus server",
+                f"the embedded engine has no function {node.function}()", remedy="Ask a Prometheus server"
             )
         args = tuple(self.evaluate(arg, times) for arg in node.args)
-        return function(Invocation(node, args, times))
+        if node.function not in READ_EDGES_ONLY:
+            self._read(arg for arg in args if isinstance(arg, Windows))
+        return function(Invocation(node, args, times, self.notes))
 
     def timestamp(self, node: ast.Call, times: Millis) -> Value:
         """The time of the sample where the argument is a selector, else the time of the step."""
         argument = _bare(node.args[0])
         if isinstance(argument, ast.Selector):
             vector, sample_ms = self.newest(argument, times)
-            return drop_name(Vector(vector.series, sample_ms / 1000, vector.present))
+            return drop_name(Vector(vector.series, sample_ms() / 1000, vector.present))
         value = self.evaluate(argument, times)
         assert isinstance(value, Vector)
         return drop_name(Vector(value.series, np.broadcast_to(times / 1000, value.values.shape), value.present))
@@ -190,6 +200,17 @@ class Evaluator:
                 remedy="Select fewer series, a shorter time or a larger step",
             )
 
+    def _read(self, found: Iterable[Windows]) -> None:
+        """Count the samples of windows that will be read whole; overlapping windows read theirs again and again."""
+        limit = self._limits.max_window_samples
+        for each in found:
+            self._window_samples += int((each.highs - each.lows).sum(axis=1)[each.groups].sum())
+        if limit is not None and self._window_samples > limit:
+            raise errors.QueryLimit(
+                f"the windows of the query hold {self._window_samples} samples, the limit is {limit}",
+                remedy="Select fewer series, a shorter range or a larger step",
+            )
+
     def _refuse_steps(self, steps: int) -> None:
         limit = self._limits.max_samples
         if limit is not None and steps > limit:
@@ -228,8 +249,34 @@ def _scalar(invocation: Invocation) -> Scalar:
     return Scalar(np.where(alone, np.where(vector.present, vector.values, 0.0).sum(axis=0), np.nan))
 
 
+def _of_counter(compute: Callable[[Windows], Vector]) -> PromFunction:
+    """A function that makes sense of counters only, and says so where the name is not that of one."""
+
+    def call(invocation: Invocation) -> Vector:
+        result = compute(invocation.windows(0))
+        if suspects := result.series.derive("no_counters", _named_unlike_counters):
+            shown = (name for name, rows in suspects.items() if result.present[rows].any())
+            invocation.notes.doubt_counters(dict.fromkeys(shown), invocation.call.args[0])
+        return drop_name(result)
+
+    return call
+
+
+def _named_unlike_counters(series: Sequence[Pairs]) -> dict[str, Ints]:
+    """Rows of each metric whose name does not end as counters' do."""
+    rows: dict[str, list[int]] = {}
+    for row, pairs in enumerate(series):
+        name = next((value for label, value in pairs if label == METRIC_NAME), "")
+        if name and not name.endswith(COUNTER_ENDINGS):
+            rows.setdefault(name, []).append(row)
+    return {name: np.array(found, dtype=np.int64) for name, found in rows.items()}
+
+
 def _quantile_over_time(invocation: Invocation) -> Vector:
-    return drop_name(over_time.quantile_over_time(invocation.windows(1), invocation.scalar(0)))
+    result = over_time.quantile_over_time(invocation.windows(1), invocation.scalar(0))
+    asked = invocation.scalar(0).values[result.present.any(axis=0)]
+    invocation.notes.doubt_quantiles(asked, invocation.call.args[0])
+    return drop_name(result)
 
 
 def _predict_linear(invocation: Invocation) -> Vector:
@@ -252,9 +299,7 @@ FUNCTIONS: dict[str, PromFunction] = {
             rates.changes,
             rates.delta,
             rates.idelta,
-            rates.increase,
             rates.irate,
-            rates.rate,
             rates.resets,
             over_time.avg_over_time,
             over_time.count_over_time,
@@ -272,6 +317,8 @@ FUNCTIONS: dict[str, PromFunction] = {
             over_time.ts_of_min_over_time,
         )
     },
+    "increase": _of_counter(rates.increase),
+    "rate": _of_counter(rates.rate),
     "first_over_time": _of_window(over_time.first_over_time, keeps_name=True),
     "last_over_time": _of_window(over_time.last_over_time, keeps_name=True),
     "quantile_over_time": _quantile_over_time,

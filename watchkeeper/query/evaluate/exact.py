@@ -10,7 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from watchkeeper.query.engine import Floats
+from watchkeeper.query.evaluate.grouping import by_group, sizes_of
 from watchkeeper.store.columns import Ints
+
+# Rows that are added one after the other.
+TURN = 128
 
 
 def total(values: Floats) -> Floats:
@@ -30,10 +34,10 @@ def total(values: Floats) -> Floats:
 
 def grouped_total(values: Floats, starts: Ints) -> Floats:
     """Sum rows group by group; rows of a group lie together, each group begins at its `starts`."""
-    plain: Floats = np.add.reduceat(values, starts, axis=0)
+    plain = _plain_total(values, starts)
     if not _may_cancel(values):
         return plain
-    sizes = np.diff(np.append(starts, len(values)))
+    sizes = sizes_of(starts, len(values))
     sums, errors = values, np.zeros_like(values)
     while int(sizes.max()) > 1:
         firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -50,8 +54,19 @@ def grouped_total(values: Floats, starts: Ints) -> Floats:
     return _corrected(plain, sums, errors)
 
 
+def _plain_total(values: Floats, starts: Ints) -> Floats:
+    """Sums of groups, those of many rows in two turns: an error grows with the length of a sum."""
+    sizes = sizes_of(starts, len(values))
+    if values.shape[1] == 1 or int(sizes.max(initial=0)) <= TURN:
+        return by_group(np.add, values, starts)
+    turns = -(-sizes // TURN)
+    firsts = np.cumsum(turns) - turns
+    inner = np.repeat(starts, turns) + TURN * (np.arange(int(turns.sum())) - np.repeat(firsts, turns))
+    return by_group(np.add, by_group(np.add, values, inner), firsts)
+
+
 def _may_cancel(values: Floats) -> bool:
-    return bool(values.size) and bool((values < 0).any()) and bool((values > 0).any())
+    return bool(values.size) and not (values.min() >= 0) and not (values.max() <= 0)
 
 
 def _two_sum(left: Floats, right: Floats) -> tuple[Floats, Floats]:

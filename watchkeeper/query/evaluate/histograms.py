@@ -17,11 +17,14 @@ from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate.aggregate import format_value
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
-from watchkeeper.query.evaluate.values import Vector, merge_duplicates
+from watchkeeper.query.evaluate.notes import Notes
+from watchkeeper.query.evaluate.values import Vector, drop_name, empty, label_of, merge_duplicates, with_label
+from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.index import Pairs, SeriesSet
 
 BOUND_LABEL = "le"
+NATIVE_ONLY = ("histogram_avg", "histogram_count", "histogram_stddev", "histogram_stdvar", "histogram_sum")
 # Differences below this share of the counts are rounding, not observations (Prometheus, promql/quantile.go).
 ROUNDING = 1e-12
 
@@ -36,14 +39,31 @@ class _Layout:
     bounds: Floats
     rows: Ints
     series: list[Pairs]
+    names: list[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Doubts:
+    """Where to say what is wrong with the buckets; `fixed_at` are the steps at which a repair is worth a word."""
+
+    notes: Notes
+    about: ast.Expr
+    fixed_at: Mask
 
 
 def _histogram_quantile(invocation: Invocation) -> Vector:
-    return _quantiles_of(invocation.vector(1), invocation.scalar(0).values)
+    return _quantiles_of(invocation, 0, buckets_at=1)
 
 
-def _quantiles_of(vector: Vector, quantiles: Floats) -> Vector:
-    return _per_histogram(vector, lambda bounds, counts, steps: _quantile(bounds, counts, quantiles[steps]))
+def _quantiles_of(invocation: Invocation, quantiles_at: int, *, buckets_at: int) -> Vector:
+    quantiles, args = invocation.scalar(quantiles_at).values, invocation.call.args
+    invocation.notes.doubt_quantiles(quantiles, args[quantiles_at])
+    doubts = _Doubts(invocation.notes, args[buckets_at], (quantiles >= 0) & (quantiles <= 1))
+    return _per_histogram(
+        invocation.vector(buckets_at),
+        lambda bounds, counts, steps: _quantile(bounds, counts, quantiles[steps]),
+        doubts=doubts,
+    )
 
 
 def _histogram_quantiles(invocation: Invocation) -> Vector:
@@ -52,9 +72,9 @@ def _histogram_quantiles(invocation: Invocation) -> Vector:
     parts = []
     for at in range(2, len(invocation.args)):
         wanted = invocation.scalar(at).values
-        part = _quantiles_of(invocation.vector(0), wanted)
+        part = _quantiles_of(invocation, at, buckets_at=0)
         name = _spelled(float(wanted[0]))
-        series = [tuple(sorted((dict(pairs) | {label: name}).items())) for pairs in part.series.pairs]
+        series = [with_label(pairs, label, name) for pairs in part.series.pairs]
         parts.append(Vector(SeriesSet(series), part.values, part.present))
     pairs = [each for part in parts for each in part.series.pairs]
     values, present = (np.concatenate(arrays) for arrays in zip(*((p.values, p.present) for p in parts), strict=True))
@@ -70,12 +90,17 @@ def _spelled(value: float) -> str:
 def _histogram_fraction(invocation: Invocation) -> Vector:
     lower, upper = invocation.scalar(0).values, invocation.scalar(1).values
     return _per_histogram(
-        invocation.vector(2), lambda bounds, counts, steps: _fraction(bounds, counts, lower[steps], upper[steps])
+        invocation.vector(2),
+        lambda bounds, counts, steps: _fraction(bounds, counts, lower[steps], upper[steps]),
+        doubts=_Doubts(invocation.notes, invocation.call.args[2], np.zeros(len(lower), dtype=bool)),
     )
 
 
-def _per_histogram(vector: Vector, compute: Compute) -> Vector:
+def _per_histogram(vector: Vector, compute: Compute, *, doubts: _Doubts) -> Vector:
     steps = vector.values.shape[1]
+    for row, name, bound in vector.series.derive("malformed_buckets", _malformed):
+        if vector.present[row].any():
+            doubts.notes.doubt_bucket(name, bound, doubts.about)
     series: list[Pairs] = []
     values: list[Floats] = [np.empty((0, steps))]
     present: list[Mask] = [np.empty((0, steps), dtype=bool)]
@@ -84,20 +109,35 @@ def _per_histogram(vector: Vector, compute: Compute) -> Vector:
         shape = (len(layout.rows), steps)
         counts = vector.values[layout.rows].swapaxes(0, 1).reshape(len(layout.bounds), -1)
         there = vector.present[layout.rows].swapaxes(0, 1).reshape(len(layout.bounds), -1)
-        values.append(_by_pattern(layout.bounds, counts, there, compute=compute, steps=steps).reshape(shape))
+        found, was_fixed = _by_pattern(layout.bounds, counts, there, compute=compute, steps=steps)
+        for row in np.flatnonzero((was_fixed.reshape(shape) & doubts.fixed_at).any(axis=1)).tolist():
+            doubts.notes.doubt_monotonicity(layout.names[row], doubts.about)
+        values.append(found.reshape(shape))
         present.append(np.any(there, axis=0).reshape(shape))
         series.extend(layout.series)
     shared = vector.series.derive("histogram_series", lambda _: SeriesSet(series))
-    return merge_duplicates(Vector(shared, np.concatenate(values), np.concatenate(present)))
+    return drop_name(Vector(shared, np.concatenate(values), np.concatenate(present)))
+
+
+def _bound(pairs: Pairs) -> float | None:
+    try:
+        return float(dict(pairs)[BOUND_LABEL])
+    except (KeyError, ValueError):
+        return None
+
+
+def _malformed(series: Sequence[Pairs]) -> list[tuple[int, str, str]]:
+    """Rows that are no buckets, with their name and what stands where the bound should be."""
+    wrong = ((row, pairs) for row, pairs in enumerate(series) if _bound(pairs) is None)
+    return [(row, label_of(pairs, METRIC_NAME), label_of(pairs, BOUND_LABEL)) for row, pairs in wrong]
 
 
 def _layouts(series: Sequence[Pairs]) -> list[_Layout]:
     """Bring buckets into histograms, and histograms into groups with the same bounds."""
     histograms: dict[Pairs, list[tuple[float, int]]] = {}
     for row, pairs in enumerate(series):
-        try:
-            bound = float(dict(pairs)[BOUND_LABEL])
-        except (KeyError, ValueError):
+        bound = _bound(pairs)
+        if bound is None:
             continue
         # The name tells two histograms apart, although the result has none.
         whose = tuple(pair for pair in pairs if pair[0] != BOUND_LABEL)
@@ -105,17 +145,25 @@ def _layouts(series: Sequence[Pairs]) -> list[_Layout]:
     by_bounds: dict[tuple[float, ...], list[tuple[Pairs, list[int]]]] = {}
     for pairs, buckets in histograms.items():
         buckets.sort()
-        named = tuple(pair for pair in pairs if pair[0] != METRIC_NAME)
-        by_bounds.setdefault(tuple(bound for bound, _ in buckets), []).append((named, [row for _, row in buckets]))
-    return [
-        _Layout(np.array(bounds), np.array([rows for _, rows in found]), [pairs for pairs, _ in found])
-        for bounds, found in by_bounds.items()
-    ]
+        by_bounds.setdefault(tuple(bound for bound, _ in buckets), []).append((pairs, [row for _, row in buckets]))
+    return [_layout(bounds, found) for bounds, found in by_bounds.items()]
 
 
-def _by_pattern(bounds: Floats, counts: Floats, there: Mask, *, compute: Compute, steps: int) -> Floats:
-    """Compute each cell from the buckets it has; cells that have the same ones are computed together."""
-    out = np.full(counts.shape[1], np.nan)
+def _layout(bounds: tuple[float, ...], found: list[tuple[Pairs, list[int]]]) -> _Layout:
+    return _Layout(
+        bounds=np.array(bounds),
+        rows=np.array([rows for _, rows in found]),
+        series=[pairs for pairs, _ in found],
+        names=[label_of(pairs, METRIC_NAME) for pairs, _ in found],
+    )
+
+
+def _by_pattern(bounds: Floats, counts: Floats, there: Mask, *, compute: Compute, steps: int) -> tuple[Floats, Mask]:
+    """Compute each cell from the buckets it has, and say which had to be repaired.
+
+    Cells that have the same buckets are computed together.
+    """
+    out, was_fixed = np.full(counts.shape[1], np.nan), np.zeros(counts.shape[1], dtype=bool)
     patterns, which = np.unique(there, axis=1, return_inverse=True)
     for number in range(patterns.shape[1]):
         has = patterns[:, number]
@@ -124,8 +172,9 @@ def _by_pattern(bounds: Floats, counts: Floats, there: Mask, *, compute: Compute
             continue
         edges, cumulative = _coalesced(bounds[has], counts[has][:, cells])
         with np.errstate(all="ignore"):
-            out[cells] = compute(edges, _monotonic(cumulative), cells % steps)
-    return out
+            rising, was_fixed[cells] = _monotonic(cumulative)
+            out[cells] = compute(edges, rising, cells % steps)
+    return out, was_fixed
 
 
 def _coalesced(bounds: Floats, counts: Floats) -> tuple[Floats, Floats]:
@@ -134,14 +183,15 @@ def _coalesced(bounds: Floats, counts: Floats) -> tuple[Floats, Floats]:
     return edges, np.add.reduceat(counts, starts, axis=0)
 
 
-def _monotonic(counts: Floats) -> Floats:
-    """Counts that never fall from bucket to bucket; tiny steps up are rounding and are flattened."""
-    out = counts.copy()
+def _monotonic(counts: Floats) -> tuple[Floats, Mask]:
+    """Counts that never fall from bucket to bucket, and where they did; tiny steps are rounding and are flattened."""
+    out, fell = counts.copy(), np.zeros(counts.shape[1], dtype=bool)
     for bucket in range(1, len(out)):
         before, here = out[bucket - 1], out[bucket]
         close = np.abs(here - before) < ROUNDING * (np.abs(here) + np.abs(before))
+        fell |= (here < before) & ~close
         out[bucket] = np.where((here < before) | close, before, here)
-    return out
+    return out, fell
 
 
 def _quantile(bounds: Floats, counts: Floats, quantiles: Floats) -> Floats:
@@ -185,9 +235,14 @@ def _rank_of(bounds: Floats, counts: Floats, value: Floats) -> Floats:
     return np.asarray(np.where(inside, np.minimum(rank, counts[-1]), counts[-1]))
 
 
+def _of_native(invocation: Invocation) -> Vector:
+    """Nothing, as in Prometheus: these look at native histograms alone, and here all samples are numbers."""
+    return empty(len(invocation.times_ms))
+
+
 FUNCTIONS: dict[str, PromFunction] = {
+    **dict.fromkeys(NATIVE_ONLY, _of_native),
     "histogram_quantile": _histogram_quantile,
     "histogram_quantiles": _histogram_quantiles,
     "histogram_fraction": _histogram_fraction,
 }
-NATIVE_ONLY = ("histogram_avg", "histogram_count", "histogram_stddev", "histogram_stdvar", "histogram_sum")

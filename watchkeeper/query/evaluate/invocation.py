@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper.query.engine import Millis
+from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows
 from watchkeeper.query.promql import ast
 from watchkeeper.store.index import SeriesSet
@@ -20,6 +21,7 @@ class Invocation:
     call: ast.Call
     args: tuple[Value, ...]
     times_ms: Millis
+    notes: Notes
 
     def vector(self, at: int) -> Vector:
         value = self.args[at]

@@ -93,9 +93,10 @@ def deriv(windows: Windows) -> Vector:
     """The slope per second of the line through the samples; time counts from the first one, to keep numbers small."""
 
     def compute(piece: Piece) -> Floats:
-        first = np.argmax(piece.mask, axis=-1)
-        origin = np.take_along_axis(piece.times, first[..., None], axis=-1)
-        return _line(piece, origin)[0]
+        if piece.inside is None:
+            return _line(piece, piece.group_times[..., :1])[0]
+        first = np.argmax(piece.inside, axis=-1)
+        return _line(piece, np.take_along_axis(piece.times, first[..., None], axis=-1))[0]
 
     return reduce(windows, compute, at_least=2)
 
@@ -131,9 +132,11 @@ def sorted_quantile(values: Floats, mask: Mask, quantiles: Floats) -> Floats:
 
     `quantiles` has one entry per step, which is the axis before the last.
     """
+    ordered = np.sort(values if mask.all() else np.where(mask, values, np.nan), axis=-1)
     count = np.count_nonzero(mask, axis=-1)
-    nans = np.count_nonzero(np.isnan(values) & mask, axis=-1)
-    ordered = np.sort(np.where(mask, values, np.nan), axis=-1)
+    # NaN is sorted to the end, and with it what the mask leaves out.
+    numbers = np.count_nonzero(~np.isnan(ordered), axis=-1) if np.isnan(ordered[..., -1:]).any() else count
+    nans = count - numbers
     with np.errstate(all="ignore"):
         rank = np.clip(np.nan_to_num(quantiles), 0.0, 1.0) * (count - 1)
         lower = np.maximum(np.floor(rank), 0).astype(np.int64)
@@ -167,10 +170,14 @@ def _mean(piece: Piece) -> Floats:
 def _variance(piece: Piece) -> Floats:
     """The mean square of the distance to the mean; counted from the first sample, so that equal ones give exactly 0."""
     count = np.maximum(piece.count, 1)
-    first = np.take_along_axis(piece.values, np.argmax(piece.mask, axis=-1)[..., None], axis=-1)
-    shifted = np.where(piece.mask, piece.values - first, 0.0)
-    away = np.where(piece.mask, shifted - (shifted.sum(axis=-1) / count)[..., None], 0.0)
-    return np.asarray((away * away).sum(axis=-1) / count)
+    away = piece.values - piece.first[..., None]
+    if piece.inside is not None:
+        away = np.where(piece.inside, away, 0.0)
+    away -= (away.sum(axis=-1) / count)[..., None]
+    if piece.inside is not None:
+        away = np.where(piece.inside, away, 0.0)
+    away *= away
+    return np.asarray(away.sum(axis=-1) / count)
 
 
 def _time_of(piece: Piece, extreme: Floats) -> Floats:
@@ -185,18 +192,23 @@ def _time_of(piece: Piece, extreme: Floats) -> Floats:
 
 def _line(piece: Piece, origin_ms: Ints) -> tuple[Floats, Floats]:
     """Slope per second and level at the origin of the least-squares line; a constant series has slope 0 exactly."""
-    count = piece.count
-    x = np.where(piece.mask, (piece.times - origin_ms) / 1000, 0.0)
+    n = np.maximum(piece.count, 1)
+    if piece.inside is None:
+        # All series of a group have the same times, so what depends on times alone is worked out once per group.
+        shared = (piece.group_times - origin_ms) / 1000
+        sum_x, sum_xx = exact.total(shared)[piece.of], exact.total(shared * shared)[piece.of]
+        x = shared[piece.of]
+    else:
+        x = np.where(piece.inside, (piece.times - origin_ms) / 1000, 0.0)
+        sum_x, sum_xx = exact.total(x), exact.total(x * x)
     y = piece.filled(0.0)
-    n = np.maximum(count, 1)
-    sum_x, sum_y = exact.total(x), exact.total(y)
+    sum_y = exact.total(y)
     covariance = exact.total(x * y) - sum_x * sum_y / n
-    variance = exact.total(x * x) - sum_x * sum_x / n
+    variance = sum_xx - sum_x * sum_x / n
     slope = covariance / variance
     level = sum_y / n - slope * sum_x / n
-    first = np.take_along_axis(piece.values, np.argmax(piece.mask, axis=-1)[..., None], axis=-1)
-    constant = ((piece.values == first) | ~piece.mask).all(axis=-1)
-    first = first[..., 0]
+    first = piece.first
+    constant = ((piece.values == first[..., None]) | ~piece.mask).all(axis=-1)
     flat = np.where(np.isinf(first), np.nan, 0.0)
     return np.where(constant, flat, slope), np.where(constant, first + flat, level)
 

@@ -14,6 +14,7 @@ from watchkeeper.query.engine import Floats, Mask, Millis
 from watchkeeper.query.evaluate.values import Vector, Windows
 from watchkeeper.query.evaluate.windows import (
     Edges,
+    Picks,
     edges,
     group_edges,
     only_rows,
@@ -52,6 +53,9 @@ def idelta(windows: Windows) -> Vector:
 
 def changes(windows: Windows) -> Vector:
     """How often the value differs from the one before it; NaN equals NaN here."""
+    if windows.usable is None and (windows.values[:, 1:] == windows.values[:, :-1]).all():
+        edge = edges(windows)
+        return Vector(windows.series, np.zeros(edge.count.shape), edge.count >= 1)
     values, before, has_before = _with_previous(windows)
     differs = has_before & (values != before) & ~(np.isnan(values) & np.isnan(before))
     return _counted(windows, differs)
@@ -65,12 +69,18 @@ def resets(windows: Windows) -> Vector:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Geometry:
-    """What extrapolation needs to know of the times of each window; durations are in seconds."""
+    """What extrapolation needs to know of the times of each group's windows; durations are in seconds."""
 
     edge: Edges
+    first: Picks
+    last: Picks
     sampled: Floats
     to_start: Floats
     to_end: Floats
+    # How much longer a window is than what was sampled of it.
+    stretch: Floats
+    # The longest time before a first sample, in times of the shortest that was sampled.
+    reach: float
 
 
 def _geometry(windows: Windows, edge: Edges, times: Millis) -> _Geometry:
@@ -81,7 +91,18 @@ def _geometry(windows: Windows, edge: Edges, times: Millis) -> _Geometry:
     to_end = (windows.ends_ms - last_ms) / 1000
     threshold = interval * EDGE_GAP_INTERVALS
     to_start, to_end = (np.where(gap >= threshold, interval / 2, gap) for gap in (to_start, to_end))
-    return _Geometry(edge, sampled, to_start, to_end)
+    has_two = edge.count >= 2
+    shortest, longest = sampled.min(initial=np.inf, where=has_two), to_start.max(initial=0.0, where=has_two)
+    return _Geometry(
+        edge,
+        Picks(edge.first),
+        Picks(edge.last),
+        sampled,
+        to_start,
+        to_end,
+        stretch=(sampled + to_start + to_end) / sampled,
+        reach=float(longest / shortest),
+    )
 
 
 def _extrapolated(windows: Windows, *, is_counter: bool, is_rate: bool) -> Vector:
@@ -105,28 +126,35 @@ def _extrapolated(windows: Windows, *, is_counter: bool, is_rate: bool) -> Vecto
 
 def _result(windows: Windows, geometry: _Geometry, of: Ints, *, is_counter: bool) -> Floats:
     """The difference of each window's edges, stretched to the whole window."""
-    edge = Edges(geometry.edge.count[of], geometry.edge.first[of], geometry.edge.last[of])
-    first, last = values_at(windows, edge.first), values_at(windows, edge.last)
-    sampled, to_start = geometry.sampled[of], geometry.to_start[of]
+    first, last = geometry.first.of(windows.values, of), geometry.last.of(windows.values, of)
     result = last - first
     if is_counter:
-        result = result + _lost_by_resets(windows, edge)
-        # A counter was never below 0: do not extrapolate to before that.
-        to_zero = np.where((result > 0) & (first >= 0), sampled * (first / result), to_start)
-        to_start = np.where(to_zero < to_start, to_zero, to_start)
-    return result * ((sampled + to_start + geometry.to_end[of]) / sampled)
+        lost = _lost_by_resets(windows, geometry.edge, of)
+        result = result if lost is None else result + lost
+    # A counter was never below 0, so it is not extrapolated to before that. Most are far above it.
+    if not is_counter or first.min(initial=np.inf) > 2 * geometry.reach * result.max(initial=0.0):
+        return np.asarray(result * geometry.stretch[of])
+    sampled, to_start = geometry.sampled[of], geometry.to_start[of]
+    to_zero = np.where((result > 0) & (first >= 0), sampled * (first / result), to_start)
+    to_start = np.where(to_zero < to_start, to_zero, to_start)
+    return np.asarray(result * ((sampled + to_start + geometry.to_end[of]) / sampled))
 
 
-def _lost_by_resets(windows: Windows, edge: Edges) -> Floats | float:
-    """What counters lost in each window: the sum of the values they fell from."""
+def _lost_by_resets(windows: Windows, edge: Edges, of: Ints) -> Floats | None:
+    """What counters lost in each window: the sum of the values they fell from; None if none fell."""
+    if windows.usable is None and not (windows.values[:, 1:] < windows.values[:, :-1]).any():
+        return None
     values, before, has_before = _with_previous(windows)
     with np.errstate(invalid="ignore"):
         fell = has_before & (values < before)
     if not fell.any():
-        return 0.0
-    lost = np.cumsum(np.where(fell, before, 0.0), axis=1)
-    at_last, at_first = (np.take_along_axis(lost, slots, axis=1) for slots in (edge.last, edge.first))
-    return np.asarray(at_last - at_first)
+        return None
+    # Sums of each window's own falls: a difference of running sums would lose a small fall after a large one.
+    falls, so_far = before[fell], np.cumsum(fell, axis=1, dtype=np.int64)
+    earlier_rows = (np.cumsum(so_far[:, -1]) - so_far[:, -1])[:, None]
+    low, high = (earlier_rows + np.take_along_axis(so_far, slots[of], axis=1) for slots in (edge.first, edge.last))
+    sums = np.add.reduceat(np.append(falls, 0.0), np.stack([low, high], axis=-1).reshape(-1))[::2]
+    return np.where(high > low, sums.reshape(low.shape), 0.0)
 
 
 def _between_last_two(windows: Windows, *, is_rate: bool) -> Vector:

@@ -12,7 +12,7 @@ from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Mask, MatchOp
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
-from watchkeeper.query.evaluate.values import Vector, relabelled
+from watchkeeper.query.evaluate.values import Vector, label_of, relabelled, with_label
 from watchkeeper.query.promql import ast
 from watchkeeper.store.index import Pairs, SeriesSet
 
@@ -37,13 +37,12 @@ def _label_replace(invocation: Invocation) -> Vector:
         expanded: dict[str, str | None] = {}
         out = []
         for pairs in series:
-            labels = dict(pairs)
-            value = labels.get(source, "")
+            value = label_of(pairs, source)
             if value not in expanded:
                 match = compiled.fullmatch(value)
                 expanded[value] = None if match is None else _expand(replacement, match)
             found = expanded[value]
-            out.append(pairs if found is None else _with(labels, target, found))
+            out.append(pairs if found is None else with_label(pairs, target, found))
         return SeriesSet(out)
 
     return relabelled(vector, vector.series.derive(("replace", target, replacement, source, pattern), build))
@@ -70,21 +69,10 @@ def _label_join(invocation: Invocation) -> Vector:
         _check_label_name(name, "label_join")
 
     def build(series: Sequence[Pairs]) -> SeriesSet:
-        out = []
-        for pairs in series:
-            labels = dict(pairs)
-            out.append(_with(labels, target, separator.join(labels.get(source, "") for source in sources)))
-        return SeriesSet(out)
+        joined = (separator.join(label_of(pairs, source) for source in sources) for pairs in series)
+        return SeriesSet([with_label(pairs, target, value) for pairs, value in zip(series, joined, strict=True)])
 
     return relabelled(vector, vector.series.derive(("join", target, separator, *sources), build))
-
-
-def _with(labels: dict[str, str], name: str, value: str) -> Pairs:
-    if value:
-        labels[name] = value
-    else:
-        labels.pop(name, None)
-    return tuple(sorted(labels.items()))
 
 
 def _check_label_name(name: str, function: str) -> None:
@@ -94,16 +82,18 @@ def _check_label_name(name: str, function: str) -> None:
 
 
 def _sort(invocation: Invocation) -> Vector:
-    return _by_value(invocation.vector(0), sign=1.0)
+    return _by_value(invocation, sign=1.0)
 
 
 def _sort_desc(invocation: Invocation) -> Vector:
-    return _by_value(invocation.vector(0), sign=-1.0)
+    return _by_value(invocation, sign=-1.0)
 
 
-def _by_value(vector: Vector, *, sign: float) -> Vector:
+def _by_value(invocation: Invocation, *, sign: float) -> Vector:
     """Order matters for an instant query only; NaN comes last in both directions."""
+    vector = invocation.vector(0)
     if vector.values.shape[1] != 1:
+        invocation.notes.doubt_order(invocation.call)
         return vector
     keys = sign * vector.values[:, 0]
     return vector.only(np.lexsort((keys, np.isnan(keys))))
@@ -120,12 +110,13 @@ def _sort_by_label_desc(invocation: Invocation) -> Vector:
 def _by_labels(invocation: Invocation, *, is_reversed: bool) -> Vector:
     vector = invocation.vector(0)
     if vector.values.shape[1] != 1:
+        invocation.notes.doubt_order(invocation.call)
         return vector
     names = [invocation.text(at) for at in range(1, len(invocation.args))]
 
     def key(row: int) -> tuple[object, ...]:
-        labels = dict(vector.series.pairs[row])
-        return (*(_natural(labels.get(name, "")) for name in names), vector.series.pairs[row])
+        pairs = vector.series.pairs[row]
+        return (*(_natural(label_of(pairs, name)) for name in names), pairs)
 
     rows = sorted(range(len(vector.series)), key=key, reverse=is_reversed)
     return vector.only(np.array(rows, dtype=np.int64))

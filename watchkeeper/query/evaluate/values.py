@@ -17,6 +17,12 @@ from watchkeeper.query.engine import Floats, Mask, Millis
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.index import Pairs, SeriesSet
 
+# A function that takes the metric name away moves it to this label, which stands where the name stood in the order
+# of labels; the engine drops it from the answer. So `label_replace(rate(…), "…", "$1", "__name__", "(.+)")` works and
+# `sum(rate({job="x"}[5m]))` may join metrics, as in Prometheus with promql-delayed-name-removal.
+DROPPED_NAME = f"{METRIC_NAME}\0"
+NAMES = (METRIC_NAME, DROPPED_NAME)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vector:
@@ -70,12 +76,40 @@ def empty(steps: int) -> Vector:
 
 
 def drop_name(vector: Vector) -> Vector:
-    """The vector without metric names; QueryError if two series become one at the same step."""
-    return relabelled(vector, vector.series.derive("drop_name", lambda pairs: without(pairs, frozenset({METRIC_NAME}))))
+    """The vector with its metric names set aside: the answer has none, and label functions can still read them."""
+    return relabelled(vector, vector.series.mapped("drop_name", _set_aside))
 
 
-def without(series: Sequence[Pairs], names: frozenset[str]) -> SeriesSet:
-    return SeriesSet([tuple(pair for pair in pairs if pair[0] not in names) for pairs in series])
+def without_dropped(vector: Vector) -> Vector:
+    """The vector as an answer shows it; QueryError if two series become one at the same step."""
+    if not vector.series.derive("has_dropped", _has_dropped):
+        return vector
+    return relabelled(vector, vector.series.mapped("without_dropped", _without_dropped))
+
+
+def label_of(pairs: Pairs, name: str) -> str:
+    """The value of a label, empty where it is absent; a metric name that was set aside is still the metric name."""
+    wanted = NAMES if name == METRIC_NAME else (name,)
+    return next((value for own, value in pairs if own in wanted), "")
+
+
+def with_label(pairs: Pairs, name: str, value: str) -> Pairs:
+    """The label set with one label set, or removed by an empty value; a new metric name takes the place of the old."""
+    replaced = NAMES if name == METRIC_NAME else (name,)
+    kept = [pair for pair in pairs if pair[0] not in replaced]
+    return tuple(sorted([*kept, (name, value)] if value else kept))
+
+
+def _set_aside(pairs: Pairs) -> Pairs:
+    return tuple([(DROPPED_NAME, pair[1]) if pair[0] == METRIC_NAME else pair for pair in pairs])
+
+
+def _has_dropped(series: Sequence[Pairs]) -> bool:
+    return any(name == DROPPED_NAME for pairs in series for name, _ in pairs)
+
+
+def _without_dropped(pairs: Pairs) -> Pairs:
+    return tuple([pair for pair in pairs if pair[0] != DROPPED_NAME])
 
 
 def relabelled(vector: Vector, series: SeriesSet) -> Vector:

@@ -1,16 +1,19 @@
 """From stored columns to what PromQL sees at each step: the newest sample, or a window of samples.
 
-Bounds are found once per group of series that share their times, then spread over the series. Range
-functions either look at the edges of a window (`edges`) or at all its samples (`reduce`), which are laid
-out as series × steps × slots, a bounded piece at a time.
+Bounds are found once per group of series that share their times, then spread over the series; groups scraped on
+one schedule mostly have the same bounds, and then whole columns are read at once (`Picks`). Range functions either
+look at the edges of a window (`edges`) or at all its samples (`reduce`), which are laid out as series × steps ×
+slots, a bounded piece at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from watchkeeper.query.engine import Floats, Mask, Millis
 from watchkeeper.query.evaluate.values import Vector, Windows
@@ -18,48 +21,100 @@ from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.reading import Columns
 
-# Samples laid out at once: 8 MB of values stay near the processor.
-PIECE = 1 << 20
+T = TypeVar("T", bound=np.generic)
+
+# Samples laid out at once: half a megabyte of values, and what is made of them, stay in the processor's own cache.
+PIECE = 1 << 16
+# Groups with more different bounds than this are read one series at a time.
+MAX_KINDS = 64
 
 
 def bounds(times: Millis, at_ms: Millis) -> Ints:
     """For each group and step, how many of the group's times are at or before the step."""
-    if len(at_ms) == 1:
+    steps = len(at_ms)
+    if steps == 1:
         return np.asarray(np.count_nonzero(times <= at_ms[0], axis=1))[:, None]
-    out = np.empty((len(times), len(at_ms)), dtype=np.int64)
-    for group, row in enumerate(times):
-        out[group] = np.searchsorted(row, at_ms, side="right")
-    return out
+    step_ms = int(at_ms[1] - at_ms[0])
+    if step_ms <= 0 or len(times) * times.shape[1] < PIECE // 64 or (np.diff(at_ms) != step_ms).any():
+        return np.array([np.searchsorted(row, at_ms, side="right") for row in times]).reshape(len(times), steps)
+    # The first step that sees each time; how many times a step sees is then a running count.
+    first = np.clip(-((at_ms[0] - times) // step_ms), 0, steps)
+    first += np.arange(len(times))[:, None] * (steps + 1)
+    seen = np.bincount(first.ravel(), minlength=len(times) * (steps + 1)).reshape(len(times), steps + 1)
+    return np.cumsum(seen[:, :steps], axis=1)
 
 
-def newest(columns: Columns, at_ms: Millis, *, lookback_ms: int) -> tuple[Vector, Millis]:
-    """The newest sample of each series at each step, unless it is too old or a stale marker; and its time."""
-    slots = bounds(columns.times, at_ms) - 1
-    groups = columns.groups[:, None]
-    if columns.times.shape[1] == 0:
-        shape = (len(columns.series), len(at_ms))
-        return Vector(columns.series, np.zeros(shape), np.zeros(shape, dtype=bool)), np.zeros(shape, dtype=np.int64)
-    has_nan = bool(np.isnan(columns.values).any())
-    absent = stored.is_absent(columns.values) if has_nan else None
+def has_nan(values: Floats) -> bool:
+    """Whether any value is NaN, without a mask of all of them: the smallest of numbers and a NaN is NaN."""
+    return bool(values.size) and bool(np.isnan(np.min(values)))
+
+
+class Picks:
+    """The slots that each group wants; groups that want the same ones are one kind, and are read together."""
+
+    def __init__(self, slots: Ints) -> None:
+        self._slots = slots
+        if len(slots) <= 1 or (slots == slots[0]).all():
+            self._kinds, self._kind_of = list(slots[:1]), np.zeros(len(slots), dtype=np.int64)
+            return
+        numbers: dict[bytes, int] = {}
+        self._kind_of = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in slots], dtype=np.int64)
+        self._kinds = [np.frombuffer(kind, dtype=np.int64) for kind in numbers]
+
+    def of(self, values: Floats, groups: Ints) -> Floats:
+        """`values[s, slots[groups[s], t]]`; a view where all groups have the same slots in a row."""
+        if len(self._kinds) == 1:
+            return _columns(values, self._kinds[0])
+        if len(self._kinds) > MAX_KINDS:
+            return np.take_along_axis(values, self._slots[groups], axis=1)
+        out = np.empty((len(values), self._slots.shape[1]))
+        kinds = self._kind_of[groups]
+        for number in np.unique(kinds).tolist():
+            rows = np.flatnonzero(kinds == number)
+            out[rows] = _columns(values[rows], self._kinds[number])
+        return out
+
+
+def _columns(values: Floats, slots: Ints) -> Floats:
+    first, count = int(slots[0]), len(slots)
+    if (slots == np.arange(first, first + count)).all():
+        return values[:, first : first + count]
+    return np.take(values, slots, axis=1)
+
+
+def newest(columns: Columns, at_ms: Millis, *, lookback_ms: int) -> tuple[Vector, Callable[[], Millis]]:
+    """The newest sample of each series at each step, unless it is too old or a stale marker; and a way to its times."""
+    shape = (len(columns.series), len(at_ms))
+    if columns.times.shape[1] == 0 or not len(columns.series):
+        nothing = Vector(columns.series, np.zeros(shape), np.zeros(shape, dtype=bool))
+        return nothing, lambda: np.zeros(shape, dtype=np.int64)
+    groups, slots = columns.groups, bounds(columns.times, at_ms) - 1
+    may_lack = has_nan(columns.values)
+    absent = stored.is_absent(columns.values) if may_lack else None
     if absent is not None and absent.any():
-        slots = np.take_along_axis(_filled_from_left(~absent), np.maximum(slots[columns.groups], 0), axis=1)
-        slots = np.where(bounds(columns.times, at_ms)[columns.groups] > 0, slots, -1)
-        times = columns.times[groups, np.maximum(slots, 0)]
-        present = (slots >= 0) & (times > at_ms - lookback_ms)
-    else:
-        group_times = np.take_along_axis(columns.times, np.maximum(slots, 0), axis=1)
-        present = ((slots >= 0) & (group_times > at_ms - lookback_ms))[columns.groups]
-        slots, times = slots[columns.groups], group_times[columns.groups]
-    values = np.take_along_axis(columns.values, np.maximum(slots, 0), axis=1)
-    if has_nan:
-        present &= ~stored.is_stale(values)
-    return Vector(columns.series, values, present), times
+        own = np.take_along_axis(_filled_from_left(~absent), np.maximum(slots[groups], 0), axis=1)
+        own = np.where(slots[groups] >= 0, own, -1)
+        times = columns.times[groups[:, None], np.maximum(own, 0)]
+        present = (own >= 0) & (times > at_ms - lookback_ms)
+        values = np.take_along_axis(columns.values, np.maximum(own, 0), axis=1)
+        return Vector(columns.series, values, present & ~stored.is_stale(values)), lambda: times
+    group_times = np.take_along_axis(columns.times, np.maximum(slots, 0), axis=1)
+    values = Picks(np.maximum(slots, 0)).of(columns.values, groups)
+    present = _spread((slots >= 0) & (group_times > at_ms - lookback_ms), groups)
+    if may_lack:
+        present = present & ~stored.is_stale(values)
+    return Vector(columns.series, values, present), lambda: group_times[groups]
+
+
+def _spread(holds: Mask, groups: Ints) -> Mask:
+    """What holds of each group, for each of its series; read-only where it holds of all."""
+    return np.broadcast_to(np.True_, (len(groups), holds.shape[1])) if holds.all() else holds[groups]
 
 
 def over(columns: Columns, ends_ms: Millis, *, range_ms: int) -> Windows:
     """The window of `range_ms` up to each end, open on the left; stale markers are not samples."""
     usable = None
-    if np.isnan(columns.values).any():
+    if has_nan(columns.values):
         usable = ~(stored.is_absent(columns.values) | stored.is_stale(columns.values))
         usable = None if usable.all() else usable
     return Windows(
@@ -109,7 +164,7 @@ def edges(windows: Windows) -> Edges:
 
 def pieces(windows: Windows) -> Iterator[slice]:
     """Rows of windows in pieces of a bounded number of results."""
-    rows = max(1, PIECE // 8 // max(1, len(windows.ends_ms), windows.values.shape[1]))
+    rows = max(1, PIECE // max(1, len(windows.ends_ms), windows.values.shape[1]))
     for row in range(0, len(windows.series), rows):
         yield slice(row, row + rows)
 
@@ -142,21 +197,42 @@ def previous_slots(windows: Windows) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Windows laid out: `values[s, t, k]` is the k-th slot of the window, a sample where `mask[s, t, k]`."""
+    """Windows laid out: `values[s, t, k]` is the k-th slot of the window, a sample where `inside[s, t, k]`.
+
+    `inside` is None where every slot is a sample. Times are those of groups: `group_times[of[s], t, k]`.
+    """
 
     values: Floats
-    mask: Mask
-    times: Millis
+    inside: Mask | None
+    group_times: Millis
+    of: Ints
     ends_ms: Millis
     steps: slice
 
     @property
+    def mask(self) -> Mask:
+        return np.broadcast_to(np.True_, self.values.shape) if self.inside is None else self.inside
+
+    @property
+    def times(self) -> Millis:
+        return self.group_times[self.of]
+
+    @property
     def count(self) -> Ints:
-        return np.asarray(np.count_nonzero(self.mask, axis=-1))
+        if self.inside is None:
+            return np.full(self.values.shape[:-1], self.values.shape[-1], dtype=np.int64)
+        return np.asarray(np.count_nonzero(self.inside, axis=-1))
 
     def filled(self, fill: float) -> Floats:
         """The values, with `fill` where there is no sample."""
-        return self.values if self.mask.all() else np.where(self.mask, self.values, fill)
+        return self.values if self.inside is None else np.where(self.inside, self.values, fill)
+
+    @property
+    def first(self) -> Floats:
+        """The first sample of each window; means nothing where there is none."""
+        if self.inside is None:
+            return self.values[..., 0]
+        return np.take_along_axis(self.values, np.argmax(self.inside, axis=-1)[..., None], axis=-1)[..., 0]
 
 
 def reduce(windows: Windows, compute: Callable[[Piece], Floats], *, at_least: int = 1) -> Vector:
@@ -179,25 +255,27 @@ def reduce(windows: Windows, compute: Callable[[Piece], Floats], *, at_least: in
 
 
 def _lay_out(windows: Windows, rows: slice, steps: slice, widest: int) -> Piece:
-    groups = windows.groups[rows]
-    lows, highs = windows.lows[:, steps], windows.highs[:, steps]
-    width = windows.values.shape[1]
-    ends = windows.ends_ms[steps]
-    if len(ends) == 1 and not lows.any():
-        # An instant query selects nothing but its window: no sample has to be moved.
-        inside = np.arange(widest) < highs[:, :, None]
-        mask = inside[groups]
-        if windows.usable is not None:
-            mask = mask & windows.usable[rows, None, :widest]
-        return Piece(windows.values[rows, None, :widest], mask, windows.times[groups][:, None, :widest], ends, steps)
-    slots = lows[:, :, None] + np.arange(widest)
-    inside = slots < highs[:, :, None]
-    slots = np.minimum(slots, width - 1)
-    times = np.take_along_axis(windows.times[:, None, :], slots, axis=2)[groups]
-    slots, mask = slots[groups], inside[groups]
+    """The samples of some windows, each in a stretch of `widest` slots that begins earlier at the end of a row."""
+    local, of = np.unique(windows.groups[rows], return_inverse=True)
+    lows, highs = windows.lows[local, steps], windows.highs[local, steps]
+    starts = np.minimum(lows, windows.values.shape[1] - widest)
+    slots = starts[:, :, None] + np.arange(widest)
+    inside = (slots >= lows[:, :, None]) & (slots < highs[:, :, None])
+    mask = None if inside.all() else inside[of]
+    times = np.lib.stride_tricks.sliding_window_view(windows.times, widest, axis=1)[local[:, None], starts]
+    values = _stretches(windows.values[rows], starts[of], widest)
     if windows.usable is not None:
-        mask = mask & np.take_along_axis(windows.usable[rows, None, :], slots, axis=2)
-    return Piece(np.take_along_axis(windows.values[rows, None, :], slots, axis=2), mask, times, ends, steps)
+        usable = _stretches(windows.usable[rows], starts[of], widest)
+        mask = usable if mask is None else mask & usable
+    return Piece(values, mask, times, of, windows.ends_ms[steps], steps)
+
+
+def _stretches(table: npt.NDArray[T], starts: Ints, width: int) -> npt.NDArray[T]:
+    """`width` cells of each row from each start on; a view where every row has one and begins with it."""
+    if starts.shape[1] == 1 and not starts.any():
+        return table[:, None, :width]
+    seen = np.lib.stride_tricks.sliding_window_view(table, width, axis=1)
+    return seen[np.arange(len(table))[:, None], starts]
 
 
 def _along(columns: Floats, slots: Ints) -> Floats:

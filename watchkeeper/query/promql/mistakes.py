@@ -33,10 +33,14 @@ class Mistake(Exception):
         self.remedy = remedy
 
     def as_error(self, text: str) -> errors.QueryError:
-        line = text.count("\n", 0, self.position) + 1
-        column = self.position - text.rfind("\n", 0, self.position)
+        line, column = place(text, self.position)
         kind = errors.QueryLimit if isinstance(self, TooDeep) else errors.QueryError
         return kind(self.problem, line=line, column=column, remedy=self.remedy)
+
+
+def place(text: str, position: int) -> tuple[int, int]:
+    """Line and column of a character, both counted from 1."""
+    return text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
 
 
 class TooDeep(Mistake):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from watchkeeper import errors
+from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Answer, Frame, Kind, Matcher, Millis, Span
 from watchkeeper.query.remote.http import Response
@@ -30,23 +31,34 @@ LIMIT_WORDS = (
     "exceeds the limit",
     "-search.max",
 )
+INFO = "PromQL info: "
 PARTIAL = "the answer is partial: the server could not reach all of its storage"
 
 
-def content(response: Response, where: str) -> tuple[Any, tuple[str, ...]]:
-    """`data` of a successful response and what the server warns of; our errors for everything else."""
+class Said(NamedTuple):
+    """What a server says beside its answer."""
+
+    warnings: tuple[str, ...] = ()
+    infos: tuple[str, ...] = ()
+
+
+def content(response: Response, where: str) -> tuple[Any, Said]:
+    """`data` of a successful response and what the server says about it; our errors for everything else."""
     body = _json(response, where)
     if response.status == 200 and body.get("status") == "success":
-        return body.get("data"), warnings(body)
+        return body.get("data"), said(body)
     message = str(body.get("error") or body.get("message") or "")
     if response.status in (400, 422) or body.get("errorType") in ("bad_data", "execution", "timeout", "canceled"):
         raise query_error(message or f"the server answered {response.status}")
     raise refusal(response, where, message)
 
 
-def warnings(body: Mapping[str, Any]) -> tuple[str, ...]:
-    said = [str(line) for key in ("warnings", "infos") for line in body.get(key) or ()]
-    return tuple(([PARTIAL] if body.get("isPartial") else []) + said)
+def said(body: Mapping[str, Any]) -> Said:
+    lines = [str(line) for line in body.get("warnings") or ()]
+    # Prometheus before 3.0 has no list of infos: they stand among the warnings.
+    warnings = [line for line in lines if not line.startswith(INFO)]
+    infos = [line for line in lines if line.startswith(INFO)] + [str(line) for line in body.get("infos") or ()]
+    return Said(tuple(([PARTIAL] if body.get("isPartial") else []) + warnings), tuple(infos))
 
 
 def query_error(message: str) -> errors.QueryError:
@@ -75,25 +87,25 @@ def refusal(response: Response, where: str, message: str = "") -> errors.StoreEr
     return errors.StoreError(f"the server answered {response.status}", where=where, now=now, remedy=remedy)
 
 
-def instant(found: Any, at_ms: int, said: tuple[str, ...]) -> Answer:
+def instant(found: Any, at_ms: int, said: Said) -> Answer:
     """The answer of /api/v1/query at one time."""
     kind, result = _shape(found)
     times = np.array([at_ms], dtype=np.int64)
     if kind is Kind.STRING:
         empty = Frame([], times[:0], np.empty((0, 0)), np.empty((0, 0), dtype=bool))
-        return Answer(kind, empty, str(result[1]), said)
+        return Answer(kind, empty, str(result[1]), *said)
     if kind is Kind.SCALAR:
         value = np.array([[float(result[1])]])
-        return Answer(kind, Frame([Labels()], times, value, np.ones((1, 1), dtype=bool)), None, said)
+        return Answer(kind, Frame([Labels()], times, value, np.ones((1, 1), dtype=bool)), None, *said)
     if kind is Kind.MATRIX:
-        return Answer(kind, _raw_frame(result), None, said + _histograms(result))
+        return Answer(kind, _raw_frame(result), None, said.warnings + _histograms(result), said.infos)
     rows = [row for row in result if "value" in row]
     values = np.array([float(row["value"][1]) for row in rows], dtype=np.float64).reshape(-1, 1)
     frame = Frame([Labels(row["metric"]) for row in rows], times, values, np.ones_like(values, dtype=bool))
-    return Answer(kind, frame, None, said + _histograms(result))
+    return Answer(kind, frame, None, said.warnings + _histograms(result), said.infos)
 
 
-def ranged(found: Any, span: Span, said: tuple[str, ...]) -> Answer:
+def ranged(found: Any, span: Span, said: Said) -> Answer:
     """The answer of /api/v1/query_range on the axis of its span."""
     kind, result = _shape(found)
     if kind is not Kind.MATRIX:
@@ -108,11 +120,24 @@ def ranged(found: Any, span: Span, said: tuple[str, ...]) -> Answer:
         values[number, at] = [float(value) for _, value in row["values"]]
         present[number, at] = True
     frame = Frame([Labels(row["metric"]) for row in rows], times, values, present)
-    return Answer(kind, frame, None, said + _histograms(result))
+    return Answer(kind, frame, None, said.warnings + _histograms(result), said.infos)
 
 
 def label_sets(found: Any) -> list[Labels]:
     return sorted(Labels(pairs) for pairs in found or ())
+
+
+def exemplars(found: Any) -> list[tuple[Labels, list[Exemplar]]]:
+    return [
+        (
+            Labels(row["seriesLabels"]),
+            [
+                Exemplar(Labels(one["labels"]), float(one["value"]), round(float(one["timestamp"]) * 1000))
+                for one in row["exemplars"]
+            ],
+        )
+        for row in found or ()
+    ]
 
 
 def selector(matchers: Iterable[Matcher]) -> str:

@@ -122,7 +122,8 @@ def follow(before: Mapping[Labels, Alert], reading: Reading, now: datetime) -> F
 
 
 def _ask(client: Client, path: str) -> tuple[Any, tuple[str, ...]]:
-    return answers.content(client.send(Request("GET", path)), client.url)
+    found, said = answers.content(client.send(Request("GET", path)), client.url)
+    return found, said.warnings
 
 
 def _alerting(groups: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Answer = float | Mapping[str, float]
 
@@ -26,6 +25,8 @@ CLOCKS_EVENT_REASONS = {
     "display_clocks": 0x100,
 }
 NVLINK_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3, "ecc_data": 4}
+# nvml.h: what one NVLink has carried, in KiB; the scope of the field is the link.
+NVLINK_TRAFFIC = {138: "transmitted", 139: "received"}
 # Eighteen on Hopper and Blackwell, the most so far.
 MAX_NVLINKS = 18
 TEMPERATURE_SLOWDOWN_TLIMIT = 194
@@ -36,8 +37,7 @@ class Unsupported(Exception):
     """The call works and says that this GPU does not have the thing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One NVML call; `nvml` is its name in nvml.h, for people who read a fault."""
 
     nvml: str
@@ -126,6 +126,33 @@ def _nvlink_errors(nvml: Any, gpu: Any) -> Answer:
     return found
 
 
+def _nvlink_up(nvml: Any, gpu: Any) -> Answer:
+    """1 for a link that is up, 0 for one that is down; part is the link."""
+    found: dict[str, float] = {}
+    for link in range(MAX_NVLINKS):
+        try:
+            found[str(link)] = nvml.nvmlDeviceGetNvLinkState(gpu, link)
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+            continue
+    if not found:
+        raise Unsupported("no NVLink")
+    return found
+
+
+def _nvlink_traffic(nvml: Any, gpu: Any) -> Answer:
+    """Part `3.received` is what link 3 has received; all links in one call."""
+    asked = [(field, link) for link in range(MAX_NVLINKS) for field in NVLINK_TRAFFIC]
+    answers = nvml.nvmlDeviceGetFieldValues(gpu, asked)
+    found = {
+        f"{link}.{NVLINK_TRAFFIC[field]}": field_number(answer)
+        for (field, link), answer in zip(asked, answers, strict=True)
+        if answer.nvmlReturn == 0
+    }
+    if not found:
+        raise Unsupported("no NVLink traffic counters")
+    return found
+
+
 def _fabric(nvml: Any, gpu: Any) -> Answer:
     fabric = nvml.c_nvmlGpuFabricInfoV_t()
     fabric.version = nvml.nvmlGpuFabricInfo_v2
@@ -206,6 +233,8 @@ CALLS: Mapping[str, Call] = {
     "remap_banks": Call("nvmlDeviceGetRowRemapperHistogram", _remap_banks),
     "remapped_rows": Call("nvmlDeviceGetRemappedRows", _remapped_rows),
     "nvlink_errors": Call("nvmlDeviceGetNvLinkErrorCounter", _nvlink_errors),
+    "nvlink_up": Call("nvmlDeviceGetNvLinkState", _nvlink_up),
+    "nvlink_traffic": Call("nvmlDeviceGetFieldValues", _nvlink_traffic),
     "fabric": Call("nvmlDeviceGetGpuFabricInfoV", _fabric),
     "processes": Call("nvmlDeviceGetComputeRunningProcesses_v3", _processes),
     "inforom_valid": Call("nvmlDeviceValidateInforom", _inforom_valid),

@@ -7,7 +7,7 @@ agent chooses once, at its start, and gives the choice to the sampler.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from watchkeeper.catalogue import pack
@@ -30,7 +30,7 @@ def dcgm() -> Mapping[str, tuple[Family, bool]]:
     for family, new_name, is_chosen in pack.load("dcgm_fields.csv", _read_dcgm):
         found[family.name] = (family, is_chosen)
         if new_name:
-            found[new_name] = (replace(family, name=new_name), False)
+            found[new_name] = (family._replace(name=new_name), False)
     return found
 
 
@@ -47,7 +47,7 @@ def choose(wanted: Iterable[counters_csv.Counter] | None = None) -> Choice:
     for counter in wanted:
         if counter.name in dcgm():
             family = dcgm()[counter.name][0]
-            families.append(replace(family, prom_type=counter.prom_type, help=counter.help))
+            families.append(family._replace(prom_type=counter.prom_type, help=counter.help))
         else:
             problems.append(f"line {counter.line}: NVML cannot give {counter.name}; it is left out")
     return Choice((*families, *own()), tuple(problems))
@@ -60,7 +60,8 @@ def _read_dcgm(cells: Mapping[str, str]) -> tuple[Family, str, bool]:
 
 
 def _read_own(cells: Mapping[str, str]) -> Family:
-    return replace(_read(cells, help=pack.filled(cells["description"]) + "."), labels=tuple(cells["labels"].split()))
+    family = _read(cells, help=pack.filled(cells["description"]) + ".")
+    return family._replace(labels=tuple(cells["labels"].split()))
 
 
 def _read(cells: Mapping[str, str], help: str) -> Family:

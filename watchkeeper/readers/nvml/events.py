@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 # nvmlEventType* of nvml.h.
 KINDS: Mapping[int, str] = {
@@ -35,8 +34,7 @@ LEFT_OUT = 0x4 | 0x10
 WANTED = sum(KINDS) & ~LEFT_OUT
 
 
-@dataclass(frozen=True, slots=True)
-class DriverEvent:
+class DriverEvent(NamedTuple):
     """One event as NVML gave it; `detail` is its number, for an Xid the code."""
 
     kind: str

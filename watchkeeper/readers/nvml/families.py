@@ -7,9 +7,8 @@ above the samples. The reader child is handed its families as plain values and n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 ALL_PARTS = "*"
 
@@ -25,8 +24,7 @@ class Cadence(StrEnum):
     EVENT = "event"
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """One metric family. `labels` are the names that the parts of an `*` answer fill, joined by a dot."""
 
     name: str
@@ -45,7 +43,7 @@ class Family:
         return f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.prom_type}\n"
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self)
+        return self._asdict()
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Family:

@@ -8,13 +8,13 @@ which call hangs. A question that a GPU does not support is not put again in thi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from watchkeeper.errors import CollectError
 from watchkeeper.readers import gpm
 from watchkeeper.readers.nvml.calls import CALLS, Answer, Unsupported, field_number
 from watchkeeper.readers.nvml.families import ALL_PARTS, Cadence, Family
+from watchkeeper.readers.nvml.programs import Programs
 
 # INVALID_ARGUMENT is what older drivers say to field ids they do not know.
 UNSUPPORTED = frozenset(
@@ -46,8 +46,7 @@ class NvmlBroken(CollectError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """One thing to put to the driver, and the families that its answer fills; `ask` None: fields in one call."""
 
     key: str
@@ -56,42 +55,46 @@ class Question:
     families: tuple[Family, ...]
 
 
-@dataclass(slots=True)
 class Slice:
     """One MIG instance of a GPU."""
 
-    id: int
-    profile: str
-    handle: Any
-    gpm: gpm.Gpm | None = None
-    unsupported: set[str] = field(default_factory=set)
+    def __init__(self, id: int, profile: str, handle: Any) -> None:
+        self.id = id
+        self.profile = profile
+        self.handle = handle
+        self.gpm: gpm.Gpm | None = None
+        self.unsupported: set[str] = set()
+        self.uuid = ""
 
 
-@dataclass(slots=True)
 class Device:
     """One GPU of this session and what is known about it."""
 
-    handle: Any
-    identity: dict[str, str]
-    unsupported: set[str] = field(default_factory=set)
-    gpm: gpm.Gpm | None = None
-    slices: list[Slice] = field(default_factory=list)
+    def __init__(self, handle: Any, identity: dict[str, str]) -> None:
+        self.handle = handle
+        self.identity = identity
+        self.unsupported: set[str] = set()
+        self.gpm: gpm.Gpm | None = None
+        self.slices: list[Slice] = []
+        self.programs = Programs()
 
 
-@dataclass(slots=True)
 class Reading:
     """What one GPU answered; `lost` names the call that found it gone from the bus, `refused` says why it has no name.
 
     The first GPM sample of a GPU says nothing yet: then `is_profiled` is False.
     """
 
-    identity: dict[str, str] | None = None
-    values: dict[str, Value] = field(default_factory=dict)
-    slices: list[dict[str, Any]] = field(default_factory=list)
-    errors: dict[str, str] = field(default_factory=dict)
-    lost: str | None = None
-    refused: str | None = None
-    is_profiled: bool = False
+    def __init__(self, errors: dict[str, str] | None = None) -> None:
+        self.identity: dict[str, str] | None = None
+        self.values: dict[str, Value] = {}
+        self.slices: list[dict[str, Any]] = []
+        self.errors: dict[str, str] = {} if errors is None else errors
+        self.lost: str | None = None
+        self.refused: str | None = None
+        self.is_profiled = False
+        # None: the GPU does not tell. Each is pid, slice and busy percent, see `programs`.
+        self.programs: list[list[int | None]] | None = None
 
     def plain(self) -> dict[str, Any]:
         """Without what is empty, for the wire."""
@@ -99,7 +102,8 @@ class Reading:
             name: getattr(self, name)
             for name in ("identity", "values", "slices", "errors", "lost", "refused", "is_profiled")
         }
-        return {name: value for name, value in named.items() if value}
+        told = {name: value for name, value in named.items() if value}
+        return told if self.programs is None else {**told, "programs": self.programs}
 
 
 class GpuLost(Exception):
@@ -175,6 +179,8 @@ class Session:
                 self._read_gpm(device, reading)
             for part in device.slices:
                 self._read_slice(device, part, cadences=cadences, reading=reading)
+            if Cadence.FAST in cadences:
+                self._read_programs(device, reading)
         except GpuLost as error:
             reading.lost = str(error)
         except self.nvml.NVMLError as error:
@@ -286,6 +292,17 @@ class Session:
         except self.nvml.NVMLError as error:
             self._refused(key, nvml, word=self.word(error), unsupported=device.unsupported, reading=reading)
 
+    def _read_programs(self, device: Device, reading: Reading) -> None:
+        key = "programs"
+        if key not in device.unsupported:
+            try:
+                reading.programs = device.programs.read(self.nvml, device.handle, self._note)
+            except AttributeError:
+                device.unsupported.add(key)
+            except self.nvml.NVMLError as error:
+                word = self.word(error)
+                self._refused(key, self._call, word=word, unsupported=device.unsupported, reading=reading)
+
     def _read_slice(self, device: Device, part: Slice, *, cadences: Collection[Cadence], reading: Reading) -> None:
         own = Reading(errors=reading.errors)
         for cadence in cadences:
@@ -293,7 +310,7 @@ class Session:
         if Cadence.PROFILE in cadences:
             self._read_gpm(part, own, parent=device)
         reading.is_profiled |= own.is_profiled
-        reading.slices.append({"id": part.id, "profile": part.profile, "values": own.values})
+        reading.slices.append({"id": part.id, "profile": part.profile, "values": own.values, "uuid": part.uuid})
 
     def _find_slices(self, device: Device) -> None:
         """Look at how the GPU is partitioned now, keeping what is known of a slice that is still there."""
@@ -320,12 +337,19 @@ class Session:
                 # An empty place in the list.
                 continue
             part = known.get((slice_id, profile)) or Slice(slice_id, profile, handle)
-            part.handle = handle
+            part.handle, part.uuid = handle, self._slice_uuid(handle)
             found.setdefault(slice_id, part)
         for part in device.slices:
             if part.gpm is not None and part not in found.values():
                 part.gpm.free()
         device.slices = list(found.values())
+
+    def _slice_uuid(self, handle: Any) -> str:
+        """The name under which the kubelet knows a slice; a slice may vanish between two calls."""
+        try:
+            return _text(self.nvml.nvmlDeviceGetUUID(handle))
+        except self.nvml.NVMLError:
+            return ""
 
 
 def _questions(families: Iterable[Family], cadence: Cadence) -> tuple[Question, ...]:

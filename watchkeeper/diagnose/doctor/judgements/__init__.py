@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from watchkeeper.diagnose.doctor.facts import Facts
-from watchkeeper.diagnose.doctor.judgements import collectives, general, kernel, network, scheduling
+from watchkeeper.diagnose.doctor.judgements import collectives, general, kernel, network, rdma, scheduling
 from watchkeeper.diagnose.doctor.opinion import Opinion
 
 Judgement = Callable[[Facts], Iterable[Opinion]]
@@ -31,6 +31,7 @@ JUDGEMENTS: tuple[Judgement, ...] = (
     network.versions,
     network.adapters,
     network.settings,
+    rdma.adapters_against_ibstat,
     general.dcgm_incidents,
     general.gpu_memory,
     general.requests,

@@ -53,12 +53,13 @@ def hints(facts: Facts) -> Iterable[Opinion]:
 
 
 def dcgm_incidents(facts: Facts) -> Iterable[Opinion]:
-    """Names of DCGM's incidents, as its JSON and logs have them."""
-    for seen in facts.of("dcgm-incident"):
+    """Incidents of DCGM by name or number, as its JSON and logs have them."""
+    for seen in facts.of("dcgm-incident", "dcgm-incident-number"):
         row = tables.incident(seen.fields["name"])
         if row is not None and row.cause:
             confidence = 0.35 if row.cause == diagnosis.UNKNOWN_CAUSE else 0.82
-            yield opinion(row.cause, confidence, f"DCGM reports {row.name}: {row.meaning}.", on=[seen])
+            why = f"DCGM reports {row.name}: {row.meaning}."
+            yield opinion(row.cause, confidence, why, on=[seen], advice=[row.action])
 
 
 def gpu_memory(facts: Facts) -> Iterable[Opinion]:

@@ -1,0 +1,167 @@
+"""Ingest: what a sample costs from an exporter's page to the log on disk, beside Prometheus and VictoriaMetrics.
+
+Two figures. `samples_per_second` is parse, append and log alone, on one core, in this process. Then all scrape the same
+pages over HTTP at the same time, each as it is started by a user and with the same prometheus.yml, and the kernel says
+what each process used: `*_samples_per_cpu_second`, with what the hub does beside scraping. `ratio` compares these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import _pages, telemetry
+from bench.idle import cpu_seconds
+from tests import servers
+from tests.product.running import WATCHKEEPER
+from watchkeeper.readers.exposition import ExpositionParser
+from watchkeeper.store import durable
+
+OURS, PROMETHEUS, VICTORIA = "watchkeeper", "prometheus", "victoria-metrics"
+RULES = "groups: [{name: silent, rules: [{alert: Never, expr: vector(0) > 1}]}]\n"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", type=int, default=512, help="size of the fleet; 10000 is the one that counts")
+    parser.add_argument("--interval", type=int, default=1, help="seconds between scrapes of a target")
+    parser.add_argument("--seconds", type=int, default=20, help="how long to look")
+    parser.add_argument("--slots", type=int, default=20, help="pages of each node for the figure without HTTP")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        alone = parse_append_log(telemetry.Telemetry(min(options.gpus, 512), options.slots), Path(folder) / "alone")
+        numbers = {"gpus": options.gpus} | alone | side_by_side(options, Path(folder))
+    ours = numbers[f"{OURS}_samples_per_cpu_second"]
+    if f"{PROMETHEUS}_samples_per_cpu_second" in numbers:
+        numbers["ratio"] = round(ours / numbers[f"{PROMETHEUS}_samples_per_cpu_second"], 3)
+    if f"{VICTORIA}_samples_per_cpu_second" in numbers:
+        numbers["victoria_ratio"] = round(ours / numbers[f"{VICTORIA}_samples_per_cpu_second"], 3)
+    return numbers | {"load_average": round(os.getloadavg()[0], 2)}
+
+
+def parse_append_log(fleet: telemetry.Telemetry, path: Path) -> dict[str, float]:
+    """CPU time from page to log; the first round, in which every line is new, is not counted."""
+    pages, clock = _pages.pages(fleet), [telemetry.START_MS]
+    store = durable.open_store(path, durable.StoreSettings(), clock_ms=lambda: clock[0])
+    parsers = [ExpositionParser() for _ in pages]
+    ids = [np.empty(0, dtype=np.int64) for _ in pages]
+    began = 0.0
+    for slot in range(fleet.slots):
+        clock[0] = telemetry.START_MS + slot * telemetry.INTERVAL_MS
+        began = began if slot != 1 else time.process_time()
+        for node, parser in enumerate(parsers):
+            page = parser.parse(pages[node][slot])
+            if len(ids[node]) != len(page.handles):
+                ids[node] = np.array([store.series_id(parser.labels[handle]) for handle in page.handles])
+            store.append_scrape(f"node-{node}", ids[node], clock[0], np.frombuffer(page.values))
+        store.sync()
+    taken = time.process_time() - began
+    log_bytes = store.status().log_bytes
+    store.close()
+    samples = fleet.samples // fleet.slots * (fleet.slots - 1)
+    return {"samples_per_second": round(samples / taken), "log_bytes_per_sample": round(log_bytes / fleet.samples, 3)}
+
+
+def side_by_side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    with contextlib.ExitStack() as stack:
+        pages = stack.enter_context(exporters(options.gpus, folder))
+        pids = {OURS: stack.enter_context(hub(pages, options, folder))}
+        for name, start in ((PROMETHEUS, prometheus), (VICTORIA, victoria_metrics)):
+            if servers.find(name):
+                pids[name] = stack.enter_context(start(pages, options, folder))
+        wait_until_warm(pages, list(pids), options)
+        counts, before = asked(pages), {name: cpu_seconds(pid) for name, pid in pids.items()}
+        time.sleep(options.seconds)
+        used = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
+        scraped = {name: asked(pages)[name] - counts[name] for name in pids}
+    each = len(telemetry.METRICS) * min(options.gpus, telemetry.GPUS_PER_NODE)
+    return {f"{name}_samples_per_cpu_second": round(scraped[name] * each / used[name]) for name in pids}
+
+
+def wait_until_warm(pages: int, names: list[str], options: argparse.Namespace) -> None:
+    """Until everyone has read each page twice: the first time, every series is new."""
+    enough = 2 * telemetry.Telemetry(options.gpus).nodes
+    while any(asked(pages).get(name, 0) < enough for name in names):
+        time.sleep(0.5)
+
+
+@contextlib.contextmanager
+def exporters(gpus: int, folder: Path) -> Iterator[int]:
+    """The port of all exporters."""
+    port = servers.free_port()
+    command = [sys.executable, "-m", "bench._pages", str(port), str(gpus)]
+    with servers.running(command, ready_url=f"http://127.0.0.1:{port}/counts", log=folder / "pages.log"):
+        yield port
+
+
+def asked(pages: int) -> dict[str, int]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{pages}/counts", timeout=10) as answer:
+        found: dict[str, int] = json.loads(answer.read())
+    return found
+
+
+def scrape_config(name: str, pages: int, options: argparse.Namespace, *, folder: Path) -> Path:
+    """A prometheus.yml with every node's page, under a path of the scraper's own."""
+    job = {
+        "job_name": "dcgm",
+        "scrape_interval": f"{options.interval}s",
+        "scrape_timeout": f"{options.interval}s",
+        "static_configs": [
+            {
+                "targets": [f"127.0.0.1:{pages}"],
+                "labels": {"__metrics_path__": f"/{name}/{node}", "instance": f"gpu-{node:04d}"},
+            }
+            for node in range(telemetry.Telemetry(options.gpus).nodes)
+        ],
+    }
+    path = folder / f"{name}.yml"
+    path.write_text(json.dumps({"scrape_configs": [job]}))
+    return path
+
+
+@contextlib.contextmanager
+def hub(pages: int, options: argparse.Namespace, folder: Path) -> Iterator[int]:
+    port = servers.free_port()
+    (folder / "rules.yml").write_text(RULES)
+    (folder / "hub.toml").write_text(
+        f'[hub]\nport = {port}\ndata = "{folder / "hub"}"\n'
+        f'[fleet]\nprometheus_config = "{scrape_config(OURS, pages, options, folder=folder)}"\n'
+        f'[rules]\nfiles = ["{folder / "rules.yml"}"]\n'
+    )
+    line = [*WATCHKEEPER, "hub", "--config", folder / "hub.toml"]
+    with servers.running(line, ready_url=f"http://127.0.0.1:{port}/-/ready", log=folder / "hub.log") as server:
+        yield server.pid
+
+
+@contextlib.contextmanager
+def prometheus(pages: int, options: argparse.Namespace, folder: Path) -> Iterator[int]:
+    url = f"127.0.0.1:{servers.free_port()}"
+    line = [
+        *("prometheus", f"--config.file={scrape_config(PROMETHEUS, pages, options, folder=folder)}"),
+        *(f"--storage.tsdb.path={folder / 'prometheus'}", f"--web.listen-address={url}"),
+    ]
+    with servers.running(line, ready_url=f"http://{url}/-/ready", log=folder / "prometheus.log") as server:
+        yield server.pid
+
+
+@contextlib.contextmanager
+def victoria_metrics(pages: int, options: argparse.Namespace, folder: Path) -> Iterator[int]:
+    url = f"127.0.0.1:{servers.free_port()}"
+    line = [
+        *("victoria-metrics", f"-promscrape.config={scrape_config(VICTORIA, pages, options, folder=folder)}"),
+        *(f"-storageDataPath={folder / 'victoria'}", f"-httpListenAddr={url}"),
+    ]
+    with servers.running(line, ready_url=f"http://{url}/health", log=folder / "victoria.log") as server:
+        yield server.pid

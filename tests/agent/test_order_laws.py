@@ -1,0 +1,103 @@
+"""Laws of work orders, for hubs and agents that die at any moment: done at most once, and answered in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from watchkeeper.collect import order_ledger, order_work, orders, profiling
+from watchkeeper.kit.clock import ManualClock
+from watchkeeper.kit.own_metrics import Metric
+from watchkeeper.model.orders import State, node_key
+from watchkeeper.remediate.orders import Outbox, Wanted
+from watchkeeper.store.journal import Journal
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+HUB_KEY = b"h" * 32
+NODE = orders.Node("main", "n1", node_key(HUB_KEY, "main", "n1"))
+STEPS = ("give", "work", "work and lose the receipts", "die at work", "agent restarts", "hub restarts")
+
+
+class Killed(BaseException):
+    """The agent's process ends here."""
+
+
+class World:
+    """One hub and one agent over one directory; either can be started anew on what it left."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.clock, self.done = root, ManualClock(NOON), Counter[str]()
+        self.dies = False
+        self.journal = Journal(root / "journal.db")
+        self.given: list[str] = []
+        self.start_hub()
+        self.start_agent()
+
+    def start_hub(self) -> None:
+        self.journal.close()
+        self.journal = Journal(self.root / "journal.db")
+        self.outbox = Outbox(self.journal, HUB_KEY, now=NOON)
+
+    def start_agent(self) -> None:
+        ledger = order_ledger.Ledger(self.root / "orders", now=NOON)
+        bench = order_work.Bench(profiling.PauseFile(self.root))
+        self.desk = orders.Desk(NODE, ledger, bench, time=self.clock, count=Metric("orders", "counter", ""))
+        self.desk.resume()
+
+    async def scan(self, bench: order_work.Bench, arguments: Mapping[str, str], now: datetime) -> order_work.Done:
+        (id,) = self.desk.ledger.unfinished()
+        self.done[id] += 1
+        if self.dies:
+            raise Killed
+        return order_work.Done("done")
+
+    def work(self, *, is_lost: bool = False) -> None:
+        receipts = self.desk.ledger.receipts()
+        for envelope in self.outbox.waiting("main", "n1", now=NOON):
+            receipts |= asyncio.run(self.desk.take(envelope))
+        for id, receipt in ({} if is_lost else receipts).items():
+            self.outbox.take(id, receipt, now=NOON)
+            self.desk.ledger.delivered(id)
+
+    def step(self, name: str) -> None:
+        if name == "give" and len(self.given) < 8:
+            wanted = Wanted("main", "n1", "scan", life=timedelta(hours=1))
+            self.given.append(self.outbox.give(wanted, now=NOON, actor="law").order.id)
+        elif name == "hub restarts":
+            self.start_hub()
+        elif name == "agent restarts":
+            self.start_agent()
+        elif name == "die at work":
+            self.dies = True
+            with suppress(Killed):
+                self.work()
+            self.dies = False
+            self.start_agent()
+        elif name.startswith("work"):
+            self.work(is_lost="lose" in name)
+
+
+@given(st.lists(st.sampled_from(STEPS), max_size=25))
+@settings(max_examples=40, deadline=None)
+def test_no_order_is_done_twice_and_each_is_answered(steps: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        world = World(Path(folder))
+        patch.setitem(orders.WORK, "scan", world.scan)  # type: ignore[arg-type]
+        for name in steps:
+            world.step(name)
+        world.work()
+        tracked = [world.outbox.order(id) for id in world.given]
+        assert all(one is not None and one.state(NOON) is State.ANSWERED for one in tracked)
+        assert all(count == 1 for count in world.done.values())
+        assert world.done.keys() == set(world.given)
+        assert world.journal.verify() is None
+        world.journal.close()

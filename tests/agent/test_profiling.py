@@ -1,0 +1,125 @@
+"""A pause of profiling: asked for by a file, absent series while it lasts, and an end that comes by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.agent.conftest import MakeFake
+from tests.agent.reading import UUID, sampling, shown, until
+from tests.agent.test_agent import machine as prepared
+from tests.agent.test_agent_gpus import running
+from watchkeeper.collect.profiling import Pause, PauseFile, PauseWatch
+from watchkeeper.collect.reader_watch import Limits
+from watchkeeper.errors import CollectError
+from watchkeeper.kit.own_metrics import Registry
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+HOUR = Pause(NOON, NOON + timedelta(hours=1), "ann")
+PROFILED = "DCGM_FI_PROF_SM_ACTIVE"
+
+
+def after(minutes: float) -> datetime:
+    return NOON + timedelta(minutes=minutes)
+
+
+class Watched:
+    def __init__(self, root: Path) -> None:
+        self.file = PauseFile(root)
+        self.registry = Registry()
+        self.watch = PauseWatch(self.file, self.registry)
+
+    def number(self, name: str) -> float:
+        return self.registry.metrics[f"watchkeeper_agent_profiling_{name}"].get()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def test_a_pause_holds_from_its_file_to_its_end(node: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert node.watch.look(NOON, 0.0) is None
+    node.file.write(HOUR)
+    assert node.watch.look(after(1), 60.0) == HOUR
+    assert (node.number("paused"), node.number("paused_seconds")) == (1, 60)
+    assert node.watch.look(after(59), 3540.0) == HOUR
+    assert node.watch.look(after(60), 3600.0) is None
+    assert (node.number("paused"), node.file.read()) == (0, None)
+    assert node.watch.look(after(61), 3660.0) is None
+    assert [record.message for record in caplog.records] == ["Profiling is paused", "Profiling is resumed"]
+    assert caplog.records[1].fields["why"] == "the pause of 1h is over"  # type: ignore[attr-defined]
+
+
+def test_a_pause_that_is_taken_back_ends_at_once(node: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    node.file.write(HOUR)
+    node.watch.look(after(1), 60.0)
+    assert node.file.clear()
+    assert node.watch.look(after(2), 120.0) is None
+    assert not node.file.clear()
+    assert caplog.records[-1].fields["why"] == "it was asked for"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("jump_hours", [-48, 48])
+def test_a_clock_that_jumps_makes_no_pause_longer(node: Watched, jump_hours: int) -> None:
+    node.file.write(HOUR)
+    assert node.watch.look(after(1), 60.0) == HOUR
+    jumped = after(30) + timedelta(hours=jump_hours)
+    assert node.watch.look(jumped, 1800.0) == HOUR
+    assert node.watch.look(jumped + timedelta(minutes=31), 3660.0) is None
+
+
+def test_a_pause_outlives_a_restart_of_the_agent_and_an_old_one_does_not(tmp_path: Path) -> None:
+    PauseFile(tmp_path).write(HOUR)
+    assert Watched(tmp_path).watch.look(after(30), 5.0) == HOUR
+    assert Watched(tmp_path).watch.look(after(61), 5.0) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"since": 5}', "x" * 10_000])
+def test_a_file_that_is_no_pause_is_said_once_and_pauses_nothing(
+    node: Watched, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    node.file.path.write_text(content)
+    assert [node.watch.look(NOON, at) for at in (0.0, 1.0)] == [None, None]
+    assert caplog.text.count("not understood") == 1
+
+
+def test_a_pause_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CollectError, match="Run as root or as the agent's user"):
+        PauseFile(tmp_path / "file").write(HOUR)
+
+
+def test_paused_series_are_absent_and_the_reader_that_sampled_them_is_gone(machine: MakeFake) -> None:
+    with sampling(machine(1), Limits(interval=0.5)) as sampler:
+        until(lambda: shown(sampler, PROFILED))
+        first = sampler._reader
+        sampler.pause_profiling(True)
+        until(lambda: not shown(sampler, PROFILED) and sampler._reader is not first)
+        until(lambda: shown(sampler).keys() == {UUID(0)})
+        assert not shown(sampler, PROFILED), "the other numbers go on without it"
+        sampler.pause_profiling(False)
+        until(lambda: shown(sampler, PROFILED))
+
+
+def test_the_whole_agent_pauses_for_a_file_and_says_so(tmp_path: Path, machine: MakeFake) -> None:
+    async def story() -> None:
+        async with running(prepared(tmp_path), machine(1)) as node:
+            page = await node.until_page(lambda text: f"\n{PROFILED}{{" in text)
+            assert "\nwatchkeeper_agent_profiling_paused 0\n" in page
+            file, now = PauseFile(tmp_path / "spool"), datetime.now(UTC)
+            file.write(Pause(now, now + timedelta(minutes=5), "ann"))
+            await node.until_page(lambda text: "profiling_paused 1\n" in text and "FI_PROF_" not in text)
+            page = await node.until_page(lambda text: "\nDCGM_FI_DEV_GPU_TEMP{" in text)
+            assert "FI_PROF_" not in page
+            assert re.search(r"profiling_paused_seconds [0-9.]+\n", page)
+            file.clear()
+            await node.until_page(lambda text: f"\n{PROFILED}{{" in text and "profiling_paused 0\n" in text)
+
+    asyncio.run(story())

@@ -1,0 +1,116 @@
+"""The page of objectives in a real browser: numbers, bars, states, a chart, and what it says when there is nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
+from tests.web import stories
+from tests.web.fake_hub import START, FakeHub
+from tests.web.running import Site, serving
+from watchkeeper.model import alerts
+from watchkeeper.model.labels import Labels
+from watchkeeper.rule_loops import SHIPPED_SLOS
+from watchkeeper.rules import slo
+
+pytestmark = pytest.mark.servers
+BURNS = Labels(
+    {"alertname": "InferenceAvailabilityBudgetBurn", "severity": "critical", "cause": "inference_overload"}
+    | {"window": "1h", "cluster": "main", "model_name": "chat"}
+)
+
+
+def numbers(name: str, model: str, *, errors: float, left: float) -> dict[Labels, float]:
+    about = {"slo": name, "cluster": "main", "model_name": model}
+    ratios = {f"{slo.RATIO}{window}": errors for window in ("5m", "30m", "1h", "2h", "6h", "1d", "3d")}
+    return {Labels({**about, "__name__": metric}): value for metric, value in {**ratios, slo.BUDGET: left}.items()}
+
+
+class BurningHub(FakeHub):
+    """One model that burns its budget, one that keeps its objective, and a second objective without samples."""
+
+    def alerts(self) -> list[alerts.Alert]:
+        since = START - timedelta(minutes=7)
+        return [alerts.Alert(BURNS, alerts.AlertState.FIRING, since, 0.03, fired_at=since)]
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    hub = BurningHub(objectives=slo.load(SHIPPED_SLOS))
+    hub.recorded = numbers("inference-availability", "chat", errors=0.03, left=-0.2) | numbers(
+        "inference-availability", "code", errors=0.0002, left=0.83
+    )
+    with serving(hub) as running:
+        running.call(stories.lose_gpu, hub)
+        lost = hub.kept["INC-1"]
+        hub.kept["INC-1"] = replace(lost, members=(replace(lost.members[0], ref=str(BURNS)),))
+        yield running
+
+
+def test_budgets_are_numbers_and_bars_with_a_word_for_their_state(page: Page, site: Site) -> None:  # noqa: F811
+    page.goto(f"{site.url}/slo")
+    rows = page.get_by_test_id("slo-row")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(0)).to_contain_text("answers of chat")
+    expect(rows.nth(0)).to_contain_text("−20 %")
+    expect(rows.nth(0)).to_contain_text("burns fast")
+    expect(rows.nth(0).get_by_test_id("slo-incident")).to_have_attribute("href", "/incidents/INC-1")
+    expect(rows.nth(1)).to_contain_text("83 %")
+    expect(rows.nth(1)).to_contain_text("kept")
+    assert rows.nth(1).get_by_test_id("budget-bar").get_attribute("aria-label") == "83 % of the budget is left"
+    expect(rows.nth(2)).to_have_attribute("data-state", "unknown")
+    expect(rows.nth(2)).to_contain_text("no samples")
+    expect(page.get_by_test_id("slo-panel")).to_contain_text("3 in all · 1 in trouble · 1 unknown")
+
+
+def test_an_objective_is_chosen_in_the_address_and_drawn_over_its_window(page: Page, site: Site) -> None:  # noqa: F811
+    page.goto(f"{site.url}/slo")
+    expect(page.get_by_test_id("slo-chart")).to_contain_text("Error budget for answers of chat")
+    page.get_by_test_id("slo-row").nth(1).click()
+    expect(page).to_have_url(f"{site.url}/slo?slo=inference-availability%2Fmain%2Fcode")
+    chart = page.get_by_test_id("slo-chart")
+    expect(chart).to_contain_text("Error budget for answers of code")
+    expect(chart).to_contain_text("over 30d, of which samples of 15d are kept")
+    expect(page.get_by_test_id("slo-strips")).to_have_attribute("data-ready", "yes")
+    expect(page.get_by_test_id("slo-query")).to_contain_text("slo:error_budget_remaining:ratio{")
+
+
+def test_the_keys_lead_there_and_a_hub_without_objectives_says_what_to_do(page: Page) -> None:  # noqa: F811
+    with serving(FakeHub()) as site:
+        page.goto(site.url)
+        expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live")
+        page.keyboard.press("g")
+        page.keyboard.press("o")
+        expect(page).to_have_url(f"{site.url}/slo")
+        expect(page.get_by_test_id("empty")).to_contain_text("There are no objectives")
+        page.goto("about:blank")
+
+
+def test_a_hub_that_cannot_say_shows_the_problem_and_no_numbers(page: Page, site: Site) -> None:  # noqa: F811
+    site.hub.failing = True
+    page.goto(f"{site.url}/slo")
+    expect(page.get_by_test_id("problem")).to_contain_text("many-to-many matching is not allowed")
+    expect(page.get_by_test_id("slo-row")).to_have_count(0)
+
+
+def test_rule_files_that_cannot_be_read_are_said_on_every_page(page: Page, site: Site) -> None:  # noqa: F811
+    site.hub.reloaded = replace(site.hub.reloaded, problems=("rules/a.yaml:3: alert Hot: `expr` is missing",))
+    page.goto(f"{site.url}/slo")
+    trouble = page.get_by_test_id("rule-trouble")
+    expect(trouble).to_contain_text("The rule files have 1 problem; the 114 rules of")
+    trouble.locator("summary").click()
+    expect(trouble).to_contain_text("rules/a.yaml:3: alert Hot")
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_both_themes_show_the_same_budgets(page: Page, site: Site, theme: str, tmp_path: Path) -> None:  # noqa: F811
+    page.emulate_media(color_scheme="light" if theme == "light" else "dark")
+    page.goto(f"{site.url}/slo")
+    expect(page.get_by_test_id("slo-strips")).to_have_attribute("data-ready", "yes")
+    assert len(page.screenshot(path=tmp_path / f"slo-{theme}.png")) > 20_000

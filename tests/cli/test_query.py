@@ -1,0 +1,38 @@
+"""`watchkeeper query` prints what was asked for, and on the standard error what is doubtful about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.web.running import Site, serving
+from tests.web.test_prometheus_calls import StoredHub
+from watchkeeper.cli.query import command
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with serving(StoredHub()) as running:
+        yield running
+
+
+def query(site: Site, *arguments: str) -> Result:
+    return CliRunner().invoke(command, [*arguments, "--hub", site.url], catch_exceptions=False)
+
+
+def test_warnings_and_infos_do_not_get_between_the_rows(site: Site) -> None:
+    found = query(site, "quantile(2, rate(temp[5m]))")
+    assert found.exit_code == 0
+    assert found.stdout.split() == ["series", "value", "{}", "+Inf"]
+    warning, info = found.stderr.splitlines()
+    assert warning == "PromQL warning: quantile value should be between 0 and 1, got 2 (1:10)"
+    assert info.startswith("PromQL info: metric might not be a counter")
+
+
+def test_json_carries_them_beside_the_result(site: Site) -> None:
+    found = query(site, "rate(temp[5m])", "--json")
+    assert set(json.loads(found.stdout)) == {"resultType", "result", "infos"}
+    assert found.stderr == ""

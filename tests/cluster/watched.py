@@ -1,0 +1,47 @@
+"""A cluster that a test writes down as objects, watched through the stand-in API server until all of it is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from tests.cluster.api_server import ApiServer, Raw, serving
+from watchkeeper.collect.kubernetes_source import KubernetesSource
+from watchkeeper.config import settings as config
+from watchkeeper.kit import clock, own_metrics
+
+DEFAULTS = config.Fleet()
+
+
+@asynccontextmanager
+async def watching(
+    objects: Mapping[str, Sequence[Raw]], fleet: config.Fleet = DEFAULTS
+) -> AsyncIterator[tuple[ApiServer, KubernetesSource]]:
+    async with serving() as server:
+        for path, raws in objects.items():
+            server.fill(path, list(raws))
+        source = KubernetesSource(
+            server.reached(), fleet, time=clock.ScaledClock(speed=100.0), metrics=own_metrics.Registry()
+        )
+        task = asyncio.create_task(source.run())
+        try:
+            await source.first_look()
+            async with asyncio.timeout(10):
+                while not all(kind.is_known for kind in source.watch.kinds):
+                    await asyncio.sleep(0.005)
+            yield server, source
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+def watched(objects: Mapping[str, Sequence[Raw]], fleet: config.Fleet = DEFAULTS) -> KubernetesSource:
+    """The cluster as it was when everything had been listed; nobody watches it any more."""
+
+    async def look() -> KubernetesSource:
+        async with watching(objects, fleet) as (_, source):
+            return source
+
+    return asyncio.run(look())

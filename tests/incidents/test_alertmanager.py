@@ -1,0 +1,127 @@
+"""Alertmanager's shapes in and out: our incidents as its alerts, its webhook as our alerts, and what is not taken."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.incidents.stories import Room, alert, gpu, later, node, xid
+from watchkeeper.errors import WireError
+from watchkeeper.incidents import alertmanager, message, subject
+from watchkeeper.model import alerts
+
+KNOWN = {"GPUMissing": "gpu_missing"}
+
+
+def webhook(*found: dict[str, Any]) -> bytes:
+    return json.dumps({"version": "4", "status": "firing", "alerts": found}).encode()
+
+
+def one(status: str = "firing", annotations: dict[str, str] | None = None, **labels: str) -> dict[str, Any]:
+    return {
+        "status": status,
+        "labels": {"alertname": "Theirs", **labels},
+        "annotations": annotations or {},
+        "startsAt": "2026-05-04T11:59:00Z",
+        "endsAt": "2026-05-04T11:59:30Z" if status == "resolved" else "0001-01-01T00:00:00Z",
+    }
+
+
+def read(*found: dict[str, Any]) -> list[alerts.Alert]:
+    return list(alertmanager.read_webhook(webhook(*found), later(0), known=KNOWN).alerts)
+
+
+def posted(room: Room, at: float) -> list[alertmanager.Posted]:
+    about = [(each, subject.subject_of(each, subject.Inventory())) for each in room.incidents.recent()]
+    return [alertmanager.posted(each, labels, message.Known(), now=later(at)) for each, labels in about]
+
+
+@pytest.mark.parametrize(
+    ("found", "cause"),
+    [
+        (one(cause="ecc_uncorrectable"), "ecc_uncorrectable"),
+        (one(xid="79"), "gpu_fell_off_bus"),
+        (one(annotations={"summary": "XID 48 on node n1"}), "ecc_uncorrectable"),
+        (one(alertname="GPUMissing"), "gpu_missing"),
+        (one(cause="their own word"), "unknown"),
+    ],
+)
+def test_the_cause_of_somebody_elses_alert_comes_from_what_it_says(found: dict[str, Any], cause: str) -> None:
+    assert [each.labels["cause"] for each in read(found)] == [cause]
+
+
+def test_an_alert_that_ended_is_resolved_and_one_from_the_future_is_from_now() -> None:
+    (over, ahead) = read(one("resolved"), one() | {"startsAt": "2031-01-01T00:00:00Z"})
+    assert over.state is alerts.AlertState.RESOLVED
+    assert over.resolved_at == later(-30)
+    assert ahead.fired_at == later(0)
+
+
+def test_what_we_sent_ourselves_is_left_alone() -> None:
+    assert read(one(watchkeeper_incident="INC-1")) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "a list `alerts`"),
+        (b'{"alerts": 3}', "a list `alerts`"),
+        (webhook({"labels": {}, "startsAt": "2026-05-04T11:59:00Z"}), "labels.alertname is missing"),
+        (webhook({"labels": {"alertname": 3}}), "must be a table of texts"),
+        (webhook(one() | {"startsAt": "yesterday"}), "alerts[0]"),
+        (webhook(one(**{f"l{at}": "x" for at in range(100)})), "the limit is 64"),
+        (webhook(one(big="x" * 5000)), "the limit is 4,096"),
+        (json.dumps({"alerts": [{}] * 10_001}).encode(), "the limit is 10,000"),
+    ],
+)
+def test_a_webhook_that_is_not_one_is_refused_with_the_reason(body: bytes, problem: str) -> None:
+    with pytest.raises(WireError) as refused:
+        alertmanager.read_webhook(body, later(0), known=KNOWN)
+    assert problem in str(refused.value)
+
+
+def test_one_bad_alert_costs_no_good_one() -> None:
+    found = alertmanager.read_webhook(webhook(one(), {"labels": {}}, one(x="y")), later(0), known=KNOWN)
+    assert len(found.alerts) == 2
+    assert found.problems == ("alerts[1]: labels.alertname is missing",)
+
+
+def test_an_open_incident_is_an_alert_that_ends_soon_unless_it_is_repeated(room: Room) -> None:
+    room.push(xid(79, gpu(3), 0))
+    (sent,) = posted(room, 60)
+    assert sent.body["endsAt"] == "2026-05-04T12:03:00.000000Z"
+    assert sent.labels == {
+        "alertname": "GpuFellOffBus",
+        "cause": "gpu_fell_off_bus",
+        "cluster": "main",
+        "gpu": "GPU-n1-3",
+        "node": "n1",
+        "severity": "critical",
+        "watchkeeper_incident": "INC-1",
+    }
+
+
+def test_an_incident_whose_labels_change_ends_under_the_old_ones(room: Room) -> None:
+    feed = alertmanager.Feed(["http://127.0.0.1:1"])
+    room.hear(alert("thermal_throttle", gpu(1), 0, severity="warning"))
+    feed.batch(zip(room.incidents.recent(), posted(room, 1), strict=True), now=later(1))
+    room.hear(alert("thermal_throttle", gpu(1), 5, severity="critical"))
+    ended, current = feed.batch(zip(room.incidents.recent(), posted(room, 6), strict=True), now=later(6))
+    assert (ended["labels"]["severity"], ended["endsAt"]) == ("warning", "2026-05-04T12:00:06.000000Z")
+    assert current["labels"]["severity"] == "critical"
+
+
+def test_what_is_over_is_told_for_a_while_and_then_no_more(room: Room) -> None:
+    feed = alertmanager.Feed(["http://127.0.0.1:1"])
+    room.hear(alert("agent_down", node(), 0), alert("agent_down", node(), 0, ends=10))
+    room.tick(70)
+    assert len(feed.batch(zip(room.incidents.recent(), posted(room, 71), strict=True), now=later(71))) == 1
+    assert feed.batch(zip(room.incidents.recent(), posted(room, 1000), strict=True), now=later(1000)) == []
+
+
+def test_an_alertmanager_that_is_down_is_a_problem_and_not_an_end() -> None:
+    (problem,) = alertmanager.Feed(["http://127.0.0.1:1"]).send([{}])
+    assert "cannot be reached" in problem

@@ -1,0 +1,187 @@
+"""Kernel lines about hardware that carry no Xid, and which of them open an incident."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from watchkeeper.incidents import signals
+from watchkeeper.model import fleet
+from watchkeeper.model.events import Event, EventKind
+from watchkeeper.readers import kernel_log
+from watchkeeper.readers.kernel_log import KernelFact
+
+CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
+NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+
+def fact(line: str) -> KernelFact:
+    """As a log that somebody hands in, and as a record of the kernel: both must say the same."""
+    found = kernel_log.read_line(f"Nov 15 05:52:15 n1 kernel: [82710.917400] {line}")
+    record = kernel_log.read_record(f"4,7,8,-;{line}")
+    assert record is not None
+    assert isinstance(found, KernelFact)
+    assert kernel_log.read_message(record) == found
+    return found
+
+
+def cause(line: str, **more: str) -> str | None:
+    """The cause of the incident that the line opens; None if it opens none."""
+    found = fact(line)
+    place = fleet.Place("main", node="n1")
+    event = Event("id", found.kind, found.code, place, NOON, found.text, fields={**found.fields, **more})
+    signal = signals.from_event(event)
+    return None if signal is None else signal.cause
+
+
+@pytest.mark.parametrize(
+    ("line", "driver_gpu"),
+    [
+        ("NVRM: GPU3 _kgspRpcRecvPoll: GSP RM heartbeat timed out", "3"),
+        ("NVRM: GPU0 _kgspIsHeartbeatTimedOut: Heartbeat timed out, currentTimeMs 322227881 heartbeat 0", "0"),
+        ("NVRM: _issueRpcAndWait: rpcRecvPoll timedout for fn 76!", None),
+        ("NVRM: Timeout waiting for RPC from GSP! Expected function 4097 (GSP_INIT_DONE) (0x0 0x0).", None),
+        ("NVRM: GPU0 RmInitAdapter: Cannot initialize GSP firmware RM", "0"),
+    ],
+)
+def test_firmware_that_does_not_answer_is_named_without_an_xid(line: str, driver_gpu: str | None) -> None:
+    found = fact(line)
+    assert (found.kind, found.fields.get("driver_gpu"), cause(line)) == (EventKind.GSP_ERROR, driver_gpu, "gsp_timeout")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!",
+        "NVRM: GPU2 knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
+        "nvidia-nvlink: Failed to train link 3",
+    ],
+)
+def test_a_link_between_gpus_that_fails_is_named_without_an_xid(line: str) -> None:
+    assert (fact(line).kind, cause(line)) == (EventKind.NVLINK_ERROR, "nvlink_error")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "expected"),
+    [
+        ("NVRM: GPU 0000:17:00.0: RmInitAdapter failed! (0x62:0x65:1860)", 6, "gpu_missing"),
+        ("NVRM: RmInitAdapter failed! (0x62:0x65:2028)", 6, "gpu_missing"),
+        ("NVRM: No NVIDIA devices probed.", 9, "driver_not_loaded"),
+        ("NVRM: None of the NVIDIA graphics adapters were initialized!", 9, "driver_not_loaded"),
+        ("NVRM: API mismatch: the client has the version 535.104.05, but", 18, "driver_library_mismatch"),
+    ],
+)
+def test_a_driver_that_cannot_work_says_so_with_the_code_that_nvml_would_answer(
+    line: str, code: int, expected: str
+) -> None:
+    assert (fact(line).kind, fact(line).code, cause(line)) == (EventKind.DRIVER_FAULT, code, expected)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "poll_health:825:(pid 0): device's health compromised - reached miss count",
+        "poll_health:825: device's health compromised - reached miss count.",
+        "poll_health:813:(pid 0): Fatal error 3 detected",
+        "print_health_info:431:(pid 0): Health issue observed, firmware internal error, severity(3) ERROR:",
+        "synd 0x8: unrecoverable hardware error",
+        "wait_func:1195:(pid 19): ENABLE_HCA(0x104) timeout. Will cause a leak of a command resource",
+        "Port module event[error]: module 0, Cable error, Power budget exceeded",
+    ],
+)
+def test_a_network_adapter_in_trouble_is_named_with_its_address(problem: str) -> None:
+    line = f"mlx5_core 0000:D2:00.0: {problem}"
+    assert (fact(line).kind, fact(line).pci, cause(line)) == (EventKind.NIC_ERROR, "0000:d2:00", "ib_link_degraded")
+
+
+def test_a_link_that_goes_down_opens_what_ends_by_itself_when_it_stays_quiet() -> None:
+    line = "mlx5_core 0000:12:00.0 ens3f0np0: Link down"
+    found = fact(line)
+    assert (found.kind, found.fields, cause(line)) == (
+        EventKind.LINK_DOWN,
+        {"interface": "ens3f0np0"},
+        "ib_link_degraded",
+    )
+    assert signals.clear_rule("ib_link_degraded", EventKind.LINK_DOWN).quiet_seconds is not None
+    assert signals.clear_rule("ib_link_degraded", EventKind.NIC_ERROR).quiet_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [
+        (
+            "pcieport 0000:16:02.0: AER: Uncorrectable (Fatal) error received (no details found)",
+            "Uncorrectable (Fatal)",
+        ),
+        ("pcieport 0000:16:02.0: DPC: containment event, status:0x1f01 source:0x0000", "Uncorrected (contained)"),
+        ("pcieport 0000:16:02.0: pciehp: Slot(1): Link Down", "Uncorrected (Link Down)"),
+        (
+            "pcieport 0000:16:02.0: PCIe Bus Error: severity=Uncorrected (Fatal), id=0018(Requester)",
+            "Uncorrected (Fatal)",
+        ),
+    ],
+)
+def test_a_bus_error_that_was_not_corrected_opens_an_incident(line: str, severity: str) -> None:
+    found = fact(line)
+    assert (found.kind, found.pci, found.fields["severity"]) == (EventKind.PCIE_ERROR, "0000:16:02", severity)
+    assert cause(line) == "pcie_degraded"
+
+
+@pytest.mark.parametrize("word", ["Corrected", "Correctable"])
+def test_a_corrected_bus_error_opens_nothing_until_there_is_a_flood(word: str) -> None:
+    line = f"pcieport 0000:00:03.0: AER: PCIe Bus Error: severity={word}, type=Physical Layer, (Receiver ID)"
+    assert cause(line) is None
+    assert cause(line, alike_left_out="40") == "pcie_degraded"
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [
+        ("mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 5: be00000000800400", "uncorrected"),
+        ("[Hardware Error]: CPU 1: Machine Check: 0 Bank 4: 9c00000000010151", "corrected"),
+        ("[Hardware Error]: Corrected error, no action required.", "corrected"),
+        ("[Hardware Error]: Uncorrected, software restartable error.", "uncorrected"),
+        ("[Hardware Error]: System Fatal error.", "uncorrected"),
+        ("{1}[Hardware Error]: event severity: recoverable", "uncorrected"),
+        ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0", "corrected"),
+        ("EDAC MC1: 2 UE memory scrubbing error on unknown memory (node:1", "uncorrected"),
+        ("Memory failure: 0x3f2a1c: Killing python:4711 due to hardware memory corruption", "uncorrected"),
+        ("mce: Uncorrected hardware memory error in user-access at 3f2a1c080", "uncorrected"),
+        ("mce: [Hardware Error]: Machine check events logged", None),
+    ],
+)
+def test_host_hardware_opens_an_incident_only_where_it_could_not_correct_itself(
+    line: str, severity: str | None
+) -> None:
+    found = fact(line)
+    assert (found.kind, found.fields.get("severity")) == (EventKind.MACHINE_CHECK, severity)
+    assert cause(line) == ("unknown" if severity == "uncorrected" else None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mlx5_core 0000:41:00.1: Port module event: module 1, Cable unplugged",
+        "mlx5_core 0000:41:00.0 enp65s0f0np0: Link up",
+        "mlx5_core 0000:41:00.0: mlx5_cmd_out_err:803:(pid 9): ACCESS_REG(0x805) op_mod(0x0) failed, status bad",
+        "mlx5_core 0000:41:00.0: mlx5_pcie_event:301:(pid 0): PCIe slot advertised sufficient power (27W).",
+        "nvidia-nvlink: Nvlink Core is being initialized, major device number 507",
+        "nvidia-nvlink: Unregistered Nvlink Core, major device number 507",
+        "NVRM: GPU4 GSP RPC buffer contains function 103 (GSP_RM_ALLOC) and data 0x0 0x4.",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build",
+        "EDAC MC0: Giving out device to module amd64_edac controller F19h_M10h: DEV 0000:00:18.3 (INTERRUPT)",
+        "{1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 5",
+        "pcieport 0000:00:1c.5: AER: Correctable error message received from 0000:00:1c.5",
+        "pcieport 0000:00:01.0: pciehp: Slot #1 AttnBtn- PwrCtrl- MRL- AttnInd-",
+    ],
+)
+def test_what_healthy_machines_say_is_chatter(line: str) -> None:
+    assert kernel_log.read_line(line) is None
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus is not part of the tree")
+def test_a_recorded_boot_of_a_healthy_machine_opens_no_incident() -> None:
+    lines = (CORPUS / "recordings" / "dmesg" / "pstore-panic-dmesg.txt").read_text(errors="replace").splitlines()
+    assert [found for _, found in kernel_log.read_log(lines)] == []

@@ -1,0 +1,188 @@
+"""The outbox keeps orders over restarts, within bounds, and believes only the node that it asked."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from watchkeeper.errors import ActionRefused, WireError
+from watchkeeper.kit import wire
+from watchkeeper.model import orders
+from watchkeeper.model.actions import Result
+from watchkeeper.remediate import orders as outboxes
+from watchkeeper.remediate.orders import Outbox, Wanted
+from watchkeeper.store.journal import Journal
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+HUB_KEY = b"h" * 32
+KEY = orders.node_key(HUB_KEY, "main", "n1")
+SCAN = Wanted("main", "n1", "scan")
+
+
+def minutes(count: float) -> datetime:
+    return NOON + timedelta(minutes=count)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with closing(Journal(tmp_path / "journal.db")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def outbox(journal: Journal) -> Outbox:
+    return Outbox(journal, HUB_KEY, now=NOON)
+
+
+def waiting(outbox: Outbox, node: str = "n1", at: datetime = NOON) -> list[orders.Order]:
+    key = orders.node_key(HUB_KEY, "main", node)
+    found = outbox.waiting("main", node, now=at)
+    assert all(orders.is_sealed(envelope, key, purpose=orders.Purpose.ORDER) for envelope in found)
+    return [wire.loads(orders.Order, envelope.text) for envelope in found]
+
+
+def answer(id: str, result: Result = Result.DONE, key: bytes = KEY) -> orders.Envelope:
+    return orders.seal(orders.Receipt(orders.OrderId(id), NOON, result, "it is done"), key)
+
+
+def test_an_order_waits_for_its_node_until_the_node_answers(outbox: Outbox, journal: Journal) -> None:
+    given = outbox.give(SCAN, now=NOON, actor="ann")
+    assert waiting(outbox, "n2") == []
+    assert waiting(outbox) == [given.order] == waiting(outbox), "a poll whose answer was lost gets it again"
+    tracked = outbox.take(given.order.id, answer(given.order.id), now=minutes(1))
+    assert tracked is not None
+    assert tracked.state(minutes(1)) is orders.State.ANSWERED
+    assert waiting(outbox) == []
+    assert [(entry.kind, entry.actor) for entry in journal.entries()] == [("order", "ann"), ("receipt", "n1")]
+    assert journal.verify() is None
+
+
+def test_a_hub_that_restarts_goes_on_with_what_nobody_answered(outbox: Outbox, journal: Journal) -> None:
+    first, second = (outbox.give(SCAN, now=NOON, actor="ann").order for _ in range(2))
+    outbox.take(first.id, answer(first.id), now=NOON)
+    again = Outbox(journal, HUB_KEY, now=minutes(5))
+    assert waiting(again, at=minutes(5)) == [second]
+    assert waiting(Outbox(journal, HUB_KEY, now=minutes(11)), at=minutes(11)) == []
+
+
+def test_asking_twice_under_one_id_is_asking_once(outbox: Outbox) -> None:
+    wanted = replace(SCAN, id="INC-1/reset-1")
+    first = outbox.give(wanted, now=NOON, actor="plan")
+    assert outbox.give(wanted, now=minutes(1), actor="plan").order == first.order
+    outbox.take(first.order.id, answer(first.order.id), now=NOON)
+    assert outbox.give(wanted, now=minutes(2), actor="plan").receipt is not None
+
+
+def test_threads_that_ask_at_once_under_one_id_get_one_order(outbox: Outbox, journal: Journal) -> None:
+    wanted = replace(SCAN, id="INC-1/reset-1")
+    with ThreadPoolExecutor(8) as threads:
+        given = list(threads.map(lambda _: outbox.give(wanted, now=NOON, actor="plan").order, range(40)))
+    assert {order.nonce for order in given} == {given[0].nonce}
+    assert len(journal.entries()) == 1
+
+
+def test_a_receipt_without_the_seal_of_its_node_proves_nothing_done(outbox: Outbox) -> None:
+    id = outbox.give(SCAN, now=NOON, actor="ann").order.id
+    stranger = orders.node_key(HUB_KEY, "main", "n2")
+    with pytest.raises(ActionRefused, match="does not carry the seal of n1"):
+        outbox.take(id, answer(id, key=stranger), now=NOON)
+    assert len(waiting(outbox)) == 1
+    refused = outbox.take(id, answer(id, Result.REFUSED, stranger), now=NOON)
+    assert refused is not None
+    assert not refused.is_proven
+
+
+def test_a_receipt_is_kept_once_and_only_for_its_own_order(outbox: Outbox) -> None:
+    id = outbox.give(SCAN, now=NOON, actor="ann").order.id
+    with pytest.raises(WireError, match="not about WO-2"):
+        outbox.take("WO-2", answer(id), now=NOON)
+    assert outbox.take("WO-2", answer("WO-2"), now=NOON) is None
+    outbox.take(id, answer(id), now=NOON)
+    again = outbox.take(id, answer(id, Result.FAILED), now=NOON)
+    assert again is not None
+    assert again.receipt is not None
+    assert again.receipt.result is Result.DONE
+
+
+def test_a_receipt_that_comes_after_the_order_expired_is_still_kept(outbox: Outbox) -> None:
+    id = outbox.give(SCAN, now=NOON, actor="ann").order.id
+    assert waiting(outbox, at=minutes(11)) == []
+    late = outbox.take(id, answer(id), now=minutes(12))
+    assert late is not None
+    assert late.state(minutes(12)) is orders.State.ANSWERED
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (replace(SCAN, kind="reboot"), "there is no order `reboot`"),
+        (replace(SCAN, arguments={"force": "1"}), "scan has no argument force"),
+        (replace(SCAN, life=timedelta(days=2)), "the limit is 1 day"),
+    ],
+)
+def test_what_cannot_be_ordered_is_refused_with_words(outbox: Outbox, wanted: Wanted, words: str) -> None:
+    with pytest.raises(ActionRefused, match=words):
+        outbox.give(wanted, now=NOON, actor="ann")
+    assert waiting(outbox) == []
+
+
+def test_too_many_orders_are_refused_with_both_numbers(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(outboxes.MOST_PER_NODE):
+        outbox.give(SCAN, now=NOON, actor="ann")
+    with pytest.raises(ActionRefused, match="16 orders wait for n1, the limit is 16"):
+        outbox.give(SCAN, now=NOON, actor="ann")
+    monkeypatch.setattr(outboxes, "MOST_WAITING", 16)
+    with pytest.raises(ActionRefused, match="16 orders wait, the limit is 16"):
+        outbox.give(replace(SCAN, node="n2"), now=NOON, actor="ann")
+    outbox.give(replace(SCAN, node="n2"), now=minutes(11), actor="ann")
+
+
+def test_listeners_hear_whose_order_it_is_and_when_the_hub_stops(outbox: Outbox) -> None:
+    heard: list[outboxes.Address | None] = []
+    outbox.on_news(heard.append)
+    outbox.give(SCAN, now=NOON, actor="ann")
+    outbox.end()
+    assert heard == [("main", "n1"), None]
+
+
+def test_the_newest_orders_come_first_as_they_are_now(outbox: Outbox) -> None:
+    ids = [outbox.give(SCAN, now=minutes(n), actor="ann").order.id for n in range(3)]
+    waiting(outbox, at=minutes(3))
+    latest = outbox.latest(2)
+    assert [tracked.order.id for tracked in latest] == [ids[2], ids[1]]
+    assert latest[0].fetched_at == minutes(3)
+
+
+def test_a_journal_from_before_there_were_orders_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    Journal(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE work_order")
+    with closing(Journal(path)) as journal:
+        Outbox(journal, HUB_KEY, now=NOON).give(SCAN, now=NOON, actor="ann")
+        assert journal.verify() is None
+
+
+def test_a_trim_takes_finished_orders_and_leaves_those_that_wait(outbox: Outbox, journal: Journal) -> None:
+    done, waits = (outbox.give(SCAN, now=NOON, actor="ann").order.id for _ in range(2))
+    outbox.take(done, answer(done), now=NOON)
+    journal.trim(minutes(5), now=minutes(5))
+    assert (journal.order(done), [kept.order.id for kept in journal.open_orders(minutes(5))]) == (None, [waits])
+    assert journal.verify() is None
+    journal.trim(minutes(20), now=minutes(20))
+    assert journal.order(waits) is None
+
+
+def test_an_order_row_that_somebody_changed_is_noticed(outbox: Outbox, journal: Journal) -> None:
+    id = outbox.give(SCAN, now=NOON, actor="ann").order.id
+    with closing(sqlite3.connect(journal.path)) as connection:
+        connection.execute("UPDATE work_order SET body = replace(body, 'scan', 'spam') WHERE key = ?", (id,))
+        connection.commit()
+    assert journal.verify() == 1

@@ -1,0 +1,74 @@
+"""What is left of an error budget, put together from recorded series; without samples it is unknown, not fine."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.rules.test_slo import FILE
+from watchkeeper.model.alerts import Alert, AlertState
+from watchkeeper.model.labels import Labels
+from watchkeeper.rules import budgets, slo
+
+NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
+[GOAL] = slo.read(FILE, where="slo.yaml")
+CHAT = {"slo": "chat-availability", "cluster": "main", "model_name": "chat"}
+
+
+def recorded(**values: float) -> dict[Labels, float]:
+    names = {"left": slo.BUDGET, **{window: f"{slo.RATIO}{window[1:]}" for window in ("_5m", "_1h", "_6h")}}
+    return {Labels({**CHAT, "__name__": names[name]}): value for name, value in values.items()}
+
+
+def firing(severity: str, window: str) -> Alert:
+    labels = {"alertname": "ChatAvailabilityBudgetBurn", "cluster": "main", "model_name": "chat", "window": window}
+    return Alert(Labels({**labels, "severity": severity}), AlertState.FIRING, NOON, 0.2, fired_at=NOON)
+
+
+def test_an_objective_that_is_kept_has_its_numbers() -> None:
+    [found] = budgets.budgets([GOAL], recorded(_5m=0.001, _1h=0.02, left=0.75), [])
+    assert (found.title, found.indicator, found.left) == ("answers of chat", 0.999, 0.75)
+    assert (found.state, found.since) == (budgets.BudgetState.OK, None)
+    fast = found.burn_rates[0]
+    assert (fast.window, fast.factor, round(fast.rate or 0, 6), round(fast.short_rate or 0, 6)) == (
+        "1h",
+        14.4,
+        2.0,
+        0.1,
+    )
+    assert found.burn_rates[2].rate is None
+    assert found.query == f'{slo.BUDGET}{{slo="chat-availability",cluster="main",model_name="chat"}}'
+
+
+def test_an_objective_without_samples_is_unknown_and_still_listed() -> None:
+    [found] = budgets.budgets([GOAL], {}, [])
+    assert (found.title, found.indicator, found.left, found.state) == ("chat-availability", None, None, "unknown")
+
+
+@pytest.mark.parametrize(
+    ("left", "told", "state"),
+    [
+        (0.5, [("critical", "1h")], "burning_fast"),
+        (0.5, [("warning", "3d")], "burning"),
+        (-0.2, [("warning", "3d")], "spent"),
+        (-0.2, [], "spent"),
+        (0.5, [], "ok"),
+    ],
+)
+def test_the_worst_word_wins(left: float, told: list[tuple[str, str]], state: str) -> None:
+    alerts = [firing(*one) for one in told]
+    [found] = budgets.budgets([GOAL], recorded(_5m=0.001, left=left), alerts)
+    assert found.state == state
+    assert found.since == (NOON if told else None)
+
+
+def test_an_alert_about_another_model_is_not_this_one_s() -> None:
+    other = Alert(firing("critical", "1h").labels.having(model_name="code"), AlertState.FIRING, NOON, 0.2)
+    [found] = budgets.budgets([GOAL], recorded(_5m=0.001, left=0.5), [other])
+    assert found.state is budgets.BudgetState.OK
+
+
+def test_a_budget_without_traffic_now_is_unknown_however_much_is_left() -> None:
+    [found] = budgets.budgets([GOAL], recorded(left=0.9), [])
+    assert (found.left, found.indicator, found.state) == (0.9, None, budgets.BudgetState.UNKNOWN)

@@ -1,0 +1,95 @@
+"""What `watchkeeper agent` has beside running: options for orders and logs, and its commands for keys and systemd."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import click
+
+from watchkeeper.collect import control
+from watchkeeper.collect import orders as work_orders
+from watchkeeper.kit import secret_file
+from watchkeeper.model import orders
+
+NOTHING = "none"
+UNIT = "watchkeeper-agent.service"
+PATH = click.Path(path_type=Path)
+
+
+def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `collect.control`, and hand them to the agent's command as one `control`."""
+
+    @click.option(
+        "--order-key",
+        type=PATH,
+        envvar="WATCHKEEPER_ORDER_KEY",
+        help="File of this node's key for work orders; without it the agent fetches none.",
+    )
+    @click.option(
+        "--allow-order",
+        "allowed",
+        multiple=True,
+        type=click.Choice([*orders.KINDS, NOTHING]),
+        default=orders.HARMLESS,
+        show_default=True,
+        help="A kind of order that this node takes; repeatable, and then only those.",
+    )
+    @click.option(
+        "--log-gpu-context", is_flag=True, help="Log as JSON, with the state of the GPUs that a line is about."
+    )
+    @functools.wraps(command)
+    def wrapper(
+        *given: Any, order_key: Path | None, allowed: tuple[str, ...], log_gpu_context: bool, **options: Any
+    ) -> Any:
+        node = None
+        if order_key is not None and click.get_current_context().invoked_subcommand is None:
+            key, kinds = secret_file.read_secret(order_key), frozenset(allowed) - {NOTHING}
+            node = work_orders.Node(options["cluster"], options["node"], key, kinds)
+        wanted = control.ControlSettings(node, log_gpu_context, scan_options(options))
+        return command(*given, control=wanted, **options)
+
+    return wrapper
+
+
+def scan_options(options: dict[str, Any]) -> tuple[str, ...]:
+    """How an ordered scan looks at the same machine as this agent."""
+    expected = options["expected_gpus"]
+    counted = () if expected is None else ("--expected-gpus", str(expected))
+    return ("--host-root", str(options["host_root"]), "--kmsg", str(options["kmsg"]), *counted)
+
+
+@click.command("unit")
+def unit() -> None:
+    """Print the systemd unit of the agent, with the path of this command.
+
+    \b
+    watchkeeper agent unit | sudo tee /etc/systemd/system/watchkeeper-agent.service
+    sudo systemctl enable --now watchkeeper-agent
+    """
+    text = resources.files("watchkeeper").joinpath("packs", "systemd", UNIT).read_text(encoding="utf-8")
+    click.echo(text.replace("@WATCHKEEPER@", own_path()), nl=False)
+
+
+def own_path() -> str:
+    """Where the installed command is: a unit has no PATH of a person."""
+    beside = Path(sys.executable).with_name("watchkeeper")
+    return str(beside) if beside.exists() else shutil.which("watchkeeper") or "/usr/bin/watchkeeper"
+
+
+@click.command("order-key")
+@click.argument("hub_key", metavar="HUB_KEY_FILE", type=PATH)
+@click.option("--node", required=True, help="The node whose agent gets the key.")
+@click.option("--cluster", default="main", show_default=True, help="Its cluster.")
+def order_key(hub_key: Path, node: str, cluster: str) -> None:
+    """Print one node's key for work orders, derived from the hub's.
+
+    Run it where the hub's [hub] order_key_file is; what it prints goes into the file of --order-key on that node. It
+    opens the orders of that node only.
+    """
+    click.echo(orders.node_key(secret_file.read_secret(hub_key), cluster, node).decode())

@@ -1,0 +1,77 @@
+"""`watchkeeper silence`: silences and maintenance windows, with who made them and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from watchkeeper.cli import options
+from watchkeeper.client.hub import HubClient
+
+
+@click.group("silence")
+def command() -> None:
+    """Keep people from being told, for a time and for a reason.
+
+    What is silenced is still watched, shown and worked on. Where `notify.via` is alertmanager, silences are made there.
+    """
+
+
+@command.command("add")
+@click.argument("matchers", nargs=-1, required=True, metavar="MATCHER...")
+@click.option("--for", "lasting", metavar="TIME", help="How long, such as 2h.")
+@click.option("--from", "starts_at", metavar="TIME", help="RFC 3339; now by default.")
+@click.option("--until", "ends_at", metavar="TIME", help="RFC 3339; instead of --for.")
+@click.option("--reason", required=True, help="Why; everybody can read it.")
+@click.option("--maintenance", is_flag=True, help="A planned window, shown as such.")
+@options.with_hub
+def add(hub: HubClient, matchers: tuple[str, ...], reason: str, maintenance: bool, **times: str | None) -> None:
+    """Silence what fits all matchers: node=gpu-r01-01, 'team=~"research|vision"', 'severity!=critical'.
+
+    Labels: cluster, node, gpu (UUID), rack, leaf, severity, cause, family, team, namespace, workload, alertname,
+    incident.
+    """
+    if bool(times["lasting"]) == bool(times["ends_at"]):
+        raise click.UsageError("say how long with --for, or until when with --until")
+    when: dict[str, Any] = {"starts_at": times["starts_at"], "ends_at": times["ends_at"], "for": times["lasting"]}
+    given = {name: value for name, value in when.items() if value is not None}
+    made = hub.silence(matchers, reason=reason, maintenance=maintenance, **given)["silence"]
+    click.echo(f"{made['id']}: {', '.join(made['matchers'])} is silent until {made['ends_at'][:19]}Z.")
+
+
+@command.command("list")
+@options.as_json
+@options.with_hub
+def list_silences(hub: HubClient, as_json: bool) -> None:
+    """Those in force, those to come, and those that ended within a day."""
+    found = hub.silences()
+    if as_json:
+        options.print_json(found)
+        return
+    if not found:
+        click.echo("No silences.")
+        return
+    rows = [
+        [
+            one["id"],
+            "active" if one["active"] else "over" if one["ended_by"] else "not now",
+            "maintenance" if one["is_maintenance"] else "silence",
+            one["starts_at"][:16] + "Z",
+            one["ends_at"][:16] + "Z",
+            one["author"],
+            ", ".join(one["matchers"]),
+            one["reason"],
+        ]
+        for one in found
+    ]
+    options.print_table(["id", "state", "kind", "from", "until", "by", "what", "why"], rows)
+
+
+@command.command("end")
+@click.argument("id")
+@options.with_hub
+def end(hub: HubClient, id: str) -> None:
+    """End a silence before its time."""
+    hub.end_silence(id)
+    click.echo(f"{id} ended.")

@@ -1,0 +1,217 @@
+"""`watchkeeper topology`: the fleet as a tree of racks, leaves, nodes, GPUs and links, with the trouble unfolded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from watchkeeper.cli import options
+from watchkeeper.client.hub import HubClient
+
+# Healthy nodes are named one by one up to so many; more of them are counted.
+SHOWN_NODES = 16
+SHOWN_HOSTS = 4
+# States of switches that need no line each.
+FOLDED = ("healthy", "unknown")
+COLOURS = {"healthy": "green", "unknown": "dim", "warning": "yellow", "slow": "yellow"}
+TROUBLE_COLOUR = "bold red"
+
+
+@dataclass(slots=True)
+class Branch:
+    """One line of the tree and what hangs below it."""
+
+    text: str
+    state: str = ""
+    below: list[Branch] = field(default_factory=list)
+
+
+@click.command("topology")
+@click.option("--rack", metavar="NAME", help="Only this rack.")
+@click.option("--leaf", metavar="NAME", help="Only nodes on this leaf switch.")
+@click.option("--node", metavar="NAME", help="Only this node, with all its GPUs and links.")
+@click.option("--all", "show_all", is_flag=True, help="Unfold what is healthy, too.")
+@options.as_json
+@options.with_hub
+def command(
+    hub: HubClient, rack: str | None, leaf: str | None, node: str | None, show_all: bool, as_json: bool
+) -> None:
+    """Racks, leaves, nodes, GPUs and links, each with its state.
+
+    What is healthy is folded into a number; what is not is unfolded down to the GPU or the link, with the reason.
+    """
+    answer = hub.topology(rack=rack, leaf=leaf, node=node)
+    if as_json:
+        options.print_json({name: value for name, value in answer.items() if name != "ok"})
+        return
+    is_part = any(name is not None for name in (rack, leaf, node))
+    shown = Shown(everything=show_all, nodes=is_part, parts=node is not None, switches=not is_part)
+    tree = draw(answer, shown)
+    if sys.stdout.isatty():
+        _print_rich(tree)
+    else:
+        for line in plain_lines(tree):
+            click.echo(line)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How far healthy things are unfolded: to everything, to nodes, to the parts of a node; and if switches follow."""
+
+    everything: bool = False
+    nodes: bool = False
+    parts: bool = False
+    switches: bool = True
+
+
+def draw(answer: dict[str, Any], shown: Shown) -> list[Branch]:
+    """The answer of a hub as a heading with its tree."""
+    racks, switches = answer["racks"], answer["switches"]
+    nodes = [node for rack in racks for leaf in rack["leaves"] for node in leaf["nodes"]]
+    tree = [Branch(_heading(answer, nodes), _worst(node["state"] for node in nodes))]
+    tree += [_rack(rack, shown) for rack in racks]
+    if not shown.switches:
+        return tree
+    tree += [_switch(one) for one in switches if shown.everything or one["state"] not in FOLDED]
+    for state in () if shown.everything else FOLDED:
+        if count := sum(one["state"] == state for one in switches):
+            tree.append(Branch(f"{_count(count, 'switch', 'switches')} {state}", state))
+    return tree + _unlisted(answer["fabric"] or {})
+
+
+def _unlisted(fabric: dict[str, Any]) -> list[Branch]:
+    """Hosts that the fabric has and nobody else: without a place in the inventory they are in no rack."""
+    hosts, unnamed = fabric.get("unlisted_hosts", []), fabric.get("unnamed_hosts", 0)
+    found = []
+    if hosts:
+        more = ", …" if len(hosts) > SHOWN_HOSTS else ""
+        text = (
+            f"{_count(len(hosts), 'host')} of the fabric not in the inventory: {', '.join(hosts[:SHOWN_HOSTS])}{more}"
+        )
+        found.append(Branch(text, "unknown"))
+    if unnamed:
+        found.append(Branch(f"{_count(unnamed, 'adapter')} of the fabric without a host name", "unknown"))
+    return found
+
+
+def _heading(answer: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> str:
+    gpus = sum(len(node["gpus"]) for node in nodes)
+    bad = sum(node["state"] != "healthy" for node in nodes)
+    parts = [_count(len(answer["racks"]), "rack"), _count(len(nodes), "node"), _count(gpus, "GPU")]
+    verdict = "all healthy" if not bad else f"{_count(bad, 'node')} not healthy"
+    text = f"{answer['cluster']}: {', '.join(parts)}; {verdict if nodes else 'no node is known'}"
+    fabric = answer["fabric"]
+    if fabric is None:
+        return text
+    links = f"{_count(fabric['links'], 'link')}, {fabric['links_down']} down"
+    said = f"fabric by {fabric['source']}: {links}" if fabric["source"] else "fabric not read"
+    return f"{text}; {said}" + (f" – {fabric['problem']}" if fabric["problem"] else "")
+
+
+def _rack(rack: dict[str, Any], shown: Shown) -> Branch:
+    nodes = [node for leaf in rack["leaves"] for node in leaf["nodes"]]
+    name = f"rack {rack['name']}" if rack["name"] else "no rack is known"
+    branch = Branch(f"{name} · {_summary(nodes)}", rack["state"], _reasons(rack["why"]))
+    if rack["state"] == "healthy" and not (shown.nodes or shown.parts or shown.everything):
+        leaves = [leaf["name"] for leaf in rack["leaves"] if leaf["name"]]
+        branch.text += f" · {', '.join(leaves[:4])}" if leaves else ""
+        return branch
+    branch.below += [_leaf(leaf, shown) for leaf in rack["leaves"]]
+    return branch
+
+
+def _leaf(leaf: dict[str, Any], shown: Shown) -> Branch:
+    name = f"leaf {leaf['name']}" if leaf["name"] else "no leaf is known"
+    branch = Branch(f"{name} · {_summary(leaf['nodes'])}", leaf["state"], _reasons(leaf["why"]))
+    bad = [node for node in leaf["nodes"] if node["state"] != "healthy"]
+    healthy = [node for node in leaf["nodes"] if node["state"] == "healthy"]
+    branch.below += [_node(node, everything=shown.parts or shown.everything) for node in bad]
+    if shown.everything or shown.parts or (shown.nodes and len(healthy) <= SHOWN_NODES):
+        branch.below += [_node(node, everything=shown.parts or shown.everything) for node in healthy]
+    elif healthy and bad:
+        branch.below.append(Branch(f"{_count(len(healthy), 'node')} healthy", "healthy"))
+    return branch
+
+
+def _node(node: dict[str, Any], *, everything: bool) -> Branch:
+    gpus, links = node["gpus"], node["links"]
+    counts = [_fold(gpus, "GPU"), *([_fold(links, "link")] if links else [])]
+    state = "" if node["state"] == "healthy" else f" · {node['state']}"
+    branch = Branch(f"node {node['name']}{state} · {', '.join(counts)}", node["state"], _reasons(node["why"]))
+    if gpus and not everything and len({(gpu["state"], gpu["why"]) for gpu in gpus}) == 1:
+        # A machine that is silent as a whole needs no line for each of its GPUs.
+        gpus = [] if gpus[0]["state"] in ("healthy", "silent") else gpus
+    branch.below += [Branch(_gpu(gpu), gpu["state"]) for gpu in gpus if everything or gpu["state"] != "healthy"]
+    branch.below += [Branch(_link(link), link["state"]) for link in links if everything or link["state"] != "healthy"]
+    return branch
+
+
+def _gpu(gpu: dict[str, Any]) -> str:
+    name = "gpu ?" if gpu["index"] is None else f"gpu {gpu['index']}"
+    return " · ".join(part for part in (name, gpu["state"], gpu["uuid"], gpu["why"]) if part)
+
+
+def _link(link: dict[str, Any]) -> str:
+    rate = "" if link["gbps"] is None else f"{link['gbps']:g} Gb/s"
+    there = f"{link['switch']} port {link['switch_port']}" if link["switch"] else ""
+    parts = (f"link {link['device']}/{link['port']}", link["state"], rate, there, link["why"])
+    return " · ".join(part for part in parts if part)
+
+
+def _switch(switch: dict[str, Any]) -> Branch:
+    links = _count(switch["links"], "link")
+    text = f"{switch['role']} switch {switch['name']} · {switch['state']} · {links}"
+    return Branch(text, switch["state"], _reasons(switch["trouble"]))
+
+
+def _summary(nodes: Sequence[dict[str, Any]]) -> str:
+    gpus = sum(len(node["gpus"]) for node in nodes)
+    bad = sum(node["state"] != "healthy" for node in nodes)
+    if not bad:
+        return f"{_count(len(nodes), 'node')} healthy · {_count(gpus, 'GPU')}"
+    return f"{bad} of {_count(len(nodes), 'node')} not healthy"
+
+
+def _fold(parts: Sequence[dict[str, Any]], word: str) -> str:
+    states = {part["state"] for part in parts} or {"healthy"}
+    if len(states) == 1:
+        return f"{_count(len(parts), word)} {states.pop()}"
+    bad = sum(part["state"] != "healthy" for part in parts)
+    return f"{bad} of {_count(len(parts), word)} not healthy"
+
+
+def _reasons(why: Iterable[str]) -> list[Branch]:
+    return [Branch(text) for text in why]
+
+
+def _worst(states: Iterable[str]) -> str:
+    return next((state for state in states if state != "healthy"), "healthy")
+
+
+def _count(number: int, word: str, words: str | None = None) -> str:
+    return f"{number:,} {word if number == 1 else words or word + 's'}"
+
+
+def plain_lines(tree: Iterable[Branch], indent: str = "") -> Iterator[str]:
+    for branch in tree:
+        yield f"{indent}{branch.text}"
+        yield from plain_lines(branch.below, indent + "  ")
+
+
+def _print_rich(tree: Sequence[Branch]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    def grow(on: Tree, branches: Iterable[Branch]) -> None:
+        for branch in branches:
+            style = "" if not branch.state else COLOURS.get(branch.state, TROUBLE_COLOUR)
+            grow(on.add(Text(branch.text, style=style)), branch.below)
+
+    root = Tree(Text(tree[0].text, style="bold"))
+    grow(root, tree[1:])
+    Console(highlight=False).print(root)

@@ -1,0 +1,118 @@
+"""`watchkeeper who`: who holds this GPU or node, and what does this job, pod, user or team hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from watchkeeper.cli import options
+from watchkeeper.client.hub import HubClient
+
+SHOWN_GPUS = 32
+
+
+@click.command("who")
+@click.argument("name")
+@options.as_json
+@options.with_hub
+def command(hub: HubClient, name: str, as_json: bool) -> None:
+    """Say who holds NAME, or what NAME holds, and what is wrong with it.
+
+    NAME is a GPU (its UUID, the beginning of it, or NODE/INDEX), a node, a pod, a Slurm job, a user or a team:
+
+    \b
+    watchkeeper who gpu-r01-02/3
+    watchkeeper who gpu-r01-02
+    watchkeeper who research/llm-70b-0
+    watchkeeper who 4711
+    """
+    answer = hub.who(name)
+    if as_json:
+        options.print_json({key: value for key, value in answer.items() if key != "ok"})
+        return
+    for line in describe(answer):
+        click.echo(line)
+
+
+def describe(answer: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for gpu in answer["gpus"]:
+        lines += [*_gpu(gpu), ""]
+    for found in answer["nodes"]:
+        lines += [*_node(found), ""]
+    for workload in answer["workloads"]:
+        lines += [*_workload(workload), ""]
+    if answer["left_out"]:
+        lines.append(f"and {answer['left_out']} more workloads")
+    return lines[:-1] if lines and not lines[-1] else lines
+
+
+def _gpu(gpu: dict[str, Any]) -> list[str]:
+    index = "" if gpu["index"] is None else f"GPU {gpu['index']} "
+    gone = ", gone" if gpu["is_gone"] else ""
+    lines = [f"{index}on {gpu['node']} ({gpu['uuid']}{', ' + gpu['model'] if gpu['model'] else ''}{gone})"]
+    lines += [f"  held by   {_holder(holder)}" for holder in gpu["holders"]]
+    if not gpu["holders"]:
+        lines.append(f"  held by   nobody: {gpu['reason'].replace('_', ' ')}")
+    return lines + _incidents(gpu)
+
+
+def _holder(holder: dict[str, Any]) -> str:
+    called = "/".join(part for part in (holder["namespace"], holder["name"]) if part)
+    kind = holder["kind"].replace("_", " ")
+    said = [kind]
+    said += [f"{name} {holder[name]}" for name in ("container", "user", "team", "project") if holder[name]]
+    if holder["slice"] is not None:
+        said.append(f"slice {holder['slice']}")
+    if holder["share"] is not None:
+        said.append(f"{holder['share']:.0%} of its work")
+    return f"{called} ({', '.join(said)})"
+
+
+def _node(found: dict[str, Any]) -> list[str]:
+    node = found["node"]
+    where = ", ".join(f"{name} {node[name] or 'unmapped'}" for name in ("pool", "rack", "leaf"))
+    lines = [
+        f"{node['name']} ({where}): {node['state'].replace('_', ' ')}" + (f", {node['why']}" if node["why"] else "")
+    ]
+    for word in node["scheduler"]:
+        by = f" (by {word['by']})" if word["by"] else ""
+        lines.append(f"  {word['source']} says {word['state']}" + (f": {word['reason']}{by}" if word["reason"] else ""))
+    for gpu in found["gpus"]:
+        held = "; ".join(_holder(holder) for holder in gpu["holders"]) or f"nobody: {gpu['reason'].replace('_', ' ')}"
+        name = gpu["uuid"] if gpu["index"] is None else f"GPU {gpu['index']}"
+        lines.append(f"  {name:8}  {'gone; ' if gpu['is_gone'] else ''}{held}")
+    seen: dict[str, None] = {}
+    for gpu in found["gpus"]:
+        seen |= dict.fromkeys(_incidents(gpu))
+    return lines + list(seen)
+
+
+def _workload(workload: dict[str, Any]) -> list[str]:
+    called = "/".join(part for part in (workload["namespace"], workload["name"]) if part)
+    about = [workload["kind"].replace("_", " "), workload["state"]]
+    about += [f"{name} {workload[name]}" for name in ("user", "account", "team", "project", "queue") if workload[name]]
+    lines = [f"{called} ({', '.join(about)})"]
+    if workload["since"]:
+        word = "waits since" if workload["state"] == "pending" else "runs since"
+        lines.append(f"  {word} {workload['since'][:19]}Z")
+    if workload["reason"]:
+        lines.append(f"  because   {workload['reason']}")
+    by_node: dict[str, list[str]] = {}
+    for gpu in workload["gpus"][:SHOWN_GPUS]:
+        by_node.setdefault(gpu["node"], []).append("?" if gpu["index"] is None else str(gpu["index"]))
+    lines += [f"  holds     GPU {', '.join(indexes)} on {node}" for node, indexes in by_node.items()]
+    lines += [
+        f"  holds     GPUs on {node} that none of its pages name" for node in workload["nodes"] if node not in by_node
+    ]
+    rest = len(workload["gpus"]) - SHOWN_GPUS
+    if rest > 0:
+        lines.append(f"  holds     {rest} more GPUs")
+    if not workload["nodes"] and workload["gpus_asked"]:
+        lines.append(f"  asks for  {workload['gpus_asked']} GPUs")
+    return lines + _incidents(workload)
+
+
+def _incidents(found: dict[str, Any]) -> list[str]:
+    return [f"  incident  {one['id']} {one['severity']}: {one['title']}" for one in found["incidents"]]

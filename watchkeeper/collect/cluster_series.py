@@ -1,0 +1,83 @@
+"""Series of what a scheduler knows: GPUs it has and gave away, who waits for how long and why, and quotas.
+
+The hub makes them from every `ClusterView`, Kubernetes or Slurm, each time it appends its standing series. Where
+kube-state-metrics has a name for a thing, `kubernetes_series` uses that name; these are for the rest, and are the same
+for both schedulers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from watchkeeper.model import cluster, workloads
+from watchkeeper.model.labels import METRIC_NAME, Labels
+
+SCHEDULER_UP = "watchkeeper_scheduler_up"
+SCHEDULER_GPUS = "watchkeeper_scheduler_gpus"
+PENDING_GPUS = "watchkeeper_pending_gpus"
+PENDING_WORKLOADS = "watchkeeper_pending_workloads"
+QUEUE_WAIT = "watchkeeper_queue_wait_seconds"
+QUOTA_GPUS = "watchkeeper_quota_gpus"
+HELP = {
+    SCHEDULER_UP: "1 while the scheduler (`source`) is read without a problem, 0 while what it said last is shown",
+    SCHEDULER_GPUS: "GPUs that the scheduler knows, by `state`: capacity, allocatable, allocated, and in_service, the "
+    "allocatable ones of nodes that are ready and not cordoned",
+    PENDING_GPUS: "GPUs that waiting workloads ask for, by `queue` and by the scheduler's own `reason`",
+    PENDING_WORKLOADS: "Workloads that wait for GPUs, by `queue` and `reason`",
+    QUEUE_WAIT: "How long the workload at the end of its patience has waited, by `queue`: the longest of all waits",
+    QUOTA_GPUS: "GPUs of a quota, by `owner` (namespace or account) and `resource`; `type` is hard or used",
+}
+
+
+def series(view: cluster.ClusterView, name: str, *, now: float) -> dict[Labels, float]:
+    """The series of one scheduler of the cluster `name`; of one that never answered only that it is not read."""
+    where = {"cluster": name, "source": view.source}
+    made = {_labels(SCHEDULER_UP, where): float(view.at_ms is not None and not view.problem)}
+    if view.at_ms is None:
+        return made
+    for state, gpus in _gpus(view).items():
+        made[_labels(SCHEDULER_GPUS, where, state=state)] = float(gpus)
+    made.update(_pending(view, where, now=now))
+    made.update(_quotas(view, where))
+    return made
+
+
+def _gpus(view: cluster.ClusterView) -> Mapping[str, int]:
+    in_service = [node for node in view.nodes if node.is_schedulable and node.is_ready]
+    return {
+        "capacity": sum(node.gpus or 0 for node in view.nodes),
+        "allocatable": sum(node.allocatable_gpus or 0 for node in view.nodes),
+        "in_service": sum(node.allocatable_gpus or 0 for node in in_service),
+        "allocated": sum(count for one in view.workloads for count in one.nodes.values()),
+    }
+
+
+def _pending(view: cluster.ClusterView, where: Mapping[str, str], *, now: float) -> Iterator[tuple[Labels, float]]:
+    gpus: Counter[tuple[str, str]] = Counter()
+    waiting: Counter[tuple[str, str]] = Counter()
+    longest: dict[str, float] = {}
+    for one in view.workloads:
+        if one.state is not workloads.WorkloadState.PENDING or not one.gpus:
+            continue
+        gpus[one.queue, one.reason] += one.gpus
+        waiting[one.queue, one.reason] += 1
+        if one.requested_at is not None:
+            longest[one.queue] = max(longest.get(one.queue, 0.0), now - one.requested_at)
+    for name, counts in ((PENDING_GPUS, gpus), (PENDING_WORKLOADS, waiting)):
+        for (queue, reason), count in counts.items():
+            yield _labels(name, where, queue=queue, reason=reason), float(count)
+    for queue, seconds in longest.items():
+        yield _labels(QUEUE_WAIT, where, queue=queue), seconds
+
+
+def _quotas(view: cluster.ClusterView, where: Mapping[str, str]) -> Iterator[tuple[Labels, float]]:
+    for quota in view.quotas:
+        for kind, count in (("hard", quota.limit), ("used", quota.used)):
+            if count is not None:
+                named = _labels(QUOTA_GPUS, where, owner=quota.owner, resource=quota.resource, type=kind)
+                yield named, float(count)
+
+
+def _labels(name: str, where: Mapping[str, str], **more: str) -> Labels:
+    return Labels({METRIC_NAME: name, **where, **more})

@@ -1,0 +1,79 @@
+"""What may be asked of this node's agent, and how: by files in its state directory, and by orders that it fetches.
+
+`agent.py` makes one `Control` and runs its loops beside the others: the watch for a pause of profiling and, with a key,
+the work orders of the hub. Nothing here listens.
+"""
+
+from __future__ import annotations
+
+import time as system_time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from watchkeeper.collect import log_context, order_ledger, order_work, orders, profiling, push
+from watchkeeper.collect.gpu_samples import Snapshot
+from watchkeeper.kit import clock, own_metrics
+
+LOOK_SECONDS = 1.0
+ORDERS = "orders"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """`node` None: no key, so no orders are fetched. `scan_options` is how an ordered scan looks at this node."""
+
+    node: orders.Node | None = None
+    logs_gpu_context: bool = False
+    scan_options: tuple[str, ...] = ()
+
+
+class Pausable(Protocol):
+    def pause_profiling(self, is_paused: bool) -> None: ...
+
+    def snapshot(self) -> Snapshot: ...
+
+
+class Control:
+    def __init__(
+        self, settings: ControlSettings, directory: Path, *, time: clock.Clock, registry: own_metrics.Registry
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._time = time
+        self._pause_file = profiling.PauseFile(directory)
+        self._pause = profiling.PauseWatch(self._pause_file, registry)
+        self._orders = registry.counter(
+            "watchkeeper_agent_orders_total", "Work orders that were done or refused, by kind and result"
+        )
+
+    def look_for_pause(self, sampler: Pausable | None) -> None:
+        """Hand on whether profiling is paused now."""
+        pause = self._pause.look(self._time.now(), system_time.monotonic())
+        if sampler is not None:
+            sampler.pause_profiling(pause is not None)
+
+    def in_logs(self, sampler: Callable[[], Pausable | None]) -> AbstractContextManager[None]:
+        """The GPUs' context in the logs, while the block runs, where it is wanted."""
+        if not self._settings.logs_gpu_context:
+            return nullcontext()
+
+        def snapshot() -> Snapshot:
+            reading = sampler()
+            return Snapshot() if reading is None else reading.snapshot()
+
+        return log_context.in_logs(snapshot)
+
+    @property
+    def takes_orders(self) -> bool:
+        return self._settings.node is not None
+
+    async def follow_orders(self, hub: push.Hub) -> None:
+        """For ever; only where `takes_orders`."""
+        assert self._settings.node is not None
+        ledger = order_ledger.Ledger(self._directory / ORDERS, now=self._time.now())
+        bench = order_work.Bench(self._pause_file, self._settings.scan_options)
+        desk = orders.Desk(self._settings.node, ledger, bench, time=self._time, count=self._orders)
+        await orders.follow_orders(hub, desk, time=self._time)

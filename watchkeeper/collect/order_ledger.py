@@ -1,0 +1,128 @@
+"""What an agent remembers of work orders, so that none is done twice, whatever restarts in between.
+
+An order is written down before the work on it begins; its receipt is kept until the hub has it. An order is forgotten
+only when nobody could send it again: long after it expired. A ledger that cannot be read is begun anew, and then what
+was issued before is refused, because nobody knows whether it was done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from watchkeeper.errors import WireError
+from watchkeeper.kit import files, logs, wire
+from watchkeeper.model import orders
+
+log = logging.getLogger(__name__)
+
+MOST_KNOWN = 1000
+# A clock that was set forward and back again must not make us forget.
+KEPT_BEYOND_EXPIRY = timedelta(hours=24)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One order that was begun; `is_done` False: its receipt was never written."""
+
+    nonce: str
+    expires_at: datetime
+    is_done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The whole memory. `since`: what was issued before this time is unknown; None: the memory is complete."""
+
+    since: datetime | None = None
+    lines: Mapping[str, Line] = field(default_factory=dict)
+
+
+class Ledger:
+    """One directory; one agent uses it. OSError where something cannot be written: then nothing may be done."""
+
+    def __init__(self, directory: Path, *, now: datetime) -> None:
+        self._directory = directory
+        self._path = directory / "ledger.json"
+        self._page = self._load(now)
+
+    @property
+    def since(self) -> datetime | None:
+        return self._page.since
+
+    @property
+    def count(self) -> int:
+        return len(self._page.lines)
+
+    def line(self, id: str) -> Line | None:
+        return self._page.lines.get(id)
+
+    def has_nonce(self, nonce: str) -> bool:
+        return any(line.nonce == nonce for line in self._page.lines.values())
+
+    def begin(self, order: orders.Order, *, now: datetime) -> None:
+        self._write({**self._recent(now), order.id: Line(order.nonce, order.expires_at)})
+
+    def finish(self, id: str, receipt: orders.Envelope) -> None:
+        """Keep the receipt until the hub has it."""
+        files.write_whole(self._receipt(id), wire.dumps(receipt).encode(), mode=0o600)
+        self._write({**self._page.lines, id: replace(self._page.lines[id], is_done=True)})
+
+    def unfinished(self) -> list[str]:
+        """Orders whose work was cut off, by a crash or a power failure."""
+        return [id for id, line in self._page.lines.items() if not line.is_done]
+
+    def receipt(self, id: str) -> orders.Envelope | None:
+        """The receipt of an order, while the hub has not confirmed it."""
+        try:
+            return wire.loads(orders.Envelope, self._receipt(id).read_bytes())
+        except (OSError, WireError):
+            return None
+
+    def receipts(self) -> dict[str, orders.Envelope]:
+        """Every receipt that the hub has not confirmed."""
+        kept = {id: self.receipt(id) for id, line in self._page.lines.items() if line.is_done}
+        return {id: receipt for id, receipt in kept.items() if receipt is not None}
+
+    def delivered(self, id: str) -> None:
+        # One that cannot be removed is sent again, which the hub recognises.
+        with suppress(OSError):
+            self._receipt(id).unlink()
+
+    def forget_old(self, now: datetime) -> None:
+        """Make room; what is forgotten was too old to be sent again."""
+        gone = self._page.lines.keys() - self._recent(now).keys()
+        for id in gone:
+            self.delivered(id)
+        if gone:
+            self._write(self._recent(now))
+
+    def _recent(self, now: datetime) -> dict[str, Line]:
+        return {id: line for id, line in self._page.lines.items() if now <= line.expires_at + KEPT_BEYOND_EXPIRY}
+
+    def _receipt(self, id: str) -> Path:
+        # An id is another machine's text and may not name a file.
+        return self._directory / f"receipt-{hashlib.sha256(id.encode()).hexdigest()[:32]}.json"
+
+    def _load(self, now: datetime) -> Page:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+            return wire.loads(Page, self._path.read_bytes())
+        except FileNotFoundError:
+            return Page()
+        except (OSError, WireError) as error:
+            log.error(
+                "What was ordered before is not known, and is refused",
+                extra=logs.fields(path=str(self._path), error=str(error)[:200]),
+            )
+            return Page(since=now)
+
+    def _write(self, lines: Mapping[str, Line]) -> None:
+        page = replace(self._page, lines=lines)
+        files.write_whole(self._path, wire.dumps(page).encode(), mode=0o600)
+        self._page = page

@@ -1,0 +1,222 @@
+"""Alertmanager both ways: our incidents become its alerts, and its webhook becomes our alerts.
+
+Out: each open incident is one alert of its API v2, repeated while it is open, with an end a little ahead, so that an
+Alertmanager that was down learns everything from the next repetition and one that we can no longer reach lets go by
+itself. In: the alerts of somebody else's Prometheus become incidents, with causes and plans, without a change to its
+rules. What it got from us comes back to us only to be left alone. Silences are Alertmanager's own; `silence` hands
+one on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from watchkeeper.catalogue import causes, xid
+from watchkeeper.errors import ReceiverError, WireError, quote
+from watchkeeper.incidents.message import Known, link, runbook
+from watchkeeper.incidents.receivers import post
+from watchkeeper.incidents.subject import Subject
+from watchkeeper.kit import wire
+from watchkeeper.model import alerts, diagnosis, silences
+from watchkeeper.model.incidents import Incident
+from watchkeeper.model.labels import Labels
+
+# An alert ends four repetitions after the last one, as Prometheus has it.
+REPEAT = timedelta(seconds=30)
+KEPT = 4 * REPEAT
+# One that is over is told so for as long as Alertmanager may have been away for a restart.
+TOLD_OVER = timedelta(minutes=15)
+AT_ONCE = 500
+# Marks an alert as ours, so that our own webhook knows it; and one as theirs, so that no rule of ours claims it.
+INCIDENT_LABEL, SOURCE_LABEL = "watchkeeper_incident", "alert_source"
+SOURCE = "alertmanager"
+LABELS = ("cluster", "node", "gpu", "rack", "leaf", "cause", "severity", "team", "namespace")
+MOST_ALERTS, MOST_LABELS, LONGEST_VALUE = 10_000, 64, 4096
+MOST_PROBLEMS = 10
+# dcgm-exporter's own counter and most rule files carry the code of an Xid in one of these.
+XID_LABELS = ("xid", "err_code", "code")
+XID_WORDS = re.compile(r"\bXID[ :=#]*(\d{1,3})\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """One alert for Alertmanager: its identity is its labels."""
+
+    labels: Mapping[str, str]
+    body: Mapping[str, Any]
+
+
+def posted(incident: Incident, subject: Subject, known: Known, *, now: datetime) -> Posted:
+    """An incident as one alert; of several values of a label the first is named."""
+    labels = {name: min(subject[name]) for name in LABELS if subject.get(name)}
+    names = sorted(subject.get("alertname", ()))
+    labels |= {"alertname": names[0] if names else _camel(incident.cause), INCIDENT_LABEL: incident.id}
+    found, plan = known.diagnosis(incident.id), known.plan(incident.id)
+    best = found.best if found is not None else None
+    annotations = {
+        "summary": incident.title,
+        "description": best.why if best is not None else causes.lookup(incident.cause).why,
+        "next_step": plan.next_step if plan is not None else "",
+        "workloads": ", ".join(incident.workloads),
+        "runbook_url": runbook(incident.cause),
+    }
+    ends_at = incident.resolved_at if incident.resolved_at is not None else now + KEPT
+    body: dict[str, Any] = {
+        "labels": labels,
+        "annotations": {name: text for name, text in annotations.items() if text},
+        "startsAt": wire.format_time(incident.opened_at),
+        "endsAt": wire.format_time(ends_at),
+    }
+    if known.console is not None:
+        body["generatorURL"] = link(incident, known.console)
+    return Posted(labels, body)
+
+
+class Feed:
+    """Alertmanagers to which open incidents are repeated; an incident whose labels change ends under its old ones."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = tuple(url.rstrip("/") for url in urls)
+        self._last: dict[str, Posted] = {}
+
+    def batch(self, wanted: Iterable[tuple[Incident, Posted]], *, now: datetime) -> list[Mapping[str, Any]]:
+        """What to send now: every open incident, those just over, and the end of labels that are no longer used."""
+        made: list[Mapping[str, Any]] = []
+        current: dict[str, Posted] = {}
+        for incident, alert in wanted:
+            if incident.resolved_at is not None and now - incident.resolved_at > TOLD_OVER:
+                continue
+            before = self._last.get(incident.id)
+            if before is not None and before.labels != alert.labels:
+                made.append({**before.body, "endsAt": wire.format_time(now)})
+            made.append(alert.body)
+            current[incident.id] = alert
+        self._last = current
+        return made
+
+    def send(self, batch: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Hand a batch to every Alertmanager; returns what went wrong, which the next repetition mends."""
+        problems = []
+        for url in self._urls:
+            try:
+                for first in range(0, len(batch), AT_ONCE):
+                    body = json.dumps(batch[first : first + AT_ONCE], ensure_ascii=False).encode()
+                    status, answer = post(f"{url}/api/v2/alerts", body, {"Content-Type": "application/json"})
+                    if status != 200:
+                        raise ReceiverError(f"answered {status}: {answer}", where=url)
+            except ReceiverError as error:
+                problems.append(str(error))
+        return problems
+
+    def silence(self, wanted: silences.Silence) -> str:
+        """Make a silence there; the answer is what Alertmanager said. ReceiverError if none took it."""
+        body = json.dumps(
+            {
+                "matchers": [
+                    {"name": one.name, "value": one.value, "isRegex": one.is_regex, "isEqual": one.is_equal}
+                    for one in wanted.matchers
+                ],
+                "startsAt": wire.format_time(wanted.starts_at),
+                "endsAt": wire.format_time(wanted.ends_at),
+                "createdBy": wanted.author,
+                "comment": wanted.reason,
+            }
+        ).encode()
+        # Alertmanagers of one cluster tell each other.
+        status, answer = post(f"{self._urls[0]}/api/v2/silences", body, {"Content-Type": "application/json"})
+        if status != 200:
+            raise ReceiverError(f"answered {status}: {answer}", where=self._urls[0])
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What one webhook call says: the alerts that can be read, and what is wrong with the others."""
+
+    alerts: tuple[alerts.Alert, ...]
+    problems: tuple[str, ...] = ()
+
+
+def read_webhook(body: bytes, now: datetime, *, known: Mapping[str, str]) -> Received:
+    """The alerts of one webhook call (version 4), ours left out; WireError if it is not one.
+
+    `known` has the cause of each alert name that our own rules use.
+    """
+    try:
+        plain = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError((f"not JSON: {error}",)) from error
+    listed = plain.get("alerts") if isinstance(plain, dict) else None
+    if not isinstance(listed, list):
+        raise WireError(("expected Alertmanager's webhook: an object with a list `alerts`",))
+    if len(listed) > MOST_ALERTS:
+        raise WireError((f"alerts: {len(listed):,} of them, the limit is {MOST_ALERTS:,}",))
+    found: list[alerts.Alert] = []
+    problems: list[str] = []
+    for at, one in enumerate(listed):
+        try:
+            alert = _read_alert(one, now, known=known)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            problems.append(f"alerts[{at}]: {error}")
+            continue
+        if alert is not None:
+            found.append(alert)
+    if problems and not found:
+        raise WireError(tuple(problems[:MOST_PROBLEMS]))
+    return Received(tuple(found), tuple(problems[:MOST_PROBLEMS]))
+
+
+def _read_alert(plain: Mapping[str, Any], now: datetime, *, known: Mapping[str, str]) -> alerts.Alert | None:
+    """One alert of the webhook; None for one that we sent ourselves. ValueError says what cannot be."""
+    labels, annotations = _texts(plain.get("labels"), "labels"), _texts(plain.get("annotations") or {}, "annotations")
+    if INCIDENT_LABEL in labels:
+        return None
+    if "alertname" not in labels:
+        raise ValueError("labels.alertname is missing")
+    # A clock that runs ahead must not put an alert into the future.
+    started = min(wire.parse_time(plain["startsAt"]), now)
+    is_over = plain.get("status") == "resolved"
+    return alerts.Alert(
+        labels=Labels({**labels, "cause": cause_of(labels, annotations, known=known), SOURCE_LABEL: SOURCE}),
+        state=alerts.AlertState.RESOLVED if is_over else alerts.AlertState.FIRING,
+        active_at=started,
+        fired_at=started,
+        value=1.0,
+        annotations=annotations,
+        resolved_at=min(wire.parse_time(plain["endsAt"]), now) if is_over else None,
+    )
+
+
+def cause_of(labels: Mapping[str, str], annotations: Mapping[str, str], *, known: Mapping[str, str]) -> str:
+    """What somebody else's rule means in our words: its own `cause`, the rule of ours with its name, or its Xid."""
+    named = labels.get("cause", "")
+    if named and causes.lookup(named).cause == named:
+        return named
+    codes = [labels[name] for name in XID_LABELS if labels.get(name, "").isdecimal()]
+    text = " ".join([labels["alertname"], *annotations.values()])
+    if not codes and (match := XID_WORDS.search(text)) is not None:
+        codes = [match[1]]
+    if codes and len(codes[0]) < 4:
+        return xid.lookup(int(codes[0])).cause
+    return known.get(labels["alertname"], diagnosis.UNKNOWN_CAUSE)
+
+
+def _texts(plain: Any, where: str) -> dict[str, str]:
+    if not isinstance(plain, Mapping) or not all(isinstance(value, str) for value in plain.values()):
+        raise ValueError(f"{where} must be a table of texts, found {quote(plain)}")
+    if len(plain) > MOST_LABELS:
+        raise ValueError(f"{where} has {len(plain):,} entries, the limit is {MOST_LABELS}")
+    longest = max(map(len, plain.values()), default=0)
+    if longest > LONGEST_VALUE:
+        raise ValueError(f"{where} holds a text of {longest:,} characters, the limit is {LONGEST_VALUE:,}")
+    return dict(plain)
+
+
+def _camel(cause: str) -> str:
+    """`gpu_fell_off_bus` as rule names are written: `GpuFellOffBus`."""
+    return "".join(part.capitalize() for part in cause.split("_"))

@@ -1,0 +1,94 @@
+"""Blast radius: which GPUs, jobs and teams an incident hits, and what that costs.
+
+A GPU that breaks stops its job on every other GPU as well, so what counts is what the hit workloads hold, not what
+broke. `question` is what to ask the engine, `of` makes the answer a blast radius; pages and reports show it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from watchkeeper.kit import clock, own_metrics
+from watchkeeper.model import fleet, labels
+from watchkeeper.model.incidents import Incident
+
+WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
+# A GPU that is gone takes its labels along; who held it stood there until then.
+WINDOW = "5m"
+SETTLED = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One workload; `gpus` is how many it holds anywhere, None where nobody says."""
+
+    workload: str
+    team: str
+    gpus: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Blast:
+    """`broken_gpus` lie in the incident's places; `gpus` are those, or what the hit workloads hold if that is more."""
+
+    broken_gpus: int
+    gpus: int
+    hits: tuple[Hit, ...]
+    teams: tuple[str, ...]
+    gpu_hours: float
+    dollars_per_hour: float
+
+
+def question(incident: Incident, now: datetime) -> tuple[str, int] | None:
+    """What to ask, and at what time, to learn how much the hit workloads hold; None where there are none."""
+    if not incident.workloads:
+        return None
+    names = "|".join(sorted({re.escape(workload.rpartition("/")[2]) for workload in incident.workloads}))
+    selector = f'{WORKLOAD_INFO}{{workload=~"{own_metrics.escape(names)}"}}'
+    expr = f"count by (namespace, workload, team) (last_over_time({selector}[{WINDOW}]))"
+    return expr, clock.to_ms(min(now, incident.opened_at + SETTLED))
+
+
+def of(
+    incident: Incident,
+    holders: Mapping[labels.Labels, float],
+    *,
+    now: datetime,
+    gpus_at: Callable[[fleet.Place], int],
+    dollars_per_gpu_hour: float,
+) -> Blast:
+    """What an incident hits, or hit while it was open; `holders` is the answer to the question."""
+    hits = _hits(incident, holders)
+    places = {member.place for member in incident.members if not _is_inside(member.place, incident.place)}
+    broken = gpus_at(incident.place) or sum(gpus_at(place) for place in places)
+    gpus = max(broken, sum(hit.gpus or 0 for hit in hits))
+    lasted = ((incident.resolved_at or now) - incident.opened_at).total_seconds()
+    return Blast(
+        broken_gpus=broken,
+        gpus=gpus,
+        hits=hits,
+        teams=tuple(sorted({hit.team for hit in hits if hit.team})),
+        gpu_hours=round(gpus * max(lasted, 0.0) / 3600, 2),
+        dollars_per_hour=round(gpus * dollars_per_gpu_hour, 2),
+    )
+
+
+def _is_inside(place: fleet.Place, outer: fleet.Place) -> bool:
+    return place != outer and outer.encloses(place)
+
+
+def _hits(incident: Incident, holders: Mapping[labels.Labels, float]) -> tuple[Hit, ...]:
+    counted = {_name(held): (held.get("team", ""), value) for held, value in holders.items()}
+    found = []
+    for workload in incident.workloads:
+        team, gpus = counted.get(workload, (workload.partition("/")[0] if "/" in workload else "", None))
+        found.append(Hit(workload, team, None if gpus is None else int(gpus)))
+    return tuple(found)
+
+
+def _name(held: Mapping[str, str]) -> str:
+    space = held.get("namespace", "")
+    return f"{space}/{held.get('workload', '')}" if space else held.get("workload", "")

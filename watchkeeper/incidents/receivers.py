@@ -1,0 +1,117 @@
+"""Handing one message to one receiver: a plain webhook, or any service that Apprise knows.
+
+Both block and are called in a thread of their own by `delivery`; both have time limits. ReceiverError says whether
+another try may help. Addresses with secrets in them come from files and appear in no message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import logging
+import ssl
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from watchkeeper import __version__
+from watchkeeper.errors import ReceiverError
+from watchkeeper.incidents.message import Message
+from watchkeeper.incidents.routing import Receiver
+
+TIMEOUT_SECONDS = 10.0
+# What we keep of an answer, and show.
+ANSWER_BYTES = 200
+# The request was wrong and will be wrong again; anything else may be a bad hour of the receiver.
+FINAL = frozenset({400, 404, 405, 410, 413, 415, 422})
+
+
+class Sender(Protocol):
+    def send(self, message: Message) -> str:
+        """Hand it over and return what the receiver answered; ReceiverError if it did not take it."""
+        ...
+
+
+def sender_of(receiver: Receiver) -> Sender:
+    return Webhook(receiver) if receiver.webhook is not None else Service(receiver)
+
+
+class Webhook:
+    """POST of the message as JSON. A repetition after a crash carries the same `Idempotency-Key`."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    def send(self, message: Message) -> str:
+        body = json.dumps(message.payload, ensure_ascii=False).encode()
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"watchkeeper/{__version__}",
+            "Idempotency-Key": hashlib.sha256(message.key.encode()).hexdigest()[:32],
+        }
+        if self._receiver.token_file is not None:
+            headers["Authorization"] = f"Bearer {_read(self._receiver.token_file)}"
+        status, answer = post(self._receiver.webhook or "", body, headers)
+        # A redirect is not followed: the message would go where nobody configured it to go.
+        if not 200 <= status < 300:
+            raise ReceiverError(
+                f"answered {status}: {answer}", where=self._receiver.name, may_retry=status not in FINAL
+            )
+        return f"answered {status}"
+
+
+class Service:
+    """Slack, PagerDuty, Opsgenie, Teams, e-mail and the rest, through Apprise."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    def send(self, message: Message) -> str:
+        import apprise
+
+        service = apprise.Apprise()
+        for address in _read(self._receiver.apprise_file or "").split():
+            if not service.add(address):
+                raise ReceiverError("holds an address that Apprise does not know", where=self._receiver.name)
+        if not len(service):
+            raise ReceiverError("names no address", where=self._receiver.name)
+        with apprise.LogCapture(level=logging.WARNING) as said:  # type: ignore[no-untyped-call]
+            is_taken = service.notify(title=message.title, body=message.body)
+            problem = said.getvalue().strip().splitlines()
+        if not is_taken:
+            last = problem[-1][:ANSWER_BYTES] if problem else "the service did not take it"
+            raise ReceiverError(last, where=self._receiver.name, may_retry=True)
+        return "taken"
+
+
+def post(url: str, body: bytes, headers: dict[str, str], *, timeout: float = TIMEOUT_SECONDS) -> tuple[int, str]:
+    """Status and the beginning of the answer; ReceiverError if there is none."""
+    parts = urlsplit(url)
+    where = f"{parts.scheme}://{parts.hostname}"
+    connection = (
+        http.client.HTTPSConnection(
+            parts.hostname or "", parts.port, timeout=timeout, context=ssl.create_default_context()
+        )
+        if parts.scheme == "https"
+        else http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
+    )
+    try:
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("POST", target, body=body, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(ANSWER_BYTES).decode("utf-8", "replace").strip()
+    except TimeoutError as error:
+        raise ReceiverError(f"no answer within {timeout:g} s", where=where, may_retry=True) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise ReceiverError(f"cannot be reached: {error}", where=where, may_retry=True) from error
+    finally:
+        connection.close()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ReceiverError(f"its secret cannot be read: {what}", where=path, may_retry=True) from error

@@ -1,0 +1,195 @@
+"""Who is told about what, as data: receivers and routes from one TOML file (`notify.routes`).
+
+A route says which incidents, by matchers and hours, go to which receivers, when, how often again, and to whom next if
+nobody acknowledges. Routes are tried in their order; the first that fits ends the search unless it says `continue`.
+`notify` asks; docs/howto/notifications.md shows a file.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from watchkeeper.errors import SettingsError, WireError
+from watchkeeper.incidents.subject import Subject, check, fits
+from watchkeeper.kit import durations, wire
+from watchkeeper.model.silences import Matcher, parse_matcher
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+# Mon-Fri 08:00-18:00, Sat 10:00-14:00
+HOURS = re.compile(
+    r"(?P<first>[A-Za-z]{3})(?:-(?P<last>[A-Za-z]{3}))?(?: (?P<begin>\d\d:\d\d)-(?P<end>\d\d:\d\d))?",
+)
+MOST_ROUTES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Where messages go: Apprise addresses (in a file, because they hold secrets), or a plain webhook."""
+
+    name: str
+    apprise_file: str | None = None
+    webhook: str | None = None
+    # Sent as a bearer token with the webhook.
+    token_file: str | None = None
+    # At most so many messages a minute; what comes together is told together.
+    per_minute: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable() or "/" in self.name:
+            raise ValueError("a receiver needs a name without `/`")
+        if (self.apprise_file is None) == (self.webhook is None):
+            raise ValueError(f"receiver {self.name} needs `apprise_file` or `webhook`, one of them")
+        if self.webhook is not None and urlsplit(self.webhook).scheme not in ("http", "https"):
+            raise ValueError(f"`webhook` of receiver {self.name} is not an http or https address")
+        if not 1 <= self.per_minute <= 600:
+            raise ValueError(f"per_minute {self.per_minute} of receiver {self.name} is not from 1 to 600")
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """A part of the week, in the zone of the route."""
+
+    days: frozenset[int]
+    begin: time = time.min
+    # None: until midnight.
+    end: time | None = None
+
+    def has(self, local: datetime) -> bool:
+        at = local.time()
+        return local.weekday() in self.days and self.begin <= at and (self.end is None or at < self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`wait` gathers what opens together; `repeat` is for what nobody acknowledged."""
+
+    receivers: tuple[str, ...]
+    match: tuple[str, ...] = ()
+    hours: tuple[str, ...] = ()
+    zone: str = "UTC"
+    wait: str = "10s"
+    repeat: str = "4h"
+    tells_resolved: bool = True
+    escalate_after: str | None = None
+    escalate_to: tuple[str, ...] = ()
+    goes_on: bool = False
+    matchers: tuple[Matcher, ...] = field(init=False)
+    open_hours: tuple[Hours, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.receivers:
+            raise ValueError("a route needs `receivers`")
+        if (self.escalate_after is None) != (not self.escalate_to):
+            raise ValueError("`escalate_after` and `escalate_to` belong together, and one of them is missing")
+        for name in ("wait", "repeat", "escalate_after"):
+            if getattr(self, name) is not None:
+                durations.parse_ms(getattr(self, name))
+        if durations.parse_ms(self.repeat) < 60_000:
+            raise ValueError(f"repeat `{self.repeat}` is below the smallest possible value, 1m")
+        try:
+            ZoneInfo(self.zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ValueError(f"`{self.zone}` is not a time zone such as Europe/Berlin") from error
+        matchers = tuple(parse_matcher(text) for text in self.match)
+        for matcher in matchers:
+            check(matcher)
+        object.__setattr__(self, "matchers", matchers)
+        object.__setattr__(self, "open_hours", tuple(parse_hours(text) for text in self.hours))
+
+    @property
+    def wait_seconds(self) -> float:
+        return durations.parse_seconds(self.wait)
+
+    @property
+    def repeat_seconds(self) -> float:
+        return durations.parse_seconds(self.repeat)
+
+    @property
+    def escalate_seconds(self) -> float | None:
+        return None if self.escalate_after is None else durations.parse_seconds(self.escalate_after)
+
+    def is_open(self, now: datetime) -> bool:
+        return not self.open_hours or any(hours.has(now.astimezone(ZoneInfo(self.zone))) for hours in self.open_hours)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The whole file. Without routes every receiver hears of everything above `info`."""
+
+    receivers: tuple[Receiver, ...] = ()
+    routes: tuple[Route, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.routes) > MOST_ROUTES:
+            raise ValueError(f"{len(self.routes)} routes, the limit is {MOST_ROUTES}")
+        names = [receiver.name for receiver in self.receivers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two receivers are called {name}")
+        for at, route in enumerate(self.routes, 1):
+            for name in (*route.receivers, *route.escalate_to):
+                if name not in names:
+                    raise ValueError(f"route {at} names the receiver {name}, which is not in the file")
+
+    def routes_for(self, subject: Subject, now: datetime) -> Iterator[Route]:
+        """The routes that an incident takes at this hour."""
+        for route in self.routes or _everything(self.receivers):
+            if fits(route.matchers, subject) and route.is_open(now):
+                yield route
+                if not route.goes_on:
+                    return
+
+
+def _everything(receivers: Sequence[Receiver]) -> tuple[Route, ...]:
+    names = tuple(receiver.name for receiver in receivers)
+    return (Route(names, match=('severity!="info"',)),) if names else ()
+
+
+def parse_hours(text: str) -> Hours:
+    """`Mon-Fri 08:00-18:00`, `Sat`; ValueError says what is wrong."""
+    match = HOURS.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"`{text[:40]}` is not hours such as `Mon-Fri 08:00-18:00`")
+    days = [match["first"].lower(), (match["last"] or match["first"]).lower()]
+    unknown = [day for day in days if day not in DAYS]
+    if unknown:
+        raise ValueError(f"`{unknown[0]}` in `{text[:40]}` is not a day; days are {', '.join(DAYS)}")
+    first, last = (DAYS.index(day) for day in days)
+    # Sat-Mon goes over the end of the week.
+    span = frozenset((first + step) % 7 for step in range((last - first) % 7 + 1))
+    if match["begin"] is None:
+        return Hours(span)
+    begin = time.fromisoformat(match["begin"])
+    end = None if match["end"] == "24:00" else time.fromisoformat(match["end"])
+    if end is not None and end <= begin:
+        raise ValueError(f"`{text[:40]}` ends before it begins; write the night as two entries")
+    return Hours(span, begin, end)
+
+
+def load(path: Path) -> Routing:
+    """The file's receivers and routes, or SettingsError with every problem in it."""
+    try:
+        plain: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"cannot be read: {error}", where=str(path), remedy="Name a readable TOML file") from error
+    for receiver in plain.get("receivers", []) if isinstance(plain.get("receivers"), list) else []:
+        for key in ("apprise_file", "token_file"):
+            if isinstance(receiver, dict) and isinstance(receiver.get(key), str):
+                receiver[key] = str(path.parent / receiver[key])
+    try:
+        return wire.from_plain(Routing, plain)
+    except WireError as error:
+        raise SettingsError(
+            f"{len(error.problems)} problem{'s' if len(error.problems) > 1 else ''} in the receivers and routes",
+            where=str(path),
+            problems=error.problems,
+            remedy="docs/howto/notifications.md shows a file",
+        ) from error

@@ -1,0 +1,43 @@
+"""What a log record says about one GPU: the words that the agent's logs and a program's own logs share.
+
+`gpu_reader` fills them from NVML for a program, `collect.log_context` from the sampler's snapshot for the agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """One GPU as it was last read; None is what it did not say. `xid_count` counts from the start of whoever reads."""
+
+    index: int
+    uuid: str
+    temperature_celsius: float | None = None
+    utilisation_percent: float | None = None
+    power_watts: float | None = None
+    memory_used_mib: float | None = None
+    sm_clock_mhz: float | None = None
+    xid_count: int | None = None
+
+    def plain(self) -> dict[str, float | str]:
+        """For JSON, without what is not known."""
+        named = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def __str__(self) -> str:
+        parts = (
+            (self.temperature_celsius, "°C"),
+            (self.utilisation_percent, "%"),
+            (self.power_watts, "W"),
+            (self.memory_used_mib, "MiB"),
+            (self.xid_count or None, "Xid"),
+        )
+        return " ".join([f"gpu{self.index}", *(f"{value:.0f} {unit}" for value, unit in parts if value is not None)])
+
+
+def as_text(states: Iterable[GpuState]) -> str:
+    """`gpu0 61 °C 88 % 560 W 98000 MiB, gpu1 …`."""
+    return ", ".join(map(str, states))

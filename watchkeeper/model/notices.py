@@ -1,0 +1,54 @@
+"""A notice: one message to one receiver about an incident, kept with what became of it.
+
+`incidents.notify` decides which notices are due, `incidents.delivery` brings them there. The id says everything that
+makes a message the same one (incident, receiver, why, and which time), so that a restart finds it already written
+and a receiver that knows the id can drop a repetition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from watchkeeper.model.alerts import Severity
+
+
+class Occasion(StrEnum):
+    """Why somebody is told."""
+
+    OPENED = "opened"
+    WORSE = "worse"
+    REPEATED = "repeated"
+    ESCALATED = "escalated"
+    RESOLVED = "resolved"
+
+
+class NoticeState(StrEnum):
+    """Where a notice is. SENDING that outlives a crash is sent again under its id: told twice beats never told."""
+
+    WAITING = "waiting"
+    SENDING = "sending"
+    SENT = "sent"
+    GIVEN_UP = "given_up"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """`severity` is the incident's when the notice was made; `answer` is what the receiver said last."""
+
+    id: str
+    incident: str
+    receiver: str
+    occasion: Occasion
+    severity: Severity
+    state: NoticeState
+    made_at: datetime
+    due_at: datetime
+    tries: int = 0
+    answer: str = ""
+    sent_at: datetime | None = None
+
+    @property
+    def is_on_the_way(self) -> bool:
+        return self.state in (NoticeState.WAITING, NoticeState.SENDING)

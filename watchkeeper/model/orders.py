@@ -1,0 +1,154 @@
+"""Work orders: what a hub asks one node's agent to do, sealed so that nobody else can ask it.
+
+The hub writes an `Order` (`remediate.orders`); the node's agent fetches it, judges it and answers with a `Receipt`
+(`collect.orders`). Both travel as an `Envelope`: a text and its HMAC-SHA256, checked before the text is read.
+docs/decisions/0009 says why HMAC, and why each node has a key of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NewType
+
+from watchkeeper.kit import wire
+from watchkeeper.model.actions import Result
+
+OrderId = NewType("OrderId", str)
+
+# An agent remembers what it has seen for as long as it could be sent again, so that time has an end.
+LONGEST_LIFE = timedelta(hours=24)
+USUAL_LIFE = timedelta(minutes=10)
+LONGEST_ID = 100
+LONGEST_NAME = 253
+MOST_ARGUMENTS = 16
+LONGEST_ARGUMENT = 256
+# A scan of 16 GPUs is some 60 KiB.
+MOST_OUTPUT_BYTES = 256 * 1024
+
+
+class Purpose(StrEnum):
+    """Part of what is sealed, so that an order never passes for a receipt."""
+
+    ORDER = "order"
+    RECEIPT = "receipt"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What may be ordered. Harmless: an agent allows it unasked, and a person may order it without a plan."""
+
+    is_harmless: bool
+    # How long the agent may work on it.
+    seconds: float
+    arguments: frozenset[str] = frozenset()
+
+
+# One row here, and one function in `collect.order_work` with the same name.
+KINDS: Mapping[str, Kind] = {
+    "profiling_pause": Kind(is_harmless=True, seconds=10.0, arguments=frozenset({"seconds", "by"})),
+    "profiling_resume": Kind(is_harmless=True, seconds=10.0),
+    "scan": Kind(is_harmless=True, seconds=90.0),
+}
+HARMLESS = tuple(name for name, kind in KINDS.items() if kind.is_harmless)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One piece of work for one node. Doing the same id twice has the effect of doing it once."""
+
+    id: OrderId
+    cluster: str
+    node: str
+    # A text, not an enum: an agent must be able to say which kind it does not know.
+    kind: str
+    issued_at: datetime
+    expires_at: datetime
+    nonce: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.id) <= LONGEST_ID or not self.id.isascii() or not self.id.isprintable():
+            raise ValueError(f"the id needs 1 to {LONGEST_ID} visible ASCII characters, it has {len(self.id)}")
+        for name in (self.cluster, self.node):
+            if not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or " " in name:
+                raise ValueError(f"a name needs 1 to {LONGEST_NAME} visible characters, this one has {len(name)}")
+        if len(self.arguments) > MOST_ARGUMENTS:
+            raise ValueError(f"{len(self.arguments)} arguments, the limit is {MOST_ARGUMENTS}")
+        longest = max((len(text) for text in self.arguments.values()), default=0)
+        if longest > LONGEST_ARGUMENT:
+            raise ValueError(f"an argument has {longest} characters, the limit is {LONGEST_ARGUMENT}")
+        if not timedelta(0) < self.expires_at - self.issued_at <= LONGEST_LIFE:
+            raise ValueError(f"it would live for {self.expires_at - self.issued_at}, the limit is {LONGEST_LIFE}")
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What came of an order. `text` is for people, `output` is what the work printed."""
+
+    order: OrderId
+    at: datetime
+    result: Result
+    text: str
+    output: str = ""
+
+
+class State(StrEnum):
+    """Where an order is. Expired: nobody fetched or answered it in time."""
+
+    WAITING = "waiting"
+    FETCHED = "fetched"
+    ANSWERED = "answered"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """An order as the hub keeps it; `is_proven` False: the receipt did not carry the node's seal."""
+
+    order: Order
+    actor: str
+    why: str
+    fetched_at: datetime | None = None
+    receipt: Receipt | None = None
+    is_proven: bool = True
+
+    def state(self, now: datetime) -> State:
+        if self.receipt is not None:
+            return State.ANSWERED
+        if now > self.order.expires_at:
+            return State.EXPIRED
+        return State.WAITING if self.fetched_at is None else State.FETCHED
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A text as it is sent, and its seal in hexadecimal."""
+
+    text: str
+    seal: str
+
+
+def node_key(hub_key: bytes, cluster: str, node: str) -> bytes:
+    """The key that the hub and one node share; a node that is broken into gives away its own orders only."""
+    # As JSON, in which no two pairs of names are written alike.
+    text = f"watchkeeper node key 1\n{wire.dumps([cluster, node])}"
+    return hmac.new(hub_key, text.encode(), hashlib.sha256).hexdigest().encode()
+
+
+def seal(value: Order | Receipt, key: bytes) -> Envelope:
+    text = wire.dumps(value)
+    return Envelope(text, _seal(text, key, purpose=Purpose.ORDER if isinstance(value, Order) else Purpose.RECEIPT))
+
+
+def is_sealed(envelope: Envelope, key: bytes, *, purpose: Purpose) -> bool:
+    # Bytes, because compare_digest refuses texts beyond ASCII, which a stranger may send.
+    return hmac.compare_digest(_seal(envelope.text, key, purpose=purpose).encode(), envelope.seal.encode())
+
+
+def _seal(text: str, key: bytes, *, purpose: Purpose) -> str:
+    return hmac.new(key, f"watchkeeper {purpose} 1\n{text}".encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,64 @@
+"""A silence: nobody is told about what matches it, from one time to another, and everybody can see who said so and why.
+
+A maintenance window is a silence that was planned. Matchers have Alertmanager's shape and meaning, so that a silence
+can be handed to it as it is. An incident that is silenced is still shown and still worked on; only telling waits.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+# node=~"gpu-r01-.*", severity!=info
+MATCHER = re.compile(r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(.*?)\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """A condition on one label; `name` and `value` as in Alertmanager's API."""
+
+    name: str
+    value: str
+    is_regex: bool = False
+    is_equal: bool = True
+
+    def __str__(self) -> str:
+        sign = {(False, True): "=", (False, False): "!=", (True, True): "=~", (True, False): "!~"}
+        return f'{self.name}{sign[self.is_regex, self.is_equal]}"{self.value}"'
+
+
+def parse_matcher(text: str) -> Matcher:
+    """`node=gpu-r01-01`, `cause!="power_cap"`, `team=~"research|vision"`; ValueError says what is wrong."""
+    match = MATCHER.fullmatch(text)
+    if match is None:
+        raise ValueError(f'`{text[:80]}` is not a matcher such as node="gpu-r01-01" or team=~"research|vision"')
+    name, sign, value = match.groups()
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+        value = value[1:-1]
+    return Matcher(name, value, is_regex=sign in ("=~", "!~"), is_equal=sign in ("=", "=~"))
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """`ended_by` is who ended it before its time."""
+
+    id: str
+    matchers: tuple[Matcher, ...]
+    author: str
+    reason: str
+    starts_at: datetime
+    ends_at: datetime
+    is_maintenance: bool = False
+    ended_by: str | None = None
+
+    def __post_init__(self) -> None:
+        if not any(matcher.is_equal and matcher.value for matcher in self.matchers):
+            raise ValueError('a silence needs a matcher that says what it is about, such as node="gpu-r01-01"')
+        if not self.author or not self.reason:
+            raise ValueError("a silence needs an author and a reason")
+        if self.ends_at <= self.starts_at:
+            raise ValueError("a silence must end after it begins")
+
+    def is_active(self, now: datetime) -> bool:
+        return self.starts_at <= now < self.ends_at

@@ -1,0 +1,98 @@
+"""Workloads: who holds a GPU, and the reason where nobody can be named.
+
+A node's agent attributes its own GPUs from three sources (the kubelet's pod-resources socket, Slurm's job files, the
+processes that NVML lists); the hub adds team and project from its inventory. The law: each GPU carries an
+`Attribution`, and one without holders says why, because an empty label is the most reported defect of this field's
+exporters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class WorkloadKind(StrEnum):
+    """What holds a GPU."""
+
+    POD = "pod"
+    SLURM_JOB = "slurm_job"
+    PROGRAM = "program"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Workload:
+    """One holder. `name` is a pod's name, a Slurm job's id, or the command of a program that neither started."""
+
+    kind: WorkloadKind
+    name: str
+    namespace: str = ""
+    container: str = ""
+    user: str = ""
+
+    def __str__(self) -> str:
+        """`research/llm-70b-0`, or the job's id: what people type."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class Unattributed(StrEnum):
+    """Why a GPU carries no workload; `FREE` is a fact, the others are gaps in what could be seen."""
+
+    FREE = "free"
+    NO_SOURCE = "no_source"
+    SOURCE_FAILED = "source_failed"
+    UNKNOWN_DEVICE = "unknown_device"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One workload on one GPU or slice. `share` is its part of the GPU's utilisation, 0 to 1; None: not told apart."""
+
+    workload: Workload
+    slice: str | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Who holds one GPU: holdings, or the reason why there are none. `detail` is for people."""
+
+    holdings: tuple[Holding, ...] = ()
+    reason: Unattributed | None = None
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.holdings) == (self.reason is not None):
+            raise ValueError("an attribution has holdings or a reason, and never both")
+
+
+class WorkloadState(StrEnum):
+    """Where a workload is in its life, in words that fit Kubernetes and Slurm."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledWorkload:
+    """A pod or a Slurm job as its scheduler knows it.
+
+    `gpus` is what it asked for; `reason` is the scheduler's own word for why it waits (`Unschedulable`, `Resources`, …)
+    and `detail` its sentence. `nodes` maps each node to how many GPUs of it are held there.
+    """
+
+    cluster: str
+    workload: Workload
+    state: WorkloadState
+    gpus: int = 0
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    queue: str = ""
+    account: str = ""
+    owner: str = ""
+    reason: str = ""
+    detail: str = ""
+    requested_at: float | None = None
+    started_at: float | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,109 @@
+"""What `dcgmi dmon` and `dcgmi discovery -l` print.
+
+    #Entity   GRACT        SMACT        DRAMA             | 0      | Name: NVIDIA A100-SXM4-80GB      |
+    ID                                                    |        | PCI Bus ID: 00000000:07:00.0     |
+    GPU 0     N/A          0.930        0.252             |        | Device UUID: GPU-9ca02968-…      |
+
+`collect.dcgm_profile` asks both: the first gives numbers by DCGM's own GPU id, the second tells which GPU that is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from watchkeeper.catalogue import pack
+
+# DCGM's short names (dcgm_fields.cpp) of the profiling fields; one that is not here is known by its place.
+SHORT_NAMES = {
+    "GRACT": 1001,
+    "SMACT": 1002,
+    "SMOCC": 1003,
+    "TENSO": 1004,
+    "DRAMA": 1005,
+    "FP64A": 1006,
+    "FP32A": 1007,
+    "FP16A": 1008,
+    "PCITX": 1009,
+    "PCIRX": 1010,
+    "NVLTX": 1011,
+    "NVLRX": 1012,
+}
+ROW = re.compile(r"GPU\s+(?P<gpu>\d+)\s+(?P<cells>\S.*)")
+GPU_ID = re.compile(r"^\|\s*(\d+)\s*\|")
+DEVICE = re.compile(r"Device UUID:\s*(GPU-[0-9a-fA-F-]+)")
+DISCOVERY = ("dcgmi", "discovery", "-l")
+
+
+def arguments(fields: Sequence[int], seconds: float) -> list[str]:
+    """The command that prints these fields of every GPU again and again; its `-d` counts milliseconds."""
+    return ["dcgmi", "dmon", "-e", ",".join(map(str, fields)), "-d", str(max(100, round(seconds * 1000)))]
+
+
+@dataclass(slots=True)
+class Monitor:
+    """Reads the lines of one `dcgmi dmon`, which was asked for these fields; the header tells their order."""
+
+    fields: Sequence[int]
+    _columns: Sequence[int] = ()
+
+    def read(self, line: str) -> tuple[int, Mapping[int, float]] | None:
+        """A GPU's id with its numbers; None for a header, a MIG instance, or a line of another shape.
+
+        `N/A` is absent: the first sample after a start has nothing to say, and a paused GPU never has.
+        """
+        if line.startswith("#Entity"):
+            self._columns = self._order(line.split()[1:])
+            return None
+        match = ROW.match(line)
+        cells = [] if match is None else match["cells"].split()
+        if match is None or len(cells) != len(self._columns):
+            return None
+        numbers = {
+            field: number
+            for field, cell in zip(self._columns, cells, strict=True)
+            if (number := _number(cell)) is not None
+        }
+        return int(match["gpu"]), numbers
+
+    def _order(self, names: Sequence[str]) -> Sequence[int]:
+        """The field of each column; nothing if the printout has other columns than were asked for."""
+        if len(names) != len(self.fields):
+            return ()
+        found = [SHORT_NAMES.get(name, field) for name, field in zip(names, self.fields, strict=True)]
+        return found if sorted(found) == sorted(self.fields) else ()
+
+
+def read_discovery(lines: Iterable[str]) -> dict[int, str]:
+    """DCGM's GPU ids with the UUIDs that they stand for."""
+    found: dict[int, str] = {}
+    gpu: int | None = None
+    for line in lines:
+        if (number := GPU_ID.match(line)) is not None:
+            gpu = int(number[1])
+        if gpu is not None and (device := DEVICE.search(line)) is not None:
+            found[gpu] = device[1]
+            gpu = None
+    return found
+
+
+@cache
+def field_ids() -> Mapping[str, int]:
+    """DCGM's number of each field, by its old and its new name."""
+    rows = pack.load("dcgm_fields.csv", _read_row)
+    return {name: number for number, *names in rows for name in names if name}
+
+
+def _read_row(cells: Mapping[str, str]) -> tuple[int, str, str]:
+    return int(cells["field_id"]), cells["name"], cells["name_from_4_6"]
+
+
+def _number(cell: str) -> float | None:
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,132 @@
+"""UFM's answers about the fabric into devices, ports and counters: three lists of its REST API, and its telemetry.
+
+The shapes are those of NVIDIA's "UFM Enterprise REST API Guide" (6.11 to 6.22) and of the Prometheus endpoint in the
+"UFM Telemetry" documentation (1.8 to 1.22). UFM writes `N/A`, `NULL` or nothing where it does not know; so do we.
+`collect/ufm` asks for them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from watchkeeper.catalogue import tables
+from watchkeeper.errors import CollectError, quote
+from watchkeeper.model.fabric import ACTIVE, DOWN, Device, Kind, Port, PortKey
+from watchkeeper.readers.infiniband_fabric import MAX_NAME, MAX_PORTS, full
+
+NOTHING = frozenset({"", "n/a", "null", "none"})
+# UFM says Active, Down, Initialize, Armed; and `Link Up`, `Polling` or `Link Down` of the physical side.
+STATES = {"active": ACTIVE, "down": DOWN, "inactive": DOWN, "init": "Initialize", "initialize": "Initialize"}
+PORT_NAME = re.compile(r"^(?P<guid>(?:0x)?[0-9a-fA-F]{1,16})_(?P<number>\d+)$")
+WIDTH = re.compile(r"(\d+)\s*x", re.IGNORECASE)
+# PortXmitDataExtended{source="0x…", node_guid="2c90300f172a0", port_guid="2c90300f172a2", port_num="2"} 85 1628683905
+SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)\{(?P<labels>[^}]*)\}\s+(?P<value>[\d.eE+]+)")
+LABEL = re.compile(r'(?P<name>\w+)="(?P<value>[^"]*)"')
+# The telemetry's names end differently from perfquery's for the same counter.
+ENDINGS = ("Extended", "Ext", "_extended")
+
+
+def read_list(body: bytes, where: str) -> list[Mapping[str, Any]]:
+    """A list of objects, as every resource of UFM is; CollectError for anything else."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise CollectError(f"not JSON: {quote(body[:80])}", where=where) from error
+    if not isinstance(found, list):
+        raise CollectError(f"expected a list, found {quote(found)}", where=where)
+    return [row for row in found if isinstance(row, dict)]
+
+
+def read_devices(ports: Iterable[Mapping[str, Any]], systems: Iterable[Mapping[str, Any]]) -> list[Device]:
+    """A switch for each system of that type, and a host's adapter for each GUID that its ports name."""
+    switches = {full(_text(row, "guid")): row for row in systems if _text(row, "type").lower() == "switch"}
+    found: dict[str, Device] = {}
+    for guid, row in switches.items():
+        name = _text(row, "system_name") or _text(row, "name")
+        found[guid] = Device(guid, Kind.SWITCH, name[:MAX_NAME], len(row.get("ports") or ()))
+    for row in ports:
+        key = _key(row)
+        if key is None or key[0] in found or full(_text(row, "systemID")) in switches:
+            continue
+        described = _text(row, "node_description") or f"{_text(row, 'system_name')} {_text(row, 'dname')}".strip()
+        found[key[0]] = Device(key[0], Kind.HOST, described[:MAX_NAME], 1, _whole(row, "lid"))
+    return list(found.values())
+
+
+def read_ports(
+    rows: Iterable[Mapping[str, Any]], links: Iterable[Mapping[str, Any]], known: Iterable[str]
+) -> list[Port]:
+    """The ports of devices that are known; a peer comes from the port itself, else from the list of links."""
+    guids, peers = frozenset(known), dict(_peers(links))
+    found: dict[PortKey, Port] = {}
+    for row in rows:
+        key = _key(row)
+        if key is None or key[0] not in guids or len(found) >= MAX_PORTS:
+            continue
+        peer = _port_name(_text(row, "peer")) or peers.get(key)
+        said = _text(row, "logical_state")
+        state = STATES.get(said.lower(), said or DOWN)
+        width = WIDTH.search(_text(row, "active_width"))
+        found[key] = Port(
+            *key,
+            state,
+            _text(row, "physical_state"),
+            lanes=int(width[1]) if width is not None else None,
+            speed=_text(row, "active_speed").upper() or None,
+            peer_guid=peer[0] if peer is not None else None,
+            peer_port=peer[1] if peer is not None else None,
+        )
+    return list(found.values())
+
+
+def read_telemetry(text: str) -> dict[PortKey, dict[str, int]]:
+    """Counters that the catalogue knows, by port, under perfquery's names."""
+    found: dict[PortKey, dict[str, int]] = {}
+    for line in text.splitlines():
+        match = SAMPLE.match(line)
+        if match is None:
+            continue
+        name = next((match["name"].removesuffix(end) for end in ENDINGS if match["name"].endswith(end)), match["name"])
+        named = {one["name"]: one["value"] for one in LABEL.finditer(match["labels"])}
+        guid, number = named.get("node_guid", ""), named.get("port_num", "")
+        if tables.counter(name) is None or not guid or not number.isdigit() or len(found) >= MAX_PORTS:
+            continue
+        found.setdefault((full(guid), int(number)), {})[name] = int(float(match["value"]))
+    return found
+
+
+def _key(row: Mapping[str, Any]) -> PortKey | None:
+    """A port's device and number: its name is `guid_number`."""
+    named = _port_name(_text(row, "name"))
+    if named is not None:
+        return named
+    guid, number = _text(row, "guid"), _whole(row, "number")
+    return None if not guid or number is None else (full(guid), number)
+
+
+def _port_name(text: str) -> PortKey | None:
+    match = PORT_NAME.match(text)
+    return None if match is None else (full(match["guid"]), int(match["number"]))
+
+
+def _peers(links: Iterable[Mapping[str, Any]]) -> Iterator[tuple[PortKey, PortKey]]:
+    for row in links:
+        numbers = _whole(row, "source_port"), _whole(row, "destination_port")
+        guids: Sequence[str] = (_text(row, "source_guid"), _text(row, "destination_guid"))
+        if all(guids) and numbers[0] is not None and numbers[1] is not None:
+            here, there = (full(guids[0]), numbers[0]), (full(guids[1]), numbers[1])
+            yield here, there
+            yield there, here
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = str(row.get(name, "")).strip()
+    return "" if value.lower() in NOTHING else value
+
+
+def _whole(row: Mapping[str, Any], name: str) -> int | None:
+    text = _text(row, name)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 8 else None

@@ -1,0 +1,175 @@
+"""The kubelet's word about which container holds which device: messages of its pod-resources API, read by hand.
+
+The API is a handful of protobuf messages (k8s.io/kubelet, podresources/v1/api.proto, read 2026-11), which never change
+their field numbers; a reader of fifty lines costs the agent nothing, a protobuf runtime would. `collect/kubelet` brings
+the bytes, and attribution asks for devices under the names that NVML knows: a GPU's UUID, a MIG slice's UUID,
+`nvidia3` where a plugin counts device files, or `3` where it counts GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from watchkeeper.errors import CollectError, quote
+from watchkeeper.model import workloads
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+# No varint of protobuf is longer.
+LONGEST_VARINT = 10
+# A node of 8 GPUs cut into 7 slices and shared 16 ways has fewer; more is not a kubelet.
+MAX_DEVICES = 10_000
+GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
+GPU_DRIVERS = ("gpu.nvidia.com", "mig.nvidia.com")
+
+# GPU-0d7b8a1c-… and MIG-b1f5a9d0-…; MIG-GPU-0d7b8a1c-…/3/0 was MIG's name before driver 470.
+UUID = re.compile(r"(?:MIG-GPU-[0-9a-fA-F-]{36}/\d+/\d+|(?:MIG|GPU)-[0-9a-fA-F]{8}-[0-9a-fA-F-]{27})")
+# nvidia0, nvidia0/vgpu3, nvidia0/gi2 and nvidia0/gi2/vgpu1 as GKE's plugin writes them.
+DEVICE_FILE = re.compile(r"^nvidia(?P<minor>\d{1,3})(?:/gi(?P<slice>\d{1,2}))?(?:/vgpu\d+)?$")
+# gpu-0 and gpu-0-mig-1g.10gb-19-0, as NVIDIA's driver for dynamic resources names its devices by their minor number.
+CLAIMED = re.compile(r"^gpu-(?P<minor>\d{1,3})(?:-mig-(?P<slice>[\w.+-]+))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device under the name that NVML knows. `slice` names the part of it that is meant; None: all of it."""
+
+    key: str
+    slice: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One device in one container, as the kubelet wrote it. `claim` is set for a dynamic resource."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device_id: str
+    claim: str = ""
+    cdi_ids: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> Device | None:
+        """The device that is held; None for an id that names no NVIDIA device."""
+        for text in (*self.cdi_ids, self.device_id):
+            if found := UUID.search(text):
+                return _of_uuid(found[0])
+        # A plugin that shares a GPU appends the number of the share: `0::3`, `nvidia1-replica-2`.
+        name = re.split(r"::|-replica", self.device_id)[0]
+        if name.isascii() and name.isdigit():
+            return Device(name)
+        whole = (CLAIMED if self.claim else DEVICE_FILE).match(name)
+        return None if whole is None else Device(f"nvidia{int(whole['minor'])}", whole["slice"])
+
+
+def read_list(message: bytes) -> tuple[Held, ...]:
+    """Every NVIDIA device that a ListPodResourcesResponse names; CollectError if it is no such message."""
+    found: list[Held] = []
+    for number, pod in _parts(message):
+        if number == 1:
+            found += _of_pod(_as_bytes(pod))
+        if len(found) > MAX_DEVICES:
+            raise CollectError(f"the kubelet names {len(found)} devices or more, the limit is {MAX_DEVICES}")
+    return tuple(found)
+
+
+def read_allocatable(message: bytes) -> tuple[str, ...]:
+    """Ids of the NVIDIA devices that an AllocatableResourcesResponse offers, in the kubelet's order."""
+    found: list[str] = []
+    for devices in _all(message, 1):
+        if _text(devices, 1).startswith(GPU_RESOURCES):
+            found += (part.decode("utf-8", "replace") for part in _all(devices, 2))
+        if len(found) > MAX_DEVICES:
+            raise CollectError(f"the kubelet offers {len(found)} devices or more, the limit is {MAX_DEVICES}")
+    return tuple(found)
+
+
+def holdings(held: Iterable[Held]) -> Mapping[str, tuple[workloads.Holding, ...]]:
+    """Who holds each device, once for each container however many shares of it the container has."""
+    found: dict[str, dict[workloads.Holding, None]] = {}
+    for one in held:
+        device = one.device
+        key = one.device_id if device is None else device.key
+        pod = workloads.Workload(workloads.WorkloadKind.POD, one.pod, namespace=one.namespace, container=one.container)
+        part = None if device is None else device.slice
+        found.setdefault(key, {})[workloads.Holding(pod, slice=part)] = None
+    return {key: tuple(those) for key, those in found.items()}
+
+
+def _of_uuid(uuid: str) -> Device:
+    return Device(uuid, uuid) if uuid.startswith("MIG-") else Device(uuid)
+
+
+def _of_pod(pod: bytes) -> Iterator[Held]:
+    name, namespace = _text(pod, 1), _text(pod, 2)
+    for container in _all(pod, 3):
+        called = _text(container, 1)
+        for devices in _all(container, 2):
+            resource = _text(devices, 1)
+            if resource.startswith(GPU_RESOURCES):
+                for device_id in _all(devices, 2):
+                    yield Held(namespace, name, called, resource, device_id.decode("utf-8", "replace"))
+        for claim in _all(container, 5):
+            yield from _of_claim(claim, Held(namespace, name, called, "", ""))
+
+
+def _of_claim(claim: bytes, holder: Held) -> Iterator[Held]:
+    name = _text(claim, 2)
+    for resource in _all(claim, 4):
+        driver = _text(resource, 2)
+        if driver in GPU_DRIVERS:
+            cdi_ids = tuple(_text(device, 1) for device in _all(resource, 1))
+            device_name = _text(resource, 4)
+            yield Held(holder.namespace, holder.pod, holder.container, driver, device_name, name or "claim", cdi_ids)
+
+
+def _all(message: bytes, wanted: int) -> Iterator[bytes]:
+    return (_as_bytes(value) for number, value in _parts(message) if number == wanted)
+
+
+def _text(message: bytes, wanted: int) -> str:
+    """The last value of a text field, as protobuf has it; empty where it is absent."""
+    last = b""
+    for value in _all(message, wanted):
+        last = value
+    return last.decode("utf-8", "replace")
+
+
+def _as_bytes(value: bytes | int) -> bytes:
+    if isinstance(value, int):
+        raise CollectError(f"not a message of the pod-resources API: the number {value} where a part should be")
+    return value
+
+
+def _parts(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Fields of one protobuf message in the order they stand; CollectError where the bytes are none."""
+    at, end = 0, len(message)
+    while at < end:
+        tag, at = _varint(message, at)
+        number, kind = tag >> 3, tag & 7
+        if kind == VARINT:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if kind == BYTES:
+            length, at = _varint(message, at)
+        elif kind in (FIXED32, FIXED64):
+            length = 4 if kind == FIXED32 else 8
+        else:
+            raise CollectError(f"not a message of the pod-resources API: {quote(message[:20])}")
+        if number == 0 or at + length > end:
+            raise CollectError(f"not a message of the pod-resources API: a part of {length} bytes, {end - at} are left")
+        yield number, message[at : at + length]
+        at += length
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift, byte in enumerate(message[at : at + LONGEST_VARINT]):
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, at + shift + 1
+    raise CollectError(f"not a message of the pod-resources API: {quote(message[at : at + 20])}")

@@ -1,0 +1,26 @@
+-- What was added to version 1 of the journal. A Watchkeeper that does not know these tables works with the file all
+-- the same, so the version stays; they are created wherever they are missing.
+CREATE TABLE IF NOT EXISTS work_order (
+  key TEXT PRIMARY KEY,
+  seq INTEGER NOT NULL,
+  body TEXT NOT NULL,
+  expires_at TEXT GENERATED ALWAYS AS (json_extract(body, '$.order.expires_at')) VIRTUAL,
+  is_answered INTEGER GENERATED ALWAYS AS (json_extract(body, '$.receipt') IS NOT NULL) VIRTUAL
+) STRICT;
+CREATE INDEX IF NOT EXISTS work_order_by_time ON work_order (is_answered, expires_at);
+
+CREATE TABLE IF NOT EXISTS silence (
+  key TEXT PRIMARY KEY,
+  seq INTEGER NOT NULL,
+  body TEXT NOT NULL,
+  ends_at TEXT GENERATED ALWAYS AS (json_extract(body, '$.ends_at')) VIRTUAL
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS notice (
+  key TEXT PRIMARY KEY,
+  seq INTEGER NOT NULL,
+  body TEXT NOT NULL,
+  incident TEXT GENERATED ALWAYS AS (json_extract(body, '$.incident')) VIRTUAL,
+  state TEXT GENERATED ALWAYS AS (json_extract(body, '$.state')) VIRTUAL
+) STRICT;
+CREATE INDEX IF NOT EXISTS notice_by_incident ON notice (incident);

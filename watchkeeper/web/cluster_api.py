@@ -1,0 +1,88 @@
+"""GET /api/nodes: every node with its states and holders. GET /api/who: who holds this, or what does this hold.
+
+`watchkeeper nodes` and `watchkeeper who` ask them; what they say is decided in `node_list` and `who`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.model import cluster
+from watchkeeper.web import holders, node_list, who
+from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.web.auth import Role
+from watchkeeper.web.view import HubView
+
+LONGEST_NAME = 300
+MOST_INCIDENTS = 1000
+
+
+class ClusterApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+
+    async def nodes(self, request: Request) -> Response:
+        pool = request.query_params.get("pool")
+        # `never seen`, as the table shows it, is `never_seen`.
+        state = request.query_params.get("state", "").strip().replace(" ", "_") or None
+        held = await holders.ask(self._hub)
+        lines = await self._lines(held)
+        known = {word.state for line in lines for word in line.scheduler} | set(node_list.NodeState)
+        if state is not None and state not in known:
+            raise HTTPException(400, f"no node can be `{state[:40]}`; there are {', '.join(sorted(known))}")
+        shown = [
+            line
+            for line in lines
+            if (state is None or line.state == state or any(word.state == state for word in line.scheduler))
+            and (pool is None or (line.pool or "unmapped") == pool)
+        ]
+        return ok(
+            now=self._hub.clock.now(),
+            nodes=shown,
+            total=len(lines),
+            schedulers=[
+                {"source": view.source, "at_ms": view.at_ms, "problem": view.problem} for view in self._views()
+            ],
+            unmapped={fact: sum(fact in line.unmapped for line in lines) for fact in sorted(_facts(lines))},
+            problem=held.problem,
+        )
+
+    async def who(self, request: Request) -> Response:
+        asked = request.query_params.get("name", "").strip()
+        if not asked or len(asked) > LONGEST_NAME or not asked.isprintable():
+            raise HTTPException(400, f"name a GPU, node, pod or job, in at most {LONGEST_NAME} visible characters")
+        held = await holders.ask(self._hub)
+        lines = await self._lines(held)
+        mapping = None if self._hub.clusters is None else self._hub.clusters.inventory
+        open_incidents = self._hub.incidents(open_only=True, limit=MOST_INCIDENTS)
+        facts = who.Facts(self._hub.fleet, lines, held, self._views(), open_incidents, mapping)
+        found = await asyncio.to_thread(who.find, asked, facts)
+        if not (found.gpus or found.nodes or found.workloads):
+            raise HTTPException(404, f"nothing here is called `{asked[:60]}`: no GPU, node, pod, job, user or team")
+        return ok(asked=asked, gpus=found.gpus, nodes=found.nodes, workloads=found.workloads, left_out=found.left_out)
+
+    async def _lines(self, held: holders.Holders) -> list[node_list.NodeLine]:
+        hub = self._hub
+        open_incidents = hub.incidents(open_only=True, limit=MOST_INCIDENTS)
+        facts = node_list.Facts(hub.fleet, hub.targets(), self._views(), held, open_incidents)
+        # A large fleet takes a moment; the loop has others to serve.
+        return await asyncio.to_thread(node_list.build, facts)
+
+    def _views(self) -> list[cluster.ClusterView]:
+        return [] if self._hub.clusters is None else self._hub.clusters.views()
+
+
+def _facts(lines: list[node_list.NodeLine]) -> set[str]:
+    return {fact for line in lines for fact in line.unmapped}
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = ClusterApi(hub)
+    return [
+        Endpoint(("GET",), "/api/nodes", Role.VIEWER, api.nodes),
+        Endpoint(("GET",), "/api/who", Role.VIEWER, api.who),
+    ]

@@ -1,0 +1,163 @@
+"""Working on incidents over HTTP: assign, silence, report, digest; and Alertmanager's webhook.
+
+`fleet_api` lists and shows incidents; what people do to them beyond a note is here. Nothing is decided here: a
+request is checked, handed to the hub, and its answer written.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.errors import WireError
+from watchkeeper.incidents import alertmanager, digest, report, silencing, subject
+from watchkeeper.kit import durations, wire
+from watchkeeper.model.incidents import Incident
+from watchkeeper.model.silences import Matcher, Silence, parse_matcher
+from watchkeeper.web import stories
+from watchkeeper.web.answers import Endpoint, check_node, ok, read_body, whole_number
+from watchkeeper.web.auth import Role
+from watchkeeper.web.view import HubView
+
+BODY_BYTES = 64 * 1024
+# A group of Alertmanager's may hold thousands of alerts.
+WEBHOOK_BYTES = 16 * 1024 * 1024
+TEXT_LIMIT = 4000
+MOST_MATCHERS = 20
+MOST_DAYS = 366
+
+
+class IncidentApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+
+    async def assign(self, request: Request) -> Response:
+        incident, body = self._incident(request), await _body(request)
+        changed = await self._hub.assign(incident.id, request.state.caller.name, _text(body, "to"))
+        return ok(incident=changed)
+
+    async def silence_incident(self, request: Request) -> Response:
+        """Silence everything at the place of an incident for some time."""
+        incident, body = self._incident(request), await _body(request)
+        made = await self._hub.silence(self._wish(request, body, subject.place_matchers(incident.place)))
+        return ok(silence=_shown(made))
+
+    async def silences(self, _: Request) -> Response:
+        now = self._hub.clock.now()
+        return ok(silences=[_shown(one) | {"active": one.is_active(now)} for one in self._hub.silences()])
+
+    async def add_silence(self, request: Request) -> Response:
+        body = await _body(request)
+        listed = body.get("matchers")
+        if not isinstance(listed, list) or not 0 < len(listed) <= MOST_MATCHERS:
+            raise HTTPException(400, f'matchers: expected 1 to {MOST_MATCHERS} texts such as node="gpu-r01-01"')
+        try:
+            matchers = tuple(parse_matcher(str(text)) for text in listed)
+        except ValueError as error:
+            raise HTTPException(400, f"matchers: {error}") from error
+        made = await self._hub.silence(self._wish(request, body, matchers))
+        return ok(silence=_shown(made))
+
+    async def end_silence(self, request: Request) -> Response:
+        ended = await self._hub.unsilence(request.path_params["id"], request.state.caller.name)
+        return ok(silence=_shown(ended))
+
+    async def report(self, request: Request) -> Response:
+        """The whole story, as Markdown or JSON."""
+        story = await stories.story_of(self._hub, self._incident(request))
+        if request.query_params.get("format", "markdown") == "json":
+            return ok(**report.plain(story))
+        return Response(report.text(story), media_type="text/markdown; charset=utf-8")
+
+    async def digest(self, request: Request) -> Response:
+        days = whole_number(request.query_params.get("days", "7"))
+        if days is None or not 1 <= days <= MOST_DAYS:
+            raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
+        until = self._hub.clock.now()
+        made = await stories.digest_of(self._hub, until - timedelta(days=days), until)
+        return ok(digest=made, text="\n".join(digest.lines(made)))
+
+    async def notices(self, request: Request) -> Response:
+        """Who was told about an incident, when, and what they answered."""
+        return ok(notices=self._hub.notices(self._incident(request).id))
+
+    async def webhook(self, request: Request) -> Response:
+        """Alertmanager tells us about alerts of somebody else's rules; the token of one node is not enough."""
+        check_node(request.state.caller, None)
+        body = await read_body(request, WEBHOOK_BYTES)
+        try:
+            found = alertmanager.read_webhook(body, self._hub.clock.now(), known=self._hub.alert_causes())
+        except WireError as error:
+            raise HTTPException(400, "; ".join(error.problems)) from error
+        await self._hub.take_foreign_alerts(found.alerts)
+        return ok(taken=len(found.alerts), problems=found.problems)
+
+    def _incident(self, request: Request) -> Incident:
+        id = request.path_params["id"]
+        incident = self._hub.incident(id)
+        if incident is None:
+            raise HTTPException(404, f"there is no incident {id[:40]}")
+        return incident
+
+    def _wish(self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]) -> silencing.Wish:
+        now = self._hub.clock.now()
+        try:
+            starts_at = wire.parse_time(body["starts_at"]) if body.get("starts_at") else now
+            ends_at = wire.parse_time(body["ends_at"]) if body.get("ends_at") else starts_at + _lasting(body)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise HTTPException(400, f"a silence needs `for` such as 2h, or `ends_at`: {error}") from error
+        return silencing.Wish(
+            matchers,
+            request.state.caller.name,
+            _text(body, "reason"),
+            starts_at,
+            ends_at,
+            is_maintenance=body.get("maintenance") is True,
+        )
+
+
+def _lasting(body: dict[str, Any]) -> timedelta:
+    return timedelta(milliseconds=durations.parse_ms(str(body.get("for", ""))))
+
+
+def _shown(silence: Silence) -> dict[str, Any]:
+    plain: dict[str, Any] = wire.to_plain(silence)
+    return plain | {"matchers": [str(matcher) for matcher in silence.matchers]}
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    try:
+        body = orjson.loads(await read_body(request, BODY_BYTES) or b"{}")
+    except orjson.JSONDecodeError as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise HTTPException(400, "the body must be a JSON object")
+    return body
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    text = body.get(name)
+    if not isinstance(text, str) or not text.strip() or len(text) > TEXT_LIMIT:
+        raise HTTPException(400, f'the body needs a text of at most {TEXT_LIMIT:,} characters: {{"{name}": "…"}}')
+    return " ".join(text.split())
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = IncidentApi(hub)
+    get, post = ("GET",), ("POST",)
+    return [
+        Endpoint(post, "/api/incidents/{id}/assign", Role.OPERATOR, api.assign, changes=True),
+        Endpoint(post, "/api/incidents/{id}/silence", Role.OPERATOR, api.silence_incident, changes=True),
+        Endpoint(get, "/api/incidents/{id}/report", Role.VIEWER, api.report),
+        Endpoint(get, "/api/incidents/{id}/notices", Role.VIEWER, api.notices),
+        Endpoint(get, "/api/silences", Role.VIEWER, api.silences),
+        Endpoint(post, "/api/silences", Role.OPERATOR, api.add_silence, changes=True),
+        Endpoint(("DELETE",), "/api/silences/{id}", Role.OPERATOR, api.end_silence, changes=True),
+        Endpoint(get, "/api/digest", Role.VIEWER, api.digest),
+        Endpoint(post, "/api/alertmanager", Role.AGENT, api.webhook, changes=True),
+    ]

@@ -23,17 +23,17 @@ from watchkeeper.readers import bundles
 
 DULL = (
     "2026-08-10 05:{minute:02}:{second:02},{milli:03} INFO trainer.py:{number} step {step} loss {loss:.4f} lr 3.0e-04",
-    "[2026-08-10 05:{minute:02}:{second:02},{milli:03}] [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, skipped=0",
-    "Aug 10 05:{minute:02}:{second:02} gpu{node:03} systemd[1]: Started session-{number}.scope - Session {number} of root",
-    "{minute:02}:{second:02}.{milli:03} {hexa} fetched shard-{number:05}.tar from s3://bucket/{word}/{step} in {milli} ms",
+    "[2026-08-10 05:{minute:02}:{second:02},{milli:03}] [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, ok",
+    "Aug 10 05:{minute:02}:{second:02} gpu{node:03} systemd[1]: Started session-{number}.scope - session {number}",
+    "{minute:02}:{second:02}.{milli:03} {hexa} fetched shard-{number:05}.tar of s3://bucket/{word}/{step}, {milli} ms",
 )
 # Each holds a word that some signature is found by.
 TELLING = (
-    "2026-08-10 05:{minute:02}:{second:02},{milli:03} WARNING loader.py:{number} worker {node} retries {word}, not failed",
+    "2026-08-10 05:{minute:02}:{second:02},{milli:03} WARNING loader.py:{number} worker {node} retries: {word} failed",
     "gpu{node:03}:{number}:{step} [{gpu}] NCCL INFO Channel {milli:02}/0 : {gpu}[{gpu}] -> 3[3] via P2P/CUMEM/read",
-    "gpu{node:03}:{number}:{step} [{gpu}] NCCL INFO comm 0x{hexa} rank {node} nranks 512 cudaDev {gpu} busId 1b000 done",
+    "gpu{node:03}:{number}:{step} [{gpu}] NCCL INFO comm 0x{hexa} rank {node} nranks 512 cudaDev {gpu} busId 1b000",
     "[rank{node}]: checkpoint {step} of {word} saved to /ckpt/{hexa} in {milli} ms, memory {loss:.1f} GiB",
-    "Aug 10 05:{minute:02}:{second:02} gpu{node:03} kernel: audit: type=1400 apparmor=ALLOWED operation=open name={hexa}",
+    "Aug 10 05:{minute:02}:{second:02} gpu{node:03} kernel: audit: type=1400 operation=open name={hexa} memory",
     "2026-08-10 05:{minute:02}:{second:02},{milli:03} INFO net.py:{number} connection {hexa} to gpu{node:03} closed",
 )
 WORDS = ("alpha", "bravo", "carol", "delta", "echoes", "foxes", "golfer", "hotels")
@@ -51,13 +51,13 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         return run(options.one, options.megabytes)
     found: dict[str, float] = {"megabytes": options.megabytes}
     for name, share in (("none", 0.0), ("percent", 0.01), ("tenth", 0.1), ("half", 0.5)):
-        turns = [in_its_own_process(share, options.megabytes) for _ in range(options.turns)]
+        turns = [run_alone(share, options.megabytes) for _ in range(options.turns)]
         best = max(turns, key=lambda turn: turn["megabytes_per_second"])
         found |= {f"{name}_{key}": value for key, value in best.items()}
     return found
 
 
-def in_its_own_process(share: float, megabytes: int) -> dict[str, float]:
+def run_alone(share: float, megabytes: int) -> dict[str, float]:
     command = [sys.executable, "-m", "bench", "doctor", "--json", f"--one={share}", f"--megabytes={megabytes}"]
     answer: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return {key: value for key, value in answer.items() if key != "bench"}
@@ -84,7 +84,7 @@ def run(share: float, megabytes: int) -> dict[str, float]:
 
 def blocks(share: float) -> list[bytes]:
     """Some megabytes of lines, different throughout; what is longer repeats them."""
-    chance = random.Random(8)  # noqa: S311 - the same text in every run
+    chance = random.Random(8)
     return ["".join(_lines(chance, share)).encode() for _ in range(4)]
 
 

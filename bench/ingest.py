@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bench import _pages, telemetry
-from bench.idle import cpu_seconds
+from bench.idle import TICKS, cpu_seconds
 from tests import servers
 from tests.product.running import WATCHKEEPER
 from watchkeeper.readers.exposition import ExpositionParser
@@ -87,12 +87,13 @@ def side_by_side(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         used = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
         scraped = {name: asked(pages)[name] - counts[name] for name in pids}
     each = len(telemetry.METRICS) * min(options.gpus, telemetry.GPUS_PER_NODE)
-    return {f"{name}_samples_per_cpu_second": round(scraped[name] * each / used[name]) for name in pids}
+    # A small fleet may need less than the one tick in which the kernel counts.
+    return {f"{name}_samples_per_cpu_second": round(scraped[name] * each / max(used[name], 1 / TICKS)) for name in pids}
 
 
 def wait_until_warm(pages: int, names: list[str], options: argparse.Namespace) -> None:
-    """Until everyone has read each page twice: the first time, every series is new."""
-    enough = 2 * telemetry.Telemetry(options.gpus).nodes
+    """Until everyone has read each page five times: the first time every series is new, then caches fill."""
+    enough = 5 * telemetry.Telemetry(options.gpus).nodes
     while any(asked(pages).get(name, 0) < enough for name in names):
         time.sleep(0.5)
 
@@ -140,7 +141,7 @@ def hub(pages: int, options: argparse.Namespace, folder: Path) -> Iterator[int]:
         f'[fleet]\nprometheus_config = "{scrape_config(OURS, pages, options, folder=folder)}"\n'
         f'[rules]\nfiles = ["{folder / "rules.yml"}"]\n'
     )
-    line = [*WATCHKEEPER, "hub", "--config", folder / "hub.toml"]
+    line: list[str | Path] = [*WATCHKEEPER, "hub", "--config", folder / "hub.toml"]
     with servers.running(line, ready_url=f"http://127.0.0.1:{port}/-/ready", log=folder / "hub.log") as server:
         yield server.pid
 

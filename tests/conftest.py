@@ -1,12 +1,30 @@
-"""What every test gets: quick, repeatable properties."""
+"""What every test gets: quick, repeatable properties, and a machine with fake GPUs where one is asked for."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import hypothesis
+import pytest
+
+from tests.fake_nvml import driver
 
 # Derandomised where a failure must mean the commit and not the dice; on a desk new examples are welcome.
 hypothesis.settings.register_profile("desk", max_examples=100, deadline=None)
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("desk"), derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake NVML, built once."""
+    if not driver.has_compiler():
+        pytest.skip("gcc is needed to build the fake NVML")
+    return driver.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def fake(library: Path, tmp_path: Path) -> driver.FakeNvml:
+    """Two GPUs of it."""
+    return driver.FakeNvml(library, tmp_path / "control", gpus=2)

@@ -9,7 +9,8 @@
 
 Each source runs by itself and survives the others: a kernel log that may not be read costs no number, a hung
 driver costs no kernel event, a hub that is away costs neither. The agent accepts no commands. It imports the
-standard library only, because it runs on every GPU node; pynvml is loaded by the reader child.
+standard library only, because it runs on every GPU node; pynvml is loaded by the reader child, h2 where there is a
+kubelet, and what only some nodes need (orders, Slurm) when it is first needed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import time as system_time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -59,9 +61,13 @@ log = logging.getLogger(__name__)
 
 METRICS_INTERVAL_SECONDS = 15.0
 HOST_INTERVAL_SECONDS = 30.0
+# Older numbers of the host are not shown: whatever answered them has stopped answering.
+HOST_KEPT_SECONDS = 4 * HOST_INTERVAL_SECONDS
 REPORT_INTERVAL_SECONDS = 0.5
 # A kernel log that cannot be opened may be handed to us later, when a volume is mounted.
 KERNEL_RETRY_SECONDS = 60.0
+# Both know how to wait for a hub; this is for what nobody has foreseen.
+HUB_RETRY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,7 @@ class Agent:
         self._node_reader = node_facts.NodeReader(settings.roots)
         self._chassis = chassis.Chassis(settings.chassis, settings.roots.root)
         self._facts = node.NodeFacts()
-        self._host_text = b""
+        self._host_text, self._host_at = b"", 0.0
         self._fabric = fabric_page.FabricPage(settings.roots, settings.node)
         self._holders = node_holders.NodeHolders(
             settings.holders, settings.node, roots=settings.roots, registry=metrics.registry
@@ -163,11 +169,16 @@ class Agent:
             settings.control, settings.spool_directory, time=time, registry=metrics.registry
         )
         self._address = ""
+        self._kernel_problem = ""
 
     def _open_spool(self) -> spool.Spool | None:
         settings = self._settings
         if settings.hub_url is None:
             return None
+        if not re.match(r"https?://[^/\s]", settings.hub_url):
+            raise SettingsError(
+                "is not an http or https address such as http://hub:9480", where=f"hub {settings.hub_url}"
+            )
         return spool.Spool(settings.spool_directory, lost=self._metrics.lost, max_bytes=settings.spool_max_bytes)
 
     @property
@@ -196,7 +207,8 @@ class Agent:
 
     def _loops(self) -> list[Coroutine[Any, Any, None]]:
         settings = self._settings
-        loops = [self._follow_kernel(), self._repeat(self._write_metrics, METRICS_INTERVAL_SECONDS)]
+        loops = [self._repeat(self._follow_kernel, KERNEL_RETRY_SECONDS)]
+        loops.append(self._repeat(self._write_metrics, METRICS_INTERVAL_SECONDS))
         if self._is_on_a_node:
             loops.append(self._repeat(self._read_host, HOST_INTERVAL_SECONDS))
             loops.append(self._repeat(self._chassis.read, chassis.INTERVAL_SECONDS))
@@ -207,9 +219,9 @@ class Agent:
             loops.append(self._repeat(self._look_at_dcgm, dcgm_profile.LOOK_SECONDS))
         if self._queue is not None and settings.hub_url is not None:
             hub = push.Hub(settings.hub_url, settings.token)
-            loops.append(push.push_forever(self._queue, hub, time=self._time, pushed=self._metrics.pushed))
+            loops.append(self._repeat(lambda: self._push(hub), HUB_RETRY_SECONDS))
             if self._is_on_a_node:
-                loops.append(registration.register_forever(hub, self._registration, time=self._time))
+                loops.append(self._repeat(lambda: self._register(hub), HUB_RETRY_SECONDS))
                 if self._control.takes_orders:
                     loops.append(self._repeat(lambda: self._control.follow_orders(hub), control.LOOK_SECONDS))
         return loops
@@ -229,23 +241,32 @@ class Agent:
         """Every event goes through here on its way to the hub."""
         self._metrics.read.add(kind=event.kind)
         if self._queue is None:
-            log.warning("Event", extra=logs.fields(kind=event.kind, code=event.code, text=event.text))
+            log.warning(
+                "Event", extra=logs.fields(kind=event.kind, code=event.code, gpu=event.place.gpu, text=event.text)
+            )
         else:
             self._queue.append(event)
 
+    async def _push(self, hub: push.Hub) -> None:
+        assert self._queue is not None
+        await push.push_forever(self._queue, hub, time=self._time, pushed=self._metrics.pushed)
+
+    async def _register(self, hub: push.Hub) -> None:
+        await registration.register_forever(hub, self._registration, time=self._time)
+
     async def _follow_kernel(self) -> None:
-        """Follow the kernel log for ever; one that cannot be read is said once and tried again."""
-        said = ""
-        while True:
-            self._metrics.readable.set(1)
-            try:
-                await self._follow()
-            except CollectError as error:
-                self._metrics.readable.set(0)
-                if str(error) != said:
-                    said = str(error)
-                    log.error("The kernel log is not followed; GPU numbers are", extra=logs.fields(error=said))
-            await self._time.sleep(KERNEL_RETRY_SECONDS)
+        """Follow the kernel log until it cannot be read, which is said once and not at every try."""
+        self._metrics.readable.set(1)
+        try:
+            await self._follow()
+        except (CollectError, OSError) as error:
+            if str(error) != self._kernel_problem:
+                self._kernel_problem = str(error)
+                log.error(
+                    "The kernel log is not followed; GPU numbers are", extra=logs.fields(error=self._kernel_problem)
+                )
+        finally:
+            self._metrics.readable.set(0)
 
     async def _follow(self) -> None:
         """Make events of every kernel record and spool them; a restart goes on where the spool ends."""
@@ -258,7 +279,7 @@ class Agent:
         else:
             path = settings.spool_directory / "kmsg.cursor"
             cursor = kernel_position.PositionFile(path, self._boot) if self._queue is not None else None
-            addresses = gpu_addresses.GpuAddresses(gpu_addresses.ask_proc(settings.roots.proc))
+            addresses = gpu_addresses.GpuAddresses(self._inventory)
             wanted = kernel_sources.KernelLog(
                 settings.kernel_log, settings.node, self._boot, kmsg=settings.kmsg, root=settings.roots.root
             )
@@ -273,6 +294,16 @@ class Agent:
                     self._keep(self._merged(event))
                     if cursor is not None:
                         cursor.save(kernel_sources.position_of(record))
+
+    async def _inventory(self, node: str) -> Sequence[fleet.Gpu]:
+        """What the driver's pages list and what has been read: one of them may be hidden in a pod, or be silent."""
+        listed: Sequence[fleet.Gpu] = ()
+        try:
+            listed = await gpu_addresses.ask_proc(self._settings.roots.proc)(node)
+        except CollectError:
+            if not self._gpus():
+                raise
+        return (*self._gpus(), *listed)
 
     def _merged(self, event: events.Event) -> events.Event:
         """The kernel's event, with NVML's report about the same Xid folded into it."""
@@ -344,6 +375,7 @@ class Agent:
         facts = await asyncio.to_thread(self._node_reader.read)
         self._facts = replace(facts, sensors=facts.sensors + self._chassis.sensors())
         self._host_text = host_page.render(self._facts, self._settings.node).encode()
+        self._host_at = system_time.monotonic()
 
     async def _look_at_dcgm(self) -> None:
         sampler = self._sampler
@@ -386,7 +418,9 @@ class Agent:
         self._metrics.spooled.set(self._spooled_bytes())
         gpus = b"" if self._sampler is None else self._sampler.page() + self._holders.page(self._sampler)
         own = self._metrics.registry.render().encode()
-        return agent_server.Page(gpus + self._host_text + self._fabric.page() + own, content_type=agent_server.PAGE)
+        is_host_fresh = system_time.monotonic() - self._host_at < HOST_KEPT_SECONDS
+        host_text = self._host_text if is_host_fresh else b""
+        return agent_server.Page(gpus + host_text + self._fabric.page() + own, content_type=agent_server.PAGE)
 
     def _ready_page(self) -> agent_server.Page:
         if self._is_on_a_node and self._settings.reads_gpus:

@@ -28,6 +28,7 @@ from watchkeeper.collect import (
     standing,
 )
 from watchkeeper.config import settings as config
+from watchkeeper.diagnose import lessons
 from watchkeeper.errors import HubError, SettingsError, WatchkeeperError
 from watchkeeper.incidents import delivery, message, silencing, subject
 from watchkeeper.kit import broadcast, clock, files, own_metrics
@@ -54,6 +55,7 @@ BLOCK_SECONDS = 60.0
 RECOVERY_SECONDS = 15.0
 # A diagnosis that fails is tried again after a pause; what fails as often as this fails always.
 DIAGNOSIS_TRIES = 3
+DIAGNOSIS_WAITS, DIAGNOSIS_WAIT_SECONDS = 50, 0.01
 # Pages show every open incident; a fleet with more has one fault, and it is not in this list.
 MOST_INCIDENTS = 10_000
 TRIM_SECONDS = 3600.0
@@ -94,8 +96,9 @@ class Hub:
         self._known_problems: list[str] = []
         self._dropped_targets: tuple[discovery.Dropped, ...] = ()
         self._samples: durable.DurableStore | None = None
-        # Incidents that changed, and how often their diagnosis has failed since.
-        self._undiagnosed: dict[str, int] = {}
+        # Incidents that changed: how grave they are, and how often their diagnosis has failed since.
+        self._undiagnosed: dict[str, tuple[int, int]] = {}
+        self._at_work = 0
         self._has_undiagnosed = asyncio.Event()
         self._declare_metrics()
 
@@ -113,6 +116,7 @@ class Hub:
             "unlogged_samples": gauge("watchkeeper_store_unlogged_samples", "Samples that found no room in the log"),
             "damages": gauge("watchkeeper_store_damages", "Places in files of the store that are not as written"),
         }
+        self._left_out = gauge("watchkeeper_hub_signals_left_out", "Signals that found no room in an incident")
         self._open_incidents = gauge("watchkeeper_hub_open_incidents", "Incidents that are not resolved, by severity")
 
     @property
@@ -155,7 +159,8 @@ class Hub:
 
     def _desk_surroundings(self) -> delivery.Surroundings:
         known = message.Known(self.diagnosis, self.plan, self.settings.notify.console_url)
-        return delivery.Surroundings(self.journal, subject.Inventory(self._domains_of), known, self.metrics)
+        about = subject.Inventory(self._domains_of, self.clusters.team_of)
+        return delivery.Surroundings(self.journal, about, known, self.metrics, self.fleet.place_name)
 
     def _domains_of(self, cluster: str, name: str) -> Mapping[str, str]:
         node = self.fleet.node(name, cluster)
@@ -249,13 +254,14 @@ class Hub:
         at_ms = clock.to_ms(self.clock.now())
         for severity, count in self.journal.count_open().items():
             self._open_incidents.set(count, severity=severity)
-        holders = await self.ask(HOLDER_EXPR, at_ms)
+        self._left_out.set(self._pipeline.incidents.left_out)
+        held = standing.workload_series((await self.ask(HOLDER_EXPR, at_ms)).frame.labels)
         answers = {expr: (await self.ask(expr, at_ms)).frame.labels for expr in self.clusters.questions()}
         # A large cluster has 40,000 series, which take a second when they are first made.
         of_clusters = await asyncio.to_thread(self.clusters.samples, answers, at_ms)
         found = fleet.inventory_samples(self.fleet, at_ms) + of_clusters
         for name, series in (
-            ("workloads", self.clusters.workload_series(self.fleet, standing.workload_series(holders.frame.labels))),
+            ("workloads", self.clusters.workload_series(self.fleet, held, at_ms=at_ms)),
             ("events", self._event_counts.series),
             ("fabric", self.fabric.series(at_ms)),
             ("own", standing.own_series(self.metrics, job="watchkeeper", instance="hub")),
@@ -290,7 +296,10 @@ class Hub:
         return self.is_ready and all(state.last_scrape_ms is not None for state in self._scraper.states())
 
     async def _take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
-        await self._change(lambda: self._pipeline.take_alerts(changed, now))
+        await self._change(lambda: self._pipeline.take_some_alerts(now, changed))
+        # A part at a time: events of a storm come in between.
+        while self._pipeline.has_unheard:
+            await self._change(lambda: self._pipeline.take_some_alerts(now))
 
     async def reload_rules(self) -> reload.Reload:
         return await self._rules.reload()
@@ -325,6 +334,16 @@ class Hub:
             lambda: self._pipeline.incidents.resolve(id, actor, why=why, now=self.clock.now())
         )
 
+    async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
+        now = self.clock.now()
+        said = await self._at_clerk(lambda: self._pipeline.correct(id, actor, cause=cause, why=why, now=now))
+        incident = self.incident(id)
+        self._announce([incident] if incident is not None else [])
+        return said
+
+    def corrections(self) -> list[lessons.Correction]:
+        return self._pipeline.lessons.all()
+
     async def note(self, id: str, actor: str, text: str) -> None:
         await self._at_clerk(lambda: self._pipeline.incidents.note(id, actor, text=text, now=self.clock.now()))
         self.changes.send("incidents")
@@ -333,7 +352,7 @@ class Hub:
         return await self._change_one(lambda: self._pipeline.incidents.assign(id, actor, to=to, now=self.clock.now()))
 
     async def silence(self, wish: silencing.Wish) -> Silence:
-        made = await self._at_clerk(lambda: self.desk.silence(wish, self.clock.now()))
+        made = await self.desk.silence(wish, self.clock, self._at_clerk)
         self.changes.send("incidents")
         return made
 
@@ -370,7 +389,11 @@ class Hub:
         await self._at_clerk(lambda: self.journal.trim(before, now=now))
 
     async def _at_clerk(self, work: Callable[[], T]) -> T:
-        return await self._at(self._clerk, work)
+        self._at_work += 1
+        try:
+            return await self._at(self._clerk, work)
+        finally:
+            self._at_work -= 1
 
     async def _at(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(thread, work)
@@ -385,21 +408,22 @@ class Hub:
 
     def _announce(self, changed: Iterable[Incident]) -> None:
         """Tell everyone who looks, and ask for a diagnosis of what is open."""
-        ids = [incident.id for incident in changed]
-        if not ids:
+        ranks = {str(incident.id): (incident.severity.rank, 0) for incident in changed}
+        if not ranks:
             return
-        self._undiagnosed.update(dict.fromkeys(ids, 0))
+        self._undiagnosed.update(ranks)
         self._has_undiagnosed.set()
         self.changes.send("incidents")
 
     # Diagnose and plan
 
     async def _diagnose_next(self) -> None:
-        """Wait for incidents that changed, and find out why: one at a time, each in its newest state."""
+        """Wait for incidents that changed, and find out why: one at a time, the gravest first, in its newest state."""
         await self._has_undiagnosed.wait()
         while self._undiagnosed:
-            id = next(iter(self._undiagnosed))
-            failures = self._undiagnosed.pop(id)
+            await self._let_events_pass()
+            id = max(self._undiagnosed, key=lambda one: self._undiagnosed[one][0])
+            _, failures = self._undiagnosed.pop(id)
             incident = self.incident(id)
             if incident is None or not incident.is_open:
                 continue
@@ -409,6 +433,13 @@ class Hub:
                 await self._diagnose_later(incident, failures + 1, error)
                 raise
         self._has_undiagnosed.clear()
+
+    async def _let_events_pass(self) -> None:
+        """In a storm what happened goes before why, but not for ever."""
+        for _ in range(DIAGNOSIS_WAITS):
+            if not self._at_work:
+                return
+            await asyncio.sleep(DIAGNOSIS_WAIT_SECONDS)
 
     async def _diagnose(self, incident: Incident) -> None:
         now = self.clock.now()
@@ -420,7 +451,7 @@ class Hub:
     async def _diagnose_later(self, incident: Incident, failures: int, error: Exception) -> None:
         """Put it behind the others, or say on its timeline that there will be no diagnosis until it changes."""
         if failures < DIAGNOSIS_TRIES:
-            self._undiagnosed.setdefault(incident.id, failures)
+            self._undiagnosed.setdefault(incident.id, (0, failures))
             return
         last = f"{type(error).__name__}: {str(error)[:300]}"
         text = f"No diagnosis: it failed {failures} times, the last time with {last}"

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from itertools import chain
+from datetime import datetime, timedelta
+from itertools import chain, islice
 
 from watchkeeper.collect import fleet, standing
-from watchkeeper.diagnose import evidence, explain
+from watchkeeper.diagnose import evidence, explain, lessons
 from watchkeeper.errors import StoreError, WatchkeeperError
 from watchkeeper.incidents import alertmanager, core, domains, recovery
 from watchkeeper.kit import clock, own_metrics
@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 # A GPU that fell off the bus stops reporting; its job is the one it had just before.
 HOLDER_WINDOW = "2m"
+HOLDERS_KEPT, MOST_HOLDERS = timedelta(seconds=15), 10_000
+# A tenth of a second of work.
+ALERTS_AT_ONCE = 200
 # Who holds a GPU stands in the labels of an exporter, and in our own series where an agent tells it.
 HOLDER_SERIES = ("DCGM_FI_DEV_GPU_UTIL", standing.WORKLOAD_INFO)
 
@@ -75,6 +78,12 @@ class Pipeline:
         )
         # Alerts that changed and are not in the journal yet, each as it was last.
         self._unheard: dict[labels.Labels, alerts.Alert] = {}
+        # Who holds what, as asked moments ago: in a storm each place is asked about again and again.
+        self._holders: dict[fleet_model.Place, tuple[datetime, Sequence[str]]] = {}
+        self.lessons = lessons.Lessons(
+            lessons.read(entry.subject, entry.at, entry.actor, body=entry.body)
+            for entry in parts.journal.entries_of(lessons.KIND)
+        )
         self._ended_series: Sequence[samples.Sample] = ()
         self._started, self._begun = now, set[str]()
         self._remembered: Mapping[labels.Labels, float] | None = None
@@ -152,20 +161,34 @@ class Pipeline:
     def take_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
         """Hand alerts that changed to the incidents; what the journal cannot keep now is handed over again later."""
         self._now = now
+        found = self.take_some_alerts(now, changed)
+        while self._unheard:
+            found += self.take_some_alerts(now)
+        return found
+
+    @property
+    def has_unheard(self) -> bool:
+        return bool(self._unheard)
+
+    def take_some_alerts(self, now: datetime, changed: Iterable[alerts.Alert] = ()) -> list[Incident]:
+        """Remember alerts that changed, and hand over some, so that events need not wait for all of a storm."""
+        self._now = now
         self._unheard.update((alert.labels, alert) for alert in changed)
+        some = list(islice(self._unheard.values(), ALERTS_AT_ONCE))
         try:
-            found = self.incidents.take_alerts(list(self._unheard.values()), now)
+            found = self.incidents.take_alerts(some, now)
         except StoreError:
             raise
         # Deliberately everything else: one alert that nobody foresaw must not hold up all others for ever.
         except Exception:
-            log.exception("Alerts are handed over one by one", extra=fields(count=len(self._unheard)))
-            found = list(self._take_singly(now))
-        self._unheard.clear()
+            log.exception("Alerts are handed over one by one", extra=fields(count=len(some)))
+            return list(self._take_singly(some, now))
+        for alert in some:
+            del self._unheard[alert.labels]
         return found
 
-    def _take_singly(self, now: datetime) -> Iterator[Incident]:
-        for alert in list(self._unheard.values()):
+    def _take_singly(self, some: Sequence[alerts.Alert], now: datetime) -> Iterator[Incident]:
+        for alert in some:
             try:
                 yield from self.incidents.take_alerts([alert], now)
             except StoreError:
@@ -205,7 +228,7 @@ class Pipeline:
             firing=self.active_alerts(),
             names=parts.fleet.place_name,
         )
-        found = explain.diagnose(facts, now)
+        found = lessons.apply(explain.diagnose(facts, now), incident, self.lessons)
         draft = plan.make_plan(incident, found.best, parts.policy, mode=parts.mode, names=parts.fleet.place_name)
         proposal = plan.dry_run(draft, parts.driver, now=now)
         rivals = self._plans_to_reboot(proposal)
@@ -221,6 +244,18 @@ class Pipeline:
                     parts.journal.save_plan(_sharing(rival, [incident.id]))
         return found.best if found.best is not None and explain.supersedes(found.best, incident) else None
 
+    def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> lessons.Correction:
+        """A person says what it was, or that we were right: kept, and the first answer from now on."""
+        known, found = self.lessons.about(id), self._parts.journal.diagnosis(id)
+        incident = self._parts.journal.incident(id)
+        guess = found.best.cause if found is not None and found.best is not None else incident and incident.cause
+        was = known.was if known is not None else guess or diagnosis.UNKNOWN_CAUSE
+        place = "" if incident is None else str(incident.place)
+        said = lessons.Correction(id, now, actor, was, cause, why, place)
+        self.incidents.correct(id, actor, body=said.as_body(), now=now)
+        self.lessons.learn(said)
+        return said
+
     def explain(self, incident: Incident, finding: diagnosis.Finding, now: datetime) -> list[Incident]:
         """The incident is the consequence of another fault: let cause and title follow."""
         self._now = now
@@ -231,19 +266,26 @@ class Pipeline:
         nodes = _rebooted(proposal)
         if not nodes:
             return []
-        near = (
-            other.id
-            for other in self._parts.journal.incidents(open_only=True, limit=journals.MOST_ROWS)
-            if other.id != proposal.incident and other.place.node in {node.node for node in nodes}
-        )
-        plans = (self._parts.journal.plan(id) for id in near)
+        found = {id for node in nodes for id in self._parts.journal.open_incidents_at(node)} - {proposal.incident}
+        plans = (self._parts.journal.plan(id) for id in sorted(found))
         return [other for other in plans if other is not None and _rebooted(other) & nodes]
 
     def workloads_at(self, place: fleet_model.Place) -> Sequence[str]:
         """Pods and Slurm jobs on a node or GPU, as its samples of the last minutes say; also of a GPU that is gone."""
         if place.node is None:
             return ()
-        cluster, node = own_metrics.escape(place.cluster), own_metrics.escape(place.node)
+        asked_at, known = self._holders.get(place, (self._now, None))
+        if known is not None and abs(self._now - asked_at) < HOLDERS_KEPT:
+            return known
+        if len(self._holders) >= MOST_HOLDERS:
+            self._holders.clear()
+        found = self._ask_for_workloads(place)
+        if found is not None:
+            self._holders[place] = (self._now, found)
+        return found or ()
+
+    def _ask_for_workloads(self, place: fleet_model.Place) -> Sequence[str] | None:
+        cluster, node = own_metrics.escape(place.cluster), own_metrics.escape(place.node or "")
         gpu = f',UUID="{own_metrics.escape(place.gpu)}"' if place.gpu else ""
         selector = f'{{cluster="{cluster}",Hostname="{node}"{gpu}}}[{HOLDER_WINDOW}]'
         expr = " or ".join(f"last_over_time({name}{selector})" for name in HOLDER_SERIES)
@@ -252,13 +294,16 @@ class Pipeline:
         # Deliberately everything: that something broke is worth more than who suffers from it.
         except Exception as error:
             log.warning("Workloads are unknown", extra=fields(place=str(place), error=error))
-            return ()
+            return None
         return sorted({name for labels in answer.frame.labels if (name := fleet_model.holder(labels))})
 
 
 def _gist(found: diagnosis.Diagnosis | None) -> object:
     """What a person would call the same diagnosis: the same causes at the same places, as sure as before."""
-    return found and [(one.cause, one.place, round(one.confidence, 1), len(one.evidence)) for one in found.findings]
+    if found is None:
+        return None
+    said = [text for text in found.looked_at if text.startswith("people: ")]
+    return said, [(one.cause, one.place, round(one.confidence, 1), len(one.evidence)) for one in found.findings]
 
 
 def _steps(proposal: actions.Plan | None) -> object:

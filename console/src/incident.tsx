@@ -2,28 +2,31 @@
 
 import { useState } from "preact/hooks";
 import { gpuStrips, memberMarks } from "./charts";
-import { ago, many, percent, words } from "./format";
-import { acknowledge, ask, now, set, useAsk, useHub } from "./hub";
-import { Chip, Empty, focus, Level, Panel, Problem, Skeleton, Time } from "./parts";
+import { ago, percent, words } from "./format";
+import { ask, now, set, useAsk, useHub } from "./hub";
+import { BlastPanel, SilencedChip, ToldPanel, WorkPanel } from "./incident_work";
+import { Chip, Empty, Level, Panel, Problem, Skeleton, Time } from "./parts";
 import { Strips } from "./strips";
 import type { Card, Detail, Finding } from "./types";
 
 export function IncidentPage({ id, theme }: { id: string; theme: string }) {
   const hub = useHub();
   const live = [...(hub.open ?? []), ...(hub.closed ?? [])].find((c) => c.id === id);
-  const { answer, problem, set: keep } = useAsk<Detail>(`/api/incidents/${encodeURIComponent(id)}`, live && stamp(live));
+  const [changes, change] = useState(0), done = () => change((n) => n + 1);
+  const version = `${live && stamp(live)} ${changes}`;
+  const { answer, problem } = useAsk<Detail>(`/api/incidents/${encodeURIComponent(id)}`, version);
   if (!answer) return <main class="single">{problem ? <Panel><Empty title={problem.status === 404 ? `There is no incident ${id}` : "The incident cannot be shown"}>{problem.message}. <a href="/incidents">All incidents</a></Empty></Panel> : <Panel><Skeleton lines={8} /></Panel>}</main>;
   const { incident, diagnosis } = answer;
   const open = incident.state !== "resolved", opened = Date.parse(incident.opened_at);
   const ended = incident.resolved_at ? Date.parse(incident.resolved_at) : now();
   const until = Math.max(opened + 60e3, Math.min(now(), ended + 120e3, opened + 3600e3));
   const best = diagnosis?.findings[0];
-  const done = (verb: string) => answer.timeline.filter((e) => e.kind.includes(verb)).slice(0, 3).map((e) => ({ at: e.at, label: words(e.kind), tone: "accent" }));
+  const marks = (verb: string) => answer.timeline.filter((e) => e.kind.includes(verb)).slice(0, 3).map((e) => ({ at: e.at, label: words(e.kind), tone: "accent" }));
   return (
     <main class="columns" data-testid="incident-page">
       <div>
         <Panel class="head">
-          <div class="chips"><Level severity={incident.severity} /><Chip>{incident.state} {ago((open ? now() : ended) - opened)}</Chip><Chip>{incident.id}</Chip><Chip><Time at={incident.opened_at} full /></Chip></div>
+          <div class="chips"><Level severity={incident.severity} /><Chip>{incident.state} {ago((open ? now() : ended) - opened)}</Chip><Chip>{incident.id}</Chip><Chip><Time at={incident.opened_at} full /></Chip>{incident.assignee && <Chip tone="accent">with {incident.assignee}</Chip>}<SilencedChip silence={answer.silenced_by} /></div>
           <h1 data-testid="title">{incident.title}</h1>
           <p class="lead" data-testid="lead">{best?.why ?? "No finding yet: the signals are being gathered."}</p>
           {incident.workloads.length > 0 && <p class="dim">Hits {incident.workloads.join(", ")}.</p>}
@@ -32,27 +35,21 @@ export function IncidentPage({ id, theme }: { id: string; theme: string }) {
         <Why findings={diagnosis?.findings ?? []} looked={diagnosis?.looked_at ?? []} />
         <Panel title="Timeline" hint={`${incident.place_name} · hardware, alerts and people on one clock`} id="timeline-panel">
           <Strips id="timeline" strips={gpuStrips(incident.place).slice(0, 6)} start={opened - 600e3} end={until} theme={theme}
-            marks={[...memberMarks(incident.members), ...done("acknowledge"), ...(incident.resolved_at ? [{ at: incident.resolved_at, label: "resolved", tone: "ok" }] : [])]} />
+            marks={[...memberMarks(incident.members), ...marks("acknowledge"), ...(incident.resolved_at ? [{ at: incident.resolved_at, label: "resolved", tone: "ok" }] : [])]} />
         </Panel>
         <EvidenceLines detail={answer} />
       </div>
       <aside>
-        <PlanPanel detail={answer} open={open} done={keep} />
-        <Panel title="Blast radius">
-          <table class="facts"><tbody>
-            <tr><th>Place</th><td>{incident.place.gpu ? <a href={`/gpu/${incident.place.gpu}`}>{incident.place_name}</a> : incident.place_name}</td></tr>
-            <tr><th>Workloads</th><td>{incident.workloads.length ? incident.workloads.join(", ") : "none known"}</td></tr>
-            <tr><th>Signals</th><td>{many(incident.members.length, "signal")} at {many(new Set(incident.members.map((m) => m.place.gpu ?? m.place.node)).size, "place")}</td></tr>
-            <tr><th>Cause</th><td>{words(incident.cause)}</td></tr>
-            <tr><th>On it</th><td>{incident.assignee ?? "nobody yet"}</td></tr>
-          </tbody></table>
-        </Panel>
-        <Notes detail={answer} done={keep} />
+        <WorkPanel detail={answer} done={done} />
+        <PlanPanel detail={answer} />
+        <BlastPanel detail={answer} />
+        <ToldPanel id={id} version={`${version} ${answer.timeline.length}`} />
+        <Notes detail={answer} done={done} />
       </aside>
     </main>
   );
 }
-const stamp = (c: Card) => `${c.state} ${c.signals} ${c.confidence} ${c.next_step} ${c.assignee}`;
+const stamp = (c: Card) => `${c.state} ${c.signals} ${c.confidence} ${c.next_step} ${c.assignee} ${c.silenced_by?.id}`;
 
 function Why({ findings, looked }: { findings: Finding[]; looked: string[] }) {
   const out = new Map(findings.flatMap((f) => f.ruled_out).map((r) => [r.cause, r.why]));
@@ -85,15 +82,8 @@ function EvidenceLines({ detail }: { detail: Detail }) {
   );
 }
 
-function PlanPanel({ detail: { plan, incident, diagnosis }, open, done }: { detail: Detail; open: boolean; done: (d: Detail) => void }) {
-  const [asking, askWhy] = useState(false);
+function PlanPanel({ detail: { plan, diagnosis } }: { detail: Detail }) {
   const steps = diagnosis?.findings[0]?.actions ?? [];
-  const resolve = async (event: Event) => {
-    event.preventDefault();
-    const why = new FormData(event.currentTarget as HTMLFormElement).get("why");
-    try { done(await ask<Detail>(`/api/incidents/${incident.id}/resolve`, "POST", { why })); askWhy(false); }
-    catch (problem) { set({ notice: (problem as Error).message }); }
-  };
   return (
     <Panel title="Plan" hint={plan ? `mode ${plan.mode} · dry run, nothing is touched` : "no plan"} id="plan-panel">
       {plan && <p class="next" data-testid="plan-next"><b>Next</b> {plan.next_step}</p>}
@@ -103,26 +93,23 @@ function PlanPanel({ detail: { plan, incident, diagnosis }, open, done }: { deta
         </li>))}</ol>
         : steps.length ? <ol class="plan">{steps.map((s) => <li key={s.do}><div>{s.do}{s.command && <code>{s.command}</code>}</div></li>)}</ol>
         : <Empty title="No plan yet">A plan is made from the best finding.</Empty>}
-      {open && <div class="buttons">
-        {incident.state === "open" && <button type="button" class="primary" data-testid="acknowledge" onClick={() => acknowledge(incident.id)}>Acknowledge</button>}
-        <button type="button" data-testid="resolve" onClick={() => askWhy(!asking)} aria-expanded={asking}>Resolve</button>
-        <a class="button" data-testid="export" download={`${incident.id}.json`} href={`/api/incidents/${incident.id}`}>Export</a>
-      </div>}
-      {asking && <form onSubmit={resolve}><input name="why" required maxLength={4000} placeholder="What ended it?" aria-label="What ended it" ref={focus} /><button>Resolve</button></form>}
     </Panel>
   );
 }
 
-function Notes({ detail: { timeline, incident }, done }: { detail: Detail; done: (d: Detail) => void }) {
+const SHOWN = 12;
+function Notes({ detail: { timeline, incident }, done }: { detail: Detail; done: () => void }) {
+  const [all, showAll] = useState(false), earlier = all ? 0 : Math.max(0, timeline.length - SHOWN);
   const send = async (event: Event) => {
     event.preventDefault();
     const form = event.currentTarget as HTMLFormElement, text = new FormData(form).get("text");
-    try { done(await ask<Detail>(`/api/incidents/${incident.id}/note`, "POST", { text })); form.reset(); }
+    try { await ask(`/api/incidents/${incident.id}/note`, "POST", { text }); form.reset(); done(); }
     catch (problem) { set({ notice: (problem as Error).message }); }
   };
   return (
     <Panel title="Journal" hint="what the hub and people did" id="notes-panel">
-      <ol class="journal">{timeline.slice(-12).map((e, i) => <li key={i}><Time at={e.at} /> <b>{e.actor}</b> {words(e.kind)}{tell(e.body) && <p>{tell(e.body)}</p>}</li>)}</ol>
+      {earlier > 0 && <button type="button" class="plain" data-testid="earlier" onClick={() => showAll(true)}>{earlier} earlier</button>}
+      <ol class="journal">{timeline.slice(earlier).map((e, i) => <li key={i}><Time at={e.at} /> <b>{e.actor}</b> {words(e.kind)}{tell(e.body) && <p>{tell(e.body)}</p>}</li>)}</ol>
       <form onSubmit={send}><input id="note" name="text" data-testid="note" required maxLength={4000} placeholder="Write a note" aria-label="Write a note" /><button>Note</button></form>
       <p class="keys"><kbd>a</kbd> acknowledge <kbd>n</kbd> note <kbd>e</kbd> export</p>
     </Panel>

@@ -23,13 +23,23 @@ export type Severity = "critical" | "warning" | "info";
 export interface Incident {
   id: string; place: Place; place_name: string; title: string; severity: Severity;
   state: "open" | "acknowledged" | "resolved"; opened_at: string; resolved_at: string | null;
-  cause: string; family: string; workloads: string[]; assignee: string | null;
+  cause: string; family: string; workloads: string[]; assignee: string | null; part_of?: string | null;
+}
+export interface Silenced { id: string; author: string; reason: string; ends_at: string }
+export interface Blast {
+  broken_gpus: number; gpus: number; hits: { workload: string; team: string; gpus: number | null }[];
+  teams: string[]; gpu_hours: number; dollars_per_hour: number;
+}
+export interface Notice {
+  id: string; receiver: string; occasion: string; state: "waiting" | "sending" | "sent" | "given_up";
+  due_at: string; sent_at: string | null; tries: number; answer: string;
 }
 export interface Card extends Incident {
   signals: number; why: string | null; confidence: number | null; next_step: string | null; plan: string[];
+  silenced_by?: Silenced | null;
 }
 export interface Member {
-  kind: "event" | "alert"; ref: string; place: Place; cause: string; since: string; until: string | null;
+  kind: "event" | "alert" | "domain"; ref: string; place: Place; cause: string; since: string; until: string | null;
   text: string; severity: Severity; incident?: string;
 }
 export interface Evidence { source: string; text: string; at: string | null }
@@ -43,6 +53,7 @@ export interface Detail {
   diagnosis: { at: string; findings: Finding[]; looked_at: string[] } | null;
   plan: { mode: string; made_at: string; next_step: string; receipts: Receipt[] } | null;
   timeline: { at: string; actor: string; kind: string; body: unknown }[];
+  silenced_by?: Silenced | null; blast?: Blast | null;
 }
 export interface GpuDetail {
   gpu: Gpu; node: { name: string; pool?: string; domains?: Record<string, string> };

@@ -13,7 +13,7 @@ import pytest
 from tests.collect.loopback import Heard, reply, serve, until
 from watchkeeper import agent
 from watchkeeper.collect import agent_server, node_facts
-from watchkeeper.errors import StartRefused
+from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.kit.wire import loads
@@ -121,3 +121,30 @@ def test_an_agent_without_room_for_its_spool_does_not_start(tmp_path: Path) -> N
     (root / "spool").write_text("a file stands where the spool should be")
     with pytest.raises(StartRefused, match="the spool cannot be used"):
         asyncio.run(agent.run(settings(root, "http://127.0.0.1:9"), ScaledClock(), asyncio.Event()))
+
+
+@pytest.mark.parametrize("hub", ["hub:9480", "ftp://hub", "http://", ""])
+def test_a_hub_that_is_no_address_is_refused_at_the_start(tmp_path: Path, hub: str) -> None:
+    with pytest.raises(SettingsError, match="is not an http or https address"):
+        asyncio.run(agent.run(settings(machine(tmp_path), hub), ScaledClock(), asyncio.Event()))
+
+
+def test_a_kernel_log_that_breaks_while_it_is_read_does_not_end_the_agent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = machine(tmp_path)
+    (root / "kmsg").unlink()
+    # Reading a folder fails with an error that is not one of opening.
+    (root / "kmsg").mkdir()
+
+    async def story() -> None:
+        stop, registry = asyncio.Event(), Registry()
+        running = asyncio.create_task(
+            agent.run(settings(root, "http://127.0.0.1:9"), ScaledClock(), stop, registry=registry)
+        )
+        await until(lambda: "The kernel log is not followed" in caplog.text)
+        assert not running.done()
+        stop.set()
+        await running
+
+    asyncio.run(story())

@@ -100,11 +100,22 @@ def test_a_scrape_shows_gpus_host_and_the_agent_itself(tmp_path: Path, machine_o
     asyncio.run(story())
 
 
+def test_numbers_of_a_host_that_stopped_answering_are_not_repeated(
+    tmp_path: Path, machine_of: MakeFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with running(machine(tmp_path), machine_of(1)) as node:
+            await node.until_page(lambda text: "\nwatchkeeper_host_" in text)
+            monkeypatch.setattr(agent, "HOST_KEPT_SECONDS", 0.0)
+            page = await node.until_page(lambda text: "DCGM_FI_DEV_GPU_TEMP{" in text)
+            assert "\nwatchkeeper_host_" not in page
+
+    asyncio.run(story())
+
+
 def test_the_two_reports_about_one_xid_become_one_event(tmp_path: Path, machine_of: MakeFake) -> None:
+    # The driver's pages in /proc do not list this GPU: what was read of it says where it sits.
     fake, root = machine_of(1), machine(tmp_path)
-    page = root / "proc/driver/nvidia/gpus/0000:10:00.0/information"
-    page.parent.mkdir(parents=True)
-    page.write_text(f"GPU UUID: {UUID(0)}\nBus Location: 0000:10:00.0\n")
 
     async def story() -> None:
         async with running(root, fake) as node:
@@ -117,6 +128,7 @@ def test_the_two_reports_about_one_xid_become_one_event(tmp_path: Path, machine_
             await until(lambda: len(node.told(EventKind.XID)) == 2)
             first, second = node.told(EventKind.XID)
             assert (first.code, first.fields["also_reported_by"], first.fields["policy"]) == (31, "nvml", "xid")
+            assert first.place.gpu == UUID(0)
             assert (second.code, second.fields["source"], second.place.gpu) == (48, "nvml", UUID(0))
 
     asyncio.run(story())

@@ -159,6 +159,25 @@ def test_a_client_that_never_finishes_its_request_is_cut_off(monkeypatch: pytest
     with_patience(10, story)
 
 
+def test_a_client_that_only_holds_a_connection_loses_it_and_one_that_has_asked_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent_server, "REQUEST_SECONDS", 0.05)
+
+    async def story(address: str) -> None:
+        asked, idle = [await asyncio.open_connection("127.0.0.1", urlsplit(address).port) for _ in range(2)]
+        kept = get("/metrics").replace(b"Connection: close\r\n", b"")
+        asked[1].write(kept)
+        await asked[0].readuntil(b"up 1\n")
+        assert await idle[0].read() == b""
+        asked[1].write(kept)
+        assert await asked[0].readuntil(b"up 1\n")
+        for _, writer in (asked, idle):
+            await close(writer)
+
+    with_patience(10, story)
+
+
 def test_more_connections_than_the_limit_are_turned_away_and_the_rest_still_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -221,6 +221,26 @@ def test_a_file_is_followed_through_rotation_and_truncation(tmp_path: Path) -> N
     asyncio.run(story())
 
 
+def test_a_new_file_that_is_gone_again_is_said_and_nothing_is_closed_twice(tmp_path: Path) -> None:
+    async def story() -> None:
+        path, clock = tmp_path / "kern.log", ManualClock(NOW)
+        path.write_text(log_line(clock, 1))
+        lines = kernel_sources.follow(kernel_sources.KernelLog(str(path), "n1", "b"), time=clock)
+        await anext(lines)
+        waiting = asyncio.create_task(anext(lines))
+        await settle()
+        path.rename(tmp_path / "kern.log.1")
+        # There when it is noticed, gone when it is opened.
+        path.write_text("")
+        await clock.advance(0.5)
+        path.unlink()
+        await clock.advance(1)
+        with pytest.raises(CollectError, match="cannot be opened"):
+            await waiting
+
+    asyncio.run(story())
+
+
 def test_a_restarted_agent_goes_on_in_the_file_that_was_rotated_meanwhile(tmp_path: Path) -> None:
     async def story() -> None:
         path, clock = tmp_path / "kern.log", ManualClock(NOW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -186,4 +187,22 @@ def test_the_reader_child_brings_along_nothing_that_it_does_not_need() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"asyncio", "ssl", "http", "argparse", "click", "logging", "dataclasses", "inspect", "subprocess", "csv"}
+    assert heavy & set(found) == set()
+
+
+def test_a_file_in_the_working_directory_does_not_pass_for_a_module(
+    machine: MakeFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mmap.py").write_text("raise SystemExit('a stranger was run')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with reader(machine(1), None) as child:
+        assert child.opening["hello"]["count"] == 1
+
+
+def test_a_running_agent_has_not_loaded_what_only_its_other_commands_need() -> None:
+    program = "import sys, watchkeeper.cli.agent; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    ours = ("client.hub", "collect.orders", "collect.reader_child", "readers.slurm_records")
+    heavy = {"email", "http.client", "urllib.request", "h2", *(f"watchkeeper.{name}" for name in ours)}
     assert heavy & set(found) == set()

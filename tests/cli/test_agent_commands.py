@@ -1,9 +1,11 @@
-"""What `watchkeeper agent` has beside running: its unit, keys, and the pause of profiling."""
+"""What `watchkeeper agent` has beside running: its end, its unit, keys, and the pause of profiling."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,3 +105,20 @@ def test_profiling_is_paused_shown_and_resumed_on_this_node(tmp_path: Path) -> N
 def test_a_pause_of_no_sensible_length_is_wrong_use(tmp_path: Path, length: str, words: str) -> None:
     wrong = ran("agent", "profiling", "pause", "--for", length, "--spool", str(tmp_path))
     assert (wrong.exit_code, words in wrong.stderr) == (2, True)
+
+
+def test_the_agent_ends_although_a_file_of_the_machine_never_answers(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    # Opening it waits for a writer that never comes, as reading from a program that hangs in the driver may.
+    os.mkfifo(tmp_path / "proc/loadavg")
+    options = ["--no-hub", "--no-gpus", "--listen", "none", "--no-ipmi", "--spool", str(tmp_path / "spool")]
+    looking_at = ["--host-root", str(tmp_path), "--kmsg", str(tmp_path / "none")]
+    arguments = [sys.executable, "-m", "watchkeeper.cli.main", "agent", *options, *looking_at]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        assert "Agent started" in child.stderr.readline()
+        with (tmp_path / "proc/loadavg").open("w"):
+            # The reading thread is there now, and is kept by this end.
+            child.terminate()
+            assert child.wait(20) == 0
+        assert "Agent stopped" in child.stderr.read()

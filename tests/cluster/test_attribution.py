@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from watchkeeper.collect import attribution
 from watchkeeper.collect.attribution import Attributor, Holders, NamedSource, Running, Told, attribute
 from watchkeeper.collect.attribution_page import Shown, holder_labels, render
 from watchkeeper.collect.gpu_samples import GpuSample, Program, SliceSample
@@ -164,3 +166,26 @@ def test_a_source_that_breaks_keeps_its_last_word_for_a_minute_and_is_then_said_
     reasons = [asyncio.run(attributor.refresh([gpu(0)], now))["GPU-0"].reason for now in (0.0, 30.0, 59.0, 61.0)]
     assert reasons == [None, None, None, Unattributed.SOURCE_FAILED]
     assert failures.get(source="kubelet") == 3
+
+
+def test_a_program_whose_files_hang_costs_one_thread_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attribution, "SOURCE_SECONDS", 0.05)
+    is_over, asked = threading.Event(), []
+
+    def look_up(programs: Sequence[Program]) -> Mapping[int, Running]:
+        asked.append(programs)
+        is_over.wait(20)
+        return {7: ran(7, JOB)}
+
+    async def story() -> None:
+        attributor = Attributor([], look_up)
+        for now in (0.0, 2.0, 4.0):
+            found = await attributor.refresh([gpu(0, programs=[Program(7)])], now)
+            assert found["GPU-0"].reason is Unattributed.SOURCE_FAILED
+            assert found["GPU-0"].detail.startswith("programs: no answer within")
+        assert len(asked) == 1
+        is_over.set()
+        while (await attributor.refresh([gpu(0, programs=[Program(7)])], 6.0))["GPU-0"].reason is not None:
+            await asyncio.sleep(0)
+
+    asyncio.run(story())

@@ -17,18 +17,6 @@ from watchkeeper.collect.attribution_page import Shown
 from watchkeeper.collect.node_holders import HolderSettings
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not driver.has_compiler():
-        pytest.skip("gcc is needed to build the fake NVML")
-    return driver.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def fake(library: Path, tmp_path: Path) -> driver.FakeNvml:
-    return driver.FakeNvml(library, tmp_path / "control", gpus=2)
-
-
 def put_programs(fake: driver.FakeNvml, gpu: int, **busy: int) -> None:
     """`p7=60`: pid 7 keeps 60 % of the GPU busy."""
     fake.tell(gpu, ComputeProcesses=len(busy))

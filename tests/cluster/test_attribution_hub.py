@@ -13,6 +13,7 @@ from watchkeeper.collect.clusters import Clusters
 from watchkeeper.collect.fleet import Fleet
 from watchkeeper.collect.slurm_watch import SlurmWatch
 from watchkeeper.collect.target_loop import TargetLoop
+from watchkeeper.errors import CollectError
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.model.fleet import Gpu, Node
@@ -40,7 +41,7 @@ def test_an_agents_own_series_is_not_stored_but_known_until_the_agent_falls_sile
 def series(known: Fleet, *by_labels: dict[str, str]) -> list[Labels]:
     """What the hub would write for these label sets of exporters."""
     made = standing.workload_series(Labels({"__name__": "x", **GPU, **labels}) for labels in by_labels)
-    return list(Clusters([]).workload_series(known, made))
+    return list(Clusters([]).workload_series(known, made, at_ms=0))
 
 
 def test_a_gpu_whose_agent_says_both_ways_who_holds_it_has_one_series() -> None:
@@ -64,7 +65,11 @@ class Slurm:
         default_factory=lambda: records.JobRecord("7", ("RUNNING",), account="llm", gpus=1, held={"n1": (1,)})
     )
 
+    broken: str = ""
+
     async def nodes(self) -> list[records.NodeRecord]:
+        if self.broken:
+            raise CollectError(self.broken)
         return [records.NodeRecord("n1", ("IDLE",), gpus=2)]
 
     async def jobs(self) -> list[records.JobRecord]:
@@ -89,11 +94,42 @@ async def hub_of(slurm: Slurm) -> tuple[Clusters, Fleet]:
 
 def test_a_job_on_a_node_without_an_agent_is_attributed_by_slurms_own_indexes() -> None:
     clusters, known = asyncio.run(hub_of(Slurm()))
-    made = clusters.workload_series(known, {})
+    at_ms = clusters.views()[0].at_ms or 0
+    made = clusters.workload_series(known, {}, at_ms=at_ms)
     assert [(labels["UUID"], labels["workload"], labels["team"]) for labels in made] == [("GPU-1", "7", "llm")]
     told = Labels({**GPU, "UUID": "GPU-1", "workload": "stray", "workload_kind": "program"})
     known.hold("agent", [told.having(__name__=standing.WORKLOAD_INFO)])
-    assert [labels["workload"] for labels in clusters.workload_series(known, {})] == ["stray"], "an agent knows better"
+    made = clusters.workload_series(known, {}, at_ms=at_ms)
+    assert [labels["workload"] for labels in made] == ["stray"], "an agent knows better"
+
+
+def test_a_slurm_that_has_been_silent_for_five_minutes_names_nobody() -> None:
+    slurm = Slurm()
+    clusters, known = asyncio.run(hub_of(slurm))
+    (watch,) = clusters.schedulers
+    at_ms = watch.view().at_ms or 0
+    slurm.broken = "slurmctld is away"
+    asyncio.run(watch.refresh())  # type: ignore[attr-defined]
+    soon, late = at_ms + 299_000, at_ms + 301_000
+    assert len(clusters.workload_series(known, {}, at_ms=soon)) == 1
+    assert len(clusters.workload_series(known, {}, at_ms=late)) == 0
+    names = {sample.labels["__name__"] for sample in clusters.samples({}, soon)}
+    assert {"watchkeeper_scheduler_up", "watchkeeper_scheduler_gpus", "watchkeeper_scheduler_node_state"} <= names
+    said = {sample.labels["__name__"]: sample.value for sample in clusters.samples({}, late)}
+    assert [name for name, value in said.items() if value == value] == ["watchkeeper_scheduler_up"]
+    assert said["watchkeeper_scheduler_up"] == 0.0
+
+
+def test_a_team_is_remembered_after_its_job_has_ended_and_falls_back_to_the_namespace() -> None:
+    slurm = Slurm()
+    clusters, known = asyncio.run(hub_of(slurm))
+    at_ms = clusters.views()[0].at_ms or 0
+    assert clusters.team_of("7") == "unmapped", "nobody has seen the job on a GPU yet"
+    clusters.workload_series(known, {}, at_ms=at_ms)
+    slurm.job = records.JobRecord("7", ("COMPLETED",), account="llm")
+    asyncio.run(clusters.schedulers[0].refresh())  # type: ignore[attr-defined]
+    assert clusters.workload_series(known, {}, at_ms=at_ms) == {}
+    assert (clusters.team_of("7"), clusters.team_of("research/llm-0")) == ("llm", "research")
 
 
 def test_an_agent_is_read_where_it_says_and_expects_what_slurm_says() -> None:

@@ -68,6 +68,22 @@ def test_one_node_is_shown_with_all_its_parts_and_an_unknown_one_is_said(site: S
     assert "no node is in rack r9" in str(missing.exception)
 
 
+def test_a_node_of_which_nobody_knows_a_gpu_is_not_healthy() -> None:
+    hub = FakeHub(racks=0)
+    hub.fleet._nodes = [fleet.Node("main", "n1"), fleet.Node("main", "login", expected_gpus=0)]
+    (rack,) = topology.build(topology.Facts(inventory.take(hub.fleet), []))
+    login, unread = rack.leaves[0].nodes
+    assert (login.state, unread.state) == (topology.State.HEALTHY, topology.State.UNKNOWN)
+    assert unread.why == ("no GPU of it has been seen, and nobody says how many it should have",)
+
+
+def test_gpus_that_never_reported_are_one_line(site: Site) -> None:
+    site.hub.fleet._nodes.append(fleet.Node("main", "n9", expected_gpus=8))
+    lines = printed(site).splitlines()
+    at = lines.index("    node n9 · missing · 8 GPUs missing")
+    assert lines[at + 1 :] == ["      8 gpus · missing · expected, and has never reported"]
+
+
 def test_ten_thousand_gpus_are_readable() -> None:
     hub = FakeHub(racks=157, per_rack=8)
     stories.lose_gpu(hub)
@@ -93,7 +109,7 @@ def test_a_gpu_that_never_came_and_one_that_went_are_told_apart() -> None:
 
 def test_a_node_that_does_not_answer_is_silent_and_not_healthy() -> None:
     hub = FakeHub(racks=1, per_rack=2)
-    (rack,) = topology.build(topology.Facts(inventory.take(hub.fleet), [], silent=frozenset({"gpu-r01-02"})))
+    (rack,) = topology.build(topology.Facts(inventory.take(hub.fleet), [], silent=frozenset({("main", "gpu-r01-02")})))
     assert [node.state for node in rack.leaves[0].nodes] == ["healthy", "silent"]
     answer = {"cluster": "m", "fabric": None, "racks": wire.to_plain([rack]), "switches": []}
     text = "\n".join(command.plain_lines(command.draw(answer, command.Shown())))
@@ -119,7 +135,7 @@ def push(site: Site, found: Any) -> Any:
 
 
 def test_a_sweep_of_another_host_shows_links_leaves_and_dark_cables(site: Site) -> None:
-    site.hub.fleet._nodes = [fleet.Node("main", f"n{at}", domains={"rack": "r1"}) for at in range(4)]
+    site.hub.fleet._nodes = [fleet.Node("main", f"n{at}", expected_gpus=0, domains={"rack": "r1"}) for at in range(4)]
     assert push(site, fabric_of())["changes"] == 0
     assert push(site, without_link(fabric_of(), (leaf(1), 2)))["changes"] == 1
     assert [event.kind for event in site.hub.taken] == ["fabric_down"]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from tests.cluster.api_server import NODES, PODS, ApiServer, node, pod, serving, waiting
 from tests.collect import loopback
+from tests.web import stories
+from tests.web.fake_hub import FakeHub
 from watchkeeper.config import settings
 from watchkeeper.hub import Hub
+from watchkeeper.incidents import subject
 from watchkeeper.kit import clock
 
 GPU = "GPU-0d7b8a1c-5e1f-4a3b-9c2d-111111111111"
@@ -50,6 +54,21 @@ async def answer(hub: Hub, expr: str) -> dict[str, float]:
         while not (found := (await hub.ask(expr, clock.to_ms(hub.clock.now()))).latest()):
             await asyncio.sleep(0.05)
     return {str(labels): value for labels, value in found.items()}
+
+
+def test_an_incident_is_routed_to_the_team_that_the_inventory_names(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text("[[teams]]\nteam = 'language'\nnamespaces = ['research']\n")
+    wanted = settings.Settings(
+        hub=settings.Hub(data=str(tmp_path / "data")), fleet=settings.Fleet(inventory=str(tmp_path / "fleet.toml"))
+    )
+    hub = Hub(wanted, time=clock.ScaledClock())
+    hub.open()
+    try:
+        about = hub._desk_surroundings().inventory
+        incident = replace(stories.lose_gpu(FakeHub()), workloads=("research/llm-0", "vision/detector-1", "4711"))
+        assert subject.subject_of(incident, about)["team"] == {"language", "vision", "unmapped"}
+    finally:
+        hub.close()
 
 
 def test_a_hub_with_a_kubeconfig_finds_reads_and_attributes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cluster.api_server import node, pod, waiting
+from tests.cluster.api_server import Raw, node, pod, waiting
 from watchkeeper.collect import kubernetes_view
 from watchkeeper.errors import CollectError
 from watchkeeper.model.workloads import WorkloadState
@@ -184,6 +184,21 @@ def test_a_pod_knows_the_claims_that_were_made_for_it_from_a_template() -> None:
         {"resourceClaimName": "shared"},
     ]
     assert objects.pod(raw).claims == ("shared", "p-gpu-x7")
+
+
+@pytest.mark.parametrize(
+    ("spec", "succeeded", "wanted"),
+    [
+        ({}, 0, 1),
+        ({"parallelism": 3}, 5, 3),
+        ({"parallelism": 3, "completions": 10}, 4, 3),
+        ({"parallelism": 3, "completions": 10}, 9, 1),
+        ({"parallelism": 3, "completions": 2}, 3, 0),
+    ],
+)
+def test_a_job_near_its_end_wants_only_the_pods_that_are_left(spec: Raw, succeeded: int, wanted: int) -> None:
+    raw = {"metadata": {"name": "j", "namespace": "ml"}, "spec": spec, "status": {"succeeded": succeeded}}
+    assert objects.job(raw).wanted == wanted
 
 
 def test_a_quota_keeps_its_lines_about_gpus() -> None:

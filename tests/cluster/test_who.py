@@ -105,9 +105,32 @@ def test_the_list_shows_what_each_node_has_who_holds_it_and_what_its_scheduler_s
     assert "Unmapped: leaf of 4" in text
 
 
+def test_nodes_of_several_clusters_are_listed_with_their_cluster_and_only_their_own_incidents(
+    site: Site, hub: FakeHub
+) -> None:
+    lost = site.call(stories.lose_gpu, hub)
+    hub.fleet._nodes.append(Node("west", lost.place.node or "", expected_gpus=8))
+    rows = [line for line in run(site, "nodes")[1].splitlines() if f"/{lost.place.node} " in line]
+    assert [(row.partition(" ")[0], lost.id in row) for row in rows] == [
+        (f"main/{lost.place.node}", True),
+        (f"west/{lost.place.node}", False),
+    ]
+
+
+def test_a_job_on_a_node_that_nobody_reads_is_named_by_its_scheduler(site: Site, hub: FakeHub) -> None:
+    hub.fleet._nodes.append(Node("main", "n9", expected_gpus=8))
+    job = ScheduledWorkload(
+        "main", Workload(WorkloadKind.SLURM_JOB, "99", user="ada"), WorkloadState.RUNNING, gpus=2, nodes={"n9": 2}
+    )
+    hub.clusters.told = [ClusterView("slurm", 1, workloads=(job,))]  # type: ignore[union-attr]
+    assert next(one for one in site.ask("/api/nodes").json["nodes"] if one["name"] == "n9")["holders"] == ["99"]
+    assert "  runs      99, says the scheduler; no page names its GPUs" in run(site, "who", "n9")[1]
+
+
 def test_a_list_may_be_narrowed_to_a_state_of_ours_or_of_the_scheduler(site: Site) -> None:
     assert [node["name"] for node in site.ask("/api/nodes?state=drained").json["nodes"]] == [HELD_NODE]
-    assert site.ask("/api/nodes?pool=none").json["nodes"] == []
+    assert site.ask("/api/nodes?pool=unmapped").json["nodes"] == []
+    assert run(site, "nodes", "--pool", "h20")[1].endswith("no node is in the pool `h20`; there are h200, unmapped")
     code, text = run(site, "nodes", "--state", "banana")
     assert code == 1
     assert "no node can be `banana`; there are drained, gone" in text

@@ -95,6 +95,12 @@ def test_a_flood_is_held_back_and_counted_and_other_events_pass() -> None:
     assert found[-1].fields["alike_left_out"] == "80"
 
 
+def test_a_clock_that_is_set_back_does_not_close_the_gate_until_it_is_there_again() -> None:
+    gate, earlier = FloodGate(per_minute=1), START - timedelta(hours=2)
+    assert [gate.admit("x", START), gate.admit("x", START)] == [0, None]
+    assert [gate.admit("x", earlier), gate.admit("x", earlier)] == [1, None]
+
+
 def test_the_gate_forgets_the_oldest_when_it_knows_too_many() -> None:
     gate = FloodGate(per_minute=1)
     assert [gate.admit(n, START) for n in range(10_001)] == [0] * 10_001

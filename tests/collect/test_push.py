@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -95,13 +97,62 @@ def test_a_full_spool_drops_the_oldest_and_says_both_numbers(
     spool.close()
 
 
-def test_a_disk_that_fails_loses_the_event_and_not_the_follower(tmp_path: Path) -> None:
-    missing = lost()
-    spool = Spool(tmp_path / "spool", lost=missing)
-    for path in (tmp_path / "spool/rejected", tmp_path / "spool"):
+def without_a_disk(folder: Path, missing: Metric) -> Spool:
+    spool = Spool(folder / "spool", lost=missing)
+    for path in (folder / "spool/rejected", folder / "spool"):
         path.rmdir()
+    (folder / "spool").write_text("")
+    return spool
+
+
+def test_what_the_disk_does_not_take_waits_in_memory_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = lost()
+    spool = without_a_disk(tmp_path, missing)
+    for number in (1, 2):
+        spool.append(event(number))
+    assert spool.used_bytes > 0
+    assert first_batch(spool) == [1, 2]
+    assert (spool.used_bytes, missing.get()) == (0, 0)
+    assert caplog.text.count("events wait in memory") == 1
+    (tmp_path / "spool").unlink()
+    spool.append(event(3))
+    assert [file.name for file in (tmp_path / "spool").iterdir()] == ["000000000001.jsonl"]
+    assert first_batch(spool) == [3]
+    spool.close()
+
+
+def test_memory_takes_one_batch_and_counts_what_it_loses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    missing = lost()
+    spool = without_a_disk(tmp_path, missing)
+    for number in range(1002):
+        spool.append(event(number))
+    assert (missing.get(), first_batch(spool)) == (2, list(range(1000)))
+    assert "1000 events wait in memory, the limits are 1000" in str(caplog.records[-1].__dict__["fields"]["why"])
+
+
+def test_a_batch_that_cannot_be_deleted_is_not_sent_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: bool) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    spool = Spool(tmp_path, lost=lost())
     spool.append(event(1))
-    assert missing.get() == 1
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert first_batch(spool) == [1]
+    spool.append(event(2))
+    assert first_batch(spool) == [2]
+    spool.close()
+
+
+def test_a_read_only_disk_at_the_start_does_not_stop_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    spool = Spool(tmp_path / "spool", lost=lost())
+    spool.append(event(1))
+    assert first_batch(spool) == [1]
 
 
 @pytest.mark.parametrize(

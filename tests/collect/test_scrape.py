@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -336,6 +337,13 @@ def test_the_next_slot_lies_ahead_within_one_interval_and_in_place(key: str, int
     assert 0 <= offset < interval_ms
     assert now_ms < slot <= now_ms + interval_ms
     assert slot % interval_ms == offset
+
+
+def test_a_fleet_spreads_over_the_interval_and_a_few_targets_share_each_place() -> None:
+    offsets = Counter(schedule.offset_ms(f"gpu http://10.0.0.{n}:9400/metrics", 15_000) for n in range(1250))
+    assert 140 < len(offsets) <= 150
+    assert max(offsets.values()) < 25
+    assert {offset % schedule.PLACE_MS for offset in offsets} == {0}
 
 
 @pytest.mark.parametrize(("now_ms", "written"), [(10_000, 10_000), (10_150, 10_000), (10_151, 10_151)])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import resources
+from pathlib import Path
+
 from click.testing import CliRunner
 
 from watchkeeper.catalogue import metrics, pack
 from watchkeeper.cli.main import watchkeeper
+from watchkeeper.query.promql import parser
+from watchkeeper.rules import replay, rulefile
 
 
 def test_a_metric_says_what_it_cannot_tell_and_what_to_look_at_next() -> None:
@@ -29,3 +34,24 @@ def test_an_unknown_name_is_wrong_use_and_gets_close_ones() -> None:
 
 def test_every_guide_belongs_to_a_metric_that_exists() -> None:
     assert not [row["name"] for row in pack.load(metrics.GUIDE, dict) if metrics.lookup(row["name"]) is None]
+
+
+def test_every_metric_that_a_shipped_rule_reads_has_a_guide() -> None:
+    rules = rulefile.load([Path(str(resources.files("watchkeeper.packs") / "rules"))])
+    every = [rule for group in rules.groups for rule in group.rules]
+    written = {rule.name for rule in every if isinstance(rule, rulefile.RecordingRule)}
+    read = {selector.name for rule in every for selector, _ in replay._selectors(parser.parse(rule.expr), 0)}
+    guides = {row["name"] for row in pack.load(metrics.GUIDE, dict)}
+    assert read - written - guides - {None} == set()
+
+
+def test_a_name_that_does_not_exist_leads_to_the_one_that_does() -> None:
+    output = CliRunner().invoke(watchkeeper, ["explain", "metric", "DCGM_FI_DEV_TENSOR_ACTIVE"]).output
+    assert "no such field" in output
+    assert "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" in output
+
+
+def test_metrics_of_others_are_explained_under_their_own_names() -> None:
+    output = CliRunner().invoke(watchkeeper, ["explain", "metric", "node_infiniband_symbol_error_total"]).output
+    assert output.startswith("node_infiniband_symbol_error_total: ")
+    assert "10 an hour" in output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.doctor.asking import ask, causes
+from watchkeeper.catalogue import causes as catalogue
 from watchkeeper.catalogue import tables
 
 
@@ -37,3 +38,22 @@ def test_a_node_with_fewer_adapters_than_its_peers_is_named() -> None:
     answer = ask(whole + line.format(2, "[0]mlx5_0:1/IB"))
     assert (causes(answer)[0], answer.findings[0].where["node"]) == ("ib_link_degraded", "gpu02")
     assert not ask(whole + line.format(2, "[0]mlx5_0:1/IB [1]mlx5_1:1/IB")).findings
+
+
+def test_dcgm_s_incidents_are_known_by_name_older_name_and_number() -> None:
+    rows = tables._incidents()
+    assert {row.code for row in rows.values()} == set(range(133)) - {130}
+    assert rows["85"] == rows["DCGM_FR_PENDING_ROW_REMAP"]
+    assert rows["DCGM_FR_CLOCK_THROTTLE_THERMAL"].cause == "thermal_throttle"
+    known = {row.cause for row in catalogue.all()} | {""}
+    assert {row.cause for row in rows.values()} <= known
+
+
+def test_a_diagnostic_that_gives_only_the_number_leads_to_the_cause_and_its_action() -> None:
+    answer = ask('{"DCGM Diagnostic": {"tests": [{"warnings": [{"error_id": 80, "error_severity": 2}]}]}}')
+    assert causes(answer)[0] == "row_remap_failure"
+    assert "field diagnostic" in answer.findings[0].actions[0].do
+
+
+def test_an_incident_of_the_test_itself_is_no_fault_of_the_gpu() -> None:
+    assert causes(ask('{"error": "DCGM_FR_EUD_NON_ROOT_USER", "gpu": 3}')) in ([], ["unknown"])

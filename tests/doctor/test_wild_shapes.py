@@ -8,6 +8,25 @@ import pytest
 from tests.doctor.asking import ask, causes
 
 SHAPES: list[tuple[str, str]] = [
+    (
+        "container_runtime_missing",
+        "Message: failed to create shim task: OCI runtime create failed: runc create failed: error running hook #1: exit status 1, stderr: Auto-detected mode as 'legacy'",
+    ),
+    ("nccl_bootstrap_firewall", "    data = store.get(key)\nRuntimeError: Socket Timeout"),
+    ("nccl_bootstrap_firewall", "A process was unable to complete a TCP connection to another process: host n1, n2"),
+    ("cuda_oom", "E0810 1 backend_model.cc:9] ERROR: maxTokensInPagedKvCache must be large enough for one sequence"),
+    (
+        "driver_not_loaded",
+        "Installing Linux kernel headers...\nE: Unable to locate package linux-headers-6.1.0-9-cloud",
+    ),
+    ("driver_not_loaded", "Could not unload NVIDIA driver kernel modules, driver is in use"),
+    ("host_oom", " actors) killed due to memory pressure (OOM), 0 Workers crashed due to other reasons at node (ID: 9"),
+    ("gpu_missing", "kernel: NVRM: GPU 0000:1b:00.0: RmInitAdapter failed! (0x22:0x56:894)"),
+    ("fabric_manager_down", "n1:1:2 [2] transport/nvls.cc:244 NCCL WARN Cuda failure 1 'invalid argument'"),
+    (
+        "ib_link_degraded",
+        "Apr 10 12:01:14 n1 kernel: mlx5_core 0000:9a:00.0 ibp1s0: Link down\nApr 10 12:09:40 n1 kernel: mlx5_core 0000:9a:00.0 ibp1s0: Link down",
+    ),
     ("host_oom", "Last State:     Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n"),
     (
         "cuda_oom",

@@ -82,3 +82,17 @@ def test_the_command_prints_the_score_and_says_by_its_exit_code_whether_all_was_
         "healthy_gpu_hours": 0.0,
         "for_nothing": [],
     }
+
+
+def test_a_rack_without_power_is_one_incident_of_the_rack(tmp_path: Path) -> None:
+    watch = Watch(Simulation(SimSettings(gpus=128, seed=3)), tmp_path, pace=Pace())
+
+    async def story() -> None:
+        await watch.advance(120, with_rules=False)
+        fault = watch.simulation.inject("rack-power")
+        await watch.advance(180)
+        down = [one for one in watch.incidents() if one.family == "node_down" and one.part_of is None]
+        assert [(one.place.domain, one.cause) for one in down] == [(f"rack={fault.node.rack}", "node_down")]
+
+    asyncio.run(story())
+    watch.close()

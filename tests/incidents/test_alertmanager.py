@@ -10,7 +10,9 @@ import pytest
 from tests.incidents.stories import Room, alert, gpu, later, node, xid
 from watchkeeper.errors import WireError
 from watchkeeper.incidents import alertmanager, message, subject
+from watchkeeper.incidents.signals import from_alert
 from watchkeeper.model import alerts
+from watchkeeper.model.labels import Labels
 
 KNOWN = {"GPUMissing": "gpu_missing"}
 
@@ -49,7 +51,37 @@ def posted(room: Room, at: float) -> list[alertmanager.Posted]:
     ],
 )
 def test_the_cause_of_somebody_elses_alert_comes_from_what_it_says(found: dict[str, Any], cause: str) -> None:
-    assert [each.labels["cause"] for each in read(found)] == [cause]
+    signals = [from_alert(each) for each in read(found)]
+    assert [signal.cause for signal in signals if signal] == [cause]
+
+
+def test_an_alert_whose_words_change_stays_the_same_alert() -> None:
+    (first,) = read(one(annotations={"summary": "XID 48 on node n1"}))
+    (later_on,) = read(one("resolved", annotations={"summary": "XID 79 on node n1"}))
+    assert first.labels == later_on.labels
+
+
+def test_an_alert_that_ended_before_it_began_ended_when_it_began() -> None:
+    (over,) = read(one("resolved") | {"endsAt": "0001-01-01T00:00:00Z"})
+    assert over.resolved_at == over.fired_at
+
+
+def test_times_that_no_calendar_has_are_a_problem_of_that_alert_only() -> None:
+    found = alertmanager.read_webhook(
+        webhook(one(), one() | {"startsAt": "0001-01-01T00:00:00+09:00"}, {"labels": {"alertname": "A"}}),
+        later(0),
+        known=KNOWN,
+    )
+    assert len(found.alerts) == 1
+    assert found.problems[1] == "alerts[2]: startsAt is missing"
+
+
+def test_an_incident_of_a_power_feed_can_be_silenced_by_it(room: Room) -> None:
+    labels = Labels({"alertname": "FeedDown", "power": "p3", "severity": "critical", "cluster": "main"})
+    room.hear(alerts.Alert(labels, alerts.AlertState.FIRING, later(0), 1.0, fired_at=later(0)))
+    (sent,) = posted(room, 1)
+    matchers = subject.place_matchers(room.incidents.open()[0].place)
+    assert {one.name: one.value for one in matchers}.items() <= sent.labels.items()
 
 
 def test_an_alert_that_ended_is_resolved_and_one_from_the_future_is_from_now() -> None:
@@ -74,6 +106,7 @@ def test_what_we_sent_ourselves_is_left_alone() -> None:
         (webhook(one() | {"startsAt": "yesterday"}), "alerts[0]"),
         (webhook(one(**{f"l{at}": "x" for at in range(100)})), "the limit is 64"),
         (webhook(one(big="x" * 5000)), "the limit is 4,096"),
+        (webhook(one(**{f"l{at}": "x" * 1000 for at in range(20)})), "the limit is 16,384"),
         (json.dumps({"alerts": [{}] * 10_001}).encode(), "the limit is 10,000"),
     ],
 )
@@ -105,7 +138,7 @@ def test_an_open_incident_is_an_alert_that_ends_soon_unless_it_is_repeated(room:
 
 
 def test_an_incident_whose_labels_change_ends_under_the_old_ones(room: Room) -> None:
-    feed = alertmanager.Feed(["http://127.0.0.1:1"])
+    feed = alertmanager.Feed("http://127.0.0.1:1")
     room.hear(alert("thermal_throttle", gpu(1), 0, severity="warning"))
     feed.batch(zip(room.incidents.recent(), posted(room, 1), strict=True), now=later(1))
     room.hear(alert("thermal_throttle", gpu(1), 5, severity="critical"))
@@ -115,7 +148,7 @@ def test_an_incident_whose_labels_change_ends_under_the_old_ones(room: Room) -> 
 
 
 def test_what_is_over_is_told_for_a_while_and_then_no_more(room: Room) -> None:
-    feed = alertmanager.Feed(["http://127.0.0.1:1"])
+    feed = alertmanager.Feed("http://127.0.0.1:1")
     room.hear(alert("agent_down", node(), 0), alert("agent_down", node(), 0, ends=10))
     room.tick(70)
     assert len(feed.batch(zip(room.incidents.recent(), posted(room, 71), strict=True), now=later(71))) == 1
@@ -123,5 +156,5 @@ def test_what_is_over_is_told_for_a_while_and_then_no_more(room: Room) -> None:
 
 
 def test_an_alertmanager_that_is_down_is_a_problem_and_not_an_end() -> None:
-    (problem,) = alertmanager.Feed(["http://127.0.0.1:1"]).send([{}])
+    problem = alertmanager.Feed("http://127.0.0.1:1").send([{}])
     assert "cannot be reached" in problem

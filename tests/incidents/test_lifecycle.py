@@ -7,6 +7,7 @@ import pytest
 from tests.incidents.stories import Room, alert, event, gpu, later, node, xid
 from watchkeeper.errors import IllegalMove, JournalConflict
 from watchkeeper.model.events import EventKind
+from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentState
 
 
@@ -20,6 +21,17 @@ def test_a_hardware_fault_ends_with_a_boot_of_its_node_and_resolves_after_the_ho
     (done,) = room.tick(4060)
     assert (done.state, done.resolved_at) == (IncidentState.RESOLVED, later(4060))
     assert room.steps() == ["opened", "ended", "resolved"]
+
+
+def test_a_boot_of_the_node_mends_no_cable_and_the_return_of_the_link_does(room: Room) -> None:
+    port = Place("main", node="n1", port="mlx5_0")
+    room.push(event(EventKind.FABRIC_DOWN, port, 0))
+    room.push(event(EventKind.NODE_BOOT, node(), 100))
+    room.tick(1000)
+    assert len(room.open()) == 1
+    room.push(event(EventKind.FABRIC_UP, port, 1100))
+    room.tick(1300)
+    assert room.open() == []
 
 
 def test_a_reset_of_another_gpu_ends_nothing(room: Room) -> None:

@@ -23,18 +23,6 @@ from watchkeeper.instrument.log_context import GpuContext, is_wanted, visible
 PATIENCE_SECONDS = 20.0
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not driver.has_compiler():
-        pytest.skip("gcc is needed to build the fake NVML")
-    return driver.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def fake(library: Path, tmp_path: Path) -> driver.FakeNvml:
-    return driver.FakeNvml(library, tmp_path / "control", gpus=2)
-
-
 @pytest.fixture
 def context(fake: driver.FakeNvml) -> Iterator[GpuContext]:
     made = GpuContext(every_seconds=0.1, environment=fake.environment)

@@ -100,6 +100,11 @@ def post(url: str, body: Any) -> Any:
         return json.loads(text) if text else None
 
 
+def metrics(product: Product) -> str:
+    with urllib.request.urlopen(product.url + "/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
 def push_xid(product: Product, code: int, gpu: str = "GPU-1", *, node: str = "n1") -> None:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     place = {"cluster": "main", "node": node, "gpu": gpu}
@@ -143,6 +148,34 @@ def test_after_kill_9_everything_is_as_it_was_and_nothing_is_sent_twice(stack: E
     assert kept["INC-2"]["silenced_by"]["reason"] == "new fan"
     assert again.command("incidents", "resolve", "INC-1", "--why", "swapped").returncode == 0
     await_that(lambda: "INC-1/good/resolved/1" in good.notices())
+
+
+def test_receivers_change_while_the_hub_runs_and_a_broken_file_changes_nothing(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    first, second = hook(stack), hook(stack)
+    hub = start_hub(stack, tmp_path, receivers(tmp_path, first=first))
+    push_xid(hub, 79)
+    await_that(lambda: first.notices() == ["INC-1/first/opened/1"])
+    (tmp_path / "notify.toml").write_text("[[receivers]]\nname = 3\n")
+    await_that(lambda: "watchkeeper_notify_routes_broken 1" in metrics(hub))
+    receivers(tmp_path, first=first, second=second)
+    push_xid(hub, 48, "GPU-2", node="n2")
+    await_that(lambda: "INC-2/second/opened/1" in second.notices())
+    assert first.notices() == ["INC-1/first/opened/1", "INC-2/first/opened/1"]
+
+
+def test_a_silence_stands_on_the_timeline_of_what_it_silences(stack: ExitStack, tmp_path: Path) -> None:
+    hub = start_hub(stack, tmp_path, "")
+    push_xid(hub, 79)
+    await_that(hub.incidents)
+    time_of = lambda: json.dumps(hub.get("/api/incidents/INC-1")["timeline"])  # noqa: E731
+    made = await_that(
+        lambda: hub.command("incidents", "silence", "INC-1", "--for", "1h", "--reason", "new riser").stdout
+    )
+    await_that(lambda: "new riser" in time_of())
+    assert hub.command("silence", "end", made.partition(":")[0]).returncode == 0
+    assert "was ended" in time_of()
 
 
 def test_the_report_and_the_digest_tell_the_whole_story(stack: ExitStack, tmp_path: Path) -> None:

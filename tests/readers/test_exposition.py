@@ -97,6 +97,12 @@ def test_two_spellings_of_one_series_are_one_and_the_first_counts() -> None:
     assert page.problems == ('\'a{x="1", y="2"}\' stands twice; the first is kept',)
 
 
+def test_a_series_that_stood_there_at_two_times_does_not_stand_there_twice_without_them() -> None:
+    parser = ExpositionParser()
+    assert list(parser.parse(b"a 1 5\na 2 6\n").values) == [1, 2]
+    assert list(parser.parse(b"a 1\na 2\n").values) == [1]
+
+
 def test_what_the_exporter_says_about_a_metric_is_kept() -> None:
     parser = ExpositionParser()
     parser.parse(b"# HELP a Lines \\\\ and\\nbreaks.\n# TYPE a counter\n#plain\n# TYPE\na 1\n")
@@ -174,11 +180,35 @@ def render(page: dict[Labels, float]) -> bytes:
 @given(pages, st.lists(st.floats(), min_size=8, max_size=8))
 def test_reading_what_was_written_gives_it_back_cold_and_warm(page: dict[Labels, float], later: list[float]) -> None:
     parser = ExpositionParser()
-    for values in (list(page.values()), later[: len(page)]):
+    # From the third page on, the parser knows how the page is laid out.
+    for values in (list(page.values()), later[: len(page)], list(page.values()), later[: len(page)]):
         read_back = parser.parse(render(dict(zip(page, values, strict=True))))
         assert read_back.bad_lines == 0
         assert [parser.labels[handle] for handle in read_back.handles] == list(page)
         assert [repr(value) for value in read_back.values] == [repr(value) for value in values]
+
+
+# Lines that are alike, so that a parser which remembers one of them is tempted to read another as if it were that.
+ALIKE = (
+    *("a 1", "a 2.5", "a12", "a  7", "a\t8", "a 1 5", "a 1_0", "a", "a oops", "a NaN", 'a{x="1"} 4', 'a{x="1"}3'),
+    *("1", " 5", "nan", "", " ", "# HELP a b", "# HELP a b c", "# HELP a b 7", "aa 6", "a 3\r", 'a 4 # {t="1"} 2'),
+)
+
+
+@given(st.lists(st.sampled_from(ALIKE), max_size=3), st.lists(st.sampled_from(ALIKE), max_size=3), st.booleans())
+def test_what_a_parser_remembers_does_not_change_what_it_reads(
+    known: list[str], asked: list[str], openmetrics: bool
+) -> None:
+    end = ["# EOF", ""] if openmetrics else [""]
+    before, page = ("\n".join([*lines, *end]).encode() for lines in (known, asked))
+    parser = ExpositionParser()
+    for _ in range(3):
+        parser.parse(before, openmetrics=openmetrics)
+    found = parser.parse(page, openmetrics=openmetrics)
+    expected, fresh = read(page, openmetrics=openmetrics)
+    read_back = {str(parser.labels[handle]): value for handle, value in zip(found.handles, found.values, strict=True)}
+    assert repr(read_back) == repr(expected)
+    assert (found.problems, found.timestamps_ms) == (fresh.problems, fresh.timestamps_ms)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=3), st.booleans())

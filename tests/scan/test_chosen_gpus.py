@@ -28,13 +28,6 @@ LOST = Fault("gpu_fell_off_bus", "it is lost", "GPU-2")
 DRIVERLESS = Fault("driver_not_loaded", "NVML says DRIVER_NOT_LOADED")
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not driver.has_compiler():
-        pytest.skip("gcc is needed to build the fake NVML")
-    return driver.build(tmp_path_factory.mktemp("nvml"))
-
-
 @pytest.fixture
 def fake(library: Path, tmp_path: Path) -> driver.FakeNvml:
     made = driver.FakeNvml(library, tmp_path / "control", gpus=2)

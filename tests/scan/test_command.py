@@ -15,18 +15,6 @@ from watchkeeper.cli.scan import EXIT_CODES, Caller
 from watchkeeper.diagnose.scan.verdicts import Verdict
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not driver.has_compiler():
-        pytest.skip("gcc is needed to build the fake NVML")
-    return driver.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def fake(library: Path, tmp_path: Path) -> driver.FakeNvml:
-    return driver.FakeNvml(library, tmp_path / "control", gpus=2)
-
-
 def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "watchkeeper.cli.main", *arguments]
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=50)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from watchkeeper.config import settings
+from watchkeeper.diagnose import lessons
 from watchkeeper.errors import IllegalMove, QueryError
 from watchkeeper.incidents import silencing, subject
 from watchkeeper.kit import broadcast, clock, own_metrics
@@ -179,6 +180,7 @@ class FakeHub:
     plans: dict[str, actions.Plan] = field(default_factory=dict)
     entries: dict[str, list[Entry]] = field(default_factory=dict)
     drills: list[bytes] = field(default_factory=list)
+    said: list[lessons.Correction] = field(default_factory=list)
     silenced: list[Silence] = field(default_factory=list)
     foreign: list[alerts.Alert] = field(default_factory=list)
     failing: bool = False
@@ -286,6 +288,15 @@ class FakeHub:
 
     async def note(self, id: str, actor: str, text: str) -> None:
         self._keep(self.kept[id], Entry(self.clock.now(), actor, "note", {"text": text}))
+
+    async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
+        kept = self.kept[id]
+        said = lessons.Correction(id, self.clock.now(), actor, kept.cause, cause, why, str(kept.place))
+        self.said.append(said)
+        return said
+
+    def corrections(self) -> list[lessons.Correction]:
+        return self.said
 
     async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         self.drills.append(b"%s %s %s" % (method.encode(), path.encode(), body or b""))

@@ -43,6 +43,16 @@ def test_an_expected_gpu_that_never_reported_is_drawn_silent() -> None:
     assert np.isnan(picture.values[7])
 
 
+def test_two_clusters_with_a_node_of_one_name_have_two_nodes() -> None:
+    hub = FakeHub(racks=1, per_rack=1)
+    name = hub.fleet._nodes[0].name
+    hub.fleet._nodes.append(fleet.Node("west", name, expected_gpus=2))
+    stock = inventory.take(hub.fleet)
+    assert [len(node["gpus"]) for node in stock.to_plain()["nodes"]] == [8, 2]
+    assert (stock.slots_of("main", name), stock.slots_of("west", name)) == (tuple(range(8)), (8, 9))
+    assert stock.slots_of("default", name) == (), "nobody knows which of the two is meant"
+
+
 def test_an_exchanged_gpu_leaves_its_slot_to_its_successor() -> None:
     hub = FakeHub(racks=1, per_rack=1)
     old = hub.fleet.seen[0]
@@ -83,7 +93,7 @@ def test_an_open_incident_is_drawn_over_the_readings() -> None:
     lost, hot = stories.lose_gpu(hub), stories.heat_up(hub)
     picture, stock = draw(hub), inventory.take(hub.fleet)
     assert picture.states[stock.position[lost.place.gpu or ""]] == State.DOWN
-    assert set(picture.states[list(stock.by_node[hot.place.node or ""])]) == {State.THROTTLED}
+    assert set(picture.states[list(stock.slots_of(hot.place.cluster, hot.place.node or ""))]) == {State.THROTTLED}
     assert (picture.summary["down"], picture.summary["throttled"]) == (1, 8)
 
 

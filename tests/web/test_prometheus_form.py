@@ -40,6 +40,11 @@ def test_a_written_number_reads_back_exactly(value: float) -> None:
     assert float(form.write_value(value)) == value
 
 
+@given(st.lists(st.floats() | st.integers(-(10**17), 10**17).map(float) | st.sampled_from([-0.0, 10.05, 1e16])))
+def test_numbers_written_together_are_written_as_each_alone(values: list[float]) -> None:
+    assert form.write_values(values) == [form.write_value(value) for value in values]
+
+
 @pytest.mark.parametrize(
     ("text", "at_ms"),
     [

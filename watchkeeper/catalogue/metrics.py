@@ -1,6 +1,7 @@
 """What a metric means and what it cannot tell: packs/dcgm_fields.csv for names, packs/metric_guide.csv for judgement.
 
-`watchkeeper explain metric NAME` prints it. DCGM 4.6 renamed many fields; both names lead to the same row.
+`watchkeeper explain metric NAME` prints it. DCGM 4.6 renamed many fields; both names lead to the same row. Metrics of
+others, and names that people look for in vain, stand in the guide alone.
 """
 
 from __future__ import annotations
@@ -48,22 +49,24 @@ def _by_name() -> dict[str, MetricRow]:
     guide = {row["name"]: row for row in pack.load(GUIDE, dict)}
     found: dict[str, MetricRow] = {}
     for cells in pack.load(FIELDS, dict):
-        row = _row(cells, guide.get(cells["name"], {}))
+        row = _row(cells, guide.pop(cells["name"], {}))
         found[row.name] = row
         if row.newer_name:
             found.setdefault(row.newer_name, row)
+    for name, cells in guide.items():
+        found[name.upper()] = _row({}, cells)
     return found
 
 
 def _row(cells: Mapping[str, str], guide: Mapping[str, str]) -> MetricRow:
     return MetricRow(
-        name=cells["name"],
-        newer_name=cells["name_from_4_6"],
-        unit=cells["unit"],
-        type=cells["prom_type"],
-        meaning=cells["description"],
+        name=cells.get("name") or guide["name"],
+        newer_name=cells.get("name_from_4_6", ""),
+        unit=cells.get("unit") or guide.get("unit", ""),
+        type=cells.get("prom_type") or guide.get("type", ""),
+        meaning=cells.get("description") or pack.filled(guide.get("meaning", "")),
         bands=guide.get("bands", ""),
         cannot_tell=guide.get("cannot_tell", ""),
         look_next=guide.get("look_next", ""),
-        source="; ".join(part for part in (cells["source"], guide.get("source", "")) if part),
+        source="; ".join(part for part in (cells.get("source", ""), guide.get("source", "")) if part),
     )

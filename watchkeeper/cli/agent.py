@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import click
 
 from watchkeeper import agent
-from watchkeeper.cli import agent_control, agent_order, agent_sources, processes, profiling
-from watchkeeper.client.hub import DEFAULT_URL
+from watchkeeper.cli import agent_control, agent_sources, processes
+from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.collect import agent_server, attribution_page, node_facts, node_holders
 from watchkeeper.kit import clock, logs
 
 PATH = click.Path(path_type=Path)
+# Everything is closed by then; a file of a program that hangs in the driver may keep a reading thread for ever.
+LEAVE_SECONDS = 2.0
 
 
 # Deliberately long: one entry for each option, and nothing else.
-@click.group("agent", invoke_without_command=True)
+@click.group("agent", cls=agent_control.Commands, invoke_without_command=True)
 @click.option(
     "--hub",
     "hub_url",
@@ -104,11 +107,15 @@ def command(log_json: bool, **options: Any) -> None:
         return
     logs.start(as_json=log_json or options["control"].logs_gpu_context)
     settings = settings_from(**options)
-    asyncio.run(processes.until_stopped(lambda stop: agent.run(settings, clock.ScaledClock(), stop)))
+    asyncio.run(processes.until_stopped(lambda stop: run(settings, stop)))
 
 
-for inner in (profiling.command, agent_order.command, agent_control.order_key, agent_control.unit):
-    command.add_command(inner)
+async def run(settings: agent.AgentSettings, stop: asyncio.Event) -> None:
+    """Run until told to stop, and then leave: Python would wait for a thread that sits in the kernel, for ever."""
+    await agent.run(settings, clock.ScaledClock(), stop)
+    late = threading.Timer(LEAVE_SECONDS, os._exit, (0,))
+    late.daemon = True
+    late.start()
 
 
 def settings_from(

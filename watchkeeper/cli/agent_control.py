@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,13 +14,32 @@ from typing import Any
 import click
 
 from watchkeeper.collect import control
-from watchkeeper.collect import orders as work_orders
 from watchkeeper.kit import secret_file
 from watchkeeper.model import orders
 
 NOTHING = "none"
 UNIT = "watchkeeper-agent.service"
 PATH = click.Path(path_type=Path)
+COMMANDS = {
+    "order": ("watchkeeper.cli.agent_order", "command"),
+    "order-key": ("watchkeeper.cli.agent_control", "order_key"),
+    "profiling": ("watchkeeper.cli.profiling", "command"),
+    "unit": ("watchkeeper.cli.agent_control", "unit"),
+}
+
+
+class Commands(click.Group):
+    """The commands beside running, each imported on use: a running agent has no need of a client of the hub."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
 
 
 def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,6 +69,8 @@ def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         node = None
         if order_key is not None and click.get_current_context().invoked_subcommand is None:
+            from watchkeeper.collect import orders as work_orders
+
             key, kinds = secret_file.read_secret(order_key), frozenset(allowed) - {NOTHING}
             node = work_orders.Node(options["cluster"], options["node"], key, kinds)
         wanted = control.ControlSettings(node, log_gpu_context, scan_options(options))

@@ -71,11 +71,15 @@ def _print(answer: report.Report) -> None:
     for given in answer.inputs:
         click.echo(f"{given.name}: {recognise.title_of(given.kind)}" + (f" ({given.problem})" if given.problem else ""))
     if answer.events:
-        click.echo(f"{len(answer.events)} events")
+        click.echo(f"{len(answer.events):,} event{'s' if len(answer.events) > 1 else ''}")
     if not answer.findings:
         click.echo(
             "Nothing wrong was found in what was read." if answer.verdict == 0 else "Nothing here could be judged."
         )
+    problems = {f"{given.name}: {given.problem}" for given in answer.inputs}
+    for note in answer.notes:
+        if note not in problems:
+            click.echo(f"note: {note}")
     for number, finding in enumerate(answer.findings, 1):
         click.echo()
         _print_finding(number, finding)

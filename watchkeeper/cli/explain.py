@@ -10,6 +10,7 @@ import json
 import click
 
 from watchkeeper.catalogue import causes, metrics, xid
+from watchkeeper.cli import explain_workload
 from watchkeeper.kit import wire
 
 LABEL_WIDTH = 14
@@ -31,6 +32,10 @@ DEVICE_PLUGIN_WORDS = {"ignored": "ignores it", "marks_unhealthy": "marks the GP
 @click.group("explain")
 def command() -> None:
     """Say what something means and what to do about it."""
+
+
+for _live in (explain_workload.pod, explain_workload.node, explain_workload.job):
+    command.add_command(_live)
 
 
 @command.command("xid")
@@ -77,7 +82,7 @@ def _xid_lines(row: xid.XidRow) -> list[tuple[str, str]]:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def explain_metric(name: str, as_json: bool) -> None:
-    """Explain a metric NAME of DCGM: meaning, unit, bands, what it cannot tell, and what to look at next."""
+    """Explain a metric NAME: meaning, unit, bands, what it cannot tell, and what to look at next."""
     row = metrics.lookup(name)
     if row is None:
         close = ", ".join(metrics.close_to(name))

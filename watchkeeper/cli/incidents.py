@@ -27,7 +27,7 @@ def command(ctx: click.Context, hub: HubClient, show_all: bool, as_json: bool) -
         options.print_json(incidents)
     elif incidents:
         rows = [
-            [i["id"], i["severity"], i["state"], i["opened_at"][:19] + "Z", i["cause"], i["title"]] for i in incidents
+            [i["id"], i["severity"], _state(i), i["opened_at"][:19] + "Z", i["cause"], i["title"]] for i in incidents
         ]
         options.print_table(["id", "severity", "state", "opened", "cause", "what"], rows)
     else:
@@ -62,11 +62,25 @@ def acknowledge(hub: HubClient, id: str) -> None:
 @command.command("resolve")
 @click.argument("id")
 @click.option("--why", required=True, help="What ended it; kept in the journal.")
+@click.option("--cause", help="What it was, where the hub had it wrong.")
 @options.with_hub
-def resolve(hub: HubClient, id: str, why: str) -> None:
+def resolve(hub: HubClient, id: str, why: str, cause: str | None) -> None:
     """Close an incident by hand."""
+    if cause is not None:
+        hub.correct(id, cause, why=why)
     hub.resolve(id, why=why)
     click.echo(f"{id} resolved.")
+
+
+@command.command("cause")
+@click.argument("id")
+@click.argument("cause")
+@click.option("--why", default="", help="How you know; shown at incidents that look the same.")
+@options.with_hub
+def cause(hub: HubClient, id: str, cause: str, why: str) -> None:
+    """Say what an incident was; the cause that it has already says that it is right."""
+    said = hub.correct(id, cause, why=why)["correction"]
+    click.echo(f"{id}: {said['cause']} is right." if said["was"] == cause else f"{id}: {cause}, not {said['was']}.")
 
 
 @command.command("assign")
@@ -151,6 +165,12 @@ def note(hub: HubClient, id: str, text: str) -> None:
     click.echo(f"Noted on {id}.")
 
 
+def _state(incident: dict[str, Any]) -> str:
+    if incident.get("part_of"):
+        return f"part of {incident['part_of']}"
+    return f"{incident['state']}, silenced" if incident.get("silenced_by") else str(incident["state"])
+
+
 def describe(answer: dict[str, Any]) -> list[str]:
     """The incident as lines of text, the answer first."""
     incident, diagnosis, plan = answer["incident"], answer.get("diagnosis"), answer.get("plan")
@@ -160,6 +180,14 @@ def describe(answer: dict[str, Any]) -> list[str]:
     ]
     if incident["workloads"]:
         lines.append(f"hits {', '.join(incident['workloads'])}")
+    if blast := answer.get("blast"):
+        lost, price = f"{blast['gpu_hours']:g} GPU-hours", f"{blast['dollars_per_hour']:g} dollars an hour"
+        lines.append(f"costs {blast['gpus']} GPUs, {lost} so far, {price}")
+    if silence := answer.get("silenced_by"):
+        lines.append(f"silenced by {silence['author']} until {silence['ends_at'][:19]}Z: {silence['reason']}")
+    if incident.get("part_of"):
+        lines.append(f"goes on as a part of {incident['part_of']}")
+    lines += [text for text in (diagnosis or {}).get("looked_at", []) if text.startswith(("people: ", "changed: "))]
     for finding in (diagnosis or {}).get("findings", []):
         lines += ["", f"{finding['cause']} ({finding['confidence']:.0%}): {finding['why']}"]
         lines += [f"  saw       {item['text']}" for item in finding["evidence"]]
@@ -168,6 +196,8 @@ def describe(answer: dict[str, Any]) -> list[str]:
             f"  do        {step['do']}" + (f"   $ {step['command']}" if step["command"] else "")
             for step in finding["actions"]
         ]
+    if (diagnosis or {}).get("tell_apart"):
+        lines += ["", f"To be sure: {(diagnosis or {})['tell_apart']}"]
     if plan:
         lines += ["", f"Plan ({plan['mode']}, dry run): {plan['next_step']}"]
         lines += [

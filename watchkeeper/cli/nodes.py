@@ -31,7 +31,8 @@ def command(ctx: click.Context, /, hub: HubClient, state: str | None, pool: str 
     if as_json:
         options.print_json({name: value for name, value in answer.items() if name != "ok"})
     else:
-        rows = [row(node) for node in nodes]
+        has_clusters = len({node["cluster"] for node in nodes}) > 1
+        rows = [row(node, with_cluster=has_clusters) for node in nodes]
         if rows:
             header = ["node", "pool", "rack", "state", "scheduler", "gpus", "holders", "last seen", "why"]
             options.print_table(header, rows)
@@ -41,14 +42,14 @@ def command(ctx: click.Context, /, hub: HubClient, state: str | None, pool: str 
         ctx.exit(1)
 
 
-def row(node: dict[str, Any]) -> list[str]:
+def row(node: dict[str, Any], *, with_cluster: bool = False) -> list[str]:
     words = [f"{word['state']} ({word['source']})" for word in node["scheduler"]]
     expected = node["gpus_expected"]
     gpus = f"{node['gpus_seen']}/{'?' if expected is None else expected}"
     shown = node["holders"][:SHOWN_HOLDERS]
     more = len(node["holders"]) - len(shown)
     return [
-        node["name"],
+        f"{node['cluster']}/{node['name']}" if with_cluster else node["name"],
         node["pool"] or UNMAPPED,
         node["rack"] or UNMAPPED,
         node["state"].replace("_", " "),

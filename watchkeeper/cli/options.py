@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from watchkeeper.client.hub import DEFAULT_URL, HubClient
+from watchkeeper.client.address import DEFAULT_URL
+from watchkeeper.client.hub import HubClient
 
 
 def with_hub(command: Callable[..., Any]) -> Callable[..., Any]:

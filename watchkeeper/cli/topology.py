@@ -145,7 +145,11 @@ def _node(node: dict[str, Any], *, everything: bool) -> Branch:
     if gpus and not everything and len({(gpu["state"], gpu["why"]) for gpu in gpus}) == 1:
         # A machine that is silent as a whole needs no line for each of its GPUs.
         gpus = [] if gpus[0]["state"] in ("healthy", "silent") else gpus
-    branch.below += [Branch(_gpu(gpu), gpu["state"]) for gpu in gpus if everything or gpu["state"] != "healthy"]
+    shown = [gpu for gpu in gpus if everything or gpu["state"] != "healthy"]
+    branch.below += [Branch(_gpu(gpu), gpu["state"]) for gpu in shown if gpu["uuid"] is not None]
+    if nameless := [gpu for gpu in shown if gpu["uuid"] is None]:
+        text = f"{_count(len(nameless), 'gpu')} · {nameless[0]['state']} · {nameless[0]['why']}"
+        branch.below.append(Branch(text, nameless[0]["state"]))
     branch.below += [Branch(_link(link), link["state"]) for link in links if everything or link["state"] != "healthy"]
     return branch
 

@@ -59,7 +59,6 @@ def _gpu(gpu: dict[str, Any]) -> list[str]:
 
 
 def _holder(holder: dict[str, Any]) -> str:
-    called = "/".join(part for part in (holder["namespace"], holder["name"]) if part)
     kind = holder["kind"].replace("_", " ")
     said = [kind]
     said += [f"{name} {holder[name]}" for name in ("container", "user", "team", "project") if holder[name]]
@@ -67,7 +66,11 @@ def _holder(holder: dict[str, Any]) -> str:
         said.append(f"slice {holder['slice']}")
     if holder["share"] is not None:
         said.append(f"{holder['share']:.0%} of its work")
-    return f"{called} ({', '.join(said)})"
+    return f"{_called(holder)} ({', '.join(said)})"
+
+
+def _called(found: dict[str, Any]) -> str:
+    return "/".join(part for part in (found["namespace"], found["name"]) if part)
 
 
 def _node(found: dict[str, Any]) -> list[str]:
@@ -83,6 +86,12 @@ def _node(found: dict[str, Any]) -> list[str]:
         held = "; ".join(_holder(holder) for holder in gpu["holders"]) or f"nobody: {gpu['reason'].replace('_', ' ')}"
         name = gpu["uuid"] if gpu["index"] is None else f"GPU {gpu['index']}"
         lines.append(f"  {name:8}  {'gone; ' if gpu['is_gone'] else ''}{held}")
+    named = {_called(holder) for gpu in found["gpus"] for holder in gpu["holders"]}
+    lines += [
+        f"  runs      {name}, says the scheduler; no page names its GPUs"
+        for name in node["holders"]
+        if name not in named
+    ]
     seen: dict[str, None] = {}
     for gpu in found["gpus"]:
         seen |= dict.fromkeys(_incidents(gpu))
@@ -90,10 +99,14 @@ def _node(found: dict[str, Any]) -> list[str]:
 
 
 def _workload(workload: dict[str, Any]) -> list[str]:
-    called = "/".join(part for part in (workload["namespace"], workload["name"]) if part)
     about = [workload["kind"].replace("_", " "), workload["state"]]
-    about += [f"{name} {workload[name]}" for name in ("user", "account", "team", "project", "queue") if workload[name]]
-    lines = [f"{called} ({', '.join(about)})"]
+    # A pod's account and queue are its namespace, unless something says otherwise.
+    about += [
+        f"{name} {workload[name]}"
+        for name in ("user", "account", "team", "project", "queue")
+        if workload[name] and (name not in ("account", "queue") or workload[name] != workload["namespace"])
+    ]
+    lines = [f"{_called(workload)} ({', '.join(about)})"]
     if workload["since"]:
         word = "waits since" if workload["state"] == "pending" else "runs since"
         lines.append(f"  {word} {workload['since'][:19]}Z")

@@ -15,9 +15,9 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.errors import HubError
 
-DEFAULT_URL = "http://127.0.0.1:9480"
 # A query may scan hours of a large fleet; anything longer is the server's fault, not patience.
 TIMEOUT_SECONDS = 30.0
 PIECE_BYTES = 64 * 1024
@@ -152,6 +152,23 @@ class HubClient:
     def who(self, name: str) -> dict[str, Any]:
         """Who holds a GPU or node, and what a job, pod, user or team holds."""
         return self._ask("GET", f"/api/who?{urllib.parse.urlencode({'name': name})}")
+
+    def correct(self, id: str, cause: str, *, why: str = "") -> dict[str, Any]:
+        """Say what an incident was, or with the same cause that the hub was right."""
+        return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/cause", {"cause": cause, "why": why})
+
+    def accuracy(self) -> list[dict[str, Any]]:
+        """For each cause how often it was named, judged by a person, and right."""
+        answer: list[dict[str, Any]] = self._ask("GET", "/api/accuracy")["accuracy"]
+        return answer
+
+    def lemons(self, *, days: int = 90) -> dict[str, Any]:
+        """Nodes by how often they break against the fleet, and by counters that grow; the most hazardous first."""
+        return self._ask("GET", f"/api/lemons?days={days}")
+
+    def explain(self, kind: str, name: str) -> dict[str, Any]:
+        """Why a pod (`namespace/name`), a node or a job is as it is; `text` for people."""
+        return self._ask("GET", f"/api/explain/{kind}/{urllib.parse.quote(name)}")
 
     def simulator(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """A request to the simulated fleet behind this hub; HubError where the fleet is real."""

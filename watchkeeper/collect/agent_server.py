@@ -119,7 +119,8 @@ def _lines(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the file of secrets cannot be read: {error}", where=str(path)) from error
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError(f"the file of secrets cannot be read: {why}", where=str(path)) from error
     lines = [line.strip() for line in text.splitlines()]
     found = [line for line in lines if line and not line.startswith("#")]
     if not found:
@@ -190,7 +191,9 @@ def _refusal(listen: Listen, error: OSError) -> StartRefused:
         return StartRefused(
             "another program listens there",
             where=where,
-            remedy="Stop it (dcgm-exporter uses 9400 as well), or choose another port with --listen",
+            remedy="Stop it, or choose another path with --socket"
+            if listen.socket is not None
+            else "Stop it (dcgm-exporter uses 9400 as well), or choose another port with --listen",
         )
     return StartRefused(f"cannot listen there: {error.strerror or error}", where=where)
 
@@ -228,8 +231,10 @@ class _Talk:
         self._tasks.add(task)
         try:
             # One too many is closed without a word: an answer to an unread request would be lost anyway.
-            while len(self._tasks) <= MAX_CONNECTIONS and await self._one(reader, writer):
-                pass
+            # A first request comes at once; whoever only holds a place among the few must not keep it.
+            patience = REQUEST_SECONDS
+            while len(self._tasks) <= MAX_CONNECTIONS and await self._one(reader, writer, patience):
+                patience = IDLE_SECONDS
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass
         finally:
@@ -245,9 +250,9 @@ class _Talk:
         # One more turn, in which the aborted transports let go of their sockets.
         await asyncio.sleep(0)
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience_seconds: float) -> bool:
         """One request and its answer; False when the connection is over."""
-        async with asyncio.timeout(IDLE_SECONDS):
+        async with asyncio.timeout(patience_seconds):
             first = await reader.read(1)
         if not first:
             return False

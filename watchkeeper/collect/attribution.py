@@ -16,9 +16,9 @@ import asyncio
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from watchkeeper.collect.gpu_samples import GpuSample, Program
 from watchkeeper.errors import CollectError
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 REFRESH_SECONDS = 2.0
 # Longer than any source's own deadline; a source that ignores its deadline must not stop the others.
 SOURCE_SECONDS = 4.0
+NO_ANSWER = f"no answer within {SOURCE_SECONDS:g} s"
 # A kubelet that restarts is back in seconds; what it said before is still so.
 KEPT_SECONDS = 60.0
 # Holders of one GPU that are told apart; a GPU with more has a leak of contexts.
@@ -38,6 +39,7 @@ PROGRAMS = "programs"
 # MIG's name before driver 470, MIG-GPU-0d7b8a1c-…/3/0: the GPU, its slice, its part of the slice.
 OLD_SLICE = re.compile(r"^MIG-(GPU-[0-9a-fA-F-]{36})/(\d+)/\d+$")
 
+T = TypeVar("T")
 Holders = Mapping[str, tuple[Holding, ...]]
 
 
@@ -230,13 +232,17 @@ class Attributor:
     current: Mapping[str, Attribution] = field(default_factory=dict)
     _kept: dict[str, _Kept] = field(default_factory=dict)
     _said: dict[str, str] = field(default_factory=dict)
+    _asked: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
 
     async def refresh(self, gpus: Sequence[GpuSample], now: float) -> Mapping[str, Attribution]:
         """Ask everyone once and decide; `now` is a clock that never jumps."""
         present = [named for named in self.sources if named.is_present()]
         told = await asyncio.gather(*(self._ask(named, now) for named in present))
         programs = [program for gpu in gpus for program in gpu.programs or ()]
-        known = await asyncio.to_thread(self.look_up, programs) if programs else {}
+        try:
+            known = await self._answer(PROGRAMS, asyncio.to_thread(self.look_up, programs)) if programs else {}
+        except TimeoutError:
+            known, told = {}, [*told, Told(PROGRAMS, None, NO_ANSWER)]
         running = {
             gpu.identity["uuid"]: [
                 replace(known[program.pid], program=program) for program in gpu.programs if program.pid in known
@@ -250,10 +256,9 @@ class Attributor:
 
     async def _ask(self, named: NamedSource, now: float) -> Told:
         try:
-            async with asyncio.timeout(SOURCE_SECONDS):
-                holders = await named.source.read()
+            holders = await self._answer(named.name, named.source.read())
         except TimeoutError:
-            problem = f"no answer within {SOURCE_SECONDS:g} s"
+            problem = NO_ANSWER
         except CollectError as error:
             problem = str(error)
         except Exception as error:  # Deliberately everything: a source that breaks in a new way is still one source.
@@ -268,6 +273,29 @@ class Attributor:
         if kept is not None and now - kept.at < KEPT_SECONDS:
             return Told(named.name, kept.holders, problem)
         return Told(named.name, None, problem)
+
+    async def _answer(self, name: str, question: Coroutine[Any, Any, T]) -> T:
+        """The answer, or TimeoutError. While one hangs it is not asked for again.
+
+        A thread that reads from a program in an uninterruptible wait is lost until that ends; it must stay alone.
+        """
+        late = self._asked.get(name)
+        if late is not None and not late.done():
+            question.close()
+            raise TimeoutError
+        if late is not None and not late.cancelled():
+            # Whatever it has come to, it is too old; Python complains about an error that nobody looks at.
+            late.exception()
+        asked: asyncio.Task[T] = asyncio.create_task(question)
+        self._asked[name] = asked
+        try:
+            await asyncio.wait([asked], timeout=SOURCE_SECONDS)
+        finally:
+            if asked.done():
+                del self._asked[name]
+        if not asked.done():
+            raise TimeoutError
+        return asked.result()
 
     def _say(self, current: Mapping[str, Attribution]) -> None:
         """Log a gap when it opens and when it closes; a free GPU is none."""

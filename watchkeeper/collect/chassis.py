@@ -182,9 +182,8 @@ def load_access(credentials: Path | None, ca_file: Path | None = None, *, is_ins
     try:
         lines = [line for line in credentials.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(
-            f"the credentials cannot be read: {type(error).__name__}", where=str(credentials)
-        ) from error
+        why = error.strerror if isinstance(error, OSError) else "they are not UTF-8"
+        raise SettingsError(f"the credentials cannot be read: {why}", where=str(credentials)) from error
     user, colon, password = lines[0].partition(":") if len(lines) == 1 else ("", "", "")
     if not user or not colon:
         raise SettingsError("one line `user:password` is needed", where=str(credentials))

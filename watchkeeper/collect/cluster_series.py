@@ -19,8 +19,12 @@ PENDING_GPUS = "watchkeeper_pending_gpus"
 PENDING_WORKLOADS = "watchkeeper_pending_workloads"
 QUEUE_WAIT = "watchkeeper_queue_wait_seconds"
 QUOTA_GPUS = "watchkeeper_quota_gpus"
+# For so long what a scheduler said last may stand for now: a control plane is upgraded in less, a wrong picture of the
+# cluster must not live longer.
+SILENT_SECONDS = 300.0
 HELP = {
-    SCHEDULER_UP: "1 while the scheduler (`source`) is read without a problem, 0 while what it said last is shown",
+    SCHEDULER_UP: "1 while the scheduler (`source`) is read without a problem; at 0 what it said last is repeated for "
+    "5 minutes, and then all its other series end",
     SCHEDULER_GPUS: "GPUs that the scheduler knows, by `state`: capacity, allocatable, allocated, and in_service, the "
     "allocatable ones of nodes that are ready and not cordoned",
     PENDING_GPUS: "GPUs that waiting workloads ask for, by `queue` and by the scheduler's own `reason`",
@@ -31,16 +35,23 @@ HELP = {
 
 
 def series(view: cluster.ClusterView, name: str, *, now: float) -> dict[Labels, float]:
-    """The series of one scheduler of the cluster `name`; of one that never answered only that it is not read."""
+    """The series of one scheduler of the cluster `name`; of one that does not answer only that it is not read."""
     where = {"cluster": name, "source": view.source}
     made = {_labels(SCHEDULER_UP, where): float(view.at_ms is not None and not view.problem)}
-    if view.at_ms is None:
+    if not speaks_for(view, now):
         return made
     for state, gpus in _gpus(view).items():
         made[_labels(SCHEDULER_GPUS, where, state=state)] = float(gpus)
     made.update(_pending(view, where, now=now))
     made.update(_quotas(view, where))
     return made
+
+
+def speaks_for(view: cluster.ClusterView, now: float) -> bool:
+    """False for a scheduler that never answered, and for one with a problem whose last word is too old."""
+    if view.at_ms is None:
+        return False
+    return not view.problem or now - view.at_ms / 1000 <= SILENT_SECONDS
 
 
 def _gpus(view: cluster.ClusterView) -> Mapping[str, int]:

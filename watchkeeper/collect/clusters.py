@@ -106,20 +106,31 @@ class Clusters:
         """What `samples` wants answered first."""
         return [scheduler.asks_for for scheduler in self.schedulers if scheduler.asks_for is not None]
 
-    def workload_series(self, fleet: Fleet, known: dict[Labels, float]) -> dict[Labels, float]:
-        """Holders by agents' own word, by exporters' labels (`known`), and those that only a scheduler can name."""
+    def workload_series(self, fleet: Fleet, known: dict[Labels, float], *, at_ms: int) -> dict[Labels, float]:
+        """Holders by agents' own word, by exporters' labels (`known`), and those that only a scheduler can name.
+
+        A scheduler that has been silent for too long names nobody: the pod that it knew may be gone.
+        """
         told = standing.held_series(fleet.holders())
         named = {labels.get("UUID") for labels in told}
         if named:
             known = told | {labels: value for labels, value in known.items() if labels.get("UUID") not in named}
         for scheduler in self.schedulers:
-            known = known | scheduler.workload_series(fleet, known)
+            if cluster_series.speaks_for(scheduler.view(), at_ms / 1000):
+                known = known | scheduler.workload_series(fleet, known)
         return self._owners.named(known, self.views())
+
+    def team_of(self, workload: str) -> str:
+        """The team that an incident of this workload is told to; `unmapped` where nobody says."""
+        return self._owners.team_of(workload)
 
     def samples(self, answers: Mapping[str, Iterable[Mapping[str, str]]], at_ms: int) -> list[Sample]:
         """Every scheduler's series at this time; `answers` are those to `questions`."""
         made: dict[Labels, float] = {}
+        now = at_ms / 1000
         for scheduler in self.schedulers:
-            made |= cluster_series.series(scheduler.view(), scheduler.cluster, now=at_ms / 1000)
-            made |= scheduler.series(answers.get(scheduler.asks_for or "", ()))
+            view = scheduler.view()
+            made |= cluster_series.series(view, scheduler.cluster, now=now)
+            if cluster_series.speaks_for(view, now):
+                made |= scheduler.series(answers.get(scheduler.asks_for or "", ()))
         return self._standing.samples(made, at_ms)

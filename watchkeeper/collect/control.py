@@ -11,11 +11,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from watchkeeper.collect import log_context, order_ledger, order_work, orders, profiling, push
+from watchkeeper.collect import profiling, push
 from watchkeeper.collect.gpu_samples import Snapshot
 from watchkeeper.kit import clock, own_metrics
+
+if TYPE_CHECKING:
+    from watchkeeper.collect import orders
 
 LOOK_SECONDS = 1.0
 ORDERS = "orders"
@@ -64,6 +67,8 @@ class Control:
             reading = sampler()
             return Snapshot() if reading is None else reading.snapshot()
 
+        from watchkeeper.collect import log_context
+
         return log_context.in_logs(snapshot)
 
     @property
@@ -72,6 +77,9 @@ class Control:
 
     async def follow_orders(self, hub: push.Hub) -> None:
         """For ever; only where `takes_orders`."""
+        # Imported here: a node that takes no orders saves a MiB.
+        from watchkeeper.collect import order_ledger, order_work, orders
+
         assert self._settings.node is not None
         ledger = order_ledger.Ledger(self._directory / ORDERS, now=self._time.now())
         bench = order_work.Bench(self._pause_file, self._settings.scan_options)

@@ -24,6 +24,7 @@ SOURCE = "infiniband-diags"
 MAX_OUTPUT_BYTES = 64 << 20
 # ibwarn: [123] mad_rpc: _do_madrpc failed      src/query_smp.c:197; umad (…) bad status 110; Connection timed out
 TROUBLE = re.compile(r"^(?:ibwarn|ibpanic|iberror)|bad status \d+|timed out", re.MULTILINE)
+TOO_LONG = f"it wrote more than {MAX_OUTPUT_BYTES:,} bytes, which no fabric needs"
 REMEDY = "Run it by hand on this machine as root; `ibstat` says whether its port is Active"
 
 
@@ -79,13 +80,14 @@ def _must_answer(ask: commands.Commands, arguments: Sequence[str], problems: lis
     if answer.outcome is not commands.Outcome.ANSWERED:
         said = next((line for line in answer.text.splitlines() if line.strip()), "no word of why")
         raise CollectError(said.strip()[:300], where=program, remedy=REMEDY)
+    if answer.is_cut:
+        # No fabric is so large; reading it would keep a thread busy for half a minute.
+        raise CollectError(TOO_LONG, where=program, remedy=REMEDY)
     _note_trouble(program, answer, problems)
     return answer.text
 
 
 def _note_trouble(program: str, answer: commands.Answer, problems: list[str]) -> None:
-    if answer.is_cut:
-        problems.append(f"{program} wrote more than {MAX_OUTPUT_BYTES:,} bytes; the rest was not read")
     unanswered = len(TROUBLE.findall(answer.text))
     if unanswered:
         problems.append(f"{program}: {unanswered} requests to devices were not answered")
@@ -106,6 +108,9 @@ def _count(
     counters: dict[fabric.PortKey, dict[str, int]] = {}
     for option in ([], ["--counters"]):
         answer = ask.ask(["ibqueryerrors", "--skip-sl", *shown, *option])
+        if answer.is_cut:
+            unread.append(f"ibqueryerrors: {TOO_LONG}")
+            return ports
         found, checked = infiniband_fabric.read_counters(answer.text.splitlines(), owner_of)
         # An exit code may stand for errors of ports as well as for one of the program: the summary decides.
         if checked == 0:

@@ -110,8 +110,10 @@ async def follow_file(source: FileSource, *, time: clock.Clock) -> AsyncGenerato
                 log.info("Kernel log file was truncated", extra=logs.fields(path=str(source.path)))
                 continue
             if is_replaced:
+                # Opened before the old one is closed: what is closed twice may be another's by then.
+                fresh = OpenFile(source.path)
                 file.close()
-                file, is_replaced = OpenFile(source.path), False
+                file, is_replaced = fresh, False
                 continue
             # The writer may still hold the old file: it is read once more after the pause, then left.
             is_replaced = _inode(source.path) not in (None, file.inode)

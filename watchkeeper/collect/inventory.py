@@ -35,6 +35,9 @@ MAX_SAID = 20
 # Pods may carry their owner; a row of the inventory file goes first.
 TEAM_LABEL, PROJECT_LABEL = "watchkeeper.dev/team", "watchkeeper.dev/project"
 
+# Workloads whose owner is remembered after they ended: a fault often ends the job before anybody is told about it.
+MAX_REMEMBERED = 50_000
+
 NodeKey = tuple[str, str]
 
 
@@ -172,11 +175,12 @@ class _Named:
 
 
 class Owners:
-    """Team and project on the series that say who holds a GPU."""
+    """Team and project on the series that say who holds a GPU, and the team of whoever held one."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._named: dict[Labels, _Named] = {}
+        self._teams: dict[str, str] = {}
 
     def named(self, series: Mapping[Labels, float], views: Iterable[cluster.ClusterView]) -> dict[Labels, float]:
         """The same series, each with its owner; a workload that no scheduler knows is judged by its own labels."""
@@ -195,7 +199,21 @@ class Owners:
                 before = _Named(key, owner, labels.having(team=owner.team, project=owner.project))
             kept[labels] = before
         self._named = kept
+        self._remember(owners)
         return {kept[labels].labels: value for labels, value in series.items()}
+
+    def team_of(self, workload: str) -> str:
+        """The team of a workload as incidents write it: `namespace/pod`, or a Slurm job's number."""
+        namespace = workload.rpartition("/")[0]
+        return self._teams.get(workload) or self._inventory.owner_of(namespace=namespace).team
+
+    def _remember(self, owners: Mapping[WorkloadKey, Owner]) -> None:
+        for (_, namespace, name, _), owner in owners.items():
+            called = f"{namespace}/{name}" if namespace else name
+            if self._teams.get(called) != owner.team:
+                self._teams[called] = owner.team
+        for oldest in list(self._teams)[: max(0, len(self._teams) - MAX_REMEMBERED)]:
+            del self._teams[oldest]
 
     def _owner(self, key: WorkloadKey, scheduled: ScheduledWorkload | None) -> Owner:
         if scheduled is not None:

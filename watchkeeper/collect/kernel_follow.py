@@ -70,7 +70,8 @@ class FloodGate:
         """How many alike were held back before this one, or None if this one is held back too."""
         since, count = self._minutes.get(key, (at, 0))
         held_back = max(0, count - self._per_minute)
-        if at - since >= timedelta(minutes=1):
+        if abs(at - since) >= timedelta(minutes=1):
+            # Over, or a clock that was set back: it must not hold back what comes until it is there again.
             since, count = at, 0
         elif count >= self._per_minute:
             self._minutes[key] = (since, count + 1)

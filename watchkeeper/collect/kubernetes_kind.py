@@ -246,13 +246,20 @@ class Watched(Generic[T]):
         self._heard_at = self._time.now()
         self.revision += 1
         self._refusals, self._pause_seconds = 0, FIRST_PAUSE_SECONDS
+        if self.problem_since is not None:
+            seconds = (self._heard_at - self.problem_since).total_seconds()
+            log.info("Kubernetes is heard again", extra=fields(resource=self.kind.name, after_seconds=round(seconds)))
         self.problem, self.problem_since = "", None
         self._metrics.kept.set(len(self.items), resource=self.kind.name)
 
     async def _fail(self, error: CollectError) -> None:
         """Say it, count it, and wait before the next try, longer each time."""
         self._metrics.failures.add(resource=self.kind.name)
-        self.problem, self.problem_since = _explained(error), self.problem_since or self._time.now()
+        problem = _explained(error)
+        if self.problem_since is None:
+            # The hub warns of what lasts until its next look at the fleet; a shorter outage is said here alone.
+            log.info("Kubernetes is not heard", extra=fields(resource=self.kind.name, problem=problem))
+        self.problem, self.problem_since = problem, self.problem_since or self._time.now()
         await self._time.sleep(self._pause_seconds)
         self._pause_seconds = min(self._pause_seconds * 2, LONGEST_PAUSE_SECONDS)
 

@@ -88,7 +88,7 @@ def scheduled_pod(
 def blocked_jobs(watch: KubernetesWatch) -> Iterable[workloads.ScheduledWorkload]:
     """Jobs with fewer pods than they want, because a quota or an admission rule forbids the rest."""
     for job in watch.jobs():
-        missing = job.parallelism - job.active
+        missing = job.wanted - job.active
         warned = watch.warning("Job", job.namespace, job.name)
         if not job.gpus or missing <= 0 or job.is_suspended or warned is None or warned.reason != "FailedCreate":
             continue

@@ -22,8 +22,6 @@ from typing import Any
 from watchkeeper.kit import memory
 from watchkeeper.readers.nvml import events, families, session
 
-# Long enough for the longest name in nvml.h.
-NOTE_BYTES = 64
 # An event is delivered at once; this is only how often the waiting thread looks whether its parent still lives.
 WAIT_MS = 5_000
 # After an error of the event set, such as a GPU that was lost, it is asked again this much later.
@@ -34,13 +32,14 @@ class Note:
     """Writes the name of the call that is made now where the parent can read it."""
 
     def __init__(self, fd: int) -> None:
-        self._memory = mmap.mmap(fd, NOTE_BYTES)
+        self._memory = mmap.mmap(fd, 0)
         self._padded: dict[str, bytes] = {}
 
     def __call__(self, call: str) -> None:
         padded = self._padded.get(call)
         if padded is None:
-            padded = self._padded[call] = call.encode()[:NOTE_BYTES].ljust(NOTE_BYTES, b"\0")
+            size = len(self._memory)
+            padded = self._padded[call] = call.encode()[:size].ljust(size, b"\0")
         self._memory[:] = padded
 
 

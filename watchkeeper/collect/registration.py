@@ -19,7 +19,7 @@ from watchkeeper.model import fleet
 log = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 300.0
-FIRST_PAUSE_SECONDS = 5.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 60.0
 # How often is looked whether there is something new to say.
 LOOK_SECONDS = 5.0
 # The largest machine has 16 GPUs; a fleet's hub must not be filled by one that errs.
@@ -60,7 +60,7 @@ async def register_forever(hub: push.Hub, current: Callable[[], NodeRegistration
             else:
                 log.warning("Node not registered", extra=logs.fields(hub=hub.url, error=problem, retry_seconds=pause))
                 await time.sleep(pause)
-                pause = min(2 * pause, REPEAT_SECONDS)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     finally:
         await connection.aclose()
 

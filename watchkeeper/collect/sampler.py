@@ -168,7 +168,7 @@ class Sampler:
         due = time.monotonic()
         while not self._is_stopping:
             self._guarded(self._round)
-            self._publish()
+            self._guarded(self._publish)
             # A round that took longer than its interval skips the ones it missed.
             due = max(due + interval, time.monotonic())
             while not self._is_stopping and time.monotonic() < due:
@@ -231,7 +231,9 @@ class Sampler:
             self._take(self._answers[0], cadences, asked_at=asked_at, now=now)
         elif not self._is_stopping:
             call = reader.current_call()
-            log.warning("Driver call hangs", extra=logs.fields(call=call, gpu=index, waited_seconds=now - asked_at))
+            log.warning(
+                "Driver call hangs", extra=logs.fields(call=call, gpu=index, waited_seconds=round(now - asked_at, 1))
+            )
             self._drop_reader()
             with self._lock:
                 self._watch.hung(index, call, waited=now - asked_at, now=now)

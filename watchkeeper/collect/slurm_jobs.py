@@ -18,7 +18,7 @@ from pathlib import Path
 from watchkeeper.collect import commands
 from watchkeeper.errors import CollectError
 from watchkeeper.model.workloads import Holding, Workload, WorkloadKind
-from watchkeeper.readers import proc_programs, slurm_records
+from watchkeeper.readers import proc_programs
 
 # https://github.com/NVIDIA/dcgm-exporter: `--hpc-job-mapping-dir`, one file for each GPU index, job ids one a line;
 # a MIG slice is `<gpu>.<slice>`.
@@ -143,6 +143,9 @@ class SlurmJobs:
         answer = self.ask.ask(["scontrol", "-d", "show", "job", id])
         if answer.outcome is not commands.Outcome.ANSWERED:
             return None
+        # Imported here: a node without Slurm saves half a MiB.
+        from watchkeeper.readers import slurm_records
+
         job = slurm_records.job_of_text(answer.text, id)
         if job is None or not job.held:
             return None

@@ -4,7 +4,8 @@ A spool is a directory of numbered files; each file is one batch, as many events
 Appending writes one line and never waits; the pusher takes the oldest file, and deletes it once the hub
 has answered. The size is bounded: when it is full the oldest batch goes, counted and logged. A process
 that dies loses nothing it appended. Nothing is synced: a machine that loses power may lose what its
-kernel had not written back yet, about the last half minute, unless the hub already had it.
+kernel had not written back yet, about the last half minute, unless the hub already had it. A disk that is
+full, broken or read-only is news itself, so what cannot be written waits in memory: one batch, behind the files.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ BATCH_EVENTS = 1000
 BATCH_BYTES = 1_000_000
 # 64 MiB are some 100,000 events: days of a hub outage on a node in trouble.
 MAX_BYTES = 64 * 1024 * 1024
+# A disk in trouble; any other error at the start is a wrong path or a wrong owner, which a person must put right.
+DISK_TROUBLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+# Stands for a batch that is in no file; nothing can be there.
+MEMORY = Path("/dev/null/memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Spool:
         self._lost = lost
         self._open = -1
         self._open_events = 0
+        self._unwritten: list[bytes] = []
+        self._is_disk_well = True
         self._waiting = asyncio.Event()
         self._rejected = directory / "rejected"
         try:
@@ -56,7 +63,10 @@ class Spool:
             self._rejected.mkdir(exist_ok=True, mode=0o750)
             self._sizes = {path: path.stat().st_size for path in sorted(directory.glob("*.jsonl"))}
         except OSError as error:
-            raise StartRefused(f"the spool cannot be used: {error.strerror}", where=str(directory)) from error
+            if error.errno not in DISK_TROUBLE:
+                raise StartRefused(f"the spool cannot be used: {error.strerror}", where=str(directory)) from error
+            self._sizes = {}
+            self._say_trouble(error)
         last = max((int(path.stem) for path in self._sizes if path.stem.isdigit()), default=0)
         # What was open when the last process ended stays as it is: its last line may be torn.
         self._number = last + 1
@@ -65,7 +75,7 @@ class Spool:
 
     @property
     def used_bytes(self) -> int:
-        return sum(self._sizes.values())
+        return sum(self._sizes.values()) + self._unwritten_bytes
 
     def append(self, event: events.Event) -> None:
         """Keep one event; what cannot be kept is counted and logged, because the follower must go on."""
@@ -76,12 +86,14 @@ class Spool:
         try:
             path = self._current(len(line))
             if os.write(self._open, line) < len(line):
-                # A torn line must be the last of its file, where reading expects it.
+                # A torn line must be the last of its file, where reading expects it, or better not be there at all.
+                os.ftruncate(self._open, self._sizes[path])
                 self._seal()
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._lose(1, f"the spool cannot be written: {error.strerror}")
+            self._remember(line, error)
             return
+        self._is_disk_well = True
         self._sizes[path] += len(line)
         self._open_events += 1
         self._make_room()
@@ -99,21 +111,28 @@ class Spool:
                 if batch.count:
                     return batch
                 self.done(batch)
+            if self._unwritten:
+                return Batch(MEMORY, b"[" + b",".join(self._unwritten) + b"]", len(self._unwritten))
             self._waiting.clear()
 
     def done(self, batch: Batch) -> None:
         """The hub has the batch: forget it."""
-        batch.path.unlink(missing_ok=True)
+        if batch.path == MEMORY:
+            del self._unwritten[: batch.count]
+            return
+        # What cannot be deleted is sent once more by the next process, and the hub recognises it.
+        with suppress(OSError):
+            batch.path.unlink(missing_ok=True)
         self._sizes.pop(batch.path, None)
 
     def reject(self, batch: Batch) -> None:
         """Set aside a batch that the hub will never take, so that the ones behind it can go; one is kept to look at."""
-        for older in self._rejected.iterdir():
-            older.unlink(missing_ok=True)
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
+            for older in self._rejected.iterdir():
+                older.unlink(missing_ok=True)
             batch.path.rename(self._rejected / batch.path.name)
-        self._sizes.pop(batch.path, None)
         self._lost.add(batch.count)
+        self.done(batch)
 
     def put_off(self, batch: Batch) -> list[Path]:
         """Put a batch behind all others, as two halves where it has two events or more; returns where they are now.
@@ -136,6 +155,28 @@ class Spool:
             self._seal()
 
     @property
+    def _unwritten_bytes(self) -> int:
+        return sum(map(len, self._unwritten))
+
+    def _remember(self, line: bytes, error: OSError) -> None:
+        """Keep an event that the disk did not take, in memory; one too many is lost."""
+        if len(self._unwritten) >= BATCH_EVENTS or self._unwritten_bytes + len(line) > BATCH_BYTES:
+            kept = (
+                f"{len(self._unwritten)} events wait in memory, the limits are {BATCH_EVENTS} and {BATCH_BYTES} bytes"
+            )
+            self._lose(1, f"the spool cannot be written: {error.strerror}; {kept}")
+            return
+        if self._is_disk_well:
+            self._say_trouble(error)
+        self._unwritten.append(line.rstrip(b"\n"))
+        self._waiting.set()
+
+    def _say_trouble(self, error: OSError) -> None:
+        self._is_disk_well = False
+        where = {"spool": str(self._directory), "error": error.strerror}
+        log.error("The spool cannot be written; events wait in memory", extra=logs.fields(**where))
+
+    @property
     def _path(self) -> Path:
         return self._directory / f"{self._number:012d}.jsonl"
 
@@ -144,6 +185,8 @@ class Spool:
         if self._open >= 0 and (self._open_events >= BATCH_EVENTS or self._sizes[self._path] + more > BATCH_BYTES):
             self._seal()
         if self._open < 0:
+            # It may not have been there at the start, on a disk that has come back since.
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o750)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._open = os.open(self._path, flags, 0o640)
             self._open_events = 0

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as default
 from datetime import datetime, timedelta
 
 from watchkeeper.catalogue import causes, xid
-from watchkeeper.errors import WatchkeeperError
-from watchkeeper.kit import clock, durations, own_metrics
+from watchkeeper.diagnose import surroundings
+from watchkeeper.kit import clock
 from watchkeeper.model import diagnosis, fleet, incidents
 from watchkeeper.model.alerts import Alert
 from watchkeeper.model.events import Event, EventKind
@@ -22,6 +23,10 @@ from watchkeeper.query import engine as engines
 AROUND = timedelta(minutes=10)
 # An incident that is older keeps its first evidence in the journal; series are asked about this far back.
 LONGEST_WINDOW = timedelta(hours=1)
+# Logs of machines whose clocks differ by more than this cannot be put in order.
+MOST_SKEW = timedelta(seconds=5)
+# Without these fields a GPU that waits in a kernel cannot be told from one that computes.
+PROFILING = ("DCGM_FI_PROF_SM_ACTIVE",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ class Facts:
     readings: Mapping[str, Mapping[str, float]] | None = None
     reporting: frozenset[str] | None = None
     expected_gpus: int | None = None
+    # Series of what lies around the place: its rack, its job's ranks and GPUs, its pod, what changed.
+    around: surroundings.Around = default(default_factory=surroundings.Around)
     unseen: tuple[str, ...] = ()
     looked_at: tuple[str, ...] = ()
 
@@ -169,14 +176,26 @@ def gather(
     found = tuple(events_at(node, since, until)) if since <= until else ()
     refs = {member.ref for member in incident.members}
     looked = [f"kernel log of {names(node)}, {since:%H:%M} to {until:%H:%M} UTC: {len(found)} events"]
-    if incident.place.node is None:
-        return Facts(incident, now, names, found, looked_at=tuple(looked), unseen=("series: this is no single node",))
     window = min(max(now - first, timedelta(0)) + AROUND, LONGEST_WINDOW)
-    questions = _Questions(engine, incident.place, clock.to_ms(now), window=window)
-    readings = {field.metric: questions.by_gpu(field.metric) for field in FIELDS}
-    reporting = questions.reporting()
-    expected = questions.expected()
-    unseen = [*questions.refused, *_missing(incident.place, readings, names=names)]
+    questions = surroundings.Questions(engine, incident.place, clock.to_ms(now), window=window)
+    around = surroundings.look(questions)
+    unseen = [*_skew(found)]
+    if incident.place.node is None:
+        nodes = {row.get("Hostname") for row, _ in around.rows(UTILISATION.metric)}
+        cluster = fleet.Place(incident.place.cluster)
+        found = tuple(event for event in events_at(cluster, since, until) if event.place.node in nodes) or found
+        unseen += questions.refused
+        if not around.count:
+            unseen.append(f"series: {names(incident.place)} is no single node, and nothing tells about it")
+        looked.append(f"{around.count} series around {names(incident.place)}, {questions.asked} questions")
+        return Facts(
+            incident, now, names, found, around=around, looked_at=tuple(looked), unseen=tuple(unseen)
+        )  # fmt: skip
+    readings = questions.by_gpu([field.metric for field in FIELDS])
+    reporting = questions.reporting(TEMPERATURE.metric)
+    expected = questions.expected(EXPECTED_GPUS)
+    unseen += [*questions.refused, *_missing(incident.place, readings, names=names)]
+    unseen += [] if around.peers is not None else [f"no rack or leaf of {names(node)}: nothing to compare it with"]
     if expected is None:
         unseen.append(f"no {EXPECTED_GPUS} for {names(node)}: nobody said how many GPUs it should have")
     looked.append(f"{sum(bool(values) for values in readings.values())} of {len(FIELDS)} series of {names(node)}")
@@ -189,6 +208,7 @@ def gather(
         readings=readings,
         reporting=reporting,
         expected_gpus=expected,
+        around=around,
         unseen=tuple(unseen),
         looked_at=tuple(looked),
     )
@@ -201,41 +221,19 @@ def _missing(
     is_there = {metric: place.gpu in values if place.gpu else bool(values) for metric, values in readings.items()}
     if not any(is_there.values()):
         return [f"not one of the {len(is_there)} series of {names(place)}"]
-    return [f"no {metric} for {names(place)}" for metric, there in is_there.items() if not there]
+    gaps = [f"no {metric} for {names(place)}" for metric, there in is_there.items() if not there]
+    if any(not is_there[metric] for metric in PROFILING):
+        gaps.append("no profiling fields (DCGM_FI_PROF_*): 100 % utilisation may be work or waiting")
+    return gaps
 
 
-class _Questions:
-    """Asks one engine about one node, and remembers what it refused to answer."""
-
-    def __init__(self, engine: engines.Engine, place: fleet.Place, at_ms: int, *, window: timedelta) -> None:
-        self._engine = engine
-        self._at_ms = at_ms
-        self._window = durations.format_seconds(window.total_seconds())
-        cluster, node = own_metrics.escape(place.cluster), own_metrics.escape(place.node or "")
-        self._selector = f'{{cluster="{cluster}",Hostname="{node}"}}'
-        self.refused: list[str] = []
-
-    def by_gpu(self, metric: str) -> dict[str, float]:
-        return self._values(metric, f"last_over_time({metric}{self._selector}[{self._window}])", by="UUID")
-
-    def reporting(self) -> frozenset[str] | None:
-        before = len(self.refused)
-        now = self._values(TEMPERATURE.metric, f"{TEMPERATURE.metric}{self._selector}", by="UUID")
-        return frozenset(now) if len(self.refused) == before else None
-
-    def expected(self) -> int | None:
-        values = self._values(EXPECTED_GPUS, f"{EXPECTED_GPUS}{self._selector}", by="Hostname")
-        return round(max(values.values())) if values else None
-
-    def _values(self, metric: str, expr: str, *, by: str) -> dict[str, float]:
-        """The largest value for each value of a label: MIG slices repeat their GPU's series."""
-        try:
-            latest = self._engine.instant(expr, self._at_ms).latest()
-        except WatchkeeperError as error:
-            self.refused.append(f"{metric} could not be asked: {error}")
-            return {}
-        values: dict[str, float] = {}
-        for labels, value in latest.items():
-            name = labels.get(by, "")
-            values[name] = max(value, values.get(name, value))
-        return values
+def _skew(events: Sequence[Event]) -> list[str]:
+    """A line for each node whose clock is not ours: an event cannot be received before it happened."""
+    ahead: dict[str, timedelta] = {}
+    for event in events:
+        if event.received_at is not None and event.place.node and event.at - event.received_at > MOST_SKEW:
+            ahead[event.place.node] = max(ahead.get(event.place.node, MOST_SKEW), event.at - event.received_at)
+    return [
+        f"the clock of {node} is {by.total_seconds():.0f} s ahead of ours: the order of events is uncertain"
+        for node, by in ahead.items()
+    ]

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from watchkeeper.catalogue import causes
+from watchkeeper.catalogue import causes, rivals
 from watchkeeper.diagnose.checks import CHECKS, Check
 from watchkeeper.diagnose.checks.catalogue import from_catalogue, unknown
-from watchkeeper.diagnose.evidence import Facts
+from watchkeeper.diagnose.evidence import FIELDS, Facts
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.diagnosis import Diagnosis, Finding, rank
 from watchkeeper.model.incidents import Incident
@@ -52,6 +52,7 @@ def diagnose(facts: Facts, now: datetime, *, checks: Iterable[Check] = CHECKS) -
     """Ranked findings, never empty: the last answer is `unknown`, with what to collect next."""
     answers = run_checks(facts, checks)
     findings = [finding for finding in answers.findings if _is_about(facts, finding)]
+    findings += _closer_looks(facts, answers.findings, findings)
     others = [finding for finding in answers.findings if finding not in findings]
     if facts.incident.cause not in {finding.cause for finding in findings}:
         spare = from_catalogue(facts)
@@ -61,8 +62,59 @@ def diagnose(facts: Facts, now: datetime, *, checks: Iterable[Check] = CHECKS) -
     if not findings:
         findings.append(unknown(facts))
     also = (f"also here: {finding.title} ({finding.cause})" for finding in others)
-    looked_at = (*facts.looked_at, *also, *(f"not seen: {gap}" for gap in facts.unseen), *answers.silent)
-    return Diagnosis(facts.incident.id, now, rank(tuple(findings)), looked_at)
+    changed = (f"changed: {change}" for change in facts.around.changes)
+    ranked = rank(tuple(_as_sure_as_seen(facts, finding) for finding in findings))
+    looked_at = (*facts.looked_at, *changed, *also, *(f"not seen: {gap}" for gap in facts.unseen), *answers.silent)
+    return Diagnosis(facts.incident.id, now, ranked, looked_at, tell_apart(ranked))
+
+
+def _closer_looks(facts: Facts, answers: Iterable[Finding], own: list[Finding]) -> list[Finding]:
+    """Findings of a family that the incident's cause is mistaken for, where they are surer than its own family's."""
+    least = max((finding.confidence for finding in own), default=0.0)
+    mistaken = {row.rival for row in rivals.of(facts.incident.cause)}
+    near = [
+        finding
+        for finding in answers
+        if finding.cause in mistaken and finding not in own and finding.confidence > least
+    ]
+    return [finding for finding in near if not _is_unrelated(facts, finding)]
+
+
+def _is_unrelated(facts: Facts, finding: Finding) -> bool:
+    """Of two machines' faults neither is mistaken for the other; a workload has no machine of its own."""
+    place = facts.incident.place
+    return place.node is not None and not (finding.place.encloses(place) or place.encloses(finding.place))
+
+
+# Of a GPU that is hardly seen nobody may be as sure as of one that is.
+SURE_WHEN_BLIND = 0.8
+
+
+def _as_sure_as_seen(facts: Facts, finding: Finding) -> Finding:
+    """Less sure where more than half of the series are missing, or clocks disagree; a kernel line stands for itself."""
+    gaps = sum(gap.startswith(("no DCGM_", "not one of")) for gap in facts.unseen)
+    is_blind = gaps > len(FIELDS) // 2 or any(gap.startswith("not one of") for gap in facts.unseen)
+    has_line = any(item.source.startswith("kernel log") for item in finding.evidence)
+    has_skew = any(gap.startswith("the clock of") for gap in facts.unseen)
+    if (is_blind and not has_line) or has_skew:
+        return replace(finding, confidence=round(finding.confidence * SURE_WHEN_BLIND, 3))
+    return finding
+
+
+def tell_apart(ranked: tuple[Finding, ...]) -> str:
+    """What would tell the best answer from the next: another finding, or the rival that nothing has ruled out."""
+    if not ranked:
+        return ""
+    best = ranked[0]
+    dropped = {ruled.cause for ruled in best.ruled_out}
+    others = [finding.cause for finding in ranked[1:] if finding.cause != best.cause]
+    rows = [rivals.between(best.cause, other) for other in others]
+    rows += [row for row in rivals.of(best.cause) if row.rival not in dropped]
+    row = next((row for row in rows if row is not None), None)
+    if row is None:
+        return ""
+    other = row.rival if row.cause == best.cause else row.cause
+    return f"{best.cause} or {other}? {row.tell_apart}: {row.command}"
 
 
 def _is_about(facts: Facts, finding: Finding) -> bool:

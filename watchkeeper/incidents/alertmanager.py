@@ -18,6 +18,7 @@ from typing import Any
 
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.errors import ReceiverError, WireError, quote
+from watchkeeper.incidents import signals
 from watchkeeper.incidents.message import Known, link, runbook
 from watchkeeper.incidents.receivers import post
 from watchkeeper.incidents.subject import Subject
@@ -37,6 +38,8 @@ INCIDENT_LABEL, SOURCE_LABEL = "watchkeeper_incident", "alert_source"
 SOURCE = "alertmanager"
 LABELS = ("cluster", "node", "gpu", "rack", "leaf", "cause", "severity", "team", "namespace")
 MOST_ALERTS, MOST_LABELS, LONGEST_VALUE = 10_000, 64, 4096
+# Each signal of an incident keeps the labels of its alert.
+LONGEST_TOGETHER = 16 * 1024
 MOST_PROBLEMS = 10
 # dcgm-exporter's own counter and most rule files carry the code of an Xid in one of these.
 XID_LABELS = ("xid", "err_code", "code")
@@ -53,7 +56,8 @@ class Posted:
 
 def posted(incident: Incident, subject: Subject, known: Known, *, now: datetime) -> Posted:
     """An incident as one alert; of several values of a label the first is named."""
-    labels = {name: min(subject[name]) for name in LABELS if subject.get(name)}
+    place = (incident.place.domain or "").partition("=")[0]
+    labels = {name: min(subject[name]) for name in (*LABELS, place) if subject.get(name)}
     names = sorted(subject.get("alertname", ()))
     labels |= {"alertname": names[0] if names else _camel(incident.cause), INCIDENT_LABEL: incident.id}
     found, plan = known.diagnosis(incident.id), known.plan(incident.id)
@@ -78,10 +82,10 @@ def posted(incident: Incident, subject: Subject, known: Known, *, now: datetime)
 
 
 class Feed:
-    """Alertmanagers to which open incidents are repeated; an incident whose labels change ends under its old ones."""
+    """One Alertmanager, to which open incidents are repeated; one whose labels change ends under its old ones."""
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = tuple(url.rstrip("/") for url in urls)
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
         self._last: dict[str, Posted] = {}
 
     def batch(self, wanted: Iterable[tuple[Incident, Posted]], *, now: datetime) -> list[Mapping[str, Any]]:
@@ -99,22 +103,20 @@ class Feed:
         self._last = current
         return made
 
-    def send(self, batch: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Hand a batch to every Alertmanager; returns what went wrong, which the next repetition mends."""
-        problems = []
-        for url in self._urls:
-            try:
-                for first in range(0, len(batch), AT_ONCE):
-                    body = json.dumps(batch[first : first + AT_ONCE], ensure_ascii=False).encode()
-                    status, answer = post(f"{url}/api/v2/alerts", body, {"Content-Type": "application/json"})
-                    if status != 200:
-                        raise ReceiverError(f"answered {status}: {answer}", where=url)
-            except ReceiverError as error:
-                problems.append(str(error))
-        return problems
+    def send(self, batch: Sequence[Mapping[str, Any]]) -> str:
+        """Hand a batch over; returns what went wrong, which the next repetition mends, or an empty text."""
+        try:
+            for first in range(0, len(batch), AT_ONCE):
+                body = json.dumps(batch[first : first + AT_ONCE], ensure_ascii=False).encode()
+                status, answer = post(f"{self.url}/api/v2/alerts", body, {"Content-Type": "application/json"})
+                if status != 200:
+                    raise ReceiverError(f"answered {status}: {answer}", where=self.url)
+        except ReceiverError as error:
+            return str(error)
+        return ""
 
     def silence(self, wanted: silences.Silence) -> str:
-        """Make a silence there; the answer is what Alertmanager said. ReceiverError if none took it."""
+        """Make a silence there and return its id; ReceiverError if it was not taken."""
         body = json.dumps(
             {
                 "matchers": [
@@ -128,10 +130,13 @@ class Feed:
             }
         ).encode()
         # Alertmanagers of one cluster tell each other.
-        status, answer = post(f"{self._urls[0]}/api/v2/silences", body, {"Content-Type": "application/json"})
+        status, answer = post(f"{self.url}/api/v2/silences", body, {"Content-Type": "application/json"})
         if status != 200:
-            raise ReceiverError(f"answered {status}: {answer}", where=self._urls[0])
-        return answer
+            raise ReceiverError(f"answered {status}: {answer}", where=self.url)
+        try:
+            return str(json.loads(answer)["silenceID"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ReceiverError(f"answered {answer}, where a silenceID was expected", where=self.url) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,10 @@ def read_webhook(body: bytes, now: datetime, *, known: Mapping[str, str]) -> Rec
     for at, one in enumerate(listed):
         try:
             alert = _read_alert(one, now, known=known)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except KeyError as error:
+            problems.append(f"alerts[{at}]: {error.args[0]} is missing")
+            continue
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
             problems.append(f"alerts[{at}]: {error}")
             continue
         if alert is not None:
@@ -181,14 +189,16 @@ def _read_alert(plain: Mapping[str, Any], now: datetime, *, known: Mapping[str, 
     # A clock that runs ahead must not put an alert into the future.
     started = min(wire.parse_time(plain["startsAt"]), now)
     is_over = plain.get("status") == "resolved"
+    # Not a label: words and values in annotations change while the alert stays the same.
+    annotations[signals.CAUSE] = cause_of(labels, annotations, known=known)
     return alerts.Alert(
-        labels=Labels({**labels, "cause": cause_of(labels, annotations, known=known), SOURCE_LABEL: SOURCE}),
+        labels=Labels({**labels, SOURCE_LABEL: SOURCE}),
         state=alerts.AlertState.RESOLVED if is_over else alerts.AlertState.FIRING,
         active_at=started,
         fired_at=started,
         value=1.0,
         annotations=annotations,
-        resolved_at=min(wire.parse_time(plain["endsAt"]), now) if is_over else None,
+        resolved_at=max(started, min(wire.parse_time(plain["endsAt"]), now)) if is_over else None,
     )
 
 
@@ -211,6 +221,9 @@ def _texts(plain: Any, where: str) -> dict[str, str]:
         raise ValueError(f"{where} must be a table of texts, found {quote(plain)}")
     if len(plain) > MOST_LABELS:
         raise ValueError(f"{where} has {len(plain):,} entries, the limit is {MOST_LABELS}")
+    whole = sum(len(str(name)) + len(value) for name, value in plain.items())
+    if whole > LONGEST_TOGETHER:
+        raise ValueError(f"{where} has {whole:,} characters in all, the limit is {LONGEST_TOGETHER:,}")
     longest = max(map(len, plain.values()), default=0)
     if longest > LONGEST_VALUE:
         raise ValueError(f"{where} holds a text of {longest:,} characters, the limit is {LONGEST_VALUE:,}")

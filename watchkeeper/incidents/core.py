@@ -8,7 +8,7 @@ memory changes, and memory is rebuilt from the journal, so a restart changes not
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -50,7 +50,7 @@ REMEMBERED = timedelta(seconds=max(FLAP_SECONDS, 2 * UNSOLVED_SECONDS))
 # time ahead would keep an incident open until then.
 MOST_LATE, MOST_AHEAD = timedelta(days=30), timedelta(minutes=10)
 CLAIMED_AT = "claimed_at"
-# Time alone changes an incident when a signal has been quiet or over for long enough; each is looked at this often anyway.
+# Time changes an incident when a signal was quiet or over for long enough; each is looked at this often anyway.
 LOOK_AGAIN = timedelta(seconds=30)
 TIDY = timedelta(seconds=10)
 # A fleet with more open incidents has one fault that we do not see; each takes some kB of memory and a row on a page.
@@ -107,7 +107,9 @@ class Incidents:
         """Keep a push and what follows from it in one transaction: after a crash both are there or neither."""
         with self._together(now):
             fresh = self._journal.take_events([_plausible(event, now) for event in batch], now)
-            changed = [incident for event in fresh for incident in self.take_event(event, now)]
+            changed: list[Incident] = []
+            for event in fresh:
+                changed += self._widened(self.take_event(event, now), now)
             changed += self._widen(changed, now)
         return Taken(tuple(fresh), tuple(_newest(changed)))
 
@@ -130,7 +132,9 @@ class Incidents:
         """Keep alerts that changed and what follows from them in one transaction."""
         with self._together(now):
             self._journal.save_alerts(changed, at=now)
-            moved = [incident for alert in changed for incident in self.take_alert(alert, now)]
+            moved: list[Incident] = []
+            for alert in changed:
+                moved += self._widened(self.take_alert(alert, now), now)
             return _newest([*moved, *self._widen(moved, now)])
 
     def take_alert(self, alert: alerts.Alert, now: datetime) -> list[Incident]:
@@ -150,7 +154,7 @@ class Incidents:
         if self._is_doubtful:
             self._restore(now)
         is_untidy = not self._tidied <= now < self._tidied + TIDY
-        changed = self._bring_back(firing, now) if is_untidy else []
+        changed = self._bring_back(firing, now, with_left_out=is_untidy)
         # A clock that was put back must not make anything wait for the time it showed before.
         soon = now + LOOK_AGAIN + timedelta(seconds=LONGEST_HOLD_SECONDS)
         for id in [id for id, at in self._due.items() if not now < at <= soon]:
@@ -214,6 +218,12 @@ class Incidents:
         incident = self._find(id)
         self._journal.record(Step.NOTED, incident.id, at=now, actor=actor, body={"text": text})
 
+    def correct(self, id: str, actor: str, *, body: Mapping[str, str], now: datetime) -> Incident:
+        """A person says what it was; the incident itself follows its signals, the word is kept for its diagnosis."""
+        incident = self._find(id)
+        self._journal.record("cause", incident.id, at=now, actor=actor, body=body)
+        return incident
+
     def explain(self, id: str, cause: str, now: datetime) -> list[Incident]:
         """A diagnosis found the fault that brought this incident about."""
         incident = self._find(id)
@@ -260,6 +270,10 @@ class Incidents:
         if member.kind is MemberKind.ALERT and len(self._left_out) < MOST_LEFT_OUT:
             self._left_out[member.ref] = None
 
+    def _widened(self, changed: list[Incident], now: datetime) -> list[Incident]:
+        """With the domain at once, so that the rest of a rack joins it; how much of it failed is said at the end."""
+        return [*changed, *self._widen([one for one in changed if one.place.domain is None], now)]
+
     def _widen(self, changed: Iterable[Incident], now: datetime) -> list[Incident]:
         """Incidents of nodes that turn out to be one of their rack or leaf switch."""
         wider: list[Incident] = []
@@ -291,7 +305,7 @@ class Incidents:
             self._restore(now)
             raise
 
-    def _bring_back(self, firing: Iterable[alerts.Alert], now: datetime) -> list[Incident]:
+    def _bring_back(self, firing: Iterable[alerts.Alert], now: datetime, *, with_left_out: bool) -> list[Incident]:
         unsolved = {
             member.ref
             for incident in self._kept.values()
@@ -299,7 +313,7 @@ class Incidents:
             for member in incident.members
             if member.kind is MemberKind.ALERT
         }
-        unsolved |= self._left_out.keys()
+        unsolved |= self._left_out.keys() if with_left_out else set()
         # Looking at all alerts costs something, and mostly nobody has resolved anything by hand.
         if unsolved:
             unsolved -= {member.ref for incident in self.open() for member in incident.members if member.until is None}
@@ -315,7 +329,8 @@ class Incidents:
                 changed += self._write(decision, now)
             elif signal.member.ref in self._left_out:
                 still_out[signal.member.ref] = None
-        self._left_out = still_out
+        if with_left_out:
+            self._left_out = still_out
         return changed
 
     def _save(self, incident: Incident, step: Step, *, text: str, at: datetime, actor: str = journals.HUB) -> Incident:

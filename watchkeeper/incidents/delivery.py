@@ -12,15 +12,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from watchkeeper.config import settings as config
-from watchkeeper.errors import IllegalMove, ReceiverError, SettingsError
-from watchkeeper.incidents import alertmanager, message, outbox, receivers, routing, silencing
-from watchkeeper.incidents.subject import Inventory, Subject, subject_of
+from watchkeeper.errors import IllegalMove, ReceiverError, SettingsError, StoreError
+from watchkeeper.incidents import alertmanager, message, outbox, receivers, review, routing, silencing
+from watchkeeper.incidents.subject import Inventory, Subject, fits, subject_of
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.kit.logs import fields
+from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import Silence
 from watchkeeper.store import journal as journals
@@ -31,6 +33,10 @@ T = TypeVar("T")
 # How often a line looks whether something is due for its receiver.
 LOOK_SECONDS = 0.5
 MOST_RECEIVERS = 50
+# How often the file of receivers and routes is looked at for changes.
+RELOAD_SECONDS = 5.0
+# On so many timelines a silence is noted.
+MOST_NOTED = 100
 
 
 class Clerk(Protocol):
@@ -47,6 +53,7 @@ class Surroundings:
     inventory: Inventory
     known: message.Known
     metrics: own_metrics.Registry
+    names: Callable[[fleet.Place], str] = str
 
 
 class Desk:
@@ -58,17 +65,18 @@ class Desk:
         self._current: tuple[Incident, ...] = ()
         self._subjects: dict[str, tuple[int, Subject]] = {}
         self.silences = silencing.Silences(around.journal, now=now)
-        self._routing = _load(settings)
+        self._routing, self._routes_stamp = _load(settings), _stamp(settings)
         self._outbox = outbox.Outbox(
             around.journal, self._routing, subject=self._subject, silences=self.silences, now=now
         )
-        is_feed = settings.via is config.NotifyVia.ALERTMANAGER
-        self._feed = alertmanager.Feed(settings.alertmanager_urls) if is_feed else None
+        urls = settings.alertmanager_urls if settings.via is config.NotifyVia.ALERTMANAGER else ()
+        self._feeds = [alertmanager.Feed(url) for url in urls]
         counter, gauge = around.metrics.counter, around.metrics.gauge
         self._sent = counter("watchkeeper_notify_messages_total", "Messages that a receiver has taken")
         self._failed = counter("watchkeeper_notify_failures_total", "Messages that a receiver did not take, each try")
         self._waiting = gauge("watchkeeper_notify_waiting", "Notices that wait for a receiver")
         self._unrouted = gauge("watchkeeper_notify_unrouted_incidents", "Open incidents that no route takes")
+        self._broken = gauge("watchkeeper_notify_routes_broken", "1 while the changed file of routes cannot be used")
 
     def look(self, incidents: Iterable[Incident], now: datetime) -> None:
         """Decide who is to be told about incidents, the open ones and those resolved of late."""
@@ -76,7 +84,7 @@ class Desk:
         if self._settings.via is not config.NotifyVia.RECEIVERS:
             return
         self._outbox.look(self._current, now)
-        self._unrouted.set(self._outbox.unrouted(self._current, now))
+        self._unrouted.set(self._outbox.unrouted)
         for receiver, count in self._outbox.waiting().items():
             self._waiting.set(count, receiver=receiver)
 
@@ -84,31 +92,84 @@ class Desk:
         """The silence that holds for an incident; where Alertmanager routes, that is its own affair."""
         return self.silences.over(self._subject(incident), now)
 
-    def silence(self, wish: silencing.Wish, now: datetime) -> Silence:
+    async def silence(self, wish: silencing.Wish, time: clock.Clock, clerk: Clerk) -> Silence:
         """Make a silence, here or in Alertmanager; IllegalMove says why not."""
-        if self._feed is None:
-            return self.silences.add(wish, now)
-        made = Silence("", wish.matchers, wish.author, wish.reason, wish.starts_at, wish.ends_at)
+        if not self._feeds:
+            return await clerk(lambda: self._noted(self.silences.add(wish, time.now()), time.now()))
         try:
-            answer = self._feed.silence(made)
+            made = Silence("-", wish.matchers, wish.author, wish.reason, wish.starts_at, wish.ends_at)
+            # Alertmanager may take its time, and nobody else is to wait for it.
+            answer = await asyncio.to_thread(self._feeds[0].silence, made)
         except ReceiverError as error:
             raise IllegalMove(f"Alertmanager did not take the silence: {error}") from error
-        return replace(made, id=f"alertmanager:{answer}")
+        except ValueError as error:
+            raise IllegalMove(str(error)) from error
+        return await clerk(lambda: self._noted(replace(made, id=f"alertmanager:{answer}"), time.now()))
 
     def unsilence(self, id: str, actor: str, now: datetime) -> Silence:
-        if self._feed is not None:
+        if self._feeds:
             raise IllegalMove(
                 "silences belong to Alertmanager here", where=id[:60], remedy="End it there: amtool silence expire ID"
             )
-        return self.silences.end(id, actor, now)
+        return self._noted(self.silences.end(id, actor, now), now)
+
+    def _noted(self, silence: Silence, now: datetime) -> Silence:
+        """Say it on the timeline of what is open there."""
+        known = self._around.journal.incidents(open_only=True)
+        matching = (one for one in known if fits(silence.matchers, self._subject(one)))
+        with self._around.journal.together():
+            for incident in islice(matching, MOST_NOTED):
+                text = (
+                    f"The silence of {silence.author} was ended"
+                    if silence.ended_by
+                    else f"Nobody is told until {silence.ends_at:%Y-%m-%d %H:%M}Z: {silence.reason}"
+                )
+                actor = silence.ended_by or silence.author
+                self._around.journal.record("silenced", incident.id, at=now, actor=actor, body={"text": text})
+        return silence
 
     def loops(self, time: clock.Clock, clerk: Clerk) -> list[Coroutine[Any, Any, None]]:
         """Everything that runs all the time, for the hub to run."""
-        if self._feed is not None:
-            return [self._feed_forever(self._feed, time)]
         if self._settings.via is config.NotifyVia.RECEIVERS:
-            return [self._line(receiver, time, clerk) for receiver in self._routing.receivers]
-        return []
+            reviews = review.Reviews(self._around.journal, self._around.names)
+            return [self._lines_forever(time, clerk), reviews.forever(lambda: self._routing, time, clerk)]
+        return [self._feed_forever(feed, time) for feed in self._feeds]
+
+    async def _lines_forever(self, time: clock.Clock, clerk: Clerk) -> None:
+        """A line for each receiver of the file; one that is no longer in it ends by itself."""
+        lines: dict[routing.Receiver, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for receiver in self._routing.receivers:
+                    if receiver not in lines or lines[receiver].done():
+                        lines[receiver] = asyncio.create_task(self._line(receiver, time, clerk))
+                lines = {receiver: line for receiver, line in lines.items() if not line.done()}
+                await time.sleep(RELOAD_SECONDS)
+                try:
+                    await clerk(lambda: self.reload(time.now()))
+                except StoreError as error:
+                    log.error("Receivers that are gone still have their notices", extra=fields(error=error))
+        finally:
+            for line in lines.values():
+                line.cancel()
+            await asyncio.gather(*lines.values(), return_exceptions=True)
+
+    def reload(self, now: datetime) -> None:
+        """Put the file of receivers and routes in force if it has changed; a broken one is said once and not used."""
+        stamp = _stamp(self._settings)
+        if stamp == self._routes_stamp:
+            return
+        self._routes_stamp = stamp
+        try:
+            loaded = _load(self._settings)
+        except SettingsError as error:
+            self._broken.set(1)
+            log.error("The changed receivers and routes are not used", extra=fields(error=error))
+            return
+        self._broken.set(0)
+        self._routing = loaded
+        self._outbox.use(loaded, now)
+        log.info("Receivers and routes were read again", extra=fields(receivers=len(loaded.receivers)))
 
     async def _line(self, receiver: routing.Receiver, time: clock.Clock, clerk: Clerk) -> None:
         """Hand messages to one receiver for ever, one at a time."""
@@ -116,7 +177,7 @@ class Desk:
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"receiver {receiver.name}")
         find = self._around.journal.incident
         try:
-            while True:
+            while receiver in self._routing.receivers:
                 try:
                     batch = await clerk(lambda: self._outbox.take(receiver.name, time.now(), incident=find))
                     if batch is not None:
@@ -138,14 +199,22 @@ class Desk:
         time: clock.Clock,
         clerk: Clerk,
     ) -> None:
-        told = message.compose(batch, self._around.known)
+        def send() -> str:
+            return sender.send(message.compose(batch, self._around.known))
+
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(thread, sender.send, told)
+            answer = await asyncio.get_running_loop().run_in_executor(thread, send)
         except ReceiverError as error:
             self._failed.add(receiver=batch.receiver)
             problem, may_retry = str(error), error.may_retry
             log.warning("A receiver did not take a message", extra=fields(receiver=batch.receiver, error=problem))
             await clerk(lambda: self._outbox.failed(batch, problem, time.now(), may_retry=may_retry))
+            return
+        except Exception as error:  # Deliberately everything: a fault in a service's code is a message not taken.
+            self._failed.add(receiver=batch.receiver)
+            log.exception("A message could not be handed over", extra=fields(receiver=batch.receiver))
+            problem = f"{type(error).__name__} while it was handed over"
+            await clerk(lambda: self._outbox.failed(batch, problem, time.now()))
             return
         self._sent.add(receiver=batch.receiver)
         await clerk(lambda: self._outbox.taken(batch, answer, time.now()))
@@ -156,20 +225,24 @@ class Desk:
         while True:
             now, current = time.now(), self._current
             versions = [(str(one.id), one.version) for one in current]
-            if versions != sent or now - sent_at >= alertmanager.REPEAT:
-                problem = await self._repeat(feed, current, now)
+            if versions != sent or not sent_at <= now < sent_at + alertmanager.REPEAT:
+                try:
+                    problem = await self._repeat(feed, current, now)
+                except Exception as error:  # Deliberately everything: one incident must not end the feed.
+                    log.exception("The feed of Alertmanager failed")
+                    problem = type(error).__name__
                 if problem != said:
-                    log.warning("Alertmanager", extra=fields(problem=problem or "answers again"))
+                    log.warning("Alertmanager", extra=fields(url=feed.url, problem=problem or "answers again"))
                 said, sent, sent_at = problem, versions, now
             await time.sleep(LOOK_SECONDS)
 
     async def _repeat(self, feed: alertmanager.Feed, current: Iterable[Incident], now: datetime) -> str:
         known = self._around.known
         wanted = [(one, alertmanager.posted(one, self._subject(one), known, now=now)) for one in current]
-        problems = await asyncio.to_thread(feed.send, feed.batch(wanted, now=now))
-        if problems:
+        problem = await asyncio.to_thread(feed.send, feed.batch(wanted, now=now))
+        if problem:
             self._failed.add(receiver="alertmanager")
-        return "; ".join(problems)
+        return problem
 
     def _subject(self, incident: Incident) -> Subject:
         version, subject = self._subjects.get(incident.id, (0, {}))
@@ -179,6 +252,15 @@ class Desk:
                 self._subjects.clear()
             self._subjects[incident.id] = (incident.version, subject)
         return subject
+
+
+def _stamp(settings: config.Notify) -> tuple[int, int] | None:
+    """When the file of routes was last written, and its size; None while it is not there."""
+    try:
+        found = Path(settings.routes or "").stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _load(settings: config.Notify) -> routing.Routing:

@@ -57,7 +57,8 @@ def make(
     names: Callable[[Incident], str],
 ) -> Digest:
     """Of the incidents that opened in the time."""
-    mine = [one for one in incidents if since <= one.opened_at < until]
+    # One that became a part of another is counted there.
+    mine = [one for one in incidents if since <= one.opened_at < until and one.part_of is None]
     by_cause: dict[str, list[Incident]] = {}
     for one in mine:
         by_cause.setdefault(one.cause, []).append(one)

@@ -82,9 +82,7 @@ def shared_by_domain(
     return None if best is None else _signal(incident, best)
 
 
-def _grown(
-    incident: Incident, domains: Domains, *, near: Callable[[fleet.Place], Sequence[Incident]]
-) -> Signal | None:
+def _grown(incident: Incident, domains: Domains, *, near: Callable[[fleet.Place], Sequence[Incident]]) -> Signal | None:
     """The signal of a domain that is known to have failed, anew when more of its nodes have the fault than it says."""
     said = next((one for one in incident.members if one.kind is MemberKind.DOMAIN), None)
     if said is None:

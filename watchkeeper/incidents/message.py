@@ -25,6 +25,7 @@ MARK = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INF
 LEAD = {
     Occasion.OPENED: "",
     Occasion.WORSE: "worse: ",
+    Occasion.WIDER: "more than was told: ",
     Occasion.REPEATED: "still open: ",
     Occasion.ESCALATED: "nobody acknowledged: ",
     Occasion.RESOLVED: "",
@@ -62,10 +63,12 @@ def compose(batch: Batch, known: Known) -> Message:
         "title": title,
         "notices": [entry(notice, incident, known) for notice, incident in pairs],
     }
-    return Message("+".join(sorted(notice.id for notice in batch.notices)), title, body, payload)
+    return Message(batch.key, title, body, payload)
 
 
 def headline(notice: Notice, incident: Incident) -> str:
+    if notice.occasion is Occasion.RESOLVED and incident.part_of is not None:
+        return f"[PART OF {incident.part_of}] {incident.title} ({incident.id})"
     if notice.occasion is Occasion.RESOLVED:
         return f"[RESOLVED] {incident.title} ({incident.id})"
     return f"[{MARK[incident.severity]}] {LEAD[notice.occasion]}{incident.title} ({incident.id})"
@@ -74,7 +77,9 @@ def headline(notice: Notice, incident: Incident) -> str:
 def lines(notice: Notice, incident: Incident, known: Known) -> list[str]:
     """One incident in a few lines: what, why, whom it hits, what to do, where to look."""
     said = [headline(notice, incident)]
-    if notice.occasion is Occasion.RESOLVED and incident.resolved_at is not None:
+    if notice.occasion is Occasion.RESOLVED and incident.part_of is not None:
+        said.append(f"Not over: it goes on as a part of {incident.part_of}")
+    elif notice.occasion is Occasion.RESOLVED and incident.resolved_at is not None:
         lasted = (incident.resolved_at - incident.opened_at).total_seconds()
         said.append(f"Lasted {durations.format_seconds(round(lasted))}")
     else:

@@ -54,6 +54,8 @@ def _for_receiver(
     last, worst = episode[-1], max(notice.severity.rank for notice in episode)
     if incident.severity.rank > worst:
         yield _notice(incident, mine, receiver, Occasion.WORSE, now=now, due_at=now)
+    elif _is_wider(incident, episode):
+        yield _notice(incident, mine, receiver, Occasion.WIDER, now=now, due_at=now)
     elif not last.is_on_the_way and incident.state is IncidentState.OPEN:
         again_at = (last.sent_at or last.due_at) + _seconds(route.repeat_seconds)
         if now >= again_at:
@@ -122,7 +124,15 @@ def _notice(
         state=NoticeState.WAITING,
         made_at=now,
         due_at=due_at,
+        place=str(incident.place),
     )
+
+
+def _is_wider(incident: Incident, episode: Sequence[Notice]) -> bool:
+    """People were told of a node, and now it is its rack; one that has not gone out yet will say so itself."""
+    if incident.place.domain is None or any(_is_untold(notice) for notice in episode):
+        return False
+    return all(notice.place not in ("", str(incident.place)) for notice in episode)
 
 
 def _seconds(count: float) -> timedelta:

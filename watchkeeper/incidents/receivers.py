@@ -66,23 +66,37 @@ class Service:
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
+        # Of the message that is being tried: the addresses that have taken it are not asked again.
+        self._key = ""
+        self._done: set[str] = set()
 
     def send(self, message: Message) -> str:
+        addresses = _read(self._receiver.apprise_file or "").split()
+        if not addresses:
+            raise ReceiverError("names no address", where=self._receiver.name, may_retry=True)
+        if message.key != self._key:
+            self._key, self._done = message.key, set()
+        problems = []
+        for address in addresses:
+            if address not in self._done:
+                problem = self._tell(address, message)
+                problems += [problem] if problem else []
+                self._done |= set() if problem else {address}
+        if problems:
+            raise ReceiverError(problems[0], where=self._receiver.name, may_retry=True)
+        return "taken" if len(addresses) == 1 else f"taken by {len(addresses)} addresses"
+
+    def _tell(self, address: str, message: Message) -> str:
+        """What went wrong, or an empty text. An address that is wrong today may be mended in its file tomorrow."""
         import apprise
 
         service = apprise.Apprise()
-        for address in _read(self._receiver.apprise_file or "").split():
-            if not service.add(address):
-                raise ReceiverError("holds an address that Apprise does not know", where=self._receiver.name)
-        if not len(service):
-            raise ReceiverError("names no address", where=self._receiver.name)
         with apprise.LogCapture(level=logging.WARNING) as said:  # type: ignore[no-untyped-call]
+            if not service.add(address):
+                return "holds an address that Apprise does not know"
             is_taken = service.notify(title=message.title, body=message.body)
             problem = said.getvalue().strip().splitlines()
-        if not is_taken:
-            last = problem[-1][:ANSWER_BYTES] if problem else "the service did not take it"
-            raise ReceiverError(last, where=self._receiver.name, may_retry=True)
-        return "taken"
+        return "" if is_taken else (problem[-1][:ANSWER_BYTES] if problem else "the service did not take it")
 
 
 def post(url: str, body: bytes, headers: dict[str, str], *, timeout: float = TIMEOUT_SECONDS) -> tuple[int, str]:

@@ -74,6 +74,7 @@ def text(story: Story) -> str:
         f"- **When:** opened {_time(incident.opened_at)}, {ended}, {lasted} long",
         f"- **Cause:** `{incident.cause}` ([runbook]({runbook(incident.cause)}))",
         f"- **Assigned to:** {_safe(incident.assignee or 'nobody')}",
+        *([f"- **Part of:** {incident.part_of}, where it goes on"] if incident.part_of else []),
         *_cost(story),
         *_why(story),
         *_actions(story),
@@ -97,13 +98,17 @@ def _cost(story: Story) -> list[str]:
     blast = story.blast
     if blast is None:
         return ["- **Blast radius:** unknown, the engine did not answer"]
-    hits = ", ".join(f"{hit.workload} ({hit.gpus if hit.gpus is not None else '?'} GPUs)" for hit in blast.hits)
-    teams = f" of {', '.join(blast.teams)}" if blast.teams else ""
+    hits = ", ".join(f"{hit.workload} ({_gpus(hit.gpus)})" for hit in blast.hits)
+    teams = f", of {_safe(', '.join(blast.teams))}" if blast.teams else ""
     money = f"{blast.dollars_per_hour:g} dollars an hour"
     return [
-        f"- **Hits:** {_safe(hits) or 'no workload'}{_safe(teams)}",
-        f"- **Cost:** {blast.gpus} GPUs, {blast.gpu_hours:g} GPU-hours, {money}",
+        f"- **Hits:** {_safe(hits) or 'no workload'}{teams}",
+        f"- **Cost:** {_gpus(blast.gpus)}, {blast.gpu_hours:g} GPU-hours, {money}",
     ]
+
+
+def _gpus(count: int | None) -> str:
+    return "GPUs unknown" if count is None else f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def _why(story: Story) -> list[str]:

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, time
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -94,10 +94,7 @@ class Route:
                 durations.parse_ms(getattr(self, name))
         if durations.parse_ms(self.repeat) < 60_000:
             raise ValueError(f"repeat `{self.repeat}` is below the smallest possible value, 1m")
-        try:
-            ZoneInfo(self.zone)
-        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            raise ValueError(f"`{self.zone}` is not a time zone such as Europe/Berlin") from error
+        check_zone(self.zone)
         matchers = tuple(parse_matcher(text) for text in self.match)
         for matcher in matchers:
             check(matcher)
@@ -121,11 +118,37 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Review:
+    """When the digest of the last `days` is sent, and to whom."""
+
+    receivers: tuple[str, ...]
+    at: str = "Mon 09:00"
+    zone: str = "UTC"
+    days: int = 7
+
+    def __post_init__(self) -> None:
+        if not self.receivers:
+            raise ValueError("a digest needs `receivers`")
+        if not 1 <= self.days <= 366:
+            raise ValueError(f"days {self.days} is not from 1 to 366")
+        parse_moment(self.at)
+        check_zone(self.zone)
+
+    def last_due(self, now: datetime) -> datetime:
+        """The newest time at which it was to be sent."""
+        day, at = parse_moment(self.at)
+        local = now.astimezone(ZoneInfo(self.zone))
+        found = datetime.combine(local.date() - timedelta(days=(local.weekday() - day) % 7), at, local.tzinfo)
+        return (found if found <= local else found - timedelta(days=7)).astimezone(UTC)
+
+
+@dataclass(frozen=True, slots=True)
 class Routing:
     """The whole file. Without routes every receiver hears of everything above `info`."""
 
     receivers: tuple[Receiver, ...] = ()
     routes: tuple[Route, ...] = ()
+    digest: Review | None = None
 
     def __post_init__(self) -> None:
         if len(self.routes) > MOST_ROUTES:
@@ -138,6 +161,9 @@ class Routing:
             for name in (*route.receivers, *route.escalate_to):
                 if name not in names:
                     raise ValueError(f"route {at} names the receiver {name}, which is not in the file")
+        for name in self.digest.receivers if self.digest is not None else ():
+            if name not in names:
+                raise ValueError(f"the digest names the receiver {name}, which is not in the file")
 
     def routes_for(self, subject: Subject, now: datetime) -> Iterator[Route]:
         """The routes that an incident takes at this hour."""
@@ -151,6 +177,21 @@ class Routing:
 def _everything(receivers: Sequence[Receiver]) -> tuple[Route, ...]:
     names = tuple(receiver.name for receiver in receivers)
     return (Route(names, match=('severity!="info"',)),) if names else ()
+
+
+def check_zone(name: str) -> None:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"`{name}` is not a time zone such as Europe/Berlin") from error
+
+
+def parse_moment(text: str) -> tuple[int, time]:
+    """`Mon 09:00` as the number of the day and the time."""
+    day, _, at = text.partition(" ")
+    if day.lower() not in DAYS or re.fullmatch(r"\d\d:\d\d", at) is None:
+        raise ValueError(f"`{text[:40]}` is not a time of the week such as `Mon 09:00`")
+    return DAYS.index(day.lower()), time.fromisoformat(at)
 
 
 def parse_hours(text: str) -> Hours:

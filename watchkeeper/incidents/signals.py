@@ -36,12 +36,18 @@ REPEATED_KINDS = frozenset({events.EventKind.DRIVER_FAULT, events.EventKind.POLI
 # A link that is down comes back by itself when somebody plugs it in; a port that stays down has its own rule.
 PASSING_KINDS = REPEATED_KINDS | {events.EventKind.LINK_DOWN}
 CLEARING_KINDS = frozenset({events.EventKind.GPU_RESET, events.EventKind.NODE_BOOT, events.EventKind.FABRIC_UP})
+# A reboot mends no cable, and a sweep that tells of one dark link tells of its return as well.
+CLEARED_BY = {events.EventKind.FABRIC_DOWN: frozenset({events.EventKind.FABRIC_UP})}
 # A program that failed and was restarted shows itself again within minutes, if it does at all.
 QUIET_SECONDS = 600.0
 # dcgm-exporter writes `Hostname` up to 4.8 and `hostname` after it; `node` comes from relabelling.
 NODE_LABELS = ("Hostname", "hostname", "node")
 DOMAIN_LABELS = ("rack", "leaf", "power")
 UNNAMED_CLUSTER = "default"
+# The annotation that says what an alert of somebody else's rule means in our words.
+CAUSE = "watchkeeper_cause"
+# What a line of an incident shows; each change rewrites the lines of all signals.
+LONGEST_TEXT = 1000
 # A workload is a place too when no machine is named: what it is called, and the labels that name it.
 WORKLOAD_LABELS = (
     ("pod", ("namespace", "pod")),
@@ -113,14 +119,15 @@ def from_alert(alert: alerts.Alert) -> Signal | None:
     """None for an alert that is only pending."""
     if alert.state is alerts.AlertState.PENDING:
         return None
-    cause = causes.lookup(alert.labels.get("cause", diagnosis.UNKNOWN_CAUSE)).cause
+    named = alert.annotations.get(CAUSE) or alert.labels.get("cause", diagnosis.UNKNOWN_CAUSE)
+    cause = causes.lookup(named).cause
     member = incidents.Member(
         kind=incidents.MemberKind.ALERT,
         ref=str(alert.labels),
         place=place_of(alert.labels),
         cause=cause,
         since=alert.fired_at or alert.active_at,
-        text=alert.annotations.get("summary") or alert.name,
+        text=(alert.annotations.get("summary") or alert.name)[:LONGEST_TEXT],
         severity=alert.severity,
         until=alert.resolved_at if alert.state is alerts.AlertState.RESOLVED else None,
     )
@@ -155,9 +162,10 @@ def anchor(place: fleet.Place, cause: str) -> fleet.Place:
 
 
 def clear_rule(cause: str, kind: events.EventKind | None = None) -> events.ClearRule:
-    """When an event is over: hardware by a reset or a boot, anything else, and what is repeated, also by quiet."""
+    """When an event is over: hardware by a reset or a boot, a dark link by its return, the rest also by quiet."""
     stays = causes.lookup(cause).is_hardware and kind not in PASSING_KINDS
-    return events.ClearRule(None if stays else QUIET_SECONDS, cleared_by=CLEARING_KINDS)
+    by = CLEARING_KINDS if kind is None else CLEARED_BY.get(kind, CLEARING_KINDS)
+    return events.ClearRule(None if stays else QUIET_SECONDS, cleared_by=by)
 
 
 @cache

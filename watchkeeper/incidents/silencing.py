@@ -1,7 +1,7 @@
 """The silences in force: made and ended by people, kept in the journal, asked before anybody is told.
 
-The hub's one `Silences` belongs to the thread of the incidents. Where Alertmanager routes, silences are its own, and
-this one stays empty.
+The hub's one `Silences` is changed in the thread of the incidents only and read by pages as well. Where Alertmanager
+routes, silences are its own, and this one stays empty.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ class Wish:
 
 
 class Silences:
-    """Not for several threads at once."""
+    """One thread changes it; a change puts another table in the place of the old one, so that any thread may read."""
 
     def __init__(self, journal: journals.Journal, *, now: datetime) -> None:
         self._journal = journal
         self._kept = {silence.id: silence for silence in journal.silences(now - SHOWN_AFTER)}
+        # Rises with each change, so that others need not compare.
+        self.version = 0
 
     def all(self, now: datetime) -> list[Silence]:
         """Those that are, will be, or were in force within the last day."""
-        self._kept = {id: one for id, one in self._kept.items() if one.ends_at > now - SHOWN_AFTER}
-        return list(self._kept.values())
+        return [one for one in self._kept.values() if one.ends_at > now - SHOWN_AFTER]
 
     def add(self, wish: Wish, now: datetime) -> Silence:
         """Keep a new one; IllegalMove says what is wrong with it."""
@@ -57,9 +58,10 @@ class Silences:
                 f"{len(lasting)} silences are in force, the limit is {MOST_ACTIVE}",
                 remedy="End some, or change the rules that need so many",
             )
-        if wish.ends_at <= now or wish.ends_at - wish.starts_at > LONGEST:
+        if not now < wish.ends_at <= now + LONGEST:
             raise IllegalMove(
-                f"a silence must end after now and within {durations.format_seconds(LONGEST.total_seconds())}"
+                f"a silence must end after now and within {durations.format_seconds(LONGEST.total_seconds())}",
+                now=f"It would end at {wish.ends_at:%Y-%m-%d %H:%M}Z",
             )
         try:
             for matcher in wish.matchers:
@@ -98,7 +100,9 @@ class Silences:
 
     def _save(self, silence: Silence, actor: str, *, text: str, at: datetime) -> None:
         self._journal.save_silence(silence, at=at, actor=actor, text=text)
-        self._kept[silence.id] = silence
+        lasting = {id: one for id, one in self._kept.items() if one.ends_at > at - SHOWN_AFTER}
+        self._kept = {**lasting, silence.id: silence}
+        self.version += 1
 
 
 def holding(known: Sequence[Silence], subject: Subject, now: datetime) -> Silence | None:

@@ -28,7 +28,7 @@ AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
 
 def to_plain(value: Any) -> Any:
     """Dataclasses, enums, times and containers as what `json` can write; None fields are kept."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in AS_THEY_ARE:
         return value
     if _is_record(kind):

@@ -72,6 +72,8 @@ class Diagnosis:
     at: datetime
     findings: tuple[Finding, ...]
     looked_at: tuple[str, ...]
+    # What would tell the best answer from the next one, where something would.
+    tell_apart: str = ""
 
     @property
     def best(self) -> Finding | None:

@@ -19,6 +19,8 @@ class Occasion(StrEnum):
 
     OPENED = "opened"
     WORSE = "worse"
+    # It turned out to be a whole rack, or all behind one switch.
+    WIDER = "wider"
     REPEATED = "repeated"
     ESCALATED = "escalated"
     RESOLVED = "resolved"
@@ -35,7 +37,10 @@ class NoticeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """`severity` is the incident's when the notice was made; `answer` is what the receiver said last."""
+    """`severity` and `place` are the incident's when the notice was made; `answer` is what the receiver said last.
+
+    `batch` names the message that it was first sent in: every further try is the same message again.
+    """
 
     id: str
     incident: str
@@ -48,6 +53,8 @@ class Notice:
     tries: int = 0
     answer: str = ""
     sent_at: datetime | None = None
+    place: str = ""
+    batch: str = ""
 
     @property
     def is_on_the_way(self) -> bool:

@@ -1,9 +1,9 @@
 """Prometheus text pages (0.0.4, and OpenMetrics 1.0 with its exemplars) into handles and values.
 
 An exporter sends the same series again and again, only the values change. So each target has its own
-parser, which remembers the raw bytes before the value: a line seen before costs one split and one
-dictionary look-up, and only a new line is read label by label. The scraper maps the handles to stored
-series once and hands the values on.
+parser, which remembers the raw bytes before each value. A page laid out as the one before costs a
+comparison with them; else a line seen before costs one split and one dictionary look-up, and only a new
+line is read label by label. The scraper maps the handles to stored series once and hands the values on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.model import labels
@@ -86,6 +87,16 @@ class _Reading:
             self.problems.append(f"line {number}: {reason}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A page without its values: each line up to its value, or the whole of a line that has none."""
+
+    prefixes: list[bytes]
+    has_value: bytes
+    fixed_bytes: int
+    openmetrics: bool
+
+
 class ExpositionParser:
     """Reads the pages of one target; keep one per target, because its memory is what makes it fast."""
 
@@ -106,12 +117,20 @@ class ExpositionParser:
         # The exemplar that each series carried last, as it was written: most come again with every page.
         self._exemplars: dict[int, bytes] = {}
         self._last_handles: list[int] = []
+        # Whether the page before had a series at several times: on the next page the times may be the same.
+        self._has_repeats = False
+        self._layout: _Layout | None = None
+        # Whether the series of the page before were not yet found written in a way that cannot be laid out.
+        self._may_lay_out = True
 
     def parse(self, page: bytes, *, openmetrics: bool = False) -> Page:
         """Every readable sample of the page; CollectError if it has too many series or is cut short."""
         if len(self.labels) > 2 * len(self._last_handles) + FORGET_SLACK:
             self._forget()
         lines = page.split(b"\n")
+        again = self._read_again(lines, len(page), openmetrics=openmetrics)
+        if again is not None:
+            return Page(self._last_handles, again, self.epoch)
         reading = self._gather(lines, self._known, openmetrics=openmetrics)
         if openmetrics and page.rstrip(b"\r\n").rpartition(b"\n")[2] != b"# EOF":
             raise CollectError("the page is cut short: it does not end with `# EOF`")
@@ -126,7 +145,12 @@ class ExpositionParser:
             reading = self._gather(lines, {}, openmetrics=openmetrics)
             reading.exemplars = exemplars
             values = array("d", map(float, reading.tokens))
-        self._refuse_repeats(reading, values)
+        if reading.handles != self._last_handles or self._has_repeats:
+            self._refuse_repeats(reading, values)
+            self._layout, self._may_lay_out = None, True
+        elif self._may_lay_out and not (reading.timestamps_ms or reading.bad_lines):
+            self._layout = self._lay_out(lines, openmetrics=openmetrics)
+            self._may_lay_out = self._layout is not None
         return Page(
             self._last_handles,
             values,
@@ -136,6 +160,44 @@ class ExpositionParser:
             problems=tuple(reading.problems),
             exemplars=tuple(reading.exemplars),
         )
+
+    def _read_again(self, lines: list[bytes], page_bytes: int, *, openmetrics: bool) -> array[float] | None:
+        """The values of a page that differs from the one before in nothing else; None where it does or may."""
+        layout = self._layout
+        if layout is None or len(lines) != len(layout.prefixes) or openmetrics != layout.openmetrics:
+            return None
+        rests = list(map(bytes.removeprefix, lines, layout.prefixes))
+        tokens = list(compress(rests, layout.has_value))
+        rest_bytes, values = len(b"".join(rests)), b"\n".join([b"", *tokens])
+        is_same = (
+            # A line that begins otherwise is left whole, and then there are more bytes.
+            rest_bytes + layout.fixed_bytes == page_bytes
+            # The lines without a value have no rest, the others one that begins with a space.
+            and rest_bytes + len(tokens) == len(values)
+            and values.count(b"\n ") == len(tokens)
+        )
+        if not is_same or b"_" in values:
+            return None
+        try:
+            return array("d", map(float, tokens))
+        except ValueError:
+            return None
+
+    def _lay_out(self, lines: list[bytes], *, openmetrics: bool) -> _Layout | None:
+        """What to expect of the next page; None if a line is written in an unusual way."""
+        # The objects that are remembered anyway: a fleet has gigabytes of pages.
+        spelt = {handle: series for series, handle in self._known.items()}
+        comments = {line: line for line in self._comments}
+        handles = iter(self._last_handles)
+        prefixes, has_value = [], bytearray()
+        for line in lines:
+            is_sample = line not in comments and bool(line.strip())
+            prefix = spelt.get(next(handles, -1), b"") if is_sample else comments.get(line, line)
+            if is_sample and line.rpartition(b" ")[0] != prefix:
+                return None
+            prefixes.append(prefix)
+            has_value.append(is_sample)
+        return _Layout(prefixes, bytes(has_value), sum(map(len, prefixes)) + len(lines) - 1, openmetrics)
 
     def _gather(self, lines: list[bytes], remembered: dict[bytes, int], *, openmetrics: bool) -> _Reading:
         """Handle and value token of each line; this loop is the hot path of the whole hub."""
@@ -241,10 +303,9 @@ class ExpositionParser:
             self.families_version += 1
 
     def _refuse_repeats(self, reading: _Reading, values: array[float]) -> None:
-        """Keep the first of samples that name the same series and time; settle which handle list is current."""
-        if reading.handles == self._last_handles:
-            return
-        if len(set(reading.handles)) != len(reading.handles):
+        """Keep the first of samples that name the same series and time; this handle list is then the current one."""
+        self._has_repeats = len(set(reading.handles)) != len(reading.handles)
+        if self._has_repeats:
             self._drop_repeats(reading, values)
         self._last_handles = reading.handles
 
@@ -284,6 +345,7 @@ class ExpositionParser:
         self._comments.clear()
         self._exemplars.clear()
         self._last_handles = []
+        self._layout = None
 
 
 def _read_series(line: str) -> tuple[labels.Labels, str]:

@@ -127,11 +127,12 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that is not done. `gpus` is what one of its pods asks for."""
+    """A job that is not done. `gpus` is what one of its pods asks for; `wanted` pods should run now."""
 
     namespace: str
     name: str
     parallelism: int = 1
+    wanted: int = 1
     active: int = 0
     gpus: int = 0
     queue: str = ""
@@ -221,11 +222,15 @@ def quota(raw: Any) -> Quota:
 
 def job(raw: Any) -> Job:
     about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
-    parallelism = facts.count(spec.get("parallelism"))
+    asked, completions = facts.count(spec.get("parallelism")), facts.count(spec.get("completions"))
+    parallelism = 1 if asked is None else asked
+    # Towards its end a job needs fewer pods than may run side by side.
+    left = parallelism if completions is None else completions - (facts.count(status.get("succeeded")) or 0)
     return Job(
         intern(facts.text(about, "namespace")),
         facts.name_of(about),
-        parallelism=1 if parallelism is None else parallelism,
+        parallelism=parallelism,
+        wanted=min(parallelism, max(0, left)),
         active=facts.count(status.get("active")) or 0,
         gpus=_pod_gpus(facts.mapping(facts.mapping(spec, "template"), "spec")),
         queue=_queue(about),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 PREFIX_CHARACTERS = 400
@@ -39,6 +40,14 @@ ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d+))?(Z|[+
 SLASH_TIME = re.compile(r"\b(\d{4})/(\d\d)/(\d\d) (\d\d:\d\d:\d\d)\b")
 # [42822.198504] and [  +0.000316], which is a difference and no time
 BOOT_TIME = re.compile(r"\[\s*(\d+\.\d+)\]")
+# Aug 10 20:36:51
+SYSLOG_TIME = re.compile(r"^(?:<\d+>)?\W?([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d)(\.\d+)?\b")
+# [E810 05:36:05.945860779      E0822 08:51:42.925620       (glog and klog: month and day in one number)
+GLOG_TIME = re.compile(r"(?:^|[\[\s])[IWEF](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(\.\d+)?\b")
+# ERROR 05-12 19:01:18 [serving_chat.py:885]       (vLLM)
+DAY_TIME = re.compile(r"\b[A-Z]{4,8} (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(\.\d+)?\b")
+# A leap year, so that every date without a year is one of its days.
+YEARLESS = 2000
 MONTHS = {
     name: number
     for number, name in enumerate(
@@ -82,6 +91,36 @@ def read_time(line: str) -> datetime | None:
     except (ValueError, KeyError):
         return None
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What a line says about its time: a whole one, one without a year (as if in `YEARLESS`), seconds since boot."""
+
+    at: datetime | None = None
+    yearless: datetime | None = None
+    since_boot: float | None = None
+
+
+def read_clock(line: str) -> Clock | None:
+    """The clocks at the beginning of a line; None if there is none."""
+    at = read_time(line)
+    found = Clock(at, None if at is not None else _read_yearless(line), read_seconds_since_boot(line))
+    return found if found != Clock() else None
+
+
+def _read_yearless(line: str) -> datetime | None:
+    head = line[:PREFIX_CHARACTERS]
+    match = SYSLOG_TIME.match(head) or GLOG_TIME.search(head) or DAY_TIME.search(head)
+    if match is None:
+        return None
+    month, day, hour, minute, second, fraction = match.groups()
+    number = MONTHS.get(month) if month.isalpha() else int(month)
+    micro = int(float(fraction or 0) * 1_000_000)
+    try:
+        return datetime(YEARLESS, number or 0, int(day), int(hour), int(minute), int(second), micro, tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 def read_seconds_since_boot(line: str) -> float | None:

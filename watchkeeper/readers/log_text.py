@@ -43,13 +43,21 @@ class ByteStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line with some of the words in it, the one before it, and a few that follow."""
+    """A line with some of the words in it; the one before it and a few that follow are read when asked for."""
 
     number: int
     text: str
-    preceding: str
-    following: str
     words: frozenset[bytes]
+    before: bytes
+    after: Sequence[bytes]
+
+    @property
+    def preceding(self) -> str:
+        return clean(self.before[:WINDOW_BYTES])
+
+    @property
+    def following(self) -> str:
+        return clean(b"\n".join(self.after)[:FOLLOWING_BYTES])
 
     @property
     def unwrapped(self) -> str:
@@ -79,10 +87,9 @@ def interesting_lines(stream: ByteStream, words: Set[bytes]) -> Iterator[LogLine
         ready = len(lines) - kept
         carry = b"\n".join(lines[ready:])
         for at, found in finder.find(lines[:ready]):
-            following = clean(b"\n".join(lines[at + 1 : at + 1 + FOLLOWING_LINES])[:FOLLOWING_BYTES])
-            preceding = clean((lines[at - 1] if at else before)[:WINDOW_BYTES])
-            for part in _parts(lines[at], found):
-                yield LogLine(counted + at, clean(part), preceding, following, found)
+            preceding, following = lines[at - 1] if at else before, lines[at + 1 : at + 1 + FOLLOWING_LINES]
+            for part in (lines[at],) if len(lines[at]) <= WINDOW_BYTES else _parts(lines[at], found):
+                yield LogLine(counted + at, clean(part), found, preceding, following)
         before = lines[ready - 1] if ready else before
         counted += ready - (1 if is_endless and more else 0)
 
@@ -118,10 +125,7 @@ class _Finder:
 
 
 def _parts(line: bytes, words: frozenset[bytes]) -> Iterator[bytes]:
-    """A line as it is; of a very long one, the parts around the words."""
-    if len(line) <= WINDOW_BYTES:
-        yield line
-        return
+    """Of a very long line the parts around the words."""
     lowered, end = line.lower(), 0
     for at in sorted(at for word in words for at in _places(lowered, word)):
         if at >= end:

@@ -1,6 +1,7 @@
 """Reading a block: which of its series a selector means, and their samples, a chunk at a time.
 
-Opening reads the footer only; labels and places are read when first asked for. A chunk is checked
+Opening reads the footer only; labels and places are read when first asked for, and labels forgotten when no new
+selector came for a while. A chunk is checked
 when it is read. Where the file is damaged, the samples of that chunk are missing from the answer, and
 `Damage` says which file and where. The durable store asks its blocks and joins what they say.
 """
@@ -25,7 +26,7 @@ from watchkeeper.store import codec
 from watchkeeper.store.block_writer import MAGIC, TAIL, VERSION
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints
 from watchkeeper.store.index import MatcherLike, Pairs, Patterns, SeriesSet
-from watchkeeper.store.label_table import LabelTable
+from watchkeeper.store.label_table import LabelTable, Numbers
 from watchkeeper.store.reading import Columns, refuse_above
 
 REMEMBERED_SELECTIONS = 64
@@ -68,20 +69,32 @@ class ChunkCache:
                 _, gone = self._kept.popitem(last=False)
                 self.used_bytes -= gone.nbytes
 
+    def forget(self, path: Path) -> None:
+        """Nobody will ask for chunks of this file any more."""
+        with self._lock:
+            for key in [key for key in self._kept if key[0] == path]:
+                self.used_bytes -= self._kept.pop(key).nbytes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Contents:
-    """What leads to the columns: labels, and tables of places."""
+    """What leads to the columns: for each series its chunk, its row there and its row of times, and where those lie."""
 
-    labels: LabelTable
-    chunk: Ints
-    row: Ints
-    time: Ints
-    first_ms: Ints
-    last_ms: Ints
+    chunk: Numbers
+    row: Numbers
+    time: Numbers
     time_chunk: Ints
     time_row: Ints
     chunks: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Directory:
+    """Which series a block has, and from when to when; only a selector that is new to the block needs it."""
+
+    labels: LabelTable
+    first_ms: Ints
+    last_ms: Ints
 
 
 class Block:
@@ -92,6 +105,8 @@ class Block:
         self._cache, self._patterns, self._report = cache, patterns, report
         self._lock = threading.Lock()
         self._contents: _Contents | None = None
+        self._directory: _Directory | None = None
+        self._was_asked = False
         self._selections: OrderedDict[tuple[MatcherLike, ...], tuple[Ints, SeriesSet]] = OrderedDict()
         self._file = os.open(path, os.O_RDONLY)
         # A query may still read a block that compaction has removed: the file lives as long as this object.
@@ -133,35 +148,46 @@ class Block:
 
     def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[Pairs]:
         """The label sets of series with samples in the time."""
-        return self.contents.labels.pairs_of(self._lived(matchers, start_ms, end_ms))
+        return self.directory.labels.pairs_of(self._lived(matchers, start_ms, end_ms))
 
     def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> set[str]:
-        return self.contents.labels.names_of(self._lived(matchers, start_ms, end_ms))
+        return self.directory.labels.names_of(self._lived(matchers, start_ms, end_ms))
 
     def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> set[str]:
-        return self.contents.labels.values_of(name, self._lived(matchers, start_ms, end_ms))
+        return self.directory.labels.values_of(name, self._lived(matchers, start_ms, end_ms))
 
     def chosen(self, matchers: Sequence[MatcherLike]) -> tuple[Ints, SeriesSet]:
         """The rows that a selector means, and their label sets; remembered."""
-        key, contents = tuple(matchers), self.contents
+        key = tuple(matchers)
         with self._lock:
             known = self._selections.get(key)
         if known is None:
-            rows = contents.labels.matching(key, self._patterns.acceptance)
-            known = rows, SeriesSet(contents.labels.pairs_of(rows))
+            known = self.find(key)
             with self._lock:
                 self._selections[key] = known
                 if len(self._selections) > REMEMBERED_SELECTIONS:
                     self._selections.popitem(last=False)
         return known
 
+    def find(self, matchers: Sequence[MatcherLike]) -> tuple[Ints, SeriesSet]:
+        """The same for someone who asks once; not remembered."""
+        labels = self.directory.labels
+        rows = labels.matching(matchers, self._patterns.acceptance)
+        return rows, SeriesSet(labels.pairs_of(rows))
+
     def metric_names(self) -> list[str]:
-        return self.contents.labels.values.get("__name__", [""])
+        return self.directory.labels.values.get("__name__", [""])
+
+    @property
+    def largest_chunk(self) -> int:
+        """Samples, or times, of the largest chunk."""
+        *_, rows, slots = self.contents.chunks
+        return int((rows * slots).max(initial=0))
 
     def check(self) -> Iterator[Damage]:
         """Read every byte, and say which are not what was written."""
         try:
-            contents = self.contents
+            contents, _ = self.contents, self.directory
         except errors.StoreError as error:
             yield Damage(self.path, 0, str(error))
             return
@@ -177,18 +203,35 @@ class Block:
                 self._contents = self._read_contents()
             return self._contents
 
+    @property
+    def directory(self) -> _Directory:
+        with self._lock:
+            self._was_asked = True
+            if self._directory is None:
+                self._directory = self._read_directory()
+            return self._directory
+
+    def let_go(self) -> None:
+        """Forget the directory unless it was asked for since the last time; it is the largest part, and read anew."""
+        with self._lock:
+            if not self._was_asked:
+                self._directory = None
+            self._was_asked = False
+
+    def _read_directory(self) -> _Directory:
+        labels, series = LabelTable.unpack(self._part("labels")), codec.unpack_ints(self._part("series"))
+        if len(series) != 5 or labels.size != series.shape[1]:
+            raise errors.StoreError("labels of the block do not fit its series", where=str(self.path))
+        return _Directory(labels, first_ms=series[3].copy(), last_ms=series[4].copy())
+
     def _read_contents(self) -> _Contents:
-        labels = LabelTable.unpack(self._part("labels"))
         series, times, chunks = (codec.unpack_ints(self._part(name)) for name in ("series", "times", "chunks"))
-        if (len(series), len(times), len(chunks)) != (5, 3, 5) or labels.size != series.shape[1]:
+        if (len(series), len(times), len(chunks)) != (5, 3, 5):
             raise errors.StoreError("tables of the block do not fit together", where=str(self.path))
         return _Contents(
-            labels,
-            chunk=series[0],
-            row=series[1],
-            time=series[2],
-            first_ms=series[3],
-            last_ms=series[4],
+            chunk=_narrow(series[0]),
+            row=_narrow(series[1]),
+            time=_narrow(series[2]),
             time_chunk=times[0],
             time_row=times[1],
             chunks=chunks,
@@ -229,11 +272,11 @@ class Block:
         return content
 
     def _lived(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> Ints:
-        contents = self.contents
-        rows = contents.labels.matching(matchers, self._patterns.acceptance)
-        return rows[(contents.last_ms[rows] >= start_ms) & (contents.first_ms[rows] <= end_ms)]
+        directory = self.directory
+        rows = directory.labels.matching(matchers, self._patterns.acceptance)
+        return rows[(directory.last_ms[rows] >= start_ms) & (directory.first_ms[rows] <= end_ms)]
 
-    def _windows(self, numbers: Ints, start_ms: int, end_ms: int) -> tuple[Ints, Ints, Ints]:
+    def _windows(self, numbers: Numbers, start_ms: int, end_ms: int) -> tuple[Ints, Ints, Ints]:
         """For some rows of times: the first slot after the start, the first after the end, and the times between."""
         contents = self.contents
         lows, highs = np.zeros(len(numbers), dtype=np.int64), np.zeros(len(numbers), dtype=np.int64)
@@ -268,3 +311,8 @@ class Block:
             matrix = unpack(packed)
         self._cache.keep(key, matrix)
         return matrix
+
+
+def _narrow(numbers: Ints) -> Numbers:
+    """The same numbers in as few bytes as they need: a block has a row of them for each series."""
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))

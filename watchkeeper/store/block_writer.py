@@ -20,7 +20,6 @@ import numpy as np
 
 from watchkeeper.store import codec, label_table
 from watchkeeper.store.columns import NEVER_MS, Ints, is_absent
-from watchkeeper.store.index import Pairs
 from watchkeeper.store.reading import Columns
 
 VERSION = 1
@@ -47,7 +46,7 @@ class BlockWriter:
         self._sources = sources
         self._file: BinaryIO = self._scratch.open("wb")
         self._file.write(MAGIC)
-        self._series: list[Pairs] = []
+        self._labels = label_table.GrowingTable()
         self._places: list[Ints] = []
         self._chunks: list[tuple[int, int, int, int, int]] = []
         self._time_places: list[tuple[int, int, int]] = []
@@ -78,7 +77,7 @@ class BlockWriter:
         first = times[inverse, mine.argmax(axis=1)]
         last = times[inverse, length - 1 - mine[:, ::-1].argmax(axis=1)]
         self._places.append(np.stack([np.full(len(rows), chunk), np.arange(len(rows)), time_rows, first, last]))
-        self._series.extend(columns.series.pairs[row] for row in rows.tolist())
+        self._labels.extend(columns.series.pairs[row] for row in rows.tolist())
         self.samples += int(np.count_nonzero(mine))
 
     def _time_row(self, times: Ints) -> int:
@@ -112,7 +111,7 @@ class BlockWriter:
             self._write_times(length)
         places = np.concatenate(self._places, axis=1) if self._places else np.empty((5, 0), dtype=np.int64)
         parts = {
-            "labels": self._write_part(label_table.LabelTable.of(self._series).pack()),
+            "labels": self._write_part(self._labels.finish().pack()),
             "series": self._write_part(codec.pack_ints(places)),
             "times": self._write_part(codec.pack_ints(_matrix(self._time_places, 3))),
             "chunks": self._write_part(codec.pack_ints(_matrix(self._chunks, 5))),
@@ -121,7 +120,7 @@ class BlockWriter:
             "version": VERSION,
             "start_ms": self._start_ms,
             "end_ms": self._end_ms,
-            "series": len(self._series),
+            "series": self._labels.size,
             "samples": self.samples,
             "sources": self._sources,
             "parts": parts,

@@ -53,12 +53,8 @@ def entry_hash(entry: Entry, body: str | None = None) -> str:
     # The text that `wire.dumps` makes of all fields, put together so that a large body is written once.
     at, body = wire.format_time(entry.at), wire.dumps(entry.body) if body is None else body
     actor, kind, prev, subject = (wire.dumps(text) for text in (entry.actor, entry.kind, entry.prev, entry.subject))
-    return digest(
-        [
-            f'{{"actor":{actor},"at":"{at}","body":{body},"epoch":{entry.epoch:d},"kind":{kind},'
-            f'"prev":{prev},"seq":{entry.seq:d},"subject":{subject}}}'
-        ]
-    )
+    first = f'{{"actor":{actor},"at":"{at}","body":{body},"epoch":{entry.epoch:d},"kind":{kind}'
+    return digest([f'{first},"prev":{prev},"seq":{entry.seq:d},"subject":{subject}}}'])
 
 
 def is_intact(entry: Entry, prev: str) -> bool:

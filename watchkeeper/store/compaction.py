@@ -17,6 +17,7 @@ from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
 from watchkeeper.store.block import Block, ChunkCache, Damage
 from watchkeeper.store.block_writer import BlockWriter
+from watchkeeper.store.columns import SLOT_BYTES
 from watchkeeper.store.index import Patterns, SeriesSet
 from watchkeeper.store.reading import Columns, Union, Unions, join
 
@@ -65,11 +66,10 @@ def find_expired(blocks: Sequence[Block], *, oldest_ms: int, max_bytes: int | No
 def merge(sources: Sequence[Block], folder: Path) -> Path:
     """Write one block with everything of its sources; StoreError if a source is damaged, and then nothing is left."""
     damages: list[Damage] = []
-    opened = [
-        # A cache of its own: what merging reads once must not drive out what queries read often.
-        Block(source.path, cache=ChunkCache(PIECE_SAMPLES * 8), patterns=Patterns(), report=damages.append)
-        for source in sources
-    ]
+    # A cache of its own: what merging reads once must not drive out what queries read often. Of each source it has
+    # room for the chunk that is read, for its times, and for one more.
+    cache = ChunkCache(3 * SLOT_BYTES * sum(source.largest_chunk for source in sources))
+    opened = [Block(source.path, cache=cache, patterns=Patterns(), report=damages.append) for source in sources]
     names = sorted({name for block in opened for name in block.metric_names()})
     writer = BlockWriter(
         folder,
@@ -95,7 +95,7 @@ def merge(sources: Sequence[Block], folder: Path) -> Path:
 
 def _pieces(blocks: Sequence[Block], name: str) -> Iterator[Columns]:
     """The samples of one metric from all blocks, some series at a time."""
-    chosen = [block.chosen([Named(name)]) for block in blocks]
+    chosen = [block.find([Named(name)]) for block in blocks]
     unions = Unions()
     union: Union = unions.of([series for _, series in chosen])
     slots = sum(int(block.contents.chunks[4].max(initial=0)) for block in blocks)

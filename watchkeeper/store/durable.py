@@ -20,7 +20,7 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.config import settings
-from watchkeeper.kit import durations
+from watchkeeper.kit import durations, memory
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
@@ -261,9 +261,16 @@ class DurableStore:
     def maintain(self, now_ms: int) -> None:
         """Write blocks that are due, merge small ones, remove old ones; StoreError if the disk refuses."""
         with self._upkeep, self._disk_errors():
+            before = self._past
             self._cut(now_ms)
             self._merge()
             self._remove_expired(now_ms)
+            for block in self._past.blocks:
+                block.let_go()
+            if self._past is not before:
+                self._unions = Unions()
+                # Writing needs many times what it leaves behind.
+                memory.give_back()
 
     def back_up(self, target: Path, *, data: Path, journal: Path) -> backup.Copied:
         """Copy what is kept up to now, journal included, into a new directory; nothing is merged away meanwhile."""
@@ -343,6 +350,7 @@ class DurableStore:
     def _remove(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             block.path.unlink(missing_ok=True)
+            self._cache.forget(block.path)
 
     def _open_blocks(self, now_ms: int) -> _Past:
         for path in self._block_folder.glob(f"*{UNFINISHED}"):

@@ -32,7 +32,7 @@ def write_parquet(samples: Path, target: Path, *, start_ms: int, end_ms: int) ->
         ) from error
     blocks = sorted(_opened(samples), key=lambda block: block.start_ms)
     blocks = [block for block in blocks if block.end_ms > start_ms + 1 and block.start_ms <= end_ms]
-    labels = sorted({name for block in blocks for name in block.contents.labels.values})
+    labels = sorted({name for block in blocks for name in block.directory.labels.values})
     text = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
     schema = pyarrow.schema(
         [("time", pyarrow.timestamp("ms", tz="UTC")), ("value", pyarrow.float64()), *((name, text) for name in labels)]

@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +47,15 @@ class Log(Protocol):
     def note_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None: ...
 
     def note_samples(self, ids: Ints, times: Ints, values: Floats) -> None: ...
+
+
+@dataclass(slots=True)
+class _Grouping:
+    """The groups of some series and each series' place among them, as they were at one version of the ledger."""
+
+    version: int = -1
+    groups: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    index: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 class Head:
@@ -387,10 +396,11 @@ class Head:
 
     def _grouped(self, chosen: Selection) -> tuple[Ints, Ints, Ints]:
         """The groups of the chosen series, each series' place among them, and their slabs; NOBODY without samples."""
-        groups, index = chosen.series.derive(
-            ("groups", self._ledger.version),
-            lambda _: np.unique(self._ledger.group_of[chosen.numbers], return_inverse=True),
-        )
+        known = chosen.series.derive("groups", lambda _: _Grouping())
+        if known.version != self._ledger.version:
+            known.groups, known.index = np.unique(self._ledger.group_of[chosen.numbers], return_inverse=True)
+            known.version = self._ledger.version
+        groups, index = known.groups, known.index
         slabs = np.full(len(groups), NOBODY, dtype=np.int64)
         slabs[groups != NOBODY] = self._ledger.slab_of[groups[groups != NOBODY]]
         return groups, index, slabs

@@ -29,6 +29,7 @@ Pairs = tuple[tuple[str, str], ...]
 REMEMBERED_SELECTIONS = 512
 REMEMBERED_PATTERNS = 256
 REMEMBERED_VALUES = 100_000
+REMEMBERED_LABEL_SETS = 1 << 15
 # A set of series is shared by all queries that select it; what they derive from it is kept up to this many results.
 REMEMBERED_DERIVATIONS = 64
 # Characters that mean themselves in a pattern, so that `a|b|c` needs no regular expression.
@@ -44,6 +45,25 @@ class MatcherLike(Protocol):
     def op(self) -> str: ...
     @property
     def value(self) -> str: ...
+
+
+class LabelSets:
+    """Label sets that queries work out: the same few come from every metric of a GPU, so each is kept once.
+
+    Most are made within seconds, when rules are first asked: that is why forgetting all at the limit does little harm.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: dict[Pairs, Pairs] = {}
+
+    def share(self, pairs: Pairs) -> Pairs:
+        if len(self._known) >= self._limit:
+            self._known.clear()
+        return self._known.setdefault(pairs, pairs)
+
+
+DERIVED = LabelSets(REMEMBERED_LABEL_SETS)
 
 
 class SeriesSet:
@@ -63,7 +83,7 @@ class SeriesSet:
         before: SeriesSet | None = None,
     ) -> None:
         self.pairs = pairs
-        self._labels: list[label_sets.Labels | None] = [None] * len(pairs) if labels is None else list(labels)
+        self._labels: list[label_sets.Labels | None] | None = None if labels is None else list(labels)
         self._derived: dict[Hashable, object] = {}
         self._before = before
         if before is not None:
@@ -73,11 +93,14 @@ class SeriesSet:
         return len(self.pairs)
 
     def labels_of(self, rows: Iterable[int]) -> list[label_sets.Labels]:
+        known = self._labels
+        if known is None:
+            known = self._labels = [None] * len(self.pairs)
         out = []
         for row in rows:
-            labels = self._labels[row]
+            labels = known[row]
             if labels is None:
-                labels = self._labels[row] = label_sets.Labels(self.pairs[row])
+                labels = known[row] = label_sets.Labels(self.pairs[row])
             out.append(labels)
         return out
 
@@ -97,10 +120,10 @@ class SeriesSet:
         def build(rows: Sequence[Pairs]) -> SeriesSet:
             old = None if self._before is None else self._before._derived.get(key)
             if self._before is None or not isinstance(old, SeriesSet):
-                return SeriesSet([change(pairs) for pairs in rows])
+                return SeriesSet([DERIVED.share(change(pairs)) for pairs in rows])
             # The sets before keep their label sets alive, so an id stands for one of them.
             known = dict(zip(map(id, self._before.pairs), old.pairs, strict=True))
-            return SeriesSet([known.get(id(pairs)) or change(pairs) for pairs in rows], before=old)
+            return SeriesSet([known.get(id(pairs)) or DERIVED.share(change(pairs)) for pairs in rows], before=old)
 
         return self.derive(key, build)
 

@@ -41,8 +41,8 @@ T = TypeVar("T")
 MOST_ROWS = 100_000
 # An event is a few hundred bytes: half a million are some 200 MB of disk.
 MOST_EVENTS = 500_000
-# Decoded rows that are kept: the incidents, diagnoses and plans that pages show, some 20 kB each.
-MOST_DECODED = 2_000
+# Decoded rows that are kept: a thousand incidents with diagnosis and plan, as one page shows them, some 5 kB each.
+MOST_DECODED = 4_000
 _ALERT_TIMES = ("active_at", "fired_at", "resolved_at", "kept_since")
 INCIDENT_PREFIX = "INC-"
 HUB = "hub"
@@ -215,6 +215,16 @@ class Journal:
         found = (self._recall(incidents.Incident, "incident", key, seq=seq) for key, seq in rows)
         return [incident for incident in found if incident is not None]
 
+    def open_incidents_at(self, node: fleet.Place) -> list[str]:
+        """The ids of incidents at a node, or at something in it, that are not resolved."""
+        rows = self._rows(
+            "SELECT key FROM incident INDEXED BY incident_open_by_node WHERE state <> 'resolved'"
+            " AND json_extract(body, '$.place.node') = ? AND json_extract(body, '$.place.cluster') = ?",
+            node.node,
+            node.cluster,
+        )
+        return [row[0] for row in rows]
+
     def count_open(self) -> dict[alerts.Severity, int]:
         """How many incidents are not resolved, by severity; every severity is there."""
         rows = self._rows(
@@ -311,6 +321,11 @@ class Journal:
     def alerts(self) -> list[alerts.Alert]:
         rows = self._rows("SELECT body FROM alert ORDER BY key LIMIT ?", MOST_ROWS)
         return [_alert_from_plain(json.loads(row[0])) for row in rows]
+
+    def entries_of(self, kind: str, limit: int = 10_000) -> list[Entry]:
+        """The newest entries of one kind, oldest first."""
+        rows = self._rows("SELECT * FROM entry WHERE kind = ? ORDER BY seq DESC LIMIT ?", kind, limit)
+        return [self._entry(row) for row in reversed(rows)]
 
     def entries(self, after_seq: int = 0, limit: int = 1000) -> list[Entry]:
         rows = self._rows("SELECT * FROM entry WHERE seq > ? ORDER BY seq LIMIT ?", after_seq, min(limit, MOST_ROWS))

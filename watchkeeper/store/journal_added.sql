@@ -24,3 +24,5 @@ CREATE TABLE IF NOT EXISTS notice (
   state TEXT GENERATED ALWAYS AS (json_extract(body, '$.state')) VIRTUAL
 ) STRICT;
 CREATE INDEX IF NOT EXISTS notice_by_incident ON notice (incident);
+
+CREATE INDEX IF NOT EXISTS incident_open_by_node ON incident (json_extract(body, '$.place.node')) WHERE state <> 'resolved';

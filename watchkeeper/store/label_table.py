@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,21 +36,6 @@ class LabelTable:
         # As narrow as they may be: a label has a few values, and a block thousands of series.
         self._numbers = {name: held.astype(np.min_scalar_type(len(values[name]))) for name, held in numbers.items()}
         self._pairs = {name: [None, *((name, value) for value in held[1:])] for name, held in values.items()}
-
-    @classmethod
-    def of(cls, series: Sequence[Pairs]) -> LabelTable:
-        known: dict[str, dict[str, int]] = {}
-        columns: dict[str, array[int]] = {}
-        for row, pairs in enumerate(series):
-            for name, value in pairs:
-                if name not in known:
-                    known[name] = {"": NO_VALUE}
-                    columns[name] = array("I", [NO_VALUE]) * len(series)
-                places = known[name]
-                columns[name][row] = places.setdefault(value, len(places))
-        names = sorted(known)
-        numbers = {name: np.frombuffer(columns[name], dtype=np.uint32) for name in names}
-        return cls(len(series), {name: list(known[name]) for name in names}, numbers)
 
     def matching(
         self, matchers: Sequence[MatcherLike], acceptance: Callable[[MatcherLike], Callable[[str], bool]]
@@ -104,3 +89,34 @@ class LabelTable:
         except (struct.error, ValueError, KeyError) as error:
             raise errors.StoreError(f"a table of labels cannot be read: {error}") from error
         return cls(size, values, numbers)
+
+
+class GrowingTable:
+    """A table while label sets are added to it; it keeps none of them."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._known: dict[str, dict[str, int]] = {}
+        self._columns: dict[str, array[int]] = {}
+
+    def extend(self, series: Iterable[Pairs]) -> None:
+        for pairs in series:
+            for name, value in pairs:
+                if name not in self._known:
+                    self._known[name], self._columns[name] = {"": NO_VALUE}, array("I")
+                places, column = self._known[name], self._columns[name]
+                self._fill(column)
+                column.append(places.setdefault(value, len(places)))
+            self.size += 1
+
+    def finish(self) -> LabelTable:
+        names = sorted(self._known)
+        for name in names:
+            self._fill(self._columns[name])
+        numbers = {name: np.frombuffer(self._columns[name], dtype=np.uint32) for name in names}
+        return LabelTable(self.size, {name: list(self._known[name]) for name in names}, numbers)
+
+    def _fill(self, column: array[int]) -> None:
+        """Series since the label was last met do not have it."""
+        if len(column) < self.size:
+            column.extend([NO_VALUE] * (self.size - len(column)))

@@ -114,8 +114,11 @@ def _unite(sets: Sequence[SeriesSet]) -> Union:
     places: dict[int, Ints] = {}
     for at in order:
         places[at] = np.array([numbers.setdefault(pairs, len(numbers)) for pairs in sets[at].pairs], dtype=np.int64)
-    newest = sets[-1]
-    series = newest if len(numbers) == len(newest) else SeriesSet(list(numbers))
+    newest, kept = sets[-1], list(numbers)
+    series = newest if len(numbers) == len(newest) else SeriesSet(kept)
+    for at, older in enumerate(sets[:-1]):
+        # A block reads label sets of its own; from here on it has those of the newest set, which are equal.
+        older.pairs = [kept[place] for place in places[at].tolist()]
     return Union(series, tuple(places[at] for at in range(len(sets))))
 
 

@@ -1,7 +1,7 @@
 """The write-ahead log: what the head accepted, on disk within a second, until a block has it.
 
 The head notes scrapes and samples here while they are accepted; `sync` writes what was noted since the last time
-as one record, compressed and checksummed, and waits for the disk. A segment stands by itself: it defines every
+as a record, compressed and checksummed, and waits for the disk. A segment stands by itself: it defines every
 series and scrape layout that it uses, so old segments can go and a damaged one takes nothing with it.
 `wal_replay` reads it after a restart; docs/reference/storage.md has the layout.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock, RLock
 
@@ -39,6 +39,8 @@ SEGMENT_BYTES = 64 << 20
 WHOLE_EVERY = 32
 # Noted samples that wait for a disk without room: 64 MB. Older ones then go unlogged, and are counted.
 MAX_WAITING = 8_000_000
+# A segment begins with the labels of every series; in one record those of 36,000 series would take 40 MB for a moment.
+MAX_DEFINITIONS = 4096
 NUMBER_MASK = 0xFFFF_FFFF
 
 Scrape = tuple[str, Ints, int, Floats]
@@ -200,8 +202,9 @@ class WriteAheadLog:
         try:
             if self._file < 0:
                 self._begin()
-            packed = codec.compress(self._encode(batch), LEVEL)
-            self._append(RECORD.pack(MARK, len(packed), zlib.crc32(packed)) + packed)
+            for piece in _pieces(batch):
+                packed = codec.compress(self._encode(piece), LEVEL)
+                self._append(RECORD.pack(MARK, len(packed), zlib.crc32(packed)) + packed)
         except OSError as error:
             self._give_up(batch)
             raise errors.StoreError(
@@ -261,3 +264,12 @@ class WriteAheadLog:
             b"".join(singles),
         ]
         return PARTS.pack(*map(len, parts)) + b"".join(parts)
+
+
+def _pieces(batch: Batch) -> Iterator[Batch]:
+    """The batch as records of bounded size: definitions first, and with the last of them everything that needs them."""
+    defined = list(batch.definitions.items())
+    last = max(0, len(defined) - 1) // MAX_DEFINITIONS * MAX_DEFINITIONS
+    for at in range(0, last, MAX_DEFINITIONS):
+        yield Batch(definitions=dict(defined[at : at + MAX_DEFINITIONS]))
+    yield replace(batch, definitions=dict(defined[last:]))

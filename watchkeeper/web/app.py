@@ -23,7 +23,9 @@ from starlette.websockets import WebSocket
 from watchkeeper.errors import HubError, IllegalMove, JournalConflict, WatchkeeperError
 from watchkeeper.kit.logs import fields
 from watchkeeper.web import (
+    causes_api,
     cluster_api,
+    explain_api,
     fleet_api,
     incident_api,
     orders_api,
@@ -67,6 +69,8 @@ def create_app(hub: HubView, auth: Auth, *, live_interval_seconds: float | None 
         *slo_api.endpoints(hub),
         *topology_api.endpoints(hub),
         *cluster_api.endpoints(hub),
+        *explain_api.endpoints(hub),
+        *causes_api.endpoints(hub),
         *orders_api.endpoints(hub),
         *pages.endpoints(),
     ]

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from watchkeeper.collect.inventory import UNMAPPED
 from watchkeeper.model import cluster
 from watchkeeper.web import holders, node_list, who
 from watchkeeper.web.answers import Endpoint, ok
@@ -34,11 +35,14 @@ class ClusterApi:
         known = {word.state for line in lines for word in line.scheduler} | set(node_list.NodeState)
         if state is not None and state not in known:
             raise HTTPException(400, f"no node can be `{state[:40]}`; there are {', '.join(sorted(known))}")
+        pools = {line.pool or UNMAPPED for line in lines} | {UNMAPPED}
+        if pool is not None and pool not in pools:
+            raise HTTPException(404, f"no node is in the pool `{pool[:40]}`; there are {', '.join(sorted(pools))}")
         shown = [
             line
             for line in lines
             if (state is None or line.state == state or any(word.state == state for word in line.scheduler))
-            and (pool is None or (line.pool or "unmapped") == pool)
+            and (pool is None or (line.pool or UNMAPPED) == pool)
         ]
         return ok(
             now=self._hub.clock.now(),

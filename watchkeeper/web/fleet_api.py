@@ -6,6 +6,7 @@ here, a request is checked, handed to the hub, and its answer written.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from urllib.parse import quote
 
@@ -82,8 +83,12 @@ class FleetApi:
         limit = whole_number(text)
         if limit is None or not 1 <= limit <= LIST_LIMIT:
             raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {LIST_LIMIT}")
-        found = self._hub.incidents(open_only=open_only, limit=limit)
-        return ok(incidents=[cards.card(self._hub, incident) for incident in found])
+
+        def listed() -> list[dict[str, Any]]:
+            return [cards.card(self._hub, one) for one in self._hub.incidents(open_only=open_only, limit=limit)]
+
+        # A thousand cards are three thousand rows of the journal.
+        return ok(incidents=await asyncio.to_thread(listed))
 
     async def incident(self, request: Request) -> Response:
         incident = self._incident(request)

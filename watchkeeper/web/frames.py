@@ -186,7 +186,7 @@ def _slots(stock: Inventory, incident: incidents.Incident) -> Iterable[int]:
     # A lost GPU that nobody can name is one of its node's: only the slots that are silent already.
     if incident.place.node is None or incident.family == LOST_FAMILY:
         return ()
-    return stock.by_node.get(incident.place.node, ())
+    return stock.slots_of(incident.place.cluster, incident.place.node)
 
 
 def reporting(stock: Inventory, *readings: Values) -> int:

@@ -6,6 +6,7 @@ request is checked, handed to the hub, and its answer written.
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +28,7 @@ from watchkeeper.web.view import HubView
 BODY_BYTES = 64 * 1024
 # A group of Alertmanager's may hold thousands of alerts.
 WEBHOOK_BYTES = 16 * 1024 * 1024
+WEBHOOKS_IN_FLIGHT = 32
 TEXT_LIMIT = 4000
 MOST_MATCHERS = 20
 MOST_DAYS = 366
@@ -35,6 +37,7 @@ MOST_DAYS = 366
 class IncidentApi:
     def __init__(self, hub: HubView) -> None:
         self._hub = hub
+        self._webhooks = 0
 
     async def assign(self, request: Request) -> Response:
         incident, body = self._incident(request), await _body(request)
@@ -89,9 +92,21 @@ class IncidentApi:
     async def webhook(self, request: Request) -> Response:
         """Alertmanager tells us about alerts of somebody else's rules; the token of one node is not enough."""
         check_node(request.state.caller, None)
-        body = await read_body(request, WEBHOOK_BYTES)
+        if self._webhooks >= WEBHOOKS_IN_FLIGHT:
+            # Alertmanager tries again after a 5xx, and only then.
+            problem = f"{self._webhooks} calls are being taken, the limit is {WEBHOOKS_IN_FLIGHT}"
+            raise HTTPException(503, problem, headers={"Retry-After": "1"})
+        self._webhooks += 1
         try:
-            found = alertmanager.read_webhook(body, self._hub.clock.now(), known=self._hub.alert_causes())
+            return await self._take_webhook(await read_body(request, WEBHOOK_BYTES))
+        finally:
+            self._webhooks -= 1
+
+    async def _take_webhook(self, body: bytes) -> Response:
+        now, known = self._hub.clock.now(), self._hub.alert_causes()
+        try:
+            # Thousands of alerts take a while to read; the loop has other things to do.
+            found = await asyncio.to_thread(alertmanager.read_webhook, body, now, known=known)
         except WireError as error:
             raise HTTPException(400, "; ".join(error.problems)) from error
         await self._hub.take_foreign_alerts(found.alerts)

@@ -2,6 +2,7 @@
 
 Racks, nodes and GPUs are sorted the way people count (r2 before r10). A node that should have more
 GPUs than it ever reported gets an empty slot for each: missing is never healthy, so it is drawn.
+Two clusters may each have a node of the same name: they are two nodes, one beside the other.
 `fleet_api` sends the order once, `live` sends values in it; `version` says whether they still agree.
 """
 
@@ -21,6 +22,8 @@ NUMBERS = re.compile(r"(\d+)")
 # A node without a rack comes after those with one.
 LAST = "\uffff"
 
+NodeKey = tuple[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -37,13 +40,22 @@ class Inventory:
     slots: tuple[Slot, ...]
     position: dict[str, int]
     """GPU UUID → its place in `slots`."""
-    by_node: dict[str, tuple[int, ...]]
+    by_node: dict[NodeKey, tuple[int, ...]]
+    """Cluster and name of a node → the places of its GPUs in `slots`."""
+
+    def slots_of(self, cluster: str, name: str) -> tuple[int, ...]:
+        """The slots of a node; what was said without its cluster means the only node of that name."""
+        exact = self.by_node.get((cluster, name))
+        if exact is not None:
+            return exact
+        alike = [slots for (_, other), slots in self.by_node.items() if other == name]
+        return alike[0] if len(alike) == 1 else ()
 
     def to_plain(self) -> dict[str, Any]:
         return {"version": self.version, "nodes": [self._plain_node(node) for node in self.nodes]}
 
     def _plain_node(self, node: fleet.Node) -> dict[str, Any]:
-        slots = [self.slots[at] for at in self.by_node[node.name]]
+        slots = [self.slots[at] for at in self.by_node[node.cluster, node.name]]
         return {
             "name": node.name,
             "pool": node.pool,
@@ -60,19 +72,27 @@ def _plain_gpu(gpu: fleet.Gpu) -> dict[str, Any]:
 
 def take(view: FleetView) -> Inventory:
     """The inventory as it is known at this moment."""
-    seen: dict[str, list[SeenView]] = defaultdict(list)
+    seen: dict[NodeKey, list[SeenView]] = defaultdict(list)
     for gpu in view.gpus():
-        seen[gpu.node].append(gpu)
-    known = {node.name: node for node in view.nodes()}
-    nodes = sorted(known.values(), key=lambda node: (natural(node.domains.get("rack", LAST)), natural(node.name)))
+        seen[gpu.cluster, gpu.node].append(gpu)
+    known = {_key(node): node for node in view.nodes()}
+    nodes = sorted(known.values(), key=_order)
     slots: list[Slot] = []
-    by_node: dict[str, tuple[int, ...]] = {}
-    for node in nodes:
-        gpus = _gpus_of(node, seen[node.name])
-        by_node[node.name] = tuple(range(len(slots), len(slots) + len(gpus)))
+    by_node: dict[NodeKey, tuple[int, ...]] = {}
+    for key, node in ((_key(node), node) for node in nodes):
+        gpus = _gpus_of(node, seen[key])
+        by_node[key] = tuple(range(len(slots), len(slots) + len(gpus)))
         slots += [Slot(node.name, gpu) for gpu in gpus]
     position = {slot.gpu.uuid: at for at, slot in enumerate(slots) if slot.gpu is not None}
     return Inventory(_version(nodes, slots), tuple(nodes), tuple(slots), position, by_node)
+
+
+def _key(node: fleet.Node) -> NodeKey:
+    return node.cluster, node.name
+
+
+def _order(node: fleet.Node) -> tuple[object, ...]:
+    return natural(node.domains.get("rack", LAST)), natural(node.name), node.cluster
 
 
 def _gpus_of(node: fleet.Node, seen: list[SeenView]) -> list[fleet.Gpu | None]:

@@ -13,6 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from watchkeeper.collect import inventory, scrape, target_loop
+from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, fleet, incidents
 from watchkeeper.web import holders
@@ -47,7 +48,7 @@ class SchedulerWord:
 
 @dataclass(frozen=True, slots=True)
 class NodeLine:
-    """One node. `unmapped` names what nobody has said about it."""
+    """One node. `unmapped` names what nobody has said about it; `holders` has also whom only a scheduler names."""
 
     cluster: str
     name: str
@@ -87,17 +88,18 @@ def build(facts: Facts) -> list[NodeLine]:
     for state in facts.targets:
         if state.target.node is not None:
             healths[state.target.cluster, state.target.node].append(state)
-    words = _words(facts.views)
-    broken: dict[str, list[str]] = defaultdict(list)
+    words, placed = _words(facts.views), _placed(facts.views)
+    broken: dict[NodeKey, list[str]] = defaultdict(list)
     for incident in facts.open_incidents:
-        broken[incident.place.node or ""].append(incident.id)
+        broken[incident.place.cluster, incident.place.node or ""].append(incident.id)
     gone = {(node.cluster, node.name): since for node, since in facts.fleet.gone_nodes()}
     listed = [*facts.fleet.nodes(), *(node for node, _ in facts.fleet.gone_nodes())]
     lines = []
     for node in listed:
         key = (node.cluster, node.name)
-        about = _Node(node, seen[key], healths[key], gone.get(key))
-        lines.append(_line(about, words.get(key, ()), held=facts.held, broken=broken[node.name]))
+        about = _Node(node, seen[key], healths[key], gone.get(key), placed.get(key, ()))
+        trouble = [*broken[key], *broken[signals.UNNAMED_CLUSTER, node.name]]
+        lines.append(_line(about, words.get(key, ()), held=facts.held, broken=list(dict.fromkeys(trouble))))
     return sorted(lines, key=lambda line: (line.state is NodeState.GONE, natural(line.name), line.cluster))
 
 
@@ -107,6 +109,7 @@ class _Node:
     seen: Sequence[SeenView]
     targets: Sequence[scrape.TargetState]
     gone_since_ms: int | None
+    placed: Sequence[str] = ()
 
 
 def _line(about: _Node, words: tuple[SchedulerWord, ...], *, held: holders.Holders, broken: Sequence[str]) -> NodeLine:
@@ -115,6 +118,7 @@ def _line(about: _Node, words: tuple[SchedulerWord, ...], *, held: holders.Holde
     state, why = judge(about)
     last = max((gpu.last_seen_ms for gpu in about.seen), default=None)
     names = {holder.called: None for gpu in present for holder in held.by_gpu.get(gpu.gpu.uuid, ())}
+    names |= dict.fromkeys(about.placed)
     return NodeLine(
         node.cluster,
         node.name,
@@ -153,6 +157,16 @@ def judge(about: _Node) -> tuple[NodeState, str]:
     if node.expected_gpus is not None and len(present) < node.expected_gpus:
         return NodeState.SHORT, f"{len(present)} of {node.expected_gpus} GPUs report"
     return NodeState.UP, "" if node.expected_gpus is not None else "nobody says how many GPUs it should have"
+
+
+def _placed(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, list[str]]:
+    """What the schedulers have put on each node: known also where no page of the node names it."""
+    found: dict[NodeKey, list[str]] = defaultdict(list)
+    for view in views:
+        for one in view.workloads:
+            for name in one.nodes:
+                found[one.cluster, name].append(str(one.workload))
+    return found
 
 
 def _words(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, tuple[SchedulerWord, ...]]:

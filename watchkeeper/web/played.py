@@ -16,6 +16,7 @@ from watchkeeper import __version__
 from watchkeeper.collect import discovery, registration, scrape
 from watchkeeper.collect.fleet import Fleet
 from watchkeeper.config.settings import Settings
+from watchkeeper.diagnose import lessons
 from watchkeeper.errors import HubError, IllegalMove
 from watchkeeper.incidents.silencing import Wish
 from watchkeeper.kit import broadcast, clock, own_metrics
@@ -177,6 +178,12 @@ class PlayedHub:
 
     async def take_foreign_alerts(self, found: Sequence[Alert]) -> None:
         _refuse(f"{len(found)} alerts were pushed")
+
+    async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
+        _refuse(f"{actor} wanted to say that {id} was {cause} ({why})")
+
+    def corrections(self) -> Sequence[lessons.Correction]:
+        return ()
 
     def notices(self, _: str) -> list[Notice]:
         return []

@@ -14,6 +14,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+import orjson
+
 from watchkeeper.errors import QueryError
 from watchkeeper.kit import clock, durations
 from watchkeeper.model.exemplars import Exemplar
@@ -179,6 +181,15 @@ def write_value(value: float) -> str:
     return text if abs(value) < 1e-6 or abs(value) >= 1e21 else f"{Decimal(text):f}"
 
 
+def write_values(values: list[float]) -> list[str]:
+    """What `write_value` makes of each; orjson writes them all at once, which takes a tenth of the time."""
+    packed = orjson.dumps(values).decode()[1:-1] + ","
+    # An exponent, or the `null` that stands for NaN and the infinities: Prometheus writes these in another way.
+    if not values or "e" in packed or "n" in packed:
+        return [write_value(value) for value in values]
+    return packed.replace(".0,", ",")[:-1].split(",")
+
+
 def write_time(at_ms: int) -> float | int:
     """Seconds since 1970; whole ones without a fraction."""
     return at_ms // 1000 if at_ms % 1000 == 0 else at_ms / 1000
@@ -194,9 +205,11 @@ def write_answer(answer: engine.Answer, at_ms: int | None) -> dict[str, Any]:
         return {"resultType": kind.value, "result": [write_time(at_ms), values[0] if values else "NaN"]}
     if kind is engine.Kind.VECTOR and at_ms is not None:
         time = write_time(at_ms)
+        found = list(_last_values(answer.frame))
+        texts = write_values([value for _, value in found])
         result = [
-            {"metric": dict(labels.pairs), "value": [time, write_value(value)]}
-            for labels, value in _last_values(answer.frame)
+            {"metric": dict(labels.pairs), "value": [time, text]}
+            for (labels, _), text in zip(found, texts, strict=True)
         ]
         return {"resultType": kind.value, "result": result}
     stamps = {at: write_time(at) for at in answer.frame.times_ms.tolist()}
@@ -217,8 +230,6 @@ def _last_values(frame: engine.Frame) -> Iterator[tuple[Labels, float]]:
     yield from ((labels, value) for labels, value, is_present in columns if is_present)
 
 
-def _points(stamps: Iterable[float | int], values: Iterable[float]) -> list[list[float | int | str]]:
-    """Times and values of a series; most numbers are whole, and are written without another call."""
-    texts = ((value, repr(value)) for value in values)
-    written = (text[:-2] if text.endswith(".0") else write_value(value) for value, text in texts)
-    return [[at, text] for at, text in zip(stamps, written, strict=True)]
+def _points(stamps: Iterable[float | int], values: list[float]) -> list[list[float | int | str]]:
+    """Times and values of a series."""
+    return list(map(list, zip(stamps, write_values(values), strict=True)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from watchkeeper.collect import fabric_changes, fabric_watch
+from watchkeeper.incidents import signals
 from watchkeeper.model import alerts, fabric, fleet, incidents
 from watchkeeper.model.labels import Labels
 from watchkeeper.web.inventory import Inventory, natural
@@ -119,7 +120,7 @@ class Facts:
 
     stock: Inventory
     open_incidents: Sequence[incidents.Incident]
-    silent: frozenset[str] = frozenset()
+    silent: frozenset[tuple[str, str]] = frozenset()
     gone: frozenset[str] = frozenset()
     # None also where its last sweep is too old.
     watched: fabric_watch.FabricWatch | None = None
@@ -149,7 +150,7 @@ Trouble = Mapping[str, Sequence[incidents.Incident]]
 
 
 def _sort_incidents(found: Iterable[incidents.Incident]) -> tuple[Trouble, Trouble, Trouble]:
-    """By GPU, by node and by domain; what is only to be kept in mind makes nothing unhealthy."""
+    """By GPU, by `cluster/node` and by domain; what is only to be kept in mind makes nothing unhealthy."""
     by_gpu: dict[str, list[incidents.Incident]] = defaultdict(list)
     by_node: dict[str, list[incidents.Incident]] = defaultdict(list)
     by_domain: dict[str, list[incidents.Incident]] = defaultdict(list)
@@ -160,7 +161,7 @@ def _sort_incidents(found: Iterable[incidents.Incident]) -> tuple[Trouble, Troub
         if place.gpu is not None:
             by_gpu[place.gpu].append(incident)
         elif place.node is not None:
-            by_node[place.node].append(incident)
+            by_node[f"{place.cluster}/{place.node}"].append(incident)
         elif place.domain is not None:
             by_domain[place.domain].append(incident)
     return by_gpu, by_node, by_domain
@@ -172,18 +173,22 @@ def _state_of(found: Iterable[incidents.Incident]) -> State:
 
 def _node(node: fleet.Node, facts: Facts, *, troubles: tuple[Trouble, Trouble], links: Sequence[LinkView]) -> NodeView:
     by_gpu, by_node = troubles
-    is_silent = node.name in facts.silent
-    gpus = tuple(_gpu(facts, at, by_gpu, is_silent=is_silent) for at in facts.stock.by_node[node.name])
-    own = by_node.get(node.name, ())
+    is_silent = (node.cluster, node.name) in facts.silent
+    gpus = tuple(_gpu(facts, at, by_gpu, is_silent=is_silent) for at in facts.stock.by_node[node.cluster, node.name])
+    places = (f"{node.cluster}/{node.name}", f"{signals.UNNAMED_CLUSTER}/{node.name}")
+    own = [incident for place in dict.fromkeys(places) for incident in by_node.get(place, ())]
+    is_unread = not gpus and node.expected_gpus != 0
     state = worst(
         [
             _state_of(own),
+            State.UNKNOWN if is_unread else State.HEALTHY,
             State.SILENT if is_silent else State.HEALTHY,
             *(gpu.state for gpu in gpus),
             *(link.state for link in links if link.state is not State.UNKNOWN),
         ]
     )
     why = [incident.title for incident in own] + (["its exporters do not answer"] if is_silent else [])
+    why += ["no GPU of it has been seen, and nobody says how many it should have"] if is_unread else []
     return NodeView(node.name, node.pool, state, node.expected_gpus, gpus, tuple(links), tuple(why))
 
 

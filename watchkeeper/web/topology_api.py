@@ -61,13 +61,13 @@ class TopologyApi:
     def _is_fresh(self) -> bool:
         return self._hub.fabric is not None and self._hub.fabric.is_fresh(clock.to_ms(self._hub.clock.now()))
 
-    def _silent_nodes(self) -> frozenset[str]:
-        """Nodes of which every target that was tried did not answer."""
-        answers: dict[str, list[bool]] = {}
+    def _silent_nodes(self) -> frozenset[tuple[str, str]]:
+        """Nodes, by cluster and name, of which every target that was tried did not answer."""
+        answers: dict[tuple[str, str], list[bool]] = {}
         for state in self._hub.targets():
-            name = state.target.node
+            cluster, name = state.target.cluster, state.target.node
             if name is not None and state.health is not target_loop.Health.UNKNOWN:
-                answers.setdefault(name, []).append(state.health is target_loop.Health.UP)
+                answers.setdefault((cluster, name), []).append(state.health is target_loop.Health.UP)
         return frozenset(name for name, were_up in answers.items() if not any(were_up))
 
     async def _told(self, nodes: frozenset[str]) -> dict[str, list[topology.LinkView]]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from watchkeeper.collect import clusters, discovery, fabric_watch, registration, scrape
 from watchkeeper.config.settings import Settings
+from watchkeeper.diagnose import lessons
 from watchkeeper.incidents.silencing import Wish
 from watchkeeper.kit import broadcast, own_metrics
 from watchkeeper.kit.clock import Clock
@@ -153,5 +154,9 @@ class HubView(Protocol):
     async def take_foreign_alerts(self, found: Sequence[Alert]) -> None: ...
 
     async def note(self, id: str, actor: str, text: str) -> None: ...
+
+    async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction: ...
+
+    def corrections(self) -> Sequence[lessons.Correction]: ...
 
     async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]: ...

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from watchkeeper.collect import inventory
+from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, incidents, workloads
 from watchkeeper.web import holders
@@ -129,7 +130,7 @@ def _gpu(seen: SeenView, facts: Facts) -> GpuAnswer:
     uuid = seen.gpu.uuid
     held = facts.held.by_gpu.get(uuid, ())
     reason = "" if held else facts.held.problem or facts.held.reasons.get(uuid) or "no holder is named by its exporter"
-    about = [one for one in facts.open_incidents if _is_about(one, uuid, seen.node)]
+    about = [one for one in facts.open_incidents if _is_about(one, seen)]
     return GpuAnswer(
         uuid,
         seen.gpu.index,
@@ -226,10 +227,12 @@ def _workload(
     )
 
 
-def _is_about(incident: incidents.Incident, uuid: str, node: str) -> bool:
-    if incident.place.gpu is not None:
-        return incident.place.gpu == uuid
-    return incident.place.node == node or any(member.place.gpu == uuid for member in incident.members)
+def _is_about(incident: incidents.Incident, seen: SeenView) -> bool:
+    place, uuid = incident.place, seen.gpu.uuid
+    if place.gpu is not None:
+        return place.gpu == uuid
+    is_here = place.node == seen.node and place.cluster in (seen.cluster, signals.UNNAMED_CLUSTER)
+    return is_here or any(member.place.gpu == uuid for member in incident.members)
 
 
 def _briefs(found: Iterable[incidents.Incident]) -> tuple[Brief, ...]:

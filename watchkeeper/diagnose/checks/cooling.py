@@ -10,15 +10,23 @@ from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 CAUSE = "cooling_failure"
 # One hot GPU is that GPU's own trouble; two at once share the air or the coolant.
 HOT_GPUS = 2
+# Neighbours do not tell their own limits; a little below the lowest of packs/gpu_models.csv.
+NEAR_LIMIT_CELSIUS = 82.0
 
 
 def cooling_failure(facts: Facts) -> Finding | None:
     """Two or more GPUs of the node at their temperature limit, or slowed down by heat."""
     if facts.incident.family != "cooling":
         return None
+    if facts.place.node is None:
+        return _shared(facts)
     hot, told = sorted(_hot(facts), key=lambda uuid: -facts.of_all(TEMPERATURE)[uuid]), facts.members_of(CAUSE)
-    if len(hot) < HOT_GPUS and not told:
-        return None
+    if not told and len(hot) < HOT_GPUS:
+        # A power brake keeps GPUs without air below their limit; that most of the node is close to it tells.
+        celsius = facts.of_all(TEMPERATURE)
+        hot = sorted((uuid for uuid in celsius if celsius[uuid] >= NEAR_LIMIT_CELSIUS), key=lambda uuid: -celsius[uuid])
+        if len(hot) < HOT_GPUS or 2 * len(hot) <= len(celsius):
+            return None
     return finding(
         facts,
         CAUSE,
@@ -35,7 +43,50 @@ def cooling_failure(facts: Facts) -> Finding | None:
             Step("Read fans and inlet temperature from the machine's controller", "ipmitool sdr type Fan"),
             Step("See the limits that the GPUs give themselves", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),
         ),
-        ruled_out=ruling.against(ruling.power_brake(facts), _one_gpu(facts, hot)),
+        ruled_out=ruling.against(ruling.power_brake(facts), _one_gpu(facts, hot), _the_room(facts)),
+    )
+
+
+def _shared(facts: Facts) -> Finding | None:
+    """A rack or leaf: most of its nodes are hot, so it is no machine's own fan."""
+    peers, told = facts.around.peers or {}, facts.members_of(CAUSE)
+    hot = sorted(
+        (node for node, celsius in peers.items() if celsius >= NEAR_LIMIT_CELSIUS), key=lambda node: -peers[node]
+    )
+    if not told or not peers:
+        return None
+    whose = facts.names(facts.place)
+    text = f"{len(hot)} of {len(peers)} nodes of {whose} have a GPU at {NEAR_LIMIT_CELSIUS:g} °C or more"
+    return finding(
+        facts,
+        CAUSE,
+        place=facts.place,
+        confidence=0.95 if len(hot) >= HOT_GPUS and 2 * len(hot) > len(peers) else 0.7,
+        evidence=(
+            Evidence(TEMPERATURE.metric, text, at=facts.at, place=facts.place),
+            *(Evidence(TEMPERATURE.metric, f"{node}: {peers[node]:g} °C", at=facts.at) for node in hot[:4]),
+            *(member_line(member) for member in told[:4]),
+        ),
+        why="Most nodes of one rack are hot at once: its air or coolant is missing, not one machine's fan.",
+        steps=(Step("Check air and coolant supply of the rack, and move work away from it"),),
+        ruled_out=ruling.against(_one_machine(facts, hot)),
+    )
+
+
+def _one_machine(facts: Facts, hot: list[str]) -> RuledOut | None:
+    if len(hot) < HOT_GPUS:
+        return None
+    return RuledOut("thermal_throttle", f"{len(hot)} nodes of {facts.names(facts.place)} are hot at once, not one GPU")
+
+
+def _the_room(facts: Facts) -> RuledOut | None:
+    """Neighbours in the rack that are cool: the heat is this machine's."""
+    others = {node: celsius for node, celsius in (facts.around.peers or {}).items() if node != facts.place.node}
+    cool = [node for node, celsius in others.items() if celsius < NEAR_LIMIT_CELSIUS]
+    if not others or 2 * len(cool) <= len(others):
+        return None
+    return RuledOut(
+        "rack cooling", f"{len(cool)} of {len(others)} neighbours in its rack are below {NEAR_LIMIT_CELSIUS:g} °C"
     )
 
 
@@ -52,7 +103,9 @@ def _overview(facts: Facts, hot: list[str]) -> Evidence | None:
     celsius = facts.of_all(TEMPERATURE)
     if not celsius:
         return None
-    text = f"{len(hot)} of {len(celsius)} GPUs of {facts.node_name} are at their limit; the hottest reads "
+    is_limit = all(uuid in _hot(facts) for uuid in hot)
+    how = "at their limit" if is_limit else f"at {NEAR_LIMIT_CELSIUS:g} °C or more"
+    text = f"{len(hot)} of {len(celsius)} GPUs of {facts.node_name} are {how}; the hottest reads "
     return Evidence(TEMPERATURE.metric, f"{text}{max(celsius.values()):g} °C", at=facts.at, place=facts.node)
 
 

@@ -9,9 +9,10 @@ import codecs
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from watchkeeper.diagnose.doctor import documents, ranking, report, scan, signatures
+from watchkeeper.diagnose.doctor import documents, ranking, report, scan, signatures, timeline
 from watchkeeper.diagnose.doctor.facts import Facts, Input
-from watchkeeper.diagnose.doctor.judgements import JUDGEMENTS, general
+from watchkeeper.diagnose.doctor.judgements import JUDGEMENTS, first_error, general
+from watchkeeper.diagnose.doctor.opinion import Opinion
 from watchkeeper.diagnose.doctor.recognise import recognise
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers import bundles, flight_recorder
@@ -30,10 +31,19 @@ def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] =
     facts = Facts()
     for stream in streams:
         _read(stream, facts, progress)
-    opinions = [opinion for judgement in JUDGEMENTS for opinion in judgement(facts)]
+    timeline.settle(facts)
+    opinions = first_error.weaken_late(facts, (opinion for judgement in JUDGEMENTS for opinion in judgement(facts)))
     if all(opinion.confidence < SAYS_NOTHING for opinion in opinions):
         opinions += general.hints(facts)
-    return report.build(facts, ranking.rank(opinions))
+    findings = ranking.rank(opinions)
+    if not findings:
+        facts.notes += dict.fromkeys([*general.harmless(facts), *_advice(opinions)])
+    return report.build(facts, findings)
+
+
+def _advice(opinions: Iterable[Opinion]) -> list[str]:
+    """What may be changed though nothing is wrong."""
+    return [text for one in opinions if not one.cause for text in one.advice]
 
 
 def _read(stream: bundles.Stream, facts: Facts, progress: Callable[[int], None]) -> None:

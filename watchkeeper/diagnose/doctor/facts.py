@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
-from watchkeeper.readers import flight_recorder
+from watchkeeper.readers import flight_recorder, line_prefix
 
 # A job of some thousand ranks may say the same thing once per rank; more of one sign adds nothing.
 MAX_SIGHTINGS_OF_A_SIGN = 4096
@@ -19,7 +20,10 @@ EVIDENCE_CHARACTERS = 400
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One sign, seen on one line. `fields` is what the line names: node, gpu, pci, rank, pod and so on."""
+    """One sign, seen on one line. `fields` is what the line names: node, gpu, pci, rank, pod and so on.
+
+    `clock` is what the line, or the last one before it with a clock, says; `at` is what `timeline` makes of it.
+    """
 
     sign: str
     input: str
@@ -27,6 +31,8 @@ class Sighting:
     text: str
     fields: Mapping[str, str] = field(default_factory=dict)
     order: int = 0
+    clock: line_prefix.Clock | None = None
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +51,28 @@ class Facts:
     inputs: list[Input] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     dropped_events: int = 0
+    # Said to people beside the findings: what is not known about the order of the inputs, settings worth a change.
+    notes: list[str] = field(default_factory=list)
     dumps: list[tuple[flight_recorder.Dump, Sighting]] = field(default_factory=list)
     _by_sign: dict[str, list[Sighting]] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
     _order: int = 0
 
-    def add(self, sign: str, *, input: str, line: int, text: str, fields: Mapping[str, str]) -> None:
+    def add(
+        self,
+        sign: str,
+        *,
+        input: str,
+        line: int,
+        text: str,
+        fields: Mapping[str, str],
+        clock: line_prefix.Clock | None = None,
+    ) -> None:
         self._order += 1
         self._counts[sign] = self._counts.get(sign, 0) + 1
         kept = self._by_sign.setdefault(sign, [])
         if len(kept) < MAX_SIGHTINGS_OF_A_SIGN:
-            kept.append(Sighting(sign, input, line, text.strip()[:EVIDENCE_CHARACTERS], fields, self._order))
+            kept.append(Sighting(sign, input, line, text.strip()[:EVIDENCE_CHARACTERS], fields, self._order, clock))
 
     def add_dump(self, dump: flight_recorder.Dump, *, input: str, text: str, fields: Mapping[str, str]) -> None:
         self._order += 1
@@ -71,6 +88,17 @@ class Facts:
         """Sightings of these signs, in the order in which they were read."""
         found = [sighting for sign in signs for sighting in self._by_sign.get(sign, ())]
         return sorted(found, key=lambda sighting: sighting.order) if len(signs) > 1 else found
+
+    def all(self) -> list[Sighting]:
+        """Every sighting that was kept, in order."""
+        return sorted((seen for kept in self._by_sign.values() for seen in kept), key=lambda seen: seen.order)
+
+    def replace_all(self, sightings: Iterable[Sighting]) -> None:
+        """Put other sightings, in their order, in the place of those that were kept."""
+        self._by_sign = {}
+        for order, seen in enumerate(sightings, 1):
+            self._by_sign.setdefault(seen.sign, []).append(replace(seen, order=order))
+        self._order = sum(map(len, self._by_sign.values()))
 
     def count(self, sign: str) -> int:
         return self._counts.get(sign, 0)

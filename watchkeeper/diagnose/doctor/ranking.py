@@ -29,6 +29,7 @@ MOST = 0.97
 MOST_FOR_UNKNOWN = 0.4
 LEAST = 0.12
 MAX_FINDINGS = 8
+MAX_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def _merge(cause: str, opinions: Sequence[Opinion]) -> Weighed:
     return Weighed(
         cause=cause,
         confidence=confidence,
-        why=" ".join(list(whys)[:2]),
+        why=" ".join(list(whys)[:MAX_REASONS]),
         sightings=tuple(sorted(list(sightings.values())[:MAX_EVIDENCE], key=lambda sighting: sighting.order)),
         ruled_out=tuple(dict.fromkeys(text for opinion in ordered for text in opinion.ruled_out)),
         extra_where=tuple(dict.fromkeys(pair for opinion in ordered for pair in opinion.extra_where)),

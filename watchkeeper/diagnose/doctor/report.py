@@ -96,6 +96,7 @@ class Report:
 def build(facts: Facts, weighed: Iterable[Weighed]) -> Report:
     notes = [f"{facts.dropped_events:,} further events are not listed"] if facts.dropped_events else []
     notes += [f"{given.name}: {given.problem}" for given in facts.inputs if given.problem]
+    notes += facts.notes
     findings = tuple(_finding(one) for one in weighed)
     return Report(tuple(facts.inputs), tuple(facts.events), findings, tuple(notes))
 
@@ -157,7 +158,6 @@ def _place_in_words(where: Mapping[str, Any]) -> str:
     for name, word in (
         ("gpu", "GPU {}"),
         ("pci", "GPU {}"),
-        ("missing_rank", "rank {}"),
         ("rank", "rank {}"),
         ("pod", "pod {}"),
         ("job", "job {}"),

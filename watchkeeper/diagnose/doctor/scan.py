@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from watchkeeper.diagnose.doctor.facts import EVIDENCE_CHARACTERS, Facts
-from watchkeeper.diagnose.doctor.signatures import Sign, Table
+from watchkeeper.diagnose.doctor.facts import EVIDENCE_CHARACTERS, MAX_SIGHTINGS_OF_A_SIGN, Facts
+from watchkeeper.diagnose.doctor.signatures import Sign, Table, tests_of
 from watchkeeper.readers import kernel_log, line_prefix, log_text
 
 # Listings that people paste are smaller; of a longer log the beginning shows what it is.
 HEAD_BYTES = 2 << 20
 # JSON, XML and pickled dumps can only be read whole.
 DOCUMENT_BYTES = 64 << 20
-# After this many lines of one sign the rest of them is not matched any more.
-MAX_MATCHES_OF_A_SIGN = 20_000
 # Words of which each line that readers/kernel_log.py knows has one.
-KERNEL_WORDS = frozenset({b"nvrm", b"sxid", b"bus", b"hardware", b"memory"})
+KERNEL_WORDS = frozenset(
+    {b"nvrm", b"sxid", b"bus", b"nvlink", b"aer", b"dpc", b"pciehp", b"hardware", b"edac", b"memory", b"mlx", b"linux"}
+)
 NEGATION = re.compile(r"(?i)(?:^|\W)(?:no|0|zero|without|never)\s+$")
 NEGATION_CHARACTERS = 12
 # A traceback quotes the statement that raised; the message itself stands on a line of its own.
@@ -55,25 +55,46 @@ class Tee:
 def scan(name: str, stream: log_text.ByteStream, facts: Facts, *, table: Table) -> None:
     """Add what the lines of one input say to the facts."""
     words = frozenset(table.behind) | KERNEL_WORDS
+    clock: line_prefix.Clock | None = None
     for line in log_text.interesting_lines(stream, words):
-        _read_kernel_line(name, line, facts)
-        candidates = {sign.id: sign for word in line.words for sign in table.behind.get(word, ())}
-        for sign in candidates.values():
-            if facts.count(sign.id) < MAX_MATCHES_OF_A_SIGN:
-                _match(name, line, sign, facts=facts)
+        if not KERNEL_WORDS.isdisjoint(line.words):
+            clock = _read_kernel_line(name, line, facts, clock=clock)
+        for sign in _candidates(line).values():
+            if facts.count(sign.id) < MAX_SIGHTINGS_OF_A_SIGN:
+                clock = _match(name, line, sign, facts=facts, clock=clock)
 
 
-def _match(name: str, line: log_text.LogLine, sign: Sign, *, facts: Facts) -> None:
+def _candidates(line: log_text.LogLine) -> dict[str, Sign]:
+    """Signs of which the line has a word and a text."""
+    lowered, found = line.text.lower(), {}
+    for word in line.words:
+        for sign, texts in tests_of(word):
+            for text in texts:
+                if text in lowered:
+                    found[sign.id] = sign
+                    break
+            else:
+                if not texts:
+                    found[sign.id] = sign
+    return found
+
+
+def _match(
+    name: str, line: log_text.LogLine, sign: Sign, *, facts: Facts, clock: line_prefix.Clock | None
+) -> line_prefix.Clock | None:
+    """Add the sign if the line has it; the clock of this line, or of an earlier one, is passed on."""
     found = sign.match(line.unwrapped if sign.spans_lines else line.text)
     if found is None or _is_denied(found) or QUOTED_SOURCE.match(line.text):
-        return
+        return clock
+    clock = line_prefix.read_clock(line.text) or clock
     fields = dict(line_prefix.read_prefix(line.text))
     if not fields and "rank" in (before := line_prefix.read_prefix(line.preceding)):
         # A logger that breaks its message puts the rank on the line before.
         fields = {"rank": before["rank"]}
     fields.update({key: value.strip() for key, value in found.groupdict().items() if value})
     text = line.unwrapped if sign.spans_lines else line.text
-    facts.add(sign.id, input=name, line=line.number, text=excerpt(text, found.start()), fields=fields)
+    facts.add(sign.id, input=name, line=line.number, text=excerpt(text, found.start()), fields=fields, clock=clock)
+    return clock
 
 
 def _is_denied(found: re.Match[str]) -> bool:
@@ -89,25 +110,30 @@ def excerpt(text: str, at: int) -> str:
     return ("…" if start else "") + text[start : start + EVIDENCE_CHARACTERS - 2]
 
 
-def _read_kernel_line(name: str, line: log_text.LogLine, facts: Facts) -> None:
+def _read_kernel_line(
+    name: str, line: log_text.LogLine, facts: Facts, *, clock: line_prefix.Clock | None
+) -> line_prefix.Clock | None:
     if not any(needle in line.text for needle in KERNEL_NEEDLES):
-        return
+        return clock
     fact = kernel_log.read_line(line.text)
     if fact is None:
-        return
+        return clock
+    clock = line_prefix.read_clock(line.text) or clock
     fields: dict[str, str] = dict(line_prefix.read_prefix(line.text))
     if isinstance(fact, kernel_log.GpuIdentity):
         facts.add(
             "gpu-identity", input=name, line=line.number, text=line.text, fields={"pci": fact.pci, "uuid": fact.uuid}
         )
-        return
+        return clock
     named = {"pci": fact.pci, "process": fact.process, "pid": None if fact.pid is None else str(fact.pid)}
     fields.update({key: value for key, value in named.items() if value})
     fields.update(fact.fields)
     if fact.code is not None:
         fields["code"] = str(fact.code)
-    facts.add(f"kernel-{fact.kind.value}", input=name, line=line.number, text=line.text, fields=fields)
+    sign = f"kernel-{fact.kind.value}"
+    facts.add(sign, input=name, line=line.number, text=line.text, fields=fields, clock=clock)
     facts.add_event(_event(fact, line, name, fields=fields))
+    return clock
 
 
 def _event(

@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Any
 
 from watchkeeper.catalogue import causes
+from watchkeeper.diagnose.doctor import literals
 from watchkeeper.errors import PackError
 
 FOLDER = "signatures"
@@ -78,6 +79,16 @@ class Table:
 @cache
 def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.MULTILINE)
+
+
+@cache
+def tests_of(word: bytes) -> tuple[tuple[Sign, tuple[str, ...]], ...]:
+    """The signs behind a word, each with the texts of which its line has one; worked out when a log has the word.
+
+    A sign that spans lines may have its text on a later one, so that its word alone counts.
+    """
+    signs = table().behind.get(word, ())
+    return tuple((sign, () if sign.spans_lines else literals.required(sign.pattern or "")) for sign in signs)
 
 
 def lookup(sign: str) -> Sign:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -101,7 +102,13 @@ def with_label(pairs: Pairs, name: str, value: str) -> Pairs:
 
 
 def _set_aside(pairs: Pairs) -> Pairs:
-    return tuple([(DROPPED_NAME, pair[1]) if pair[0] == METRIC_NAME else pair for pair in pairs])
+    return tuple([_dropped(pair[1]) if pair[0] == METRIC_NAME else pair for pair in pairs])
+
+
+@lru_cache(maxsize=1024)
+def _dropped(name: str) -> tuple[str, str]:
+    """One pair for all series of a metric."""
+    return DROPPED_NAME, name
 
 
 def _has_dropped(series: Sequence[Pairs]) -> bool:

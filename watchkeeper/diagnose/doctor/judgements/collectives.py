@@ -54,7 +54,8 @@ def hang(facts: Facts) -> Iterable[Opinion]:
         why += f" Rank {', '.join(missing)} of {_world(facts)} never timed out: look there first."
         where += [("missing_rank", rank) for rank in missing] + _places_of(facts, missing)
     elif behind:
-        why += f" Rank {behind[0]} has enqueued only {behind[1]} collectives, the others {behind[2]}: it lags."
+        why += f" Rank {behind[0]} has enqueued only {behind[1]} collectives, the others {behind[2]}:"
+        why += " it lags on the CPU side."
         where += [("missing_rank", behind[0]), *_places_of(facts, behind[:1])]
     elif facts.has("progress-bar"):
         why += " Another rank's progress bar still moves: ranks have uneven work."
@@ -106,6 +107,13 @@ def _disagreement(timeouts: Sequence[Timeout]) -> Opinion | None:
 def _world(facts: Facts) -> int | None:
     sizes = [int(size) for size in values(facts.of("nccl-rank"), "nranks")]
     return max(sizes) if sizes else None
+
+
+def missing_ranks(facts: Facts) -> list[str]:
+    """Ranks of the job that did not time out while the others did, or that lag behind; empty if nobody can tell."""
+    ranks = sorted({timeout.rank for timeout in map(_timeout, facts.of("watchdog-timeout")) if timeout.rank})
+    behind = _behind(facts)
+    return _missing(facts, ranks) or ([behind[0]] if behind else [])
 
 
 def _missing(facts: Facts, ranks: Sequence[str]) -> list[str]:

@@ -41,6 +41,12 @@ def signs(facts: Facts) -> Iterable[Opinion]:
             yield opinion(cause, confidence, sign.why, on=facts.of(name)[:MAX_EVIDENCE])
 
 
+def harmless(facts: Facts) -> Iterable[str]:
+    """What looks like trouble and is none, in the words of its sign."""
+    seen = [signatures.lookup(name) for name in facts.signs()]
+    return [sign.why for sign in seen if sign.role is Role.BENIGN and sign.why]
+
+
 def hints(facts: Facts) -> Iterable[Opinion]:
     """What remains to be said when no judgement says more: the part that a failing line speaks of."""
     seen = [signatures.lookup(name) for name in facts.signs()]
@@ -106,12 +112,13 @@ def serving(facts: Facts) -> Iterable[Opinion]:
 
 
 def leftovers(facts: Facts) -> Iterable[Opinion]:
-    """Errors that were seen and that no sign explains."""
+    """Errors that were seen and that no sign explains: an error is never the same as nothing wrong."""
     seen = facts.of("python-traceback", "cuda-error", "nccl-cuda-failure", "watchdog-wraps")
     if seen:
-        yield opinion(
-            diagnosis.UNKNOWN_CAUSE,
-            0.2,
-            "A program ended with an error that no signature explains.",
-            on=seen[:MAX_EVIDENCE],
-        )
+        why = "A program ended with an error that no signature explains."
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=seen[:MAX_EVIDENCE])
+        return
+    logged = facts.of("logged-error")
+    if logged and not facts.kinds() <= LISTINGS:
+        why = "A program logged an error that no signature explains."
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.15, why, on=logged[:MAX_EVIDENCE])

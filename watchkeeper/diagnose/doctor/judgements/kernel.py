@@ -236,6 +236,17 @@ def hung_calls(facts: Facts) -> Iterable[Opinion]:
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.25, why, on=blocked[:3])
 
 
+def lost_links(facts: Facts) -> Iterable[Opinion]:
+    """Network ports that lost their link: once may be a cable that somebody pulled, again and again is not."""
+    by_port: dict[tuple[str, str], list[Sighting]] = {}
+    for seen in facts.of("kernel-link_down"):
+        by_port.setdefault((seen.fields.get("node", ""), seen.fields.get("interface", "")), []).append(seen)
+    for (_, interface), sightings in by_port.items():
+        times = len(sightings)
+        why = f"{interface} lost its link {'once' if times == 1 else f'{times} times'}."
+        yield opinion("ib_link_degraded", 0.45 if times == 1 else 0.65, why, on=sightings[:MAX_EVIDENCE])
+
+
 def machine_checks(facts: Facts) -> Iterable[Opinion]:
     seen = facts.of("kernel-machine_check")
     if seen:

@@ -1,0 +1,101 @@
+"""How long a diagnosis takes on a large fleet, and how many questions it asks, for each kind of place.
+
+A simulated fleet is scraped into the embedded engine until rates can be answered; then incidents of a GPU, a node, a
+rack, a job and a pod are diagnosed, evidence and all, as the pipeline does it. The limits are 1 s and 20 questions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+
+from watchkeeper.diagnose import evidence, explain
+from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.model import alerts, fleet, incidents
+from watchkeeper.query import embedded, engine
+from watchkeeper.sim.simulation import SimSettings, Simulation
+
+WARM_SECONDS = 90
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", type=int, default=10_000, help="simulated GPUs")
+    parser.add_argument("--repeats", type=int, default=5, help="diagnoses of each kind")
+
+
+class Counting:
+    """An engine that counts its questions."""
+
+    def __init__(self, inner: embedded.EmbeddedEngine) -> None:
+        self._inner, self.asked = inner, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def instant(self, expr: str, at_ms: int) -> engine.Answer:
+        self.asked += 1
+        return self._inner.instant(expr, at_ms)
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    simulation = Simulation(SimSettings(gpus=options.gpus, seed=7))
+    with tempfile.TemporaryDirectory() as folder:
+        watch = Watch(simulation, Path(folder), pace=Pace(scrape_seconds=30, rule_seconds=30))
+        try:
+            asyncio.run(watch.advance(WARM_SECONDS, with_rules=False))
+            numbers: dict[str, float] = {"gpus": options.gpus, "series": len(watch.engine.head)}
+            for name, (cause, place) in _places(watch).items():
+                seconds, asked = _time(watch, cause, place, repeats=options.repeats)
+                numbers |= {f"{name}_seconds": seconds, f"{name}_questions": asked}
+            return numbers
+        finally:
+            watch.close()
+
+
+def _places(watch: Watch) -> dict[str, tuple[str, fleet.Place]]:
+    cluster, layout = watch.simulation.settings.cluster, watch.simulation.layout
+    node = layout.nodes[len(layout.nodes) // 2]
+    seen = next(gpu for gpu in watch.fleet.gpus() if gpu.node == node.name)
+    jobs = watch.simulation.machines.jobs.running.values()
+    largest = max((job for job in jobs if not job.slurm), key=lambda job: len(job.rows))
+    pod = f"{largest.recipe.namespace}/{next(iter(largest.members.values()))}"
+    return {
+        "gpu": ("gpu_fell_off_bus", fleet.Place(cluster, node=node.name, gpu=seen.gpu.uuid)),
+        "node": ("cooling_failure", fleet.Place(cluster, node=node.name)),
+        "rack": ("cooling_failure", fleet.Place(cluster, domain=f"rack={node.rack}")),
+        "job": ("training_slow", fleet.Place(cluster, domain=f"job={largest.name}")),
+        "pod": ("insufficient_gpu_capacity", fleet.Place(cluster, domain=f"pod={pod}")),
+    }
+
+
+def _time(watch: Watch, cause: str, place: fleet.Place, *, repeats: int) -> tuple[float, int]:
+    """The median of whole diagnoses, and the questions of one."""
+    now, taken, asked = watch.simulation.now, [], 0
+    for _ in range(repeats):
+        counting = Counting(watch.engine)
+        began = time.perf_counter()
+        facts = evidence.gather(
+            _incident(cause, place, now),
+            now,
+            engine=counting,  # type: ignore[arg-type]
+            events_at=lambda where, since, until: watch.journal.events_at(where, since=since, until=until),
+            names=watch.fleet.place_name,
+        )
+        explain.diagnose(facts, now)
+        taken.append(time.perf_counter() - began)
+        asked = counting.asked
+    return round(median(taken), 4), asked
+
+
+def _incident(cause: str, place: fleet.Place, now: datetime) -> incidents.Incident:
+    row = explain.causes.lookup(cause)
+    member = incidents.Member(incidents.MemberKind.ALERT, "x", place, cause, now, cause, severity=row.severity)
+    return incidents.Incident(
+        incidents.IncidentId("INC-1"), place, cause, alerts.Severity.WARNING, incidents.IncidentState.OPEN, now,
+        cause, row.family, (member,),
+    )  # fmt: skip

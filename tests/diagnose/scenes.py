@@ -1,0 +1,64 @@
+"""Series around a place: ranks of a job, a pod in its cluster, a node among its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from tests.diagnose.stories import NOON, an_engine, an_incident, facts_about
+from watchkeeper.diagnose.explain import diagnose
+from watchkeeper.kit import clock
+from watchkeeper.model import diagnosis, fleet, labels, samples
+from watchkeeper.query import embedded
+
+JOB = fleet.Place("main", domain="job=llm")
+POD = fleet.Place("main", domain="pod=ml/notebook")
+
+
+def say(engine: embedded.EmbeddedEngine, metric: str, value: float, /, *, at: float = 0.0, **named: str) -> None:
+    pairs = {"__name__": metric, "cluster": "main", **named}
+    engine.append([samples.Sample(labels.Labels(pairs), clock.to_ms(NOON + timedelta(seconds=at)), value)])
+
+
+def a_job(
+    seconds: Mapping[int, float], *, world: int = 4, wait: float = 0.0, age: float = 1.0
+) -> embedded.EmbeddedEngine:
+    """A job whose ranks compute so long a step; `wait` is the share of time without input."""
+    engine = an_engine()
+    for rank, taken in seconds.items():
+        named = {"job_name": "llm", "rank": str(rank)}
+        say(engine, "training_step_compute_seconds", taken, **named)
+        say(engine, "training_last_step_timestamp_seconds", NOON.timestamp() - age, **named)
+    say(engine, "training_world_size", world, job_name="llm")
+    for at in (-240, -120, 0):
+        say(engine, "training_data_wait_seconds_total", 1000 + wait * at, at=at, job_name="llm")
+    return engine
+
+
+def about_job(cause: str, engine: embedded.EmbeddedEngine) -> diagnosis.Diagnosis:
+    family = "nccl" if cause.startswith("nccl") else "training"
+    return diagnose(facts_about(an_incident(cause, JOB, family=family), engine=engine), NOON)
+
+
+def a_cluster(
+    free: Mapping[str, int], *, asks: int, taint: bool = False, tolerates: bool = True
+) -> embedded.EmbeddedEngine:
+    """A pod that waits, and nodes of eight GPUs with so many free."""
+    engine, pod = an_engine(), {"namespace": "ml", "pod": "notebook"}
+    say(engine, "kube_pod_status_phase", 1, phase="Pending", **pod)
+    say(engine, "kube_pod_container_resource_requests", asks, resource="nvidia_com_gpu", **pod)
+    if tolerates:
+        say(engine, "kube_pod_tolerations", 1, key="nvidia.com/gpu", effect="NoSchedule", **pod)
+    for node, count in free.items():
+        say(engine, "watchkeeper:kube_node_free_gpus:count", count, node=node)
+        for what in ("allocatable", "capacity"):
+            say(engine, f"kube_node_status_{what}", 8, resource="nvidia_com_gpu", node=node)
+        if taint:
+            say(
+                engine, "kube_node_spec_taint", 1, node=node, key="nvidia.com/gpu", value="present", effect="NoSchedule"
+            )
+    return engine
+
+
+def about_pod(engine: embedded.EmbeddedEngine, *, guess: str = "insufficient_gpu_capacity") -> diagnosis.Diagnosis:
+    return diagnose(facts_about(an_incident(guess, POD, family="scheduling"), engine=engine), NOON)

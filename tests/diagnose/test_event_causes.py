@@ -1,0 +1,49 @@
+"""Events without a catalogue of their own: what each kind means, and that incidents and diagnoses agree on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnose import stories
+from watchkeeper.diagnose import evidence
+from watchkeeper.incidents import signals
+from watchkeeper.model import diagnosis
+from watchkeeper.model.events import Event, EventKind
+from watchkeeper.model.incidents import MemberKind
+
+
+def an_event(kind: EventKind, **fields: str) -> Event:
+    return Event(f"e/{kind}", kind, None, stories.NODE, stories.NOON, f"a line of {kind}", fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        (EventKind.GSP_ERROR, "gsp_timeout"),
+        (EventKind.NVLINK_ERROR, "nvlink_error"),
+        (EventKind.NIC_ERROR, "ib_link_degraded"),
+        (EventKind.LINK_DOWN, "ib_link_degraded"),
+        (EventKind.FABRIC_DOWN, "ib_link_degraded"),
+        (EventKind.MACHINE_CHECK, None),
+        (EventKind.NODE_BOOT, None),
+        (EventKind.FABRIC_UP, None),
+    ],
+)
+def test_a_kind_of_event_speaks_for_its_cause(kind: EventKind, cause: str | None) -> None:
+    assert evidence.cause_of(an_event(kind)) == cause
+
+
+def test_an_event_that_names_its_cause_is_believed() -> None:
+    fault = an_event(EventKind.DRIVER_FAULT, cause="driver_call_hung")
+    assert evidence.cause_of(fault) == "driver_call_hung"
+
+
+def test_incidents_and_diagnoses_read_every_kind_alike() -> None:
+    named = {kind: cause for kind, cause in signals.CAUSE_OF_KIND.items() if cause != diagnosis.UNKNOWN_CAUSE}
+    assert dict(evidence.CAUSE_OF_KIND) == named
+
+
+def test_a_firmware_event_is_found_as_evidence_of_its_cause() -> None:
+    incident = stories.an_incident("gsp_timeout", stories.NODE, family="gpu_firmware", kind=MemberKind.EVENT)
+    facts = stories.facts_about(incident, happened=[an_event(EventKind.GSP_ERROR)])
+    assert [event.kind for event in facts.events_of("gsp_timeout")] == [EventKind.GSP_ERROR]

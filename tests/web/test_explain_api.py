@@ -1,0 +1,72 @@
+"""Explaining, correcting, counting and ranking over a real socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+
+from tests.web import stories
+from tests.web.fake_hub import FakeHub
+from tests.web.running import Site, serving
+from watchkeeper.cli import accuracy as accuracy_command
+from watchkeeper.cli import explain as explain_command
+from watchkeeper.cli import incidents as incidents_command
+from watchkeeper.cli import lemons as lemons_command
+
+
+@pytest.fixture
+def hub() -> FakeHub:
+    made = FakeHub()
+    stories.lose_gpu(made)
+    return made
+
+
+@pytest.fixture
+def site(hub: FakeHub) -> Iterator[Site]:
+    with serving(hub) as running:
+        yield running
+
+
+def test_what_nobody_knows_is_not_found_and_says_so(site: Site) -> None:
+    for path in ("pod/ml/a", "node/nowhere", "job/nothing", "job/ml/nothing"):
+        reply = site.ask(f"/api/explain/{path}")
+        assert reply.status == 404
+        assert "is known here" in reply.json["error"]
+
+
+def test_a_known_node_is_explained(site: Site, hub: FakeHub) -> None:
+    node = next(iter(hub.fleet.nodes()))
+    found = site.ask(f"/api/explain/node/{node.name}").json
+    assert found["explained"]["subject"] in found["text"]
+    result = CliRunner().invoke(explain_command.command, ["node", node.name, "--hub", site.url])
+    assert found["explained"]["headline"] in result.output
+
+
+def test_a_cause_is_corrected_counted_and_shown(site: Site, hub: FakeHub) -> None:
+    id, kept = next(iter(hub.kept.items()))
+    result = CliRunner().invoke(
+        incidents_command.command, ["cause", id, "pcie_degraded", "--why", "riser", "--hub", site.url]
+    )
+    assert result.output == f"{id}: pcie_degraded, not {kept.cause}.\n"
+    (line,) = [one for one in site.ask("/api/accuracy").json["accuracy"] if one["cause"] == kept.cause]
+    assert (line["judged"], line["right"], line["instead"]) == (1, 0, ["pcie_degraded"])
+    shown = CliRunner().invoke(accuracy_command.command, ["--hub", site.url]).output
+    assert "pcie_degraded" in shown
+    assert f'watchkeeper_diagnose_judged_total{{cause="{kept.cause}",verdict="wrong"}} 1' in hub.metrics.render()
+
+
+def test_a_cause_that_is_none_is_refused_with_those_that_are(site: Site, hub: FakeHub) -> None:
+    id = next(iter(hub.kept))
+    reply = site.ask(f"/api/incidents/{id}/cause", method="POST", body={"cause": "gremlins"})
+    assert reply.status == 400
+    assert "`gremlins` is no cause" in reply.json["error"]
+
+
+def test_lemons_are_ranked_and_wrong_days_refused(site: Site) -> None:
+    assert site.ask("/api/lemons?days=0").status == 400
+    answer = site.ask("/api/lemons").json
+    assert {"lemons", "left_out", "unseen", "since"} <= set(answer)
+    result = CliRunner().invoke(lemons_command.command, ["--hub", site.url])
+    assert result.exit_code in (0, 1), result.output

@@ -1,0 +1,243 @@
+"""Jobs that stall or slow down: a rank that died, one that is late, input that does not come, a link, a hot GPU.
+
+Everything is read from what the ranks say about themselves and from the GPUs that the job holds.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from watchkeeper.diagnose.checks import ruling
+from watchkeeper.diagnose.checks.wording import finding
+from watchkeeper.diagnose.evidence import Facts, cause_of, is_grave, line, member_line
+from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
+from watchkeeper.model.fleet import Place
+from watchkeeper.model.labels import Labels
+
+FAMILIES = ("nccl", "training")
+LAST_STEP, COMPUTE, WORLD = (
+    "training_last_step_timestamp_seconds",
+    "training_step_compute_seconds",
+    "training_world_size",
+)
+WAIT = "data_wait_share"
+# As in packs/rules/training.yaml: half as much again as the middle rank; a fifth of the time without input.
+LATE_FACTOR = 1.5
+STARVED_SHARE = 0.2
+# A rank's page is read every few seconds; steps of large models take as long.
+STALE_STEP_SECONDS = 15.0
+
+
+def rank_died(facts: Facts) -> Finding | None:
+    """Fewer ranks report than the job has, and the others finish no step."""
+    gone, age = missing_ranks(facts), step_age_seconds(facts)
+    if facts.incident.family not in FAMILIES or not gone or age is None or age < STALE_STEP_SECONDS:
+        return None
+    ranks = _listed(gone)
+    there = len({labels.get("rank") for labels, _ in facts.around.rows(LAST_STEP)})
+    falls = "fall" if len(gone) > 1 else "falls"
+    said = f"{ranks} {falls} silent; the other {there} finished their last step {age:.0f} s ago"
+    return finding(
+        facts,
+        "nccl_rank_died",
+        place=facts.place,
+        confidence=0.93,
+        evidence=(_seen(facts, LAST_STEP, said), *_told(facts)),
+        why=f"{ranks.capitalize()} ended, and all others wait in a collective.",
+        steps=(Step(f"Read the log of {ranks} from its end backwards; what the others say only follows"),),
+        ruled_out=ruling.against(_fed(facts), _even(facts)),
+    )
+
+
+def straggler(facts: Facts) -> Finding | None:
+    """One rank, or a few, compute much longer than the middle one before they wait."""
+    seconds = compute_seconds(facts)
+    if facts.incident.family not in FAMILIES or len(seconds) < 2 or missing_ranks(facts):
+        return None
+    middle = median(seconds.values())
+    late = sorted((rank for rank, taken in seconds.items() if taken > LATE_FACTOR * middle), key=seconds.__getitem__)
+    if not late or len(late) > max(1, len(seconds) // 4):
+        return None
+    worst = late[-1]
+    said = f"rank {worst} computes {seconds[worst]:.2g} s a step, the middle of {len(seconds)} ranks {middle:.2g} s"
+    gpu = gpu_of_rank(facts, int(worst))
+    return finding(
+        facts,
+        "nccl_timeout_straggler",
+        place=facts.place,
+        confidence=0.92,
+        evidence=(_seen(facts, COMPUTE, said), *_gpu_evidence(facts, gpu), *_told(facts)),
+        why=f"Late at every collective: {_listed(late)}. All others wait.",
+        steps=(
+            Step(f"Look at rank {worst}" + (f", which runs on {facts.names(gpu)}" if gpu else "")),
+            Step("Compare clocks and temperature of its GPU with its neighbours'", "nvidia-smi -q -d PERFORMANCE"),
+        ),
+        ruled_out=ruling.against(
+            _fed(facts),
+            RuledOut("ib_link_degraded", f"the other {len(seconds) - len(late)} ranks keep pace; a fabric slows all"),
+        ),
+    )  # fmt: skip
+
+
+def starved(facts: Facts) -> Finding | None:
+    """A fifth of the time or more passes without input."""
+    share = facts.around.value(WAIT)
+    if facts.incident.family not in FAMILIES or share is None or share < STARVED_SHARE:
+        return None
+    said = f"{share:.0%} of the time passes in waiting for input"
+    return finding(
+        facts,
+        "data_loader_starved",
+        place=facts.place,
+        confidence=0.91,
+        evidence=(_seen(facts, "training_data_wait_seconds_total", said), *_told(facts)),
+        steps=(Step("See what the loader's workers do", "py-spy dump --pid PID"),),
+        ruled_out=ruling.against(_even(facts), _whole(facts)),
+    )
+
+
+def slow_gpu(facts: Facts) -> Finding | None:
+    """One GPU of the job is held back by heat or power, and a gang runs as fast as its slowest."""
+    slowed = [
+        (labels, value)
+        for labels, value in facts.around.rows("DCGM_FI_DEV_CLOCKS_EVENT_REASONS")
+        if 0 <= value < 2**32 and int(value) & (ruling.THERMAL_BITS | ruling.POWER_BRAKE_BIT)
+    ]
+    if facts.incident.family not in FAMILIES or not slowed:
+        return None
+    labels, value = slowed[0]
+    place = _place(facts, labels)
+    is_braked = bool(int(value) & ruling.POWER_BRAKE_BIT)
+    said = (
+        f"{facts.names(place)} has the clocks event reasons 0x{int(value):x}; {len(slowed)} of the job's GPUs have one"
+    )
+    cause = "power_brake" if is_braked else "thermal_throttle" if len(slowed) == 1 else "cooling_failure"
+    node = Place(place.cluster, node=place.node)
+    return finding(
+        facts,
+        cause,
+        place=place if cause == "thermal_throttle" else node,
+        confidence=0.8,
+        evidence=(_seen(facts, "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", said), *_told(facts)),
+        ruled_out=ruling.against(_fed(facts)),
+    )
+
+
+def broken_gpu(facts: Facts) -> Finding | None:
+    """A GPU of the job broke: the kernel of its node said so, and a gang does not outlive one of its GPUs."""
+    grave = [event for event in facts.events if is_grave(event)]
+    if facts.incident.family not in FAMILIES or facts.place.node is not None or not grave:
+        return None
+    held = {labels.get("UUID") for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")}
+    first = min(grave, key=lambda event: event.at)
+    is_ours = first.place.gpu in held
+    return finding(
+        facts,
+        cause_of(first) or "unknown",
+        place=first.place,
+        confidence=0.95 if is_ours else 0.75,
+        evidence=(*(line(event) for event in grave[:4]), *_told(facts)),
+        why=f"{facts.names(first.place)}, {'which the job holds' if is_ours else 'on a node of the job'}, broke first.",
+        ruled_out=ruling.against(_fed(facts)),
+    )
+
+
+def slow_fabric(facts: Facts) -> Finding | None:
+    """A port of the job's nodes is down or loses symbols, and no single rank is late."""
+    ports = facts.around.rows("ib_errors_per_second")
+    if facts.incident.family not in FAMILIES or not ports or missing_ranks(facts):
+        return None
+    labels, value = ports[0]
+    node = labels.get("instance", "").rsplit(":", 1)[0]
+    said = f"port {labels.get('device', '?')}/{labels.get('port', '?')} of {node} is down or loses symbols ({value:g})"
+    return finding(
+        facts,
+        "ib_link_degraded",
+        place=Place(facts.place.cluster, node=node) if node else facts.place,
+        confidence=0.84,
+        evidence=(_seen(facts, "node_infiniband_symbol_error_total", said), *_told(facts)),
+        ruled_out=ruling.against(_even(facts), _fed(facts), _whole(facts)),
+    )
+
+
+def missing_ranks(facts: Facts) -> list[str]:
+    world = facts.around.value(WORLD)
+    there = {labels.get("rank") for labels, _ in facts.around.rows(LAST_STEP)}
+    return [] if world is None or not there else [str(rank) for rank in range(round(world)) if str(rank) not in there]
+
+
+def compute_seconds(facts: Facts) -> dict[str, float]:
+    return {labels.get("rank", "0"): value for labels, value in facts.around.rows(COMPUTE)}
+
+
+def step_age_seconds(facts: Facts) -> float | None:
+    last = facts.around.value(LAST_STEP)
+    return None if last is None else max(0.0, facts.at.timestamp() - last)
+
+
+def gpu_of_rank(facts: Facts, rank: int) -> Place | None:
+    """Ranks count through the workers and their GPUs in order; None where the job's GPUs are not all seen."""
+    rows = {labels.get("UUID", ""): labels for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")}
+    world = facts.around.value(WORLD)
+    if world is None or len(rows) != round(world):
+        return None
+    ordered = sorted(
+        rows.values(), key=lambda labels: (_ordinal(labels.get("pod", "")), _number(labels.get("gpu", "")))
+    )
+    return _place(facts, ordered[rank]) if rank < len(ordered) else None
+
+
+def _ordinal(pod: str) -> tuple[int, str]:
+    return _number(pod.rpartition("-")[2]), pod
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
+
+
+def _place(facts: Facts, labels: Labels) -> Place:
+    return Place(facts.place.cluster, node=labels.get("Hostname") or "?", gpu=labels.get("UUID") or None)
+
+
+def _gpu_evidence(facts: Facts, gpu: Place | None) -> tuple[Evidence, ...]:
+    if gpu is None:
+        return ()
+    clock = facts.around.value("DCGM_FI_DEV_SM_CLOCK", UUID=gpu.gpu or "")
+    return (
+        () if clock is None else (_seen(facts, "DCGM_FI_DEV_SM_CLOCK", f"{facts.names(gpu)}: SM clock {clock:g} MHz"),)
+    )
+
+
+def _seen(facts: Facts, source: str, text: str) -> Evidence:
+    return Evidence(source, text, at=facts.at, place=facts.place)
+
+
+def _told(facts: Facts) -> tuple[Evidence, ...]:
+    return tuple(member_line(member) for member in facts.incident.members[:4])
+
+
+def _fed(facts: Facts) -> RuledOut | None:
+    share = facts.around.value(WAIT)
+    if share is None or share >= STARVED_SHARE:
+        return None
+    return RuledOut(
+        "data_loader_starved", f"{share:.0%} of the time passes in waiting for input, below {STARVED_SHARE:.0%}"
+    )
+
+
+def _even(facts: Facts) -> RuledOut | None:
+    seconds = compute_seconds(facts)
+    if len(seconds) < 2 or max(seconds.values()) > LATE_FACTOR * median(seconds.values()):
+        return None
+    return RuledOut("nccl_timeout_straggler", f"all {len(seconds)} ranks compute about equally long")
+
+
+def _whole(facts: Facts) -> RuledOut | None:
+    if facts.around.value(WORLD) is None or missing_ranks(facts):
+        return None
+    return RuledOut("nccl_rank_died", f"all {facts.around.value(WORLD):g} ranks report")
+
+
+def _listed(ranks: list[str]) -> str:
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:4])}{more}"

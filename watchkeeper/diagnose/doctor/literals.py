@@ -1,0 +1,70 @@
+"""Which plain texts a pattern cannot do without: a line that has none of them is passed over without the pattern.
+
+A search for a text costs a fiftieth of a search for a pattern, and almost every line that has a word of a sign
+has nothing else of it. `signatures` asks once for each pattern, `scan` looks for the texts in lines of small letters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+# Shorter texts stand in every other line, and a long list of texts costs as much as the pattern.
+LEAST_CHARACTERS = 3
+MOST_TEXTS = 24
+# A text of this length is rare enough; a longer one is not better.
+LONG_CHARACTERS = 8
+
+_parser: Any = re._parser  # type: ignore[attr-defined]  # the only reader of Python's own patterns; no other name for it
+_GROUPS = {"SUBPATTERN": -1, "ATOMIC_GROUP": None, "ASSERT": 1}
+_REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
+
+
+def required(pattern: str) -> tuple[str, ...]:
+    """Texts in small letters of which every match has one; empty if no such texts are known."""
+    found = _of_sequence(_parser.parse(pattern, re.MULTILINE))
+    return tuple(sorted(found)) if found is not None else ()
+
+
+def _of_sequence(items: Iterable[tuple[Any, Any]]) -> frozenset[str] | None:
+    """The best of what the parts of a sequence need; neighbouring letters are one text."""
+    best: frozenset[str] | None = None
+    run = ""
+    for operation, argument in items:
+        name = str(operation)
+        if name == "LITERAL" and argument < 128:
+            run += chr(argument).lower()
+            continue
+        if name in ("AT", "ASSERT_NOT"):
+            continue
+        best, run = _better(_better(best, _usable({run})), _of_part(name, argument)), ""
+    return _better(best, _usable({run}))
+
+
+def _of_part(name: str, argument: Any) -> frozenset[str] | None:
+    if name in _GROUPS:
+        at = _GROUPS[name]
+        return _of_sequence(argument if at is None else argument[at])
+    if name in _REPEATS:
+        least, _, inside = argument
+        return _of_sequence(inside) if least > 0 else None
+    if name == "BRANCH":
+        branches = [_of_sequence(branch) for branch in argument[1]]
+        texts = {text for branch in branches if branch is not None for text in branch}
+        return None if None in branches else _usable(texts)
+    return None
+
+
+def _usable(texts: set[str]) -> frozenset[str] | None:
+    if not texts or len(texts) > MOST_TEXTS or min(map(len, texts)) < LEAST_CHARACTERS:
+        return None
+    # A text that holds another of them is found by the shorter one.
+    return frozenset(text for text in texts if not any(other != text and other in text for other in texts))
+
+
+def _better(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
+    """Long texts are rare in other lines; of equally long ones few are soon looked for."""
+    if one is None or other is None:
+        return one or other
+    return max(one, other, key=lambda texts: (min(LONG_CHARACTERS, *map(len, texts)), -len(texts)))

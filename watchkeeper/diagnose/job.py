@@ -1,0 +1,181 @@
+"""What a job does and why it does not get on: ranks, nodes, GPUs and links, hardware events in its time, and the cause.
+
+A job is diagnosed with the same checks as an incident of a job, whether or not an alert fires: `explain` makes the
+facts from the series of its ranks and GPUs. `web/explain_api` asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from watchkeeper.diagnose import explain as explaining
+from watchkeeper.diagnose import surroundings
+from watchkeeper.diagnose.checks import ruling, training
+from watchkeeper.diagnose.evidence import Facts, cause_of
+from watchkeeper.diagnose.explained import Explained, Line
+from watchkeeper.kit import clock
+from watchkeeper.model import alerts, events, fleet, incidents, workloads
+from watchkeeper.query import engine as engines
+
+# Whoever makes the pods of a job writes its name into one of these labels.
+NAME_LABELS = (
+    "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name", "job-name", "jobset.sigs.k8s.io/jobset-name",
+    "ray.io/cluster", "leaderworkerset.sigs.k8s.io/name", "volcano.sh/job-name", "pytorch-job-name",
+)  # fmt: skip
+AROUND = timedelta(hours=1)
+IDLE_SM_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A job by the name that a person typed, and what its schedulers know of it."""
+
+    cluster: str
+    name: str
+    parts: Sequence[workloads.ScheduledWorkload] = ()
+
+    @property
+    def waiting(self) -> list[workloads.ScheduledWorkload]:
+        return [part for part in self.parts if part.state is workloads.WorkloadState.PENDING]
+
+
+def parts_of(name: str, known: Iterable[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
+    """The pods of a job by their labels or owner, or a Slurm job by its id; `namespace/name` narrows it."""
+    namespace, slash, short = name.partition("/")
+    wanted = short if slash else name
+    return [
+        part
+        for part in known
+        if (not slash or part.workload.namespace == namespace)
+        and (
+            part.workload.name == wanted
+            or part.owner.rpartition("/")[2] == wanted
+            or any(part.labels.get(label) == wanted for label in NAME_LABELS)
+        )
+    ]
+
+
+def explain(
+    asked: Asked,
+    now: datetime,
+    *,
+    engine: engines.Engine,
+    events_at: Callable[[fleet.Place, datetime, datetime], Sequence[events.Event]],
+    names: Callable[[fleet.Place], str],
+) -> Explained | None:
+    """None where neither a scheduler nor a series knows the job."""
+    short = asked.name.rpartition("/")[2]
+    place = fleet.Place(asked.cluster, domain=f"job={short}")
+    questions = surroundings.Questions(engine, place, clock.to_ms(now), window=AROUND)
+    around = surroundings.look(questions)
+    is_told = any(name.startswith("training_") for name in around.series) or around.rows("DCGM_FI_DEV_GPU_UTIL")
+    if not is_told and not asked.parts:
+        return None
+    nodes = sorted(_nodes(around) | {node for part in asked.parts for node in part.nodes})
+    happened = tuple(
+        event
+        for node in nodes
+        for event in events_at(fleet.Place(asked.cluster, node=node), now - AROUND, now)
+        if cause_of(event) is not None
+    )
+    facts = Facts(_as_incident(place, now), now, names, happened, around=around, unseen=tuple(questions.refused))
+    answers = [finding for finding in explaining.run_checks(facts).findings if finding.cause != "unknown"]
+    ranked = sorted(answers, key=lambda finding: -finding.confidence)
+    lines = (*_rank_lines(facts), *_node_lines(facts, nodes), *_event_lines(happened, names), *_waits(asked))
+    unseen = (*facts.unseen, *_gaps(facts))
+    if ranked:
+        best = ranked[0]
+        why = " ".join([best.why, "; ".join(item.text for item in best.evidence[:2])])
+        apart = explaining.tell_apart(tuple(ranked))
+        steps = (*(step.do for step in best.actions), *((f"To be sure: {apart}",) if apart else ()))
+        return Explained(asked.name, best.title, best.cause, why, lines, "", steps, unseen)
+    if asked.waiting:
+        part = asked.waiting[0]
+        headline = f"{len(asked.waiting)} of {len(asked.parts)} parts wait: {part.reason or 'no reason given'}"
+        step = f"watchkeeper explain pod {part.workload}" if part.workload.namespace else "scontrol show job"
+        return Explained(asked.name, headline, None, part.detail, lines, "", (step,), unseen)
+    return Explained(asked.name, _pace(facts, nodes), None, "", lines, "", (), unseen)
+
+
+def _as_incident(place: fleet.Place, now: datetime) -> incidents.Incident:
+    """What the checks ask of an incident: that it is about a job."""
+    return incidents.Incident(
+        incidents.IncidentId("none"), place, "", alerts.Severity.INFO, incidents.IncidentState.OPEN, now,
+        "training_slow", "training", (),
+    )  # fmt: skip
+
+
+def _nodes(around: surroundings.Around) -> set[str]:
+    return {labels.get("Hostname", "") for labels, _ in around.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
+
+
+def _pace(facts: Facts, nodes: Sequence[str]) -> str:
+    age, world = training.step_age_seconds(facts), facts.around.value(training.WORLD)
+    ranks = "" if world is None else f"{world:g} ranks on "
+    step = "no rank tells about its steps" if age is None else f"the last step ended {age:.0f} s ago"
+    return f"{ranks}{len(nodes)} nodes; {step}, and nothing holds it up that can be seen"
+
+
+def _rank_lines(facts: Facts) -> list[Line]:
+    """Ranks that stand out; thousands that do not are one line."""
+    gone, seconds = training.missing_ranks(facts), training.compute_seconds(facts)
+    lines = [Line(f"rank {rank}", "missing: it says nothing any more") for rank in gone[:8]]
+    if seconds:
+        ordered = sorted(seconds.values())
+        middle = ordered[len(ordered) // 2]
+        late = sorted((rank for rank in seconds if seconds[rank] > training.LATE_FACTOR * middle), key=seconds.get)  # type: ignore[arg-type]
+        for rank in late[-8:]:
+            gpu = training.gpu_of_rank(facts, int(rank)) if rank.isdigit() else None
+            where = f" on {facts.names(gpu)}" if gpu is not None else ""
+            lines.append(
+                Line(f"rank {rank}", f"slow: {seconds[rank]:.2g} s a step, the middle is {middle:.2g} s{where}")
+            )
+        lines.append(Line("ranks", f"{len(seconds) - len(late)} of {len(seconds)} compute about {middle:.2g} s a step"))
+    share = facts.around.value(training.WAIT)
+    return lines if share is None else [*lines, Line("input", f"{share:.0%} of the time passes in waiting for it")]
+
+
+def _node_lines(facts: Facts, nodes: Sequence[str]) -> list[Line]:
+    lines = []
+    for node in nodes:
+        here = [(labels, value) for labels, value in facts.around.rows("DCGM_FI_DEV_GPU_UTIL", Hostname=node)]
+        clocks = [value for _, value in facts.around.rows("DCGM_FI_DEV_SM_CLOCK", Hostname=node)]
+        busy = [value for _, value in facts.around.rows("DCGM_FI_PROF_SM_ACTIVE", Hostname=node)]
+        slowed = [
+            labels.get("gpu", "?")
+            for labels, value in facts.around.rows("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", Hostname=node)
+            if 0 <= value < 2**32 and int(value) & (ruling.THERMAL_BITS | ruling.POWER_BRAKE_BIT)
+        ]
+        parts = [f"{len(here)} GPUs" if here else "GPUs not seen"]
+        parts += [f"clock {min(clocks):.0f} to {max(clocks):.0f} MHz"] if clocks else []
+        parts += [f"{sum(value < IDLE_SM_SHARE for value in busy)} idle"] if busy else []
+        parts += [f"slowed down: GPU {', '.join(slowed[:8])}"] if slowed else []
+        lines.append(Line(node, ", ".join(parts)))
+    ports = facts.around.rows("ib_errors_per_second")
+    return lines + [
+        Line(
+            labels.get("instance", "?").rsplit(":", 1)[0], f"port {labels.get('device', '?')} is down or loses symbols"
+        )
+        for labels, _ in ports[:8]
+    ]
+
+
+def _event_lines(happened: Sequence[events.Event], names: Callable[[fleet.Place], str]) -> list[Line]:
+    return [Line(f"{event.at:%H:%M:%S}", f"{names(event.place)}: {event.text[:120]}") for event in happened[-8:]]
+
+
+def _waits(asked: Asked) -> list[Line]:
+    return [Line(str(part.workload), f"waits: {part.reason or 'no reason given'}") for part in asked.waiting[:8]]
+
+
+def _gaps(facts: Facts) -> list[str]:
+    gaps = []
+    if not facts.around.rows(training.LAST_STEP):
+        gaps.append("the ranks' own series (training_*): only the scheduler and the GPUs speak")
+    if not facts.around.rows("DCGM_FI_DEV_GPU_UTIL"):
+        gaps.append("which GPUs it holds: no exporter names its pods or its Slurm id")
+    if facts.around.rows("DCGM_FI_DEV_GPU_UTIL") and not facts.around.rows("DCGM_FI_PROF_SM_ACTIVE"):
+        gaps.append("profiling fields (DCGM_FI_PROF_*): 100 % utilisation may be work or waiting")
+    return gaps

@@ -1,0 +1,121 @@
+"""What people say about causes, how often we were right, and which nodes break again and again.
+
+POST /api/incidents/{id}/cause corrects or confirms a cause; GET /api/accuracy counts; GET /api/lemons ranks nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.catalogue import causes
+from watchkeeper.diagnose import lemons, lessons
+from watchkeeper.errors import WatchkeeperError
+from watchkeeper.kit import clock
+from watchkeeper.web import cards
+from watchkeeper.web.answers import Endpoint, ok, read_body, whole_number
+from watchkeeper.web.auth import Role
+from watchkeeper.web.view import HubView
+
+BODY_BYTES = 64 * 1024
+TEXT_LIMIT = 4000
+MOST_INCIDENTS = 100_000
+MOST_DAYS = 366
+MOST_LEMONS = 100
+
+
+class CausesApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._judged = hub.metrics.counter(
+            "watchkeeper_diagnose_judged_total", "Causes that a person confirmed or corrected, by cause and verdict"
+        )
+        for said in hub.corrections():
+            self._count(said)
+
+    async def correct(self, request: Request) -> Response:
+        incident = self._hub.incident(request.path_params["id"])
+        if incident is None:
+            raise HTTPException(404, f"there is no incident {request.path_params['id'][:40]}")
+        body = await _body(request)
+        cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
+        if causes.lookup(cause).cause != cause:
+            near = ", ".join(row.cause for row in causes.all() if row.family == incident.family)
+            raise HTTPException(400, f"`{cause[:60]}` is no cause; of the family {incident.family} there are {near}")
+        if len(why) > TEXT_LIMIT:
+            raise HTTPException(400, f"why has {len(why):,} characters, the limit is {TEXT_LIMIT:,}")
+        said = await self._hub.correct(incident.id, request.state.caller.name, cause, why)
+        self._count(said)
+        return ok(correction=said, **cards.detail(self._hub, self._hub.incident(incident.id) or incident))
+
+    async def accuracy(self, _: Request) -> Response:
+        return ok(accuracy=await asyncio.to_thread(self._accuracy))
+
+    async def lemon_nodes(self, request: Request) -> Response:
+        days = whole_number(request.query_params.get("days", "90"))
+        if days is None or not 1 <= days <= MOST_DAYS:
+            raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
+        since = self._since(days)
+        found, unseen = await asyncio.to_thread(self._lemons, since)
+        return ok(since=since, lemons=found[:MOST_LEMONS], left_out=max(0, len(found) - MOST_LEMONS), unseen=unseen)
+
+    def _accuracy(self) -> list[lessons.Accuracy]:
+        said = self._hub.corrections()
+        first = {one.incident: one.was for one in said}
+        named: Counter[str] = Counter()
+        for incident in self._hub.incidents(open_only=False, limit=MOST_INCIDENTS):
+            found = self._hub.diagnosis(incident.id) if incident.id not in first else None
+            best = found.best if found is not None else None
+            named[first.get(incident.id) or (best.cause if best is not None else incident.cause)] += 1
+        return lessons.accuracy(named, said)
+
+    def _since(self, days: int) -> datetime:
+        """The journal of a hub that is younger than the window knows nothing of the time before its first incident."""
+        now = self._hub.clock.now()
+        known = self._hub.incidents(open_only=False, limit=MOST_INCIDENTS)
+        first = min((incident.opened_at for incident in known), default=now)
+        return max(now - timedelta(days=days), first)
+
+    def _lemons(self, since: datetime) -> tuple[list[lemons.Lemon], list[str]]:
+        hub, now = self._hub, self._hub.clock.now()
+        nodes = [node.place for node in hub.fleet.nodes()]
+        happened = hub.incidents(open_only=False, limit=MOST_INCIDENTS)
+        units = lemons.histories(happened, nodes, since=since, now=now)
+        trends, unseen = [], []
+        for metric, expr in lemons.trend_questions().items():
+            try:
+                answer = hub.engine.instant(expr, clock.to_ms(now)).latest()
+            except WatchkeeperError as error:
+                unseen.append(f"{metric}: {error}")
+                continue
+            trends += [lemons.trend(labels.get("Hostname", ""), metric, value) for labels, value in answer.items()]
+        return lemons.rank(units, trends), unseen
+
+    def _count(self, said: lessons.Correction) -> None:
+        self._judged.add(cause=said.was, verdict="right" if said.confirms else "wrong")
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    try:
+        body = orjson.loads(await read_body(request, BODY_BYTES) or b"{}")
+    except orjson.JSONDecodeError as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise HTTPException(400, "the body must be a JSON object")
+    return body
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = CausesApi(hub)
+    return [
+        Endpoint(("POST",), "/api/incidents/{id}/cause", Role.OPERATOR, api.correct, changes=True),
+        Endpoint(("GET",), "/api/accuracy", Role.VIEWER, api.accuracy),
+        Endpoint(("GET",), "/api/lemons", Role.VIEWER, api.lemon_nodes),
+    ]

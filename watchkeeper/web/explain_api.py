@@ -1,0 +1,166 @@
+"""GET /api/explain/pod|node|job: why it is as it is, in words, from everything that the hub knows now.
+
+`watchkeeper explain` asks. What is said is decided in `diagnose`; here the hub's knowledge is put together for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.collect import kubernetes_source
+from watchkeeper.diagnose import explained, job, node, pending, pod, surroundings
+from watchkeeper.diagnose.checks import placing
+from watchkeeper.kit import clock
+from watchkeeper.model import cluster, events, fleet
+from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.web.auth import Role
+from watchkeeper.web.view import HubView
+
+MOST_INCIDENTS = 1000
+LONGEST_NAME = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainApi:
+    hub: HubView
+
+    async def pod(self, request: Request) -> Response:
+        namespace, name = _checked(request.path_params["namespace"]), _checked(request.path_params["name"])
+        for one in self._kubernetes():
+            found = await asyncio.to_thread(pod.explain, namespace, name, _cluster(one))
+            if found is not None:
+                return _answer(found)
+        found = await asyncio.to_thread(self._by_series, namespace, name)
+        if found is None:
+            raise HTTPException(404, f"no pod or job {namespace}/{name} is known here")
+        return _answer(found)
+
+    async def node(self, request: Request) -> Response:
+        asked = _checked(request.path_params["name"])
+        known = next((one for one in self.hub.fleet.nodes() if asked == one.name or asked in one.aliases), None)
+        names = {asked} if known is None else {known.name, *known.aliases}
+        words = [word for view in self._views() for word in view.nodes if word.name in names]
+        if known is None and not words:
+            raise HTTPException(404, f"no node {asked} is known here")
+        place = fleet.Place(words[0].cluster, node=asked) if known is None else known.place
+        return _answer(
+            await asyncio.to_thread(self._node, place, words, expected=None if known is None else known.expected_gpus)
+        )
+
+    async def job(self, request: Request) -> Response:
+        parts = (request.path_params.get("namespace"), request.path_params["name"])
+        name = _checked("/".join(part for part in parts if part))
+        scheduled = [workload for view in self._views() for workload in view.workloads]
+        pods = job.parts_of(name, scheduled)
+        owner = pods[0].cluster if pods else self.hub.settings.fleet.cluster
+        found = await asyncio.to_thread(
+            job.explain,
+            job.Asked(owner, name, pods),
+            self.hub.clock.now(),
+            engine=self.hub.engine,
+            events_at=self._events_at,
+            names=self.hub.fleet.place_name,
+        )
+        if found is None:
+            raise HTTPException(404, f"no job {name} is known here: no scheduler, rank or GPU names it")
+        return _answer(found)
+
+    def _node(
+        self, place: fleet.Place, words: list[cluster.ScheduledNode], *, expected: int | None
+    ) -> explained.Explained:
+        hub, now = self.hub, clock.to_ms(self.hub.clock.now())
+        questions = surroundings.Questions(hub.engine, place, now, window=job.AROUND)
+        around = surroundings.look(questions)
+        reporting = questions.reporting("DCGM_FI_DEV_GPU_TEMP")
+        node_name = place.node or ""
+        held = {
+            str(workload.workload): workload.nodes[node_name]
+            for view in self._views()
+            for workload in view.workloads
+            if node_name in workload.nodes
+        }
+        troubles = [
+            (incident, getattr(hub.diagnosis(incident.id), "best", None))
+            for incident in hub.incidents(open_only=True, limit=MOST_INCIDENTS)
+            if incident.place.node == place.node and incident.place.cluster == place.cluster
+        ]
+        problems = [view.problem for view in self._views() if view.problem]
+        return node.explain(
+            node.Known(
+                hub.fleet.place_name(place),
+                words,
+                sorted(held.items()),
+                None if reporting is None else len(reporting),
+                expected,
+                troubles,
+                around.changes,
+                (*questions.refused, *problems, *(() if words else ("no scheduler tells about it",))),
+            )
+        )
+
+    def _by_series(self, namespace: str, name: str) -> explained.Explained | None:
+        """Without an API server: what kube-state-metrics says, through the same decisions."""
+        place = fleet.Place(self.hub.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
+        now = clock.to_ms(self.hub.clock.now())
+        around = surroundings.look(surroundings.Questions(self.hub.engine, place, now, window=job.AROUND))
+        if not around.rows("kube_pod_info") and not around.rows("kube_pod_status_phase"):
+            return None
+        subject = f"{namespace}/{name}"
+        ask = placing.asked(around, subject)
+        on = next((labels.get("node") for labels, _ in around.rows("kube_pod_info") if labels.get("node")), None)
+        if on and ask.gpus:
+            return explained.Explained(subject, f"runs on {on} with {sum(ask.gpus.values())} GPUs")
+        found = pending.judge(ask, placing.offered(around))
+        lines = tuple(explained.Line(one.node, one.text) for one in found.nodes)
+        gap = ("the API server: this is what kube-state-metrics says",)
+        headline = f"runs on {on} and asks for no GPU" if on else "waits"
+        return explained.Explained(subject, headline, found.cause, found.why, lines, found.smallest_change, (), gap)
+
+    def _kubernetes(self) -> list[kubernetes_source.KubernetesSource]:
+        schedulers = () if self.hub.clusters is None else self.hub.clusters.schedulers
+        return [one for one in schedulers if isinstance(one, kubernetes_source.KubernetesSource)]
+
+    def _views(self) -> list[cluster.ClusterView]:
+        return [] if self.hub.clusters is None else self.hub.clusters.views()
+
+    def _events_at(self, place: fleet.Place, since: datetime, until: datetime) -> list[events.Event]:
+        return [event for event in self.hub.events_between(since, until) if place.encloses(event.place)]
+
+
+def _cluster(source: kubernetes_source.KubernetesSource) -> pod.Cluster:
+    watch = source.watch
+    return pod.Cluster(
+        watch.nodes(),
+        watch.pods(),
+        watch.quotas(),
+        watch.jobs(),
+        watch.warning,
+        lambda one: watch.gpus_of(one) - one.gpus,
+        tuple(source.problems()),
+    )
+
+
+def _checked(text: str) -> str:
+    if not text or len(text) > LONGEST_NAME or not text.isprintable():
+        raise HTTPException(400, f"a name has at most {LONGEST_NAME} visible characters")
+    return text
+
+
+def _answer(found: explained.Explained) -> Response:
+    return ok(explained=found, text="\n".join(explained.as_text(found)))
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = ExplainApi(hub)
+    return [
+        Endpoint(("GET",), "/api/explain/pod/{namespace}/{name}", Role.VIEWER, api.pod),
+        Endpoint(("GET",), "/api/explain/node/{name}", Role.VIEWER, api.node),
+        Endpoint(("GET",), "/api/explain/job/{name}", Role.VIEWER, api.job),
+        Endpoint(("GET",), "/api/explain/job/{namespace}/{name}", Role.VIEWER, api.job),
+    ]

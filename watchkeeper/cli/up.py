@@ -110,8 +110,10 @@ async def run(configured: settings.Settings, world: list[str], time: clock.Scale
 def greeting(url: str) -> str:
     """Where it is, and what to type next; another address than the usual one must be named to every command."""
     hub = "" if url == DEFAULT_URL else f" --hub {url}"
+    # As it was typed: after `make up` the command lies in .venv/bin, which is on nobody's path.
+    program = sys.argv[0] if Path(sys.argv[0]).name == "watchkeeper" else "watchkeeper"
     return f"""Watchkeeper is at {url} with a simulated fleet. Stop with Ctrl-C.
-Break something from a second terminal: watchkeeper sim inject xid-79{hub}"""
+Break something from a second terminal: {program} sim inject xid-79{hub}"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,3 +94,14 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     if size > limit_bytes:
         raise HTTPException(413, f"the body has {size:,} bytes or more, the limit is {limit_bytes:,}. Send it in parts")
     return bytes(parts)
+
+
+async def read_object(request: Request, limit_bytes: int) -> dict[str, Any]:
+    """The body as a JSON object, empty where there is none; 400 if it is something else."""
+    try:
+        body = orjson.loads(await read_body(request, limit_bytes) or b"{}")
+    except orjson.JSONDecodeError as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise HTTPException(400, "the body must be a JSON object")
+    return body

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import datetime, timedelta
-from typing import Any
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,7 +18,7 @@ from watchkeeper.diagnose import lemons, lessons
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock
 from watchkeeper.web import cards
-from watchkeeper.web.answers import Endpoint, ok, read_body, whole_number
+from watchkeeper.web.answers import Endpoint, ok, read_object, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -44,7 +42,7 @@ class CausesApi:
         incident = self._hub.incident(request.path_params["id"])
         if incident is None:
             raise HTTPException(404, f"there is no incident {request.path_params['id'][:40]}")
-        body = await _body(request)
+        body = await read_object(request, BODY_BYTES)
         cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
         if causes.lookup(cause).cause != cause:
             near = ", ".join(row.cause for row in causes.all() if row.family == incident.family)
@@ -100,16 +98,6 @@ class CausesApi:
 
     def _count(self, said: lessons.Correction) -> None:
         self._judged.add(cause=said.was, verdict="right" if said.confirms else "wrong")
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    try:
-        body = orjson.loads(await read_body(request, BODY_BYTES) or b"{}")
-    except orjson.JSONDecodeError as error:
-        raise HTTPException(400, f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise HTTPException(400, "the body must be a JSON object")
-    return body
 
 
 def endpoints(hub: HubView) -> list[Endpoint]:

@@ -10,7 +10,6 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,7 +20,7 @@ from watchkeeper.kit import durations, wire
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import Matcher, Silence, parse_matcher
 from watchkeeper.web import stories
-from watchkeeper.web.answers import Endpoint, check_node, ok, read_body, whole_number
+from watchkeeper.web.answers import Endpoint, check_node, ok, read_body, read_object, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -40,13 +39,13 @@ class IncidentApi:
         self._webhooks = 0
 
     async def assign(self, request: Request) -> Response:
-        incident, body = self._incident(request), await _body(request)
+        incident, body = self._incident(request), await read_object(request, BODY_BYTES)
         changed = await self._hub.assign(incident.id, request.state.caller.name, _text(body, "to"))
         return ok(incident=changed)
 
     async def silence_incident(self, request: Request) -> Response:
         """Silence everything at the place of an incident for some time."""
-        incident, body = self._incident(request), await _body(request)
+        incident, body = self._incident(request), await read_object(request, BODY_BYTES)
         made = await self._hub.silence(self._wish(request, body, subject.place_matchers(incident.place)))
         return ok(silence=_shown(made))
 
@@ -55,7 +54,7 @@ class IncidentApi:
         return ok(silences=[_shown(one) | {"active": one.is_active(now)} for one in self._hub.silences()])
 
     async def add_silence(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await read_object(request, BODY_BYTES)
         listed = body.get("matchers")
         if not isinstance(listed, list) or not 0 < len(listed) <= MOST_MATCHERS:
             raise HTTPException(400, f'matchers: expected 1 to {MOST_MATCHERS} texts such as node="gpu-r01-01"')
@@ -143,16 +142,6 @@ def _lasting(body: dict[str, Any]) -> timedelta:
 def _shown(silence: Silence) -> dict[str, Any]:
     plain: dict[str, Any] = wire.to_plain(silence)
     return plain | {"matchers": [str(matcher) for matcher in silence.matchers]}
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    try:
-        body = orjson.loads(await read_body(request, BODY_BYTES) or b"{}")
-    except orjson.JSONDecodeError as error:
-        raise HTTPException(400, f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise HTTPException(400, "the body must be a JSON object")
-    return body
 
 
 def _text(body: dict[str, Any], name: str) -> str:

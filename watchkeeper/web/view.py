@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from watchkeeper.collect import clusters, discovery, fabric_watch, registration, scrape
 from watchkeeper.config.settings import Settings
 from watchkeeper.diagnose import lessons
+from watchkeeper.incidents.report import Happening
 from watchkeeper.incidents.silencing import Wish
 from watchkeeper.kit import broadcast, own_metrics
 from watchkeeper.kit.clock import Clock
@@ -58,19 +59,6 @@ class FleetView(Protocol):
     def place_name(self, place: fleet.Place) -> str: ...
 
     def gpus_at(self, place: fleet.Place) -> int: ...
-
-
-class EntryView(Protocol):
-    """One line of the journal about an incident."""
-
-    @property
-    def at(self) -> datetime: ...
-    @property
-    def actor(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def body(self) -> Any: ...
 
 
 class HubView(Protocol):
@@ -131,7 +119,7 @@ class HubView(Protocol):
 
     def plan(self, id: str) -> actions.Plan | None: ...
 
-    def timeline(self, id: str) -> Sequence[EntryView]: ...
+    def timeline(self, id: str) -> Sequence[Happening]: ...
 
     async def acknowledge(self, id: str, actor: str) -> Incident: ...
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import NewType
@@ -21,10 +22,15 @@ class ActionKind(StrEnum):
     DRAIN = "drain"
     RESET_GPU = "reset_gpu"
     REBOOT = "reboot"
+    APPLY_MIG = "apply_mig"
+    LOWER_POWER = "lower_power"
+    RESTART_SERVICE = "restart_service"
+    CHECK_FABRIC = "check_fabric"
     VALIDATE = "validate"
     UNCORDON = "uncordon"
     INSPECT = "inspect"
     NOTIFY_OWNER = "notify_owner"
+    HAND_OVER = "hand_over"
 
 
 class Mode(StrEnum):
@@ -55,6 +61,8 @@ class Action:
     place: Place
     incident: IncidentId
     why: str
+    # What the kind alone does not say: a service's name, a wanted layout, a limit in watts.
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def mark(self) -> str:

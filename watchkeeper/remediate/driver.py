@@ -20,8 +20,22 @@ class Observed:
     workloads: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Performed:
+    """What one call did. Where it is not complete, the same action is to be performed again a little later."""
+
+    text: str
+    is_complete: bool = True
+    # What is still in the way, for people: pods that end, jobs that run, a node that boots.
+    waits_for: tuple[str, ...] = ()
+
+
 class Driver(Protocol):
-    """`describe` is the dry run: the exact call, without making it. `perform` is idempotent by action id."""
+    """`describe` is the dry run: the exact call, without making it. `perform` is idempotent by action id.
+
+    No call waits for a machine: a drain that takes an hour is a `perform` each few seconds, not one of an hour. Calls
+    come from any thread, two about one node never at once.
+    """
 
     @property
     def name(self) -> str: ...
@@ -30,6 +44,6 @@ class Driver(Protocol):
 
     def describe(self, action: Action) -> str: ...
 
-    def perform(self, action: Action) -> str:
-        """Do it, and return what was called; ActionFailed when the cluster said no."""
+    def perform(self, action: Action) -> Performed:
+        """Do it, or go on with it; ActionFailed when the cluster said no, ActionRefused when it must not be done."""
         ...

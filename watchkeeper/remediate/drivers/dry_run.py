@@ -5,7 +5,7 @@ from __future__ import annotations
 from watchkeeper.errors import ActionRefused
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.driver import Observed
+from watchkeeper.remediate.driver import Observed, Performed
 
 WORDS = {
     ActionKind.CORDON: "kubectl cordon {node}   (Slurm: scontrol update NodeName={node} State=DRAIN Reason={mark})",
@@ -14,10 +14,15 @@ WORDS = {
     ActionKind.UNCORDON: "kubectl uncordon {node}   (Slurm: scontrol update NodeName={node} State=RESUME)",
     ActionKind.REBOOT: "on {node}: systemctl reboot   (Slurm: scontrol reboot {node})",
     ActionKind.RESET_GPU: "on {node}: nvidia-smi --gpu-reset -i {gpu}",
+    ActionKind.APPLY_MIG: "on {node}: nvidia-mig-parted apply   (then compare the layout)",
+    ActionKind.LOWER_POWER: "on {node}: nvidia-smi -i {gpu} --power-limit WATTS",
+    ActionKind.RESTART_SERVICE: "on {node}: systemctl restart {service}",
+    ActionKind.CHECK_FABRIC: "on {node}: watchkeeper fabric sweep",
     ActionKind.VALIDATE: "on {node}: dcgmi diag -r 2",
     ActionKind.RESTART_APP: "restart the workload that used {place}",
     ActionKind.INSPECT: "a person looks at {place}",
     ActionKind.NOTIFY_OWNER: "tell the owner of the workload on {place}",
+    ActionKind.HAND_OVER: "give {place} to the vendor, with `watchkeeper bundle` of {node}",
 }
 
 
@@ -29,6 +34,7 @@ def in_words(action: Action) -> str:
         gpu=place.gpu or "",
         place=" ".join(part for part in (place.gpu, place.node or place.domain or place.cluster) if part),
         mark=action.mark,
+        service=action.arguments.get("service", "the service"),
     )
 
 
@@ -43,7 +49,7 @@ class DryRun:
     def describe(self, action: Action) -> str:
         return in_words(action)
 
-    def perform(self, action: Action) -> str:
+    def perform(self, action: Action) -> Performed:
         raise ActionRefused(
             f"{action.kind} was asked for, but this hub only describes",
             where=action.place.node,

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.driver import Observed
+from watchkeeper.remediate.driver import Observed, Performed
 from watchkeeper.remediate.drivers.dry_run import in_words
 
 # The simulator answers from memory; a call that takes longer has met something else.
@@ -57,7 +57,7 @@ class Simulated:
             return in_words(action)
         return f"POST {_path(action)} by {action.mark}"
 
-    def perform(self, action: Action) -> str:
+    def perform(self, action: Action) -> Performed:
         if action.kind not in VERBS:
             raise ActionRefused(
                 f"the simulator has no call for {action.kind}",
@@ -69,7 +69,7 @@ class Simulated:
         status, answer = self._call("POST", _path(action), body={"by": mark})
         if status != 200:
             raise self._failed("POST", _path(action), what=f"it answered {status}: {_reason(answer)}")
-        return f"POST {_path(action)} by {mark}: {answer.get('text', 'done')}"
+        return Performed(f"POST {_path(action)} by {mark}: {answer.get('text', 'done')}")
 
     def _own_mark(self, action: Action) -> str:
         """The mark of our cordon: an earlier action of the same incident set it."""

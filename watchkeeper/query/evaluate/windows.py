@@ -57,6 +57,10 @@ class Picks:
         if len(slots) <= 1 or (slots == slots[0]).all():
             self._kinds, self._kind_of = list(slots[:1]), np.zeros(len(slots), dtype=np.int64)
             return
+        if slots.shape[1] == 1:
+            kinds, self._kind_of = np.unique(slots[:, 0], return_inverse=True)
+            self._kinds = list(kinds[:, None])
+            return
         numbers: dict[bytes, int] = {}
         self._kind_of = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in slots], dtype=np.int64)
         self._kinds = [np.frombuffer(kind, dtype=np.int64) for kind in numbers]

@@ -34,6 +34,7 @@ from watchkeeper.collect import (
     chassis,
     control,
     dcgm_profile,
+    diag_page,
     driver_events,
     fabric_page,
     gpu_addresses,
@@ -153,6 +154,7 @@ class Agent:
         self._facts = node.NodeFacts()
         self._host_text, self._host_at = b"", 0.0
         self._fabric = fabric_page.FabricPage(settings.roots, settings.node)
+        self._diag = diag_page.DiagPage(settings.spool_directory, settings.node)
         self._holders = node_holders.NodeHolders(
             settings.holders, settings.node, roots=settings.roots, registry=metrics.registry
         )
@@ -223,7 +225,7 @@ class Agent:
             if self._is_on_a_node:
                 loops.append(self._repeat(lambda: self._register(hub), HUB_RETRY_SECONDS))
                 if self._control.takes_orders:
-                    loops.append(self._repeat(lambda: self._control.follow_orders(hub), control.LOOK_SECONDS))
+                    loops.append(self._repeat(lambda: self._follow_orders(hub), control.LOOK_SECONDS))
         return loops
 
     async def _repeat(self, body: Callable[[], Awaitable[None]], pause_seconds: float) -> None:
@@ -368,6 +370,9 @@ class Agent:
     def _gpus(self) -> tuple[fleet.Gpu, ...]:
         return () if self._sampler is None else self._sampler.gpus()
 
+    async def _follow_orders(self, hub: push.Hub) -> None:
+        await self._control.follow_orders(hub, lambda: self._sampler)
+
     async def _look_for_pause(self) -> None:
         self._control.look_for_pause(self._sampler)
 
@@ -375,6 +380,7 @@ class Agent:
         facts = await asyncio.to_thread(self._node_reader.read)
         self._facts = replace(facts, sensors=facts.sensors + self._chassis.sensors())
         self._host_text = host_page.render(self._facts, self._settings.node).encode()
+        await asyncio.to_thread(self._diag.refresh, self._time.now())
         self._host_at = system_time.monotonic()
 
     async def _look_at_dcgm(self) -> None:
@@ -420,7 +426,8 @@ class Agent:
         own = self._metrics.registry.render().encode()
         is_host_fresh = system_time.monotonic() - self._host_at < HOST_KEPT_SECONDS
         host_text = self._host_text if is_host_fresh else b""
-        return agent_server.Page(gpus + host_text + self._fabric.page() + own, content_type=agent_server.PAGE)
+        around = host_text + self._fabric.page() + self._diag.page()
+        return agent_server.Page(gpus + around + own, content_type=agent_server.PAGE)
 
     def _ready_page(self) -> agent_server.Page:
         if self._is_on_a_node and self._settings.reads_gpus:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import click
+from click import shell_completion
 
 from watchkeeper import __version__, errors
 
@@ -17,20 +18,27 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("watchkeeper.cli.agent", "A GPU node's side: GPUs, kernel log and host; /metrics and events."),
     "scan": ("watchkeeper.cli.scan", "Is this node healthy? For people, Slurm and Kubernetes."),
     "gpus": ("watchkeeper.cli.gpus", "The GPUs of this node and how they are connected."),
+    "diag": ("watchkeeper.cli.diag", "Is each GPU as fast and as right as it should be? Active tests."),
+    "preflight": ("watchkeeper.cli.preflight", "Go or no-go before a job: its nodes, and the links between them."),
     "dmon": ("watchkeeper.cli.dmon", "Numbers of this node's GPUs, line by line."),
+    "profile": ("watchkeeper.cli.profile", "Record a workload and say what it is bound by; judge recordings."),
     "nodes": ("watchkeeper.cli.nodes", "The fleet's nodes: what they should have, have, and who holds them."),
     "who": ("watchkeeper.cli.who", "Who holds this GPU or node, and what does this job or pod hold?"),
     "query": ("watchkeeper.cli.query", "Ask a hub a PromQL question."),
     "topology": ("watchkeeper.cli.topology", "Racks, leaves, nodes, GPUs and links, with their states."),
     "fabric": ("watchkeeper.cli.fabric", "The InfiniBand fabric: switches, links, rates and errors, seen from here."),
     "incidents": ("watchkeeper.cli.incidents", "What is wrong now, why, and what to do."),
+    "act": ("watchkeeper.cli.act", "Repairs: what would be done and why; approve, reject, stop, and the audit."),
     "silence": ("watchkeeper.cli.silence", "Silences and maintenance windows: for how long, by whom, and why."),
     "doctor": ("watchkeeper.cli.doctor", "Logs or command output in; cause, place, evidence and fix out."),
     "explain": ("watchkeeper.cli.explain", "What an Xid code or a metric means; why a pod, node or job is as it is."),
     "lemons": ("watchkeeper.cli.lemons", "Nodes that break again and again, or are on their way there."),
     "accuracy": ("watchkeeper.cli.accuracy", "How often the causes that were named are right, by people's word."),
     "slo": ("watchkeeper.cli.slo", "What is left of each error budget, and how fast it burns."),
+    "capacity": ("watchkeeper.cli.capacity", "When is the fleet full, what is true about it now, and what if?"),
     "rules": ("watchkeeper.cli.rules", "Check and test Prometheus rule files, and try them on history."),
+    "render": ("watchkeeper.cli.render", "Files for Prometheus, Alertmanager, Grafana, Kubernetes, systemd, Slurm …"),
+    "migrate": ("watchkeeper.cli.migrate", "What of your exporter's counters, rules and dashboards works here."),
     "record": ("watchkeeper.cli.record", "Keep a time window of a hub as one file."),
     "play": ("watchkeeper.cli.play", "Show a recording in the console."),
     "store": ("watchkeeper.cli.store", "Back up, restore and verify what a hub keeps."),
@@ -38,6 +46,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sim": ("watchkeeper.cli.sim", "The simulated fleet: run it, list scenarios, inject faults."),
 }
 CANNOT_TELL = 3
+# What the extra `hub` brings, by the names under which it is imported.
+HUB_MODULES = frozenset(
+    {"apprise", "backports", "cramjam", "httptools", "numpy", "orjson", "re2", "rich", "starlette", "uvicorn", "uvloop"}
+    | {"websockets", "yaml"}
+)
 
 
 class LazyGroup(click.Group):
@@ -51,6 +64,12 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[shell_completion.CompletionItem]:
+        """Names of commands without importing them: a shell asks at each press of the tab key."""
+        names = [(name, line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        found = [shell_completion.CompletionItem(name, help=line) for name, line in names]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""
@@ -92,6 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except errors.WatchkeeperError as error:
         _say(error)
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in HUB_MODULES:
+            raise
+        needed = f"this needs the package {error.name}, which the agent's install leaves out"
+        click.echo(f"watchkeeper: {needed}. Install the hub as well: pip install 'watchkeeper[hub]'", err=True)
+        sys.exit(2)
     except BrokenPipeError:
         # The reader of a pipe left early (`| head`); Python would complain again at exit.
         sys.stderr.close()

@@ -1,0 +1,83 @@
+"""On a real GPU: what the tests of `watchkeeper diag` reach, that they find what is planted, and how long r2 takes.
+
+`python bench/gpu/diag_bench.py` prints one JSON object. The memory test is held against the copy that the same run
+measures. Each planted fault is one flipped bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from watchkeeper.kit import clock
+from watchkeeper.model import diag
+from watchkeeper.probe import diag_run, gpu_work
+from watchkeeper.probe.gpu_work_words import Bench
+
+PLANTED_WORD = 123_456_789_012
+
+
+def tests(bench: Bench) -> dict[str, Any]:
+    found = {}
+    for name, test in gpu_work.TESTS.items():
+        if name in ("p2p", "stress"):
+            continue
+        start = time.perf_counter()
+        try:
+            answer = test(bench, {})
+        except Exception as error:  # Deliberately everything: a format that this GPU lacks is a line of the table.
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        bench.release()
+        found[name] = answer | {"wall_seconds": round(time.perf_counter() - start, 2)}
+    return found
+
+
+def planted(bench: Bench) -> dict[str, Any]:
+    """What each test says about one flipped bit."""
+    flip = {"pattern": "random", "word": PLANTED_WORD, "bit": 17}
+    found = {"memory_patterns": gpu_work.TESTS["memory_patterns"](bench, {"plant": flip})["problems"]}
+    bench.release()
+    for where in ("repeat", "sample", "exact"):
+        found[f"matmul_bf16 {where}"] = gpu_work.TESTS["matmul_bf16"](bench, {"plant": where})["problems"]
+    found["stress"] = gpu_work.TESTS["stress"](bench, {"seconds": 4, "plant": True})["problems"]
+    return found
+
+
+def whole_run() -> dict[str, Any]:
+    """Level 2 as the command runs it, children and start of torch included."""
+    report = diag_run.run(2, now=clock.ScaledClock().now(), options=diag_run.Options(engine=diag_run.TORCH))
+    bad = [
+        f"{one.test}: {one.why}" for one in report.results if one.verdict not in (diag.Verdict.PASS, diag.Verdict.SKIP)
+    ]
+    return {"verdict": report.exit, "seconds": report.seconds, "not_passed": bad}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--stress", type=float, default=10.0, help="seconds of full load")
+    chosen = options.parse_args()
+    whole = whole_run()
+    import torch
+
+    start = time.perf_counter()
+    bench = Bench(torch, "cuda", lambda **_: None)
+    torch.cuda.init()
+    report: dict[str, Any] = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "r2": whole}
+    report["tests"] = tests(bench)
+    copy = report["tests"]["memory_copy"].get("measured")
+    patterns = report["tests"]["memory_patterns"].get("measured")
+    report["memory_patterns_share_of_copy"] = patterns / copy if patterns and copy else None
+    report["planted"] = planted(bench)
+    report["stress"] = gpu_work.TESTS["stress"](bench, {"seconds": chosen.stress})
+    report["wall_seconds"] = time.perf_counter() - start
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

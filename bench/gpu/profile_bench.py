@@ -1,0 +1,116 @@
+"""The recorder's cost and the classifier's hits on a real GPU, as one JSON object.
+
+    python bench/gpu/profile_bench.py [--overhead-rounds 6] [--seconds 4.4] [--set unseen|third] [--keep FOLDER]
+
+`overhead`: a bf16 training step with and without the recorder at ten samples a second, in turns within one run, and
+turns without it against each other, which is the noise of the method. `classes`: the share of samples of a set of
+workloads (`profile_unseen`, `profile_third`) that get the right class. Needs torch; `unseen` also cupy and torchvision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from bench.gpu import profile_record  # noqa: E402
+from watchkeeper.probe import recorder, recording, segments  # noqa: E402
+
+STEPS_SECONDS = 2.5
+
+
+def overhead(rounds: int) -> dict[str, Any]:
+    """Turns of off, on, on, off: a drift of clocks and heat hits both alike."""
+    import torch
+
+    model = profile_record.transformer(2048, 6)
+    train = profile_record.training_on(model, rows=0, width=0)
+    x = torch.randn(4, 2048, 2048, device="cuda").bfloat16()
+    for _ in range(30):
+        train(x)
+    torch.cuda.synchronize()
+    took: dict[str, list[float]] = {"off": [], "on": []}
+    rows = 0
+    for turn in range(rounds):
+        for name in ("off", "on", "on", "off") if turn % 2 == 0 else ("on", "off", "off", "on"):
+            if name == "off":
+                took[name].append(_step_seconds(train, x))
+                continue
+            with recorder.Recorder(0.1, [0]) as running:
+                took[name].append(_step_seconds(train, x))
+                rows += sum(len(track) for track in running.finish().tracks)
+    off, on = statistics.median(took["off"]), statistics.median(took["on"])
+    noise = abs(statistics.median(took["off"][::2]) / statistics.median(took["off"][1::2]) - 1)
+    return {
+        "step_ms_without": round(1e3 * off, 4),
+        "step_ms_with": round(1e3 * on, 4),
+        "slow_down_percent": round(100 * (on / off - 1), 3),
+        "noise_percent": round(100 * noise, 3),
+        "turns": len(took["on"]),
+        "samples_per_second": round(rows / (len(took["on"]) * STEPS_SECONDS), 2),
+    }
+
+
+def _step_seconds(train: Any, x: Any) -> float:
+    import torch
+
+    train(x)
+    torch.cuda.synchronize()
+    since, count = time.perf_counter(), 0
+    while time.perf_counter() - since < STEPS_SECONDS:
+        train(x)
+        torch.cuda.synchronize()
+        count += 1
+    return (time.perf_counter() - since) / count
+
+
+def classes(seconds: float, folder: Path, *, chosen: str) -> dict[str, Any]:
+    """Share of samples after the start-up whose label got the class it was made for."""
+    importlib.import_module(f"bench.gpu.profile_{chosen}")
+    path = folder / f"{chosen}.csv"
+    truth = profile_record.run_all(seconds, path, [])
+    judged = segments.judge(recording.read(path))
+    right = wrong = 0
+    misses = []
+    for segment in judged.segments:
+        samples = segment.features.samples
+        if segment.verdict.bound.value == truth[segment.label]:
+            right += samples
+        else:
+            wrong += samples
+            misses.append({"label": segment.label, "truth": truth[segment.label], "said": segment.verdict.bound.value})
+    return {
+        "labels": len(truth),
+        "samples": right + wrong,
+        "right_percent": round(100 * right / max(1, right + wrong), 2),
+        "misses": misses,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--overhead-rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=4.4)
+    parser.add_argument("--set", dest="chosen", choices=["unseen", "third"], default="unseen")
+    parser.add_argument("--keep", type=Path, default=Path("."))
+    options = parser.parse_args()
+    options.keep.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    if options.seconds:
+        found["classes"] = classes(options.seconds, options.keep, chosen=options.chosen)
+        print(json.dumps(found), flush=True)
+    if options.overhead_rounds:
+        found["overhead"] = overhead(options.overhead_rounds)
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

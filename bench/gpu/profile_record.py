@@ -1,0 +1,215 @@
+"""Runs workloads whose bottleneck is known by construction, one after the other, while the recorder looks on.
+
+    python bench/gpu/profile_record.py --seconds 6 --out recording.csv [--only NAME …]
+
+Needs torch and cupy. Writes a labelled recording with the columns of `watchkeeper.probe.columns`; `truth.json` beside
+it says which class each label is. `profile_bench` holds the classifier against it. The workloads are in
+`profile_workloads`, half of which the limits were chosen by, and in `profile_unseen`, which was recorded after that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+# Between two workloads: allocation, compilation, and the power that sinks.
+PAUSE_SECONDS = 0.5
+Step = Callable[[], None]
+
+
+class Workload(NamedTuple):
+    name: str
+    truth: str
+    prepare: Callable[[], Step]
+
+
+WORKLOADS: list[Workload] = []
+
+
+def workload(truth: str) -> Callable[[Callable[[], Step]], Callable[[], Step]]:
+    def note(prepare: Callable[[], Step]) -> Callable[[], Step]:
+        WORKLOADS.append(Workload(prepare.__name__, truth, prepare))
+        return prepare
+
+    return note
+
+
+def torch_module() -> Any:
+    import torch
+
+    return torch
+
+
+def repeat(run: Callable[[], Any], count: int) -> Step:
+    """`count` times, then wait for the GPU, so that the queue does not run ahead of the clock."""
+    torch = torch_module()
+
+    def step() -> None:
+        for _ in range(count):
+            run()
+        torch.cuda.synchronize()
+
+    return step
+
+
+def matmul(kind: str, size: int, count: int) -> Step:
+    torch = torch_module()
+    a = torch.randn(size, size, device="cuda").to(getattr(torch, kind))
+    b, out = a.clone(), a.clone()
+    return repeat(lambda: torch.matmul(a, b, out=out), count)
+
+
+def kernel(source: str, name: str, blocks: int, threads: int, rounds: int) -> Step:
+    import cupy
+
+    kernel = cupy.RawKernel(source, name)
+    buffer = cupy.ones(blocks * threads, dtype=cupy.float64)
+
+    def step() -> None:
+        kernel((blocks,), (threads,), (buffer, cupy.int32(rounds)))
+        cupy.cuda.get_current_stream().synchronize()
+
+    return step
+
+
+def linear_model(width: int, layers: int) -> Any:
+    torch = torch_module()
+    parts = [part for _ in range(layers) for part in (torch.nn.Linear(width, width), torch.nn.GELU())]
+    return torch.nn.Sequential(*parts).cuda().bfloat16()
+
+
+def transformer(width: int, layers: int) -> Any:
+    torch = torch_module()
+    layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.1, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).cuda().bfloat16()
+
+
+def training_on(model: Any, rows: int, width: int) -> Callable[[Any], None]:
+    torch = torch_module()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def train(x: Any) -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if rows:
+        train(torch.randn(rows, width, device="cuda").bfloat16())
+    return train
+
+
+def training(model: Any, rows: int, width: int, rounds: int = 3) -> Step:
+    torch = torch_module()
+    train, x = training_on(model, rows, width), torch.randn(rows, width, device="cuda").bfloat16()
+    return repeat(lambda: train(x), rounds)
+
+
+def graph(run: Callable[[], None]) -> Any:
+    torch = torch_module()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def copies(size: int, *, is_pinned: bool, to_gpu: bool) -> Step:
+    torch = torch_module()
+    host = torch.ones(size, dtype=torch.uint8, pin_memory=is_pinned)
+    gpu = torch.ones(size, dtype=torch.uint8, device="cuda")
+    source, target = (host, gpu) if to_gpu else (gpu, host)
+    return repeat(lambda: target.copy_(source, non_blocking=is_pinned), 10)
+
+
+class Recorded:
+    """Rows of the recorder child, each with what ran at its time."""
+
+    def __init__(self, interval: float = 0.1) -> None:
+        command = [sys.executable, "-m", "watchkeeper.probe.recorder_child", str(interval), "0"]
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+        self.rows: list[dict[str, Any]] = []
+        self._spans: list[tuple[float, float, str]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            row = json.loads(line).get("row")
+            if row is not None:
+                self.rows.append({"t": row["t"], **row["values"]})
+
+    def note(self, since: float, until: float, name: str) -> None:
+        self._spans.append((since, until, name))
+
+    def write(self, path: Path) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait(10)
+        names = sorted({name for row in self.rows for name in row} - {"t"})
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["t", "label", *names])
+            for row in self.rows:
+                writer.writerow([row["t"], self._label(row["t"]), *(row.get(name, "") for name in names)])
+
+    def _label(self, at: float) -> str:
+        # A row speaks of the tenth of a second before it.
+        return next((name for since, until, name in self._spans if since + 0.1 <= at <= until), "gap")
+
+
+def run_all(seconds: float, path: Path, only: list[str]) -> dict[str, str]:
+    torch = torch_module()
+    recorded, truth = Recorded(), {}
+    for work in WORKLOADS:
+        if only and work.name not in only:
+            continue
+        try:
+            step = work.prepare()
+            step()
+            torch.cuda.synchronize()
+            time.sleep(PAUSE_SECONDS / 2)
+            since = time.time()
+            while time.time() - since < seconds:
+                step()
+            recorded.note(since, time.time(), work.name)
+            truth[work.name] = work.truth
+        except Exception as error:
+            print(f"{work.name}: {type(error).__name__}: {error}"[:300], file=sys.stderr)
+        step = None
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        time.sleep(PAUSE_SECONDS / 2)
+    recorded.write(path)
+    path.with_name(path.stem + ".truth.json").write_text(json.dumps(truth, indent=1))
+    return truth
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--out", type=Path, default=Path("recording.csv"))
+    parser.add_argument("--only", nargs="*", default=[])
+    options = parser.parse_args()
+    import bench.gpu.profile_workloads  # noqa: F401
+
+    print(json.dumps(run_all(options.seconds, options.out, options.only)))
+
+
+if __name__ == "__main__":
+    # As a module, so that workloads and this file share one list.
+    from bench.gpu import profile_record
+
+    profile_record.main()

@@ -1,0 +1,90 @@
+"""`watchkeeper diag` as a program: over fake GPUs with a stand-in for torch, and on a machine without any."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tests.fake_nvml import driver
+from tests.probe.diag.standins import RATES, WORKER
+from watchkeeper.collect import diag_page
+from watchkeeper.probe import diag_children, diag_facts, diag_look, diag_run
+
+# Answers as `gpu_work` would, whatever module it is told to run.
+PYTHON = "#!/bin/sh\nexec {python} -u {worker} healthy '{rates}'\n"
+
+
+def diag(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "watchkeeper.cli.main", "diag", *arguments]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=50)
+
+
+def stand_in(folder: Path) -> str:
+    (folder / "worker.py").write_text(WORKER)
+    program = folder / "python"
+    text = PYTHON.format(python=sys.executable, worker=folder / "worker.py", rates=json.dumps(RATES))
+    program.write_text(text)
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_without_a_gpu_nobody_can_tell(tmp_path: Path) -> None:
+    ran = diag({**os.environ, "LD_LIBRARY_PATH": ""}, "-r", "2", "--no-keep")
+    assert ran.returncode == 3
+    assert "Cannot tell:" in ran.stdout
+
+
+def test_software_is_judged_over_fake_gpus_and_the_answer_is_json(fake: driver.FakeNvml) -> None:
+    ran = diag(fake.environment, "--json", "--no-keep")
+    answer = json.loads(ran.stdout)
+    assert [gpu["index"] for gpu in answer["gpus"]] == [0, 1]
+    keys = {"test", "gpu", "verdict", "why", "measured", "expected", "peers", "unit", "facts"}
+    assert all(set(result) == keys for result in answer["results"])
+    assert {"nvml": "pass", "gpu_count": "pass"}.items() <= {
+        result["test"]: result["verdict"] for result in answer["results"]
+    }.items()
+
+
+def test_level_2_works_through_a_named_interpreter_and_keeps_its_results(fake: driver.FakeNvml, tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    ran = diag(fake.environment, "-r", "2", "-i", "1", "--python", stand_in(tmp_path), "--spool", str(spool))
+    assert "gpu 1  pcie_to_gpu" in ran.stdout
+    assert ran.stderr.splitlines()[0] == "gpu 1: pcie_to_gpu"
+    kept = {entry.result.test for entry in diag_page.ResultFile(spool).read().results}
+    assert {"nvml", "pcie_to_gpu", "matmul_fp64"} <= kept
+
+
+def test_a_gpu_that_fell_off_the_bus_is_named(fake: driver.FakeNvml) -> None:
+    fake.tell(1, all=driver.GPU_IS_LOST)
+    ran = diag(fake.environment, "--no-keep")
+    assert ran.returncode == 1
+    assert "fail  node   gpus_answer        GPU 1 " in ran.stdout
+
+
+def test_an_nvml_that_hangs_is_a_failure_with_its_deadline(fake: driver.FakeNvml) -> None:
+    fake.tell(driver.EVERY, all=driver.HANG)
+    programs = diag_run.Options().children()
+    bent = {name: replace(program, environment=fake.environment) for name, program in programs.items()}
+    with diag_children.Children() as children:
+        facts = diag_look.look(children, bent, node=None, trees=diag_facts.Trees(), seconds=1.5)
+    assert (facts.driver.broken, facts.driver.why) == ("TIMEOUT", "no answer within 1.5 s")
+
+
+def test_an_interpreter_that_is_not_there_is_named(fake: driver.FakeNvml) -> None:
+    ran = diag(fake.environment, "-r", "2", "--python", "/nowhere/python", "--no-keep")
+    assert ran.returncode == 1
+    assert "/nowhere/python: No such file or directory" in ran.stdout
+
+
+def test_wrong_use_ends_with_2_and_says_what_is_right(tmp_path: Path) -> None:
+    environment = dict(os.environ)
+    assert diag(environment, "-r", "5").returncode == 2
+    short = diag(environment, "-r", "2", "--for", "1h")
+    assert (short.returncode, "-r 3 and -r 4 have" in short.stderr) == (2, True)
+    assert "from 1s to 7d" in diag(environment, "-r", "4", "--for", "60d").stderr
+    assert diag(environment, "-i", "nonsense").returncode == 2

@@ -1,0 +1,109 @@
+"""`dcgmi diag -j`, in the shapes of DCGM 3 and 4, from a stand-in program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.probe.diag.standins import NOON, UUID, options
+from watchkeeper.model.diag import Exit, Verdict
+from watchkeeper.probe import diag_dcgm, diag_run
+
+UUIDS = {0: "GPU-a", 1: "GPU-b"}
+
+
+def tree(top: str, *results: dict[str, Any], name: str = "PCIe") -> str:
+    tests = [{"name": name, "results": list(results)}]
+    return json.dumps({top: {"test_categories": [{"category": "Integration", "tests": tests}]}})
+
+
+def test_dcgm_4_names_entities_and_gives_its_warnings() -> None:
+    warning = {"warning": "Detected 3 replays", "error_id": 40}
+    text = tree(
+        "DCGM Diagnostic",
+        {"entity_group": "GPU", "entity_id": 0, "status": "Pass", "info": ["GPU to Host bandwidth: 25 GB/s"]},
+        {"entity_group": "GPU", "entity_id": 1, "status": "Fail", "warnings": [warning]},
+        {"entity_group": "CPU", "entity_id": 0, "status": "Skip"},
+    )
+    found = diag_dcgm.read(text, UUIDS)
+    assert [(one.test, one.gpu, one.verdict) for one in found] == [
+        ("dcgm.pcie", "GPU-a", Verdict.PASS),
+        ("dcgm.pcie", "GPU-b", Verdict.FAIL),
+        ("dcgm.pcie", None, Verdict.SKIP),
+    ]
+    assert (found[0].why, found[1].why) == ("GPU to Host bandwidth: 25 GB/s", "Detected 3 replays")
+
+
+def test_dcgm_3_names_gpus_as_text_and_some_rows_name_none() -> None:
+    row = {"gpu_ids": "0,1", "status": "Warn", "warnings": "Persistence mode is off"}
+    found = diag_dcgm.read(tree("DCGM GPU Diagnostic", row, {"status": "Pass"}, name="GPU Memory"), UUIDS)
+    assert [(one.test, one.gpu, one.verdict) for one in found] == [
+        ("dcgm.gpu_memory", "GPU-a", Verdict.WARN),
+        ("dcgm.gpu_memory", "GPU-b", Verdict.WARN),
+        ("dcgm.gpu_memory", None, Verdict.PASS),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Error: unable to establish a connection to the specified host: localhost",
+        '{"DCGM Diagnostic": {"runtime_error": "The test is already running"}}',
+        '{"DCGM Diagnostic": ',
+        "[1, 2]",
+    ],
+)
+def test_an_answer_that_is_no_diagnostic_is_told_and_judges_nothing(text: str) -> None:
+    (found,) = diag_dcgm.read(text, UUIDS)
+    assert (found.test, found.verdict) == ("dcgm", Verdict.SKIP)
+
+
+@pytest.mark.parametrize("odd", [{"test_categories": 3}, {"test_categories": [{"tests": [4, {"results": "x"}]}]}, []])
+def test_a_tree_of_another_shape_is_read_without_an_exception(odd: object) -> None:
+    assert diag_dcgm.read(json.dumps({"DCGM Diagnostic": odd}), UUIDS) == ()
+
+
+def fake_dcgmi(folder: Path, body: str) -> str:
+    program = folder / "dcgmi"
+    program.write_text(f"#!{sys.executable}\nimport sys, time\n{body}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_dcgmi_takes_the_place_of_torch_where_it_is_installed(tmp_path: Path) -> None:
+    text = tree("DCGM Diagnostic", {"entity_group": "GPU", "entity_id": 0, "status": "Fail"}, name="memory")
+    program = fake_dcgmi(
+        tmp_path, f"assert sys.argv[1:] == 'diag -r 2 -j -i 0'.split()\nprint({text!r}); sys.exit(226)"
+    )
+    wished = options(tmp_path, "crash", "memory_copy", engine=diag_run.AUTO, dcgmi=program)
+    report = diag_run.run(2, now=NOON, options=wished)
+    assert report.exit is Exit.FAILED
+    assert [(one.test, one.gpu) for one in report.results if one.verdict is Verdict.FAIL] == [
+        ("dcgm.memory", f"{UUID}0")
+    ]
+
+
+def test_a_dcgmi_that_gives_nothing_leaves_the_work_to_torch(tmp_path: Path) -> None:
+    program = fake_dcgmi(tmp_path, "print('cannot connect to nv-hostengine'); sys.exit(1)")
+    report = diag_run.run(2, now=NOON, options=options(tmp_path, engine=diag_run.AUTO, dcgmi=program))
+    found = {result.test: result.verdict for result in report.results}
+    assert (found["dcgm"], found["matmul_bf16"]) == (Verdict.SKIP, Verdict.PASS)
+
+
+def test_a_dcgmi_that_was_asked_for_and_gives_nothing_means_cannot_tell(tmp_path: Path) -> None:
+    wished = options(tmp_path, engine=diag_run.DCGM, dcgmi=str(tmp_path / "absent"))
+    report = diag_run.run(2, now=NOON, options=wished)
+    assert report.exit is Exit.CANNOT_TELL
+    assert [one.why for one in report.results if one.test == "gpu_work"] == [
+        f"{tmp_path / 'absent'}: No such file or directory"
+    ]
+
+
+def test_a_dcgmi_that_hangs_is_ended_at_its_deadline(tmp_path: Path) -> None:
+    program = fake_dcgmi(tmp_path, "time.sleep(600)")
+    assert diag_dcgm.run([program], 0.3) == (None, "dcgmi diag has not ended within 0.3 s")

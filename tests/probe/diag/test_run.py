@@ -1,0 +1,188 @@
+"""A whole run over stand-in children: what hangs, crashes, computes wrongly or gets hot becomes a named result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT
+from tests.probe.diag.standins import NOON, UUID, options, row
+from watchkeeper.model import gpu_words
+from watchkeeper.model.diag import Exit, Report, TestResult, Verdict
+from watchkeeper.probe import diag_plan, diag_run, diag_work
+
+
+def run(level: int, wished: diag_run.Options) -> Report:
+    return diag_run.run(level, now=NOON, options=wished)
+
+
+def about(report: Report, test: str, gpu: int = 0) -> TestResult:
+    return next(result for result in report.results if result.test == test and result.gpu in (None, f"{UUID}{gpu}"))
+
+
+def test_a_healthy_gpu_passes_every_test_with_both_numbers(tmp_path: Path) -> None:
+    report = run(2, options(tmp_path))
+    assert report.exit is Exit.PASSED
+    found = about(report, "matmul_bf16")
+    assert (found.verdict, found.measured, found.expected, found.unit) == (Verdict.PASS, 780.0, 799.0, "TFLOP/s")
+    assert found.why == "780 TFLOP/s; this model reaches 799 (98%)"
+    assert {step.test for step in diag_plan.LEVEL_2} <= {result.test for result in report.results}
+
+
+def test_level_1_starts_no_worker_and_asks_the_software(tmp_path: Path) -> None:
+    report = run(1, options(tmp_path, "crash", "pcie_to_gpu"))
+    assert {"nvml", "cuda", "denylist"} <= {result.test for result in report.results}
+    assert not {"pcie_to_gpu", "gpu_work"} & {result.test for result in report.results}
+
+
+def test_a_crash_fails_its_test_and_skips_what_came_after(tmp_path: Path) -> None:
+    report = run(2, options(tmp_path, "crash", "memory_copy"))
+    assert report.exit is Exit.FAILED
+    assert about(report, "memory_copy").why == (
+        "the test program ended (signal 6: an illegal memory access was encountered)"
+    )
+    assert about(report, "pcie_to_gpu").verdict is Verdict.PASS
+    assert about(report, "matmul_bf16").verdict is Verdict.SKIP
+
+
+def test_a_hang_is_a_failed_test_with_its_deadline_and_other_gpus_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = tuple(replace(step, limit_seconds=1.0) for step in diag_plan.LEVEL_2)
+    monkeypatch.setattr(diag_plan, "LEVEL_2", quick)
+    report = run(2, options(tmp_path, "hang", "matmul_fp8", gpus=2))
+    found = about(report, "matmul_fp8")
+    assert (found.verdict, found.why) == (Verdict.FAIL, "no answer within 1 s: the GPU or CUDA hangs")
+    assert about(report, "matmul_bf16", gpu=1).verdict is Verdict.PASS
+
+
+def test_a_wrong_result_is_silent_data_corruption(tmp_path: Path) -> None:
+    report = run(2, options(tmp_path, "corrupt", "matmul_fp16"))
+    assert report.exit is Exit.FAILED
+    assert about(report, "matmul_fp16").why == "silent data corruption: 1 of 64 elements are wrong"
+
+
+def test_a_gpu_at_half_its_speed_fails(tmp_path: Path) -> None:
+    assert about(run(2, options(tmp_path, "slow", "pcie_to_gpu")), "pcie_to_gpu").verdict is Verdict.FAIL
+
+
+def test_without_torch_nobody_can_tell_and_the_remedy_is_named(tmp_path: Path) -> None:
+    report = run(2, options(tmp_path, "absent"))
+    assert report.exit is Exit.CANNOT_TELL
+    assert "No module named 'torch'" in about(report, "gpu_work").why
+    assert "--python" in about(report, "gpu_work").why
+
+
+def test_a_cuda_that_does_not_start_is_a_failure(tmp_path: Path) -> None:
+    report = run(2, options(tmp_path, "broken"))
+    assert (report.exit, about(report, "gpu_work").why) == (Exit.FAILED, "CUDA does not start: error 802")
+
+
+@pytest.mark.parametrize(
+    ("busy", "words"),
+    [
+        (row(programs=[[4711, None, 80]]), "programs 4711 use it"),
+        (row(DCGM_FI_DEV_FB_USED=60_000), "60000 MiB of its memory are in use, 1024 are let pass"),
+        (row(DCGM_FI_DEV_GPU_UTIL=97), "it is 97 % busy, 5 are let pass"),
+    ],
+)
+def test_a_busy_gpu_is_left_alone_unless_told(tmp_path: Path, busy: dict[str, object], words: str) -> None:
+    report = run(2, options(tmp_path, rows=[busy]))
+    assert report.exit is Exit.CANNOT_TELL
+    assert words in about(report, "gpu_work").why
+    assert run(2, options(tmp_path, rows=[busy], is_busy_ok=True)).exit is Exit.PASSED
+
+
+def test_a_gpu_that_is_cut_into_slices_is_left_alone(tmp_path: Path) -> None:
+    report = run(2, options(tmp_path, rows=[row(DCGM_FI_DEV_MIG_MODE=1)]))
+    assert about(report, "gpu_work").why == "MIG is on: there is no whole GPU to test"
+
+
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        ({"values": {"watchkeeper_gpu_slowdown_margin_celsius": 1}}, "1 °C below its slowdown temperature"),
+        ({"values": {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": 3}}, "3 new uncorrectable memory errors"),
+        ({"event": {"kind": "xid", "gpu": f"{UUID}0", "detail": 79}}, "reports Xid 79"),
+        ({"end": True}, "the GPUs can no longer be watched: exit status 7"),
+    ],
+)
+def test_a_safety_limit_stops_everything_at_once(tmp_path: Path, later: dict[str, object], words: str) -> None:
+    start = time.monotonic()
+    report = run(3, options(tmp_path, "hang", "stress", later=later))
+    assert words in report.stopped
+    assert report.exit is not Exit.PASSED
+    assert time.monotonic() - start < 20
+
+
+def test_a_watch_that_falls_silent_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = diag_work.Work
+    monkeypatch.setattr(diag_run, "Work", lambda *given: usual(*given, silent_seconds=0.5))
+    report = run(2, options(tmp_path, "hang", "memory_copy", later={"silent": True}))
+    assert report.stopped == "NVML has not answered for 0.5 s: a driver call hangs"
+
+
+def test_pcie_is_measured_one_gpu_after_the_other(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    run(2, options(tmp_path, "log", str(log), gpus=3))
+    alone = [line for line in log.read_text().splitlines() if "pcie" in line]
+    assert len(alone) == 12
+    assert all(one.replace("begins", "ends") == two for one, two in zip(alone[::2], alone[1::2], strict=True))
+
+
+def test_two_gpus_are_tried_against_each_other(tmp_path: Path) -> None:
+    found = about(run(2, options(tmp_path, gpus=2)), "p2p")
+    assert (found.verdict, found.measured) == (Verdict.PASS, 400.0)
+
+
+def test_only_the_chosen_gpus_are_tested_and_a_missing_one_fails(tmp_path: Path) -> None:
+    wished = options(tmp_path, gpus=3, chosen=gpu_words.read_words(["1,7"]))
+    report = run(2, wished)
+    assert [gpu.index for gpu in report.gpus] == [1]
+    assert {result.gpu for result in report.results} == {None, f"{UUID}1"}
+    assert "GPU 7 is not there" in [result.why for result in report.results]
+
+
+def test_ctrl_c_ends_the_command_and_every_child(tmp_path: Path) -> None:
+    program = tmp_path / "interrupted.py"
+    program.write_text(
+        "import sys; from pathlib import Path; from tests.probe.diag.standins import *\n"
+        f"wished = options(Path({str(tmp_path)!r}), 'hang', 'memory_copy')\n"
+        "tell = lambda who, test, done, facts: print(test, flush=True)\n"
+        "diag_run.run(2, now=NOON, options=wished, tell=tell)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, str(program)], env=environment, stdout=pipe, stderr=pipe, text=True) as ran:
+        assert ran.stdout is not None
+        for line in ran.stdout:
+            if line.strip() == "memory_copy":
+                break
+        children = Path(f"/proc/{ran.pid}/task/{ran.pid}/children").read_text().split()
+        start = time.monotonic()
+        ran.send_signal(signal.SIGINT)
+        ran.wait(10)
+        assert time.monotonic() - start < 5
+    assert children
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_gpu_that_somebody_uses_keeps_half_of_its_free_memory() -> None:
+    shares = [step.options.get("share") for step in diag_plan.steps(3, 60.0, is_shared=True) if "patterns" in step.test]
+    assert shares == [0.5, 0.5]
+    assert not [step for step in diag_plan.steps(3, 60.0) if "share" in step.options]
+
+
+def test_a_run_of_hours_comes_back_to_the_memory_again_and_again() -> None:
+    tests = [step.test for step in diag_plan.steps(4, 2 * 3600.0)]
+    assert tests.count("stress") == 12
+    assert tests.count("memory_patterns") == 13
+    load = [step.options["seconds"] for step in diag_plan.steps(4, 2 * 3600.0) if step.test == "stress"]
+    assert sum(load) == 2 * 3600.0

@@ -1,0 +1,162 @@
+"""What a workload is bound by, from recordings whose truth is known by how they were made."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.probe.profile import loads
+from watchkeeper.probe import columns, recording, segments
+from watchkeeper.probe.recording import Recording, Track
+from watchkeeper.probe.verdict import Bound
+
+SHARED = Path(__file__).resolve().parents[4] / "shared/h200/h200_workloads.csv"
+# fp64 products run on the tensor cores of an H200 (dfma_tensor_util 94 %), and the light loop at full memory launches
+# 130,000 kernels a second of 2 µs each.
+TRUTH = {
+    "idle": "idle",
+    "tensor_compute_bf16": "compute_bound",
+    "fp32_no_tensor": "compute_bound_no_tensor",
+    "fp64": "compute_bound",
+    "memory_bound_copy": "memory_bound",
+    "memory_bound_elementwise": "memory_bound",
+    "pcie_h2d_pinned": "pcie_bound",
+    "pcie_d2h_pinned": "pcie_bound",
+    "pcie_h2d_pageable": "pcie_bound",
+    "data_starved_training": "data_starved",
+    "cpu_bound_loader_h2d": "data_starved",
+    "launch_bound_small_kernels": "launch_bound",
+    "inference_batch1": "underutilized",
+    "transformer_training_step": "mixed",
+    "near_oom_light": "launch_bound",
+    "idle_after": "idle",
+}
+
+
+def judge(track: Track) -> segments.Segment:
+    return segments.judge(Recording((track,))).segments[0]
+
+
+@pytest.mark.parametrize("name", loads.LOADS)
+@pytest.mark.parametrize("interval", [0.05, 0.1, 0.15])
+def test_a_workload_gets_the_class_it_was_made_for(name: str, interval: float) -> None:
+    load = loads.LOADS[name]
+    found = judge(loads.record(load, interval=interval, label=name))
+    assert (found.verdict.bound, found.verdict.confidence >= 0.6) == (load.truth, True), found.verdict
+
+
+@pytest.mark.parametrize("name", sorted(set(loads.LOADS) - {"checkpoints"}))
+def test_one_sample_a_second_is_enough_for_what_is_steady(name: str) -> None:
+    load = loads.LOADS[name]
+    assert judge(loads.record(load, seconds=20, interval=1.0, label=name)).verdict.bound == load.truth
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared recording is not here")
+def test_every_label_of_the_recorded_h200_is_right() -> None:
+    judged = segments.judge(recording.read(SHARED))
+    assert {segment.label: segment.verdict.bound.value for segment in judged.segments} == TRUTH
+    assert judged.model_is_known
+    assert judged.left_out == 119
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared recording is not here")
+def test_without_gpm_the_recorded_h200_is_judged_the_same_and_less_surely() -> None:
+    read = recording.read(SHARED)
+    basic = Recording((loads.without(read.tracks[0], *columns.GPM),))
+    sure = {segment.label: segment.verdict.confidence for segment in segments.judge(read).segments}
+    for segment in segments.judge(basic).segments:
+        assert segment.verdict.bound == TRUTH[segment.label]
+        assert segment.verdict.confidence < sure[segment.label]
+        assert any("no GPM" in text for text in segment.verdict.unsure)
+
+
+@given(
+    st.sampled_from(sorted(loads.LOADS)),
+    st.sets(st.sampled_from(sorted(columns.NUMBERS)), max_size=20),
+    st.integers(3, 40),
+)
+@settings(max_examples=60)
+def test_whatever_is_missing_a_class_is_given_and_never_more_surely(name: str, missing: set[str], rows: int) -> None:
+    track = loads.record(loads.LOADS[name], seconds=4.0).part(range(rows))
+    whole = judge(track).verdict
+    part = judge(loads.without(track, *(missing - {"graphics_util", "gpu_util"}))).verdict
+    assert isinstance(part.bound, Bound)
+    assert 0 < part.confidence < 1
+    assert part.bound is not whole.bound or part.confidence <= whole.confidence + 0.16
+
+
+@given(st.sampled_from(sorted(set(loads.LOADS) - {"nothing", "all_reduce"})), st.integers(0, 99))
+@settings(max_examples=30)
+def test_without_gpm_confidence_falls(name: str, seed: int) -> None:
+    track = loads.record(loads.LOADS[name], seconds=6.0, seed=seed)
+    assert judge(loads.without(track, *columns.GPM)).verdict.confidence < judge(track).verdict.confidence
+
+
+def test_gpu_util_of_99_percent_during_copies_is_not_work() -> None:
+    found = judge(loads.record(loads.LOADS["pinned_copies"], label="copies"))
+    assert found.features.gpu_util is not None
+    assert (found.features.gpu_util > 0.95, found.verdict.bound) == (True, Bound.PCIE)
+
+
+def test_the_power_cap_at_full_load_is_no_doubt() -> None:
+    found = judge(loads.record(loads.LOADS["products"], label="products"))
+    assert (found.features.power_capped, found.verdict.unsure) == (1.0, ())
+
+
+def test_without_labels_a_recording_is_cut_where_the_work_changes() -> None:
+    parts = ["nothing", "products", "copies_on_the_gpu", "pinned_copies", "tiny_kernels"]
+    tracks = [loads.record(loads.LOADS[name], since=8.0 * place) for place, name in enumerate(parts)]
+    found = segments.judge(Recording((loads.joined(*tracks),))).segments
+    assert [segment.verdict.bound.value for segment in found] == [loads.LOADS[name].truth for name in parts]
+    assert [round(segment.since / 8) for segment in found] == [0, 1, 2, 3, 4]
+
+
+def test_work_that_stops_again_and_again_is_one_segment_and_not_many() -> None:
+    slow = loads.Load("stalls_input_or_io", loads.WIDE, on_seconds=2.5, off_seconds=2.5, watts=692)
+    found = segments.judge(Recording((loads.record(slow, seconds=42),))).segments
+    assert [segment.verdict.bound.value for segment in found] == ["stalls_input_or_io"]
+
+
+def test_rows_of_one_label_that_lie_apart_are_one_segment() -> None:
+    one, gap, two = (
+        loads.record(loads.LOADS[name], since=at, label=label)
+        for name, at, label in (("products", 0, "a"), ("nothing", 8, "gap"), ("products", 16, "a"))
+    )
+    judged = segments.judge(Recording((loads.joined(one, gap, two),)))
+    assert [(segment.label, segment.verdict.bound, segment.samples) for segment in judged.segments] == [
+        ("a", Bound.COMPUTE, 160)
+    ]
+    assert judged.left_out == 80
+
+
+def test_each_gpu_has_its_own_segments() -> None:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["t", "uuid", "graphics_util", "sm_util", "any_tensor_util", "dram_bw_util"])
+    for row in range(60):
+        writer.writerow([row / 10, "GPU-a", 99, 95, 85, 20])
+        writer.writerow([row / 10, "GPU-b", 99, 97, 0, 85])
+    judged = segments.judge(recording.read_text(text.getvalue(), where="two.csv"))
+    assert [(segment.gpu, segment.verdict.bound.value) for segment in judged.segments] == [
+        ("GPU-a", "compute_bound"),
+        ("GPU-b", "memory_bound"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["products", "copies_on_the_gpu", "tiny_kernels", "slow_loader", "pinned_copies"])
+def test_sm_util_without_graphics_util_still_tells_work_from_waiting(name: str) -> None:
+    track = loads.record(loads.LOADS[name], label=name)
+    found = judge(loads.without(track, "graphics_util"))
+    assert found.verdict.bound == loads.LOADS[name].truth
+    assert found.verdict.confidence < judge(track).verdict.confidence
+
+
+def test_sm_util_alone_is_not_called_idle_while_it_works() -> None:
+    track = loads.record(loads.LOADS["products"], label="work")
+    alone = loads.without(track, *(name for name in track.numbers if name != "sm_util"))
+    assert judge(alone).verdict.bound not in (Bound.IDLE, Bound.UNDERUTILIZED, Bound.DATA_STARVED)

@@ -1,0 +1,161 @@
+"""`watchkeeper profile` as a program: over fake GPUs, without any, and with a driver that hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fake_nvml import driver
+from tests.probe.profile import loads
+from watchkeeper.probe import columns, profile_run, recorder, recording
+from watchkeeper.probe.recording import Recording
+
+LINE = [sys.executable, "-m", "watchkeeper.cli.main", "profile"]
+BUSY = {"graphics_util": 98, "sm_util": 95, "any_tensor_util": 85, "dram_bw_util": 18, "pcie_rx_per_sec": 20}
+
+
+@pytest.fixture
+def busy(fake: driver.FakeNvml) -> driver.FakeNvml:
+    """Two GPUs, of which the first multiplies and the second does nothing."""
+    fake.tell(0, PowerUsage=690000)
+    fake.tell(0, "UtilizationRates.gpu", 99)
+    for name, value in BUSY.items():
+        fake.tell(0, f"Gpm.{columns.GPM[name]}", value)
+    return fake
+
+
+def run(environment: dict[str, str], *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LINE, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=50, cwd=cwd
+    )
+
+
+def sleeper(seconds: float, code: int = 0) -> list[str]:
+    program = f"import sys, time; print('from the workload', flush=True); time.sleep({seconds}); sys.exit({code})"
+    return [sys.executable, "-c", program]
+
+
+def test_a_workload_keeps_output_and_exit_code_and_the_report_follows(busy: driver.FakeNvml, tmp_path: Path) -> None:
+    ran = run(busy.environment, "--output", "out", "--", *sleeper(3, 7), cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (7, "from the workload\n")
+    assert "BOUND BY TENSOR CORES (compute_bound)" in ran.stderr
+    assert "TFLOP/s" in ran.stderr
+    saved = next((tmp_path / "out").glob("recording.*"))
+    track = recording.read(saved).tracks[0]
+    assert len(track) >= 20
+    assert track.has("rss_mib")
+    assert "<svg" in (tmp_path / "out/report.html").read_text()
+
+
+def test_json_stands_alone_on_the_standard_output(busy: driver.FakeNvml, tmp_path: Path) -> None:
+    ran = run(busy.environment, "--json", "--output", "out", "--", *sleeper(2), cwd=tmp_path)
+    answer = json.loads(ran.stdout)
+    assert (answer["class"], [gpu["gpu"] for gpu in answer["gpus"]]) == ("compute_bound", ["0"])
+    assert "from the workload" in ran.stderr
+    assert len(answer["files"]) == 3
+
+
+def test_ctrl_c_ends_the_workload_and_still_reports(busy: driver.FakeNvml, tmp_path: Path) -> None:
+    program = "import time; time.sleep(2); print('at work', flush=True); time.sleep(60)"
+    line = [*LINE, "--output", "out", "--", sys.executable, "-c", program]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(line, env=busy.environment, cwd=tmp_path, stdin=nothing, stdout=pipe, stderr=pipe) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"at work\n"
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=30)
+    # Python ends with SIGINT when it is interrupted.
+    assert running.returncode == 128 + signal.SIGINT
+    assert b"compute_bound" in said
+
+
+def test_a_program_that_runs_already_is_recorded_for_a_while(busy: driver.FakeNvml, tmp_path: Path) -> None:
+    with subprocess.Popen(sleeper(60), stdout=subprocess.DEVNULL) as job:
+        ran = run(busy.environment, "--pid", str(job.pid), "--for", "2s", "--json", "--output", "o", cwd=tmp_path)
+        assert job.poll() is None
+        job.kill()
+    answer = json.loads(ran.stdout)
+    assert ran.returncode == 0
+    assert 1 <= answer["seconds"] <= 4
+    assert "cpu_cores" in answer["host"]
+
+
+def test_without_gpm_it_says_how_much_less_sure_it_is(busy: driver.FakeNvml, tmp_path: Path) -> None:
+    busy.tell(driver.EVERY, gpm=0)
+    ran = run(busy.environment, "--for", "2s", "--json", "--output", "o", cwd=tmp_path)
+    answer = json.loads(ran.stdout)
+    assert any("confidence × 0.72" in text for text in answer["unsure"])
+    assert any("no GPM counters" in text for text in answer["notes"])
+
+
+def test_a_driver_that_hangs_is_said_and_the_workload_goes_on(
+    busy: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LD_LIBRARY_PATH", "FAKE_NVML_CONTROL"):
+        monkeypatch.setenv(name, busy.environment[name])
+    monkeypatch.setattr(recorder, "SILENT_SECONDS", 1.0)
+
+    def hang(seconds: float, running: recorder.Recorder) -> None:
+        if seconds > 0.5:
+            busy.tell(driver.EVERY, PowerUsage=driver.HANG)
+
+    recorded = profile_run.run(profile_run.Wish(command=sleeper(6, 5)), hang)
+    assert "the limit is 1 s: a call hangs" in recorded.problems[0]
+    assert recorded.exit_code is None
+    assert len(recorded.recording.tracks[0]) >= 3
+    assert profile_run.wait(recorded) == 5
+
+
+def test_without_a_gpu_it_says_so_and_ends_with_3(tmp_path: Path) -> None:
+    bare = {**os.environ, "LD_LIBRARY_PATH": ""}
+    ran = run(bare, "--", "true", cwd=tmp_path)
+    assert ran.returncode == 3
+    assert "no GPU can be recorded on this node" in ran.stderr
+    assert "profile classify" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "what is to be recorded?"),
+        (("--",), "no program after `--`"),
+        (("python", "train.py"), "watchkeeper profile -- python train.py"),
+        (("--pid", "1", "--", "true"), "either a workload after `--` or --pid"),
+        (("--for", "60"), "has no unit"),
+        (("-i", "x", "--for", "1s"), "write indices such as 0"),
+    ],
+)
+def test_wrong_use_ends_with_2_and_says_what_to_write(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    ran = run(dict(os.environ), *words, cwd=tmp_path)
+    assert (ran.returncode, said in ran.stderr) == (2, True), ran.stderr
+
+
+def test_a_program_that_is_not_there_is_named(busy: driver.FakeNvml, tmp_path: Path) -> None:
+    ran = run(busy.environment, "--", "no-such-program", cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "no-such-program cannot be started: No such file or directory" in ran.stderr
+
+
+def test_classify_prints_the_promised_json(tmp_path: Path) -> None:
+    tracks = [
+        loads.record(loads.LOADS[name], since=8.0 * at, label=name) for at, name in enumerate(("products", "nothing"))
+    ]
+    recording.write_csv(Recording((loads.joined(*tracks),)), tmp_path / "two.csv")
+    ran = run(dict(os.environ), "classify", "two.csv", "--json", cwd=tmp_path)
+    found = json.loads(ran.stdout)["segments"]
+    assert [(part["label"], part["class"]) for part in found] == [("products", "compute_bound"), ("nothing", "idle")]
+    assert {"label", "class", "confidence", "why"} <= set(found[0])
+    assert "compute_bound" in run(dict(os.environ), "classify", "two.csv", cwd=tmp_path).stdout
+
+
+def test_classify_of_a_broken_file_ends_with_1_and_the_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text("t,gpu_util\n1,a\n")
+    ran = run(dict(os.environ), "classify", "bad.csv", cwd=tmp_path)
+    assert (ran.returncode, "line 2: gpu_util 'a' is not a number" in ran.stderr) == (1, True)
+    assert "Traceback" not in ran.stderr

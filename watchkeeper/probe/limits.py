@@ -1,0 +1,67 @@
+"""The numbers that the classifier goes by, from packs/bottleneck_limits.csv, and the ceilings of GPU models.
+
+`features` turns readings into shares of a model's ceilings, `classify` compares the shares with the limits. Each number
+has its reason beside it in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from watchkeeper.catalogue import pack
+
+MIB_PER_GB = 1e9 / 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What one GPU model can do at most; None where it has no such part."""
+
+    name: str
+    memory_mib: float
+    power_watts: float
+    idle_watts: float
+    max_sm_mhz: float
+    memory_mhz: float
+    pcie_gb_per_second: float
+    nvlink_gb_per_second: float | None
+
+
+@cache
+def limits() -> Mapping[str, float]:
+    rows = pack.load("bottleneck_limits.csv", lambda cells: (cells["name"], float(cells["value"]), cells["why"]))
+    return {name: value for name, value, _ in rows}
+
+
+@cache
+def models() -> tuple[Model, ...]:
+    return pack.load("gpu_models.csv", _model)
+
+
+def find_model(name: str) -> Model | None:
+    return next((model for model in models() if model.name.lower() == name.lower()), None)
+
+
+def guess_model(memory_mhz: float | None) -> Model | None:
+    """The model whose memory runs at this clock: it hardly moves with load and differs between models."""
+    return next((model for model in models() if memory_mhz is not None and model.memory_mhz == memory_mhz), None)
+
+
+def default_model() -> Model:
+    """Where nobody says which GPU it was: the first of the table."""
+    return models()[0]
+
+
+def _model(cells: Mapping[str, str]) -> Model:
+    return Model(
+        cells["model"],
+        float(cells["memory_mib"]),
+        float(cells["tdp_watts"]),
+        float(cells["idle_watts"]),
+        float(cells["max_sm_mhz"]),
+        float(cells["memory_mhz"]),
+        float(cells["pcie_gb_per_second"]),
+        float(cells["nvlink_gb_per_second"]) if cells["nvlink_gb_per_second"] else None,
+    )

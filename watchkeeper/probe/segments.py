@@ -1,0 +1,277 @@
+"""From a recording to segments with a class each: by label where there are labels, by change where there are none.
+
+The first seconds of a segment belong to its start-up and are not judged. Without labels a track is cut where its
+numbers change for good (binary segmentation of the shares), and what alternates between work and nothing is put
+together again, because that rhythm is itself an answer. `classify` judges each; the command and the report print them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from watchkeeper.probe import columns
+from watchkeeper.probe.classify import LEAST_CONFIDENT, classify
+from watchkeeper.probe.features import Features, activity, measure
+from watchkeeper.probe.limits import MIB_PER_GB, Model, default_model, find_model, guess_model
+from watchkeeper.probe.recording import Recording, Track, known
+from watchkeeper.probe.verdict import Bound, Verdict
+
+# Start-up of a workload: clocks, power and NVML's own averages need up to this long to settle.
+SETTLE_SECONDS = 3.0
+# Of a shorter segment at least this share is judged.
+LEAST_JUDGED_SHARE = 0.6
+# Shorter stretches are transitions, not workloads.
+SHORTEST_SECONDS = 2.0
+SHORTEST_ROWS = 10
+START_SHARE = 30
+MOST_SEGMENTS = 64
+# A long track is averaged to so many bins before it is cut; 4,096 are seven minutes at ten rows a second.
+MOST_BINS = 4096
+CUT_COLUMNS = (
+    "graphics_util",
+    "sm_util",
+    "any_tensor_util",
+    "dram_bw_util",
+    "fp32_util",
+    "fp64_util",
+    "gpu_util",
+    "mem_copy_util",
+)
+# A cut must explain this much of what is left to explain, in squared shares for each bin.
+CUT_GAIN = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of one GPU's track with its verdict; `label` is the file's own, or a number where it has none."""
+
+    gpu: str
+    label: str
+    since: float
+    until: float
+    samples: int
+    features: Features
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """All segments of a recording; `model_is_known` False: ceilings are those of an assumed model."""
+
+    segments: tuple[Segment, ...]
+    model: Model
+    model_is_known: bool
+    left_out: int
+
+
+def judge(recording: Recording, model: Model | None = None) -> Judged:
+    """Cut every track into segments and judge each."""
+    found, left_out = [], 0
+    ceilings, is_known = model_of(recording, model)
+    for track in recording.tracks:
+        stretches, skipped = _stretches(track, ceilings)
+        left_out += skipped
+        floor = idle_watts(track, ceilings)
+        found += [_judged(track, label, rows=rows, model=ceilings, floor=floor) for label, rows in stretches]
+    return Judged(tuple(found), ceilings, is_known, left_out)
+
+
+def model_of(recording: Recording, model: Model | None = None) -> tuple[Model, bool]:
+    """Whose ceilings count, and whether that is known: as said, as recorded, by the memory clock, or assumed."""
+    said = model or (find_model(recording.model) if recording.model else None)
+    found = said or next((name for track in recording.tracks if (name := _guess(track)) is not None), None)
+    return found or default_model(), found is not None
+
+
+def judge_whole(track: Track, model: Model, label: str = "all") -> Segment:
+    """One verdict over a whole track, for a workload that was recorded from its start to its end."""
+    return _judged(track, label, rows=list(range(len(track))), model=model, floor=idle_watts(track, model))
+
+
+def working(track: Track, model: Model) -> Track:
+    """The track without what comes before and after the work: imports, loading, and the end of the program.
+
+    Work has begun once a thirtieth of all activity has passed, or a second of it.
+    """
+    levels = _filled(activity(track, model.pcie_gb_per_second * MIB_PER_GB))
+    passed, steps = 0.0, [0.0, *(b - a for a, b in pairwise(track.times))]
+    sums = [passed := passed + level * step for level, step in zip(levels, steps, strict=True)]
+    edge = min(passed / START_SHARE, 1.0)
+    rows = [row for row, total in enumerate(sums) if edge <= total <= passed - edge / 10]
+    if passed <= 0 or track.times[-1] - track.times[0] < 2 * SHORTEST_SECONDS or len(rows) < SHORTEST_ROWS:
+        return track
+    return track.part(range(rows[0], rows[-1] + 1))
+
+
+def idle_watts(track: Track, model: Model) -> float:
+    """What this GPU draws while it does nothing: as recorded, or the model's figure and the clocks that stay up."""
+    power, busy = track.numbers.get("power_w", ()), track.numbers.get("gpu_util", ())
+    quiet = sorted(watts for watts, share in zip(power, busy, strict=False) if watts is not None and share == 0)
+    # After work an H200 stays at its highest clock and 126 W, against 82 W when it has rested.
+    return quiet[len(quiet) // 2] if len(quiet) >= 5 else 1.5 * model.idle_watts
+
+
+def _guess(track: Track) -> Model | None:
+    clocks = known(track.numbers.get("mem_clock", ()))
+    return guess_model(max(clocks)) if clocks else None
+
+
+def _judged(track: Track, label: str, *, rows: Sequence[int], model: Model, floor: float) -> Segment:
+    settled = _settled(track.times, rows)
+    verdict, features = _verdict(track.part(settled), model, floor=floor, whole=track.part(rows))
+    return Segment(track.gpu, label, track.times[rows[0]], track.times[rows[-1]], len(rows), features, verdict)
+
+
+def _verdict(track: Track, model: Model, *, floor: float, whole: Track) -> tuple[Verdict, Features]:
+    features = measure(track, model, idle_watts=floor, whole=whole)
+    verdict = classify(features)
+    if len(track) < 20 or verdict.bound in (Bound.STALLS, Bound.MIXED):
+        return verdict, features
+    middle = len(track) // 2
+    halves = {
+        classify(measure(track.part(rows), model, idle_watts=floor)).bound
+        for rows in (range(middle), range(middle, len(track)))
+    }
+    if halves != {verdict.bound}:
+        names = " and ".join(sorted(halves))
+        why = f"its halves on their own look like {names} (confidence × 0.85)"
+        lowered = max(LEAST_CONFIDENT, round(verdict.confidence * 0.85, 2))
+        verdict = replace(verdict, confidence=lowered, unsure=(*verdict.unsure, why))
+    return verdict, features
+
+
+def _settled(times: Sequence[float], rows: Sequence[int]) -> list[int]:
+    """Rows without the start-up; the rows of one label may lie apart, and each run has its own start."""
+    if len(rows) < 3:
+        return list(rows)
+    step = statistics.median(times[b] - times[a] for a, b in pairwise(rows))
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and row == runs[-1][-1] + 1 and times[row] - times[runs[-1][-1]] <= max(5 * step, 1.0):
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    kept = []
+    for run in runs:
+        since, lasted = times[run[0]], times[run[-1]] - times[run[0]]
+        skip = min(SETTLE_SECONDS, (1 - LEAST_JUDGED_SHARE) * lasted)
+        kept += [row for row in run if times[row] - since >= skip]
+    return kept
+
+
+def _stretches(track: Track, model: Model) -> tuple[list[tuple[str, list[int]]], int]:
+    """Label and rows of each segment, and how many rows belong to none."""
+    if track.labels is None:
+        return _by_change(track, model)
+    by_label: dict[str, list[int]] = {}
+    for row, label in enumerate(track.labels):
+        if label and label != columns.TRANSITION:
+            by_label.setdefault(label, []).append(row)
+    kept = sum(len(rows) for rows in by_label.values())
+    if not by_label:
+        return [(columns.TRANSITION, list(range(len(track))))], 0
+    return list(by_label.items()), len(track) - kept
+
+
+def _by_change(track: Track, model: Model) -> tuple[list[tuple[str, list[int]]], int]:
+    """Cut where the numbers change, then put alternation together and name the segments by their number."""
+    floor = idle_watts(track, model)
+    bins = _bins(track, model)
+    size = max(1, -(-len(track) // len(bins)))
+    shortest = max(3, round(SHORTEST_SECONDS / max(1e-3, _interval(track) * size)))
+    edges = [0, *sorted(_cuts(bins, shortest)), len(bins)]
+    pieces = [list(range(a * size, min(b * size, len(track)))) for a, b in pairwise(edges)]
+    pieces = [piece for piece in pieces if piece]
+    # By the whole piece, because a start-up is short here and the rhythm is what counts.
+    bounds = [classify(measure(track.part(piece), model, idle_watts=floor)).bound for piece in pieces]
+    joined = _joined(pieces, bounds, track)
+    return [(str(number), rows) for number, rows in enumerate(joined, start=1)], 0
+
+
+def _interval(track: Track) -> float:
+    gaps = [b - a for a, b in pairwise(track.times)]
+    return statistics.median(gaps) if gaps else 1.0
+
+
+def _joined(pieces: list[list[int]], bounds: list[Bound], track: Track) -> list[list[int]]:
+    """Neighbours of one class are one segment; so is what goes idle and back to the same class again and again."""
+    grown: list[tuple[Bound, list[int]]] = []
+    for piece, bound in zip(pieces, bounds, strict=True):
+        if grown and grown[-1][0] is bound:
+            grown[-1][1].extend(piece)
+        else:
+            grown.append((bound, list(piece)))
+    at = 0
+    while at + 2 < len(grown):
+        (first, rows), (middle, pause), (last, after) = grown[at : at + 3]
+        is_pause = middle is Bound.IDLE and track.times[pause[-1]] - track.times[pause[0]] <= 5.0
+        if is_pause and first is last and first is not Bound.IDLE:
+            grown[at : at + 3] = [(first, rows + pause + after)]
+        else:
+            at += 1
+    return [rows for _, rows in grown]
+
+
+def _bins(track: Track, model: Model) -> list[list[float]]:
+    """Shares of a few rows each, as square roots: from 0 to 2 % is as much of a change as from 60 to 85 %.
+
+    A column that is absent does not take part, an empty cell keeps the last value.
+    """
+    ceiling = model.pcie_gb_per_second * MIB_PER_GB
+    wholes = dict.fromkeys(CUT_COLUMNS, 100.0) | {f"pcie_{way}_per_sec": ceiling for way in ("rx", "tx")}
+    series = [
+        _filled([None if value is None else value / whole for value in track.numbers[name]])
+        for name, whole in wholes.items()
+        if track.has(name)
+    ]
+    size = max(1, -(-len(track) // MOST_BINS))
+    return [
+        [max(0.0, statistics.fmean(values[at : at + size])) ** 0.5 for values in series]
+        for at in range(0, len(track), size)
+    ]
+
+
+def _filled(values: Sequence[float | None]) -> list[float]:
+    last, found = 0.0, []
+    for value in values:
+        last = last if value is None else value
+        found.append(last)
+    return found
+
+
+def _cuts(bins: list[list[float]], shortest: int) -> set[int]:
+    """Where to cut: again and again the place that explains most, while it explains enough."""
+    sums = _prefix(bins)
+    found: set[int] = set()
+    waiting = [(0, len(bins))]
+    while waiting and len(found) < MOST_SEGMENTS - 1:
+        low, high = waiting.pop()
+        best, gain = 0, 0.0
+        for cut in range(low + shortest, high - shortest + 1):
+            explained = _gain(sums, low, cut=cut, high=high)
+            if explained > gain:
+                best, gain = cut, explained
+        if gain > CUT_GAIN * shortest:
+            found.add(best)
+            waiting += [(low, best), (best, high)]
+    return found
+
+
+def _prefix(bins: list[list[float]]) -> list[list[float]]:
+    sums = [[0.0] * len(bins[0])] if bins else [[]]
+    for row in bins:
+        sums.append([total + value for total, value in zip(sums[-1], row, strict=True)])
+    return sums
+
+
+def _gain(sums: list[list[float]], low: int, *, cut: int, high: int) -> float:
+    """By how much two means fit better than one, in squared shares."""
+    left, right = cut - low, high - cut
+    total = 0.0
+    for a, b, c in zip(sums[low], sums[cut], sums[high], strict=True):
+        difference = (b - a) / left - (c - b) / right
+        total += difference * difference
+    return total * left * right / (left + right)

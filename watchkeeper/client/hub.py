@@ -87,10 +87,9 @@ class HubClient:
         body = {"for": lasting, "reason": reason}
         return self._ask("POST", f"/api/incidents/{urllib.parse.quote(id)}/silence", body)
 
-    def silences(self) -> list[dict[str, Any]]:
-        """Silences and maintenance windows that are, will be, or were in force within the last day."""
-        answer: list[dict[str, Any]] = self._ask("GET", "/api/silences")["silences"]
-        return answer
+    def silences(self) -> dict[str, Any]:
+        """`silences` that are, will be, or were in force within the last day; `problem` says why some are unknown."""
+        return self._ask("GET", "/api/silences")
 
     def silence(self, matchers: Sequence[str], *, reason: str, **when: Any) -> dict[str, Any]:
         """A silence of what fits all matchers; `when` has `for`, `starts_at`, `ends_at` and `maintenance`."""
@@ -169,6 +168,40 @@ class HubClient:
     def explain(self, kind: str, name: str) -> dict[str, Any]:
         """Why a pod (`namespace/name`), a node or a job is as it is; `text` for people."""
         return self._ask("GET", f"/api/explain/{kind}/{urllib.parse.quote(name)}")
+
+    def repairs(self, *, all: bool = False) -> dict[str, Any]:
+        """Repairs that wait, run or hold a node, with `switch`; with `all`, the newest that ended too."""
+        return self._ask("GET", f"/api/repairs?all={'1' if all else '0'}")
+
+    def repair(self, incident: str) -> dict[str, Any]:
+        """Why an incident has this plan and this mode, who would object now, and how far its repair is."""
+        return self._ask("GET", f"/api/incidents/{urllib.parse.quote(incident)}/repair")
+
+    def repair_word(self, incident: str, word: str, **body: Any) -> dict[str, Any]:
+        """Say `approve`, `reject`, `step-done` or `again` about the repair of an incident."""
+        path = f"/api/incidents/{urllib.parse.quote(incident)}/{word}"
+        answer: dict[str, Any] = self._ask("POST", path, body)["repair"]
+        return answer
+
+    def repair_switch(self, word: str, **body: Any) -> dict[str, Any]:
+        """`stop` or `resume` everything, or `reset` the circuit breaker."""
+        answer: dict[str, Any] = self._ask("POST", f"/api/repairs/{word}", body)["switch"]
+        return answer
+
+    def repair_log(self, *, limit: int = 1000) -> list[dict[str, Any]]:
+        """The audit of repairs, oldest first: who, what, why, and what came of it."""
+        answer: list[dict[str, Any]] = self._ask("GET", f"/api/repairs/log?limit={limit}")["entries"]
+        return answer
+
+    def test_policy(self, text: str) -> list[dict[str, Any]]:
+        """Which plan each incident of the past would have got under a policy, and what guards would have said."""
+        answer: list[dict[str, Any]] = self._ask("POST", "/api/repairs/test", {"policy": text})["incidents"]
+        return answer
+
+    def capacity(self, question: str, **asked: str | None) -> dict[str, Any]:
+        """`forecast`, `now` or `advice` about the fleet's GPUs; see docs/howto/capacity.md."""
+        form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
+        return self._ask("GET", f"/api/capacity/{question}?{form}")
 
     def simulator(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """A request to the simulated fleet behind this hub; HubError where the fleet is real."""

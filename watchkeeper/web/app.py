@@ -23,6 +23,8 @@ from starlette.websockets import WebSocket
 from watchkeeper.errors import HubError, IllegalMove, JournalConflict, WatchkeeperError
 from watchkeeper.kit.logs import fields
 from watchkeeper.web import (
+    act_api,
+    capacity_api,
     causes_api,
     cluster_api,
     explain_api,
@@ -66,12 +68,14 @@ def create_app(hub: HubView, auth: Auth, *, live_interval_seconds: float | None 
         *recording_api.endpoints(hub),
         *fleet_api.endpoints(hub),
         *incident_api.endpoints(hub),
+        *act_api.endpoints(hub),
         *slo_api.endpoints(hub),
         *topology_api.endpoints(hub),
         *cluster_api.endpoints(hub),
         *explain_api.endpoints(hub),
         *causes_api.endpoints(hub),
         *orders_api.endpoints(hub),
+        *capacity_api.endpoints(hub),
         *pages.endpoints(),
     ]
 

@@ -1,0 +1,71 @@
+"""What-if replays: seconds for a public trace of 23,871 instances where it is there, and for a synthetic month of jobs.
+
+`reference` is the time that Python alone takes for as many pushes to and pops from a heap as a replay has events, in
+the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import time
+from pathlib import Path
+
+import numpy as np
+
+from watchkeeper.capacity import jobs, replay, stock, whatif
+
+TRACE = Path(__file__).parents[2] / "shared" / "corpus" / "traces" / "alibaba2025_dlrm_instances.csv"
+MONTH_SECONDS = 30 * 86_400
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=100_000, help="jobs of the synthetic month")
+    parser.add_argument("--gpus", type=int, default=4096, help="GPUs of the synthetic fleet, eight to a node")
+    parser.add_argument("--trace", type=Path, default=TRACE)
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    found: dict[str, float] = {}
+    if options.trace.exists():
+        begun = time.perf_counter()
+        recorded = jobs.read_jobs(options.trace.read_text(encoding="utf-8"), where=options.trace.name)
+        fleet = jobs.plain_nodes(3300, of_node=8)
+        answer = whatif.compare(recorded, fleet, whatif.Change(add_gpus=64))
+        found["trace_rows"] = recorded.counts["rows"]
+        found["trace_seconds"] = time.perf_counter() - begun
+        found["trace_p95_wait_before"] = answer["before"]["wait"]["p95"]
+        found["trace_p95_wait_after"] = answer["after"]["wait"]["p95"]
+    made = month(options.jobs, options.gpus)
+    fleet = jobs.plain_nodes(options.gpus, of_node=8)
+    for policy in replay.Policy:
+        begun = time.perf_counter()
+        outcome = replay.replay(made, fleet, policy=policy)
+        found[f"month_{policy}_seconds"] = time.perf_counter() - begun
+        found[f"month_{policy}_utilisation"] = outcome.gpu_seconds(0, MONTH_SECONDS) / (options.gpus * MONTH_SECONDS)
+    found["reference_seconds"] = _reference(options.jobs)
+    found["month_ratio"] = found["month_backfill_seconds"] / found["reference_seconds"]
+    return found
+
+
+def month(count: int, gpus: int) -> list[jobs.Job]:
+    """A month of jobs that would keep about nine tenths of the GPUs busy: many small and short, few large and long."""
+    random = np.random.default_rng(3)
+    sizes = random.choice([1, 1, 1, 2, 4, 8, 8, 16, 32], count)
+    lengths = np.exp(random.normal(0, 1.5, count))
+    lengths *= 0.9 * gpus * MONTH_SECONDS / float(sizes @ lengths)
+    times = np.sort(random.uniform(0, MONTH_SECONDS, count))
+    return [
+        jobs.Job(str(at), float(times[at]), float(lengths[at]), stock.Shape(int(sizes[at]) * stock.WHOLE))
+        for at in range(count)
+    ]
+
+
+def _reference(count: int) -> float:
+    begun = time.perf_counter()
+    heap: list[tuple[float, int]] = []
+    for at in range(count):
+        heapq.heappush(heap, ((at * 7919) % 104_729 / 7, at))
+    while heap:
+        heapq.heappop(heap)
+    return time.perf_counter() - begun

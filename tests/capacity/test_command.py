@@ -1,0 +1,90 @@
+"""`watchkeeper capacity forecast` over tables, as a person or a program uses it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from watchkeeper.cli import main
+from watchkeeper.cli.capacity import command
+
+NODES = "name,gpus,rack\nn1,8,r1\nn2,8,r2\n"
+JOBS = "id,gpus,submitted,started,ended\na,6,0,0,1000\nb,8,10,,\nc,1,20,20,30\n"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "demand.csv"
+    rows = [
+        f"2026-01-{1 + hour // 24:02} {hour % 24:02}:00:00,{60 + 20 * math.sin(hour / 24 * 6.283):.2f}"
+        for hour in range(21 * 24)
+    ]
+    path.write_text("\n".join(["time,running_gpus", *rows]) + "\n")
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(one) for one in arguments])
+
+
+def answered(*arguments: object) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(run(*arguments, "--json").output)
+    return answer
+
+
+def test_the_documented_shape_is_answered(table: Path) -> None:
+    columns = ["--time-column", "time", "--value-column", "running_gpus"]
+    answer = answered("forecast", "--csv", table, *columns, "--horizon", "7d")
+    assert isinstance(answer["model"], str)
+    assert len(answer["forecast"]) == 168
+    assert answer["forecast"][0]["time"] == "2026-01-22T00:00:00Z"
+    assert set(answer["forecast"][0]) == {"time", "mean", "low", "high"}
+    assert {"wape", "naive_wape", "coverage"} <= set(answer["backtest"])
+    assert answer["backtest"]["wape"] < 0.01
+
+
+def test_a_table_of_two_columns_needs_no_names_and_a_capacity_gives_the_sentence(table: Path) -> None:
+    said = run("forecast", "--csv", table, "--capacity", 70, "--horizon", "1d").output
+    assert said.startswith("Full on 2026-01-22 ")
+    assert "80 % interval" in said.splitlines()[0]
+
+
+def test_a_table_of_many_columns_needs_the_name_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "wide.csv"
+    path.write_text("time,a,b\n0,1,2\n")
+    result = run("forecast", "--csv", path)
+    assert result.exit_code == 2
+    assert "--value-column says which column is meant: a, b" in result.output
+
+
+def test_an_option_for_tables_is_not_dropped_in_silence_without_one() -> None:
+    result = run("forecast", "--step", "1h")
+    assert result.exit_code == 2
+    assert "--step is about a table: give --csv FILE as well" in result.output
+
+
+def test_a_file_that_is_not_there_or_no_table_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.csv").write_text("")
+    for name, words in (("none.csv", "cannot be read"), ("empty.csv", "this is no table")):
+        with pytest.raises(SystemExit) as left:
+            main.main(["capacity", "forecast", "--csv", str(tmp_path / name), "--value-column", "x"])
+        assert left.value.code == 1
+        assert words in capsys.readouterr().err
+
+
+def test_capacity_now_of_tables_counts_what_ran_at_their_end(tmp_path: Path) -> None:
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "jobs.csv").write_text(JOBS)
+    answer = answered("now", "--nodes", tmp_path / "nodes.csv", "--jobs", tmp_path / "jobs.csv")
+    assert answer["standing"]["gpus"] == 16
+    assert [(one["gpus"], one["waiting"], one["longest_seconds"]) for one in answer["waits"]] == [
+        *((1, 0, None), (6, 0, None), (8, 1, 990.0)),
+    ]
+    assert run("now", "--nodes", tmp_path / "nodes.csv").exit_code == 2

@@ -1,0 +1,182 @@
+"""Forecasts on series whose truth is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from watchkeeper.capacity import backtest, demand, forecast, fullness
+from watchkeeper.capacity.forecast_models import Scale, repeat_last
+from watchkeeper.errors import CollectError
+
+Floats = npt.NDArray[np.float64]
+HOUR, DAY, WEEK = 3600.0, 86_400.0, 604_800.0
+
+
+def hourly(values: Floats) -> demand.Series:
+    return demand.Series(0.0, HOUR, values)
+
+
+def seasons(hours: int, *, seed: int = 1, noise: float = 8.0) -> Floats:
+    at = np.arange(hours)
+    random = np.random.default_rng(seed)
+    day = 60 * np.sin(2 * np.pi * (at % 24) / 24)
+    week = np.where(at // 24 % 7 >= 5, -80.0, 20.0)
+    return np.asarray(300 + day + week + random.normal(0, noise, hours))
+
+
+def missed(path: Floats, actual: Floats) -> float:
+    return float(np.abs(path - actual).sum() / np.abs(actual).sum())
+
+
+@pytest.mark.parametrize(("hours", "best_naive"), [(24, 168), (168, 168)])
+def test_a_series_with_seasons_is_forecast_a_quarter_better_than_by_repeating_it(hours: int, best_naive: int) -> None:
+    values = seasons(10 * 168)
+    ours = naive = 0.0
+    for at in range(8 * 168, len(values) - hours + 1, 30):
+        past, actual = values[:at], values[at : at + hours]
+        ours += missed(forecast.forecast(hourly(past), hours * HOUR).mean, actual)
+        naive += missed(repeat_last(past, best_naive, hours), actual)
+    assert ours <= 0.75 * naive
+
+
+def test_a_constant_series_goes_on_without_doubt() -> None:
+    made = forecast.forecast(hourly(np.full(500, 64.0)), DAY)
+    assert set(made.mean) == set(made.low) == set(made.high) == {64.0}
+    assert (made.backtest.wape, made.backtest.covered) == (0.0, 1.0)
+
+
+def test_nobody_asking_for_anything_is_a_forecast_of_nothing() -> None:
+    made = forecast.forecast(hourly(np.zeros(500)), DAY)
+    assert not made.mean.any()
+    assert made.backtest.wape == 0.0
+
+
+def test_a_trend_is_followed_for_a_week() -> None:
+    at = np.arange(5 * 168, dtype=np.float64)
+    made = forecast.forecast(hourly(100 + 0.5 * at), WEEK)
+    assert made.mean[-1] == pytest.approx(100 + 0.5 * (len(at) + 167), rel=0.05)
+
+
+def test_after_a_level_shift_the_forecast_is_at_the_new_level_within_days() -> None:
+    values = seasons(5 * 168)
+    values[4 * 168 :] += 200
+    made = forecast.forecast(hourly(values), DAY)
+    assert made.mean.mean() == pytest.approx(values[-168:].mean(), rel=0.15)
+
+
+def test_an_outage_that_is_over_is_no_demand_that_went_away() -> None:
+    values = seasons(4 * 168)
+    whole = forecast.forecast(hourly(values), DAY)
+    values[-72:-48] = 0.0
+    made = forecast.forecast(hourly(values), DAY)
+    assert missed(made.mean, whole.mean) < 0.1
+    assert any("outages: 1, 24 steps" in note for note in made.notes)
+
+
+def test_demand_that_stops_for_good_is_not_waited_for() -> None:
+    values = np.append(seasons(4 * 168), np.zeros(5 * 24))
+    assert forecast.forecast(hourly(values), DAY).mean.max() < 30
+
+
+def test_a_holiday_that_is_named_gets_the_share_that_past_ones_had() -> None:
+    values = seasons(5 * 168, noise=2.0)
+    for day in (10, 25):
+        values[24 * day : 24 * day + 24] *= 0.5
+    holidays = [day * DAY for day in (10, 25, 36)]
+    plain, made = (forecast.forecast(hourly(values), 3 * DAY, holidays=days) for days in ((), holidays))
+    assert made.mean[24:48].mean() == pytest.approx(0.5 * plain.mean[24:48].mean(), rel=0.1)
+    assert made.mean[:24].mean() == pytest.approx(plain.mean[:24].mean(), rel=0.1)
+
+
+def test_days_without_samples_are_bridged_and_counted() -> None:
+    values = seasons(4 * 168)
+    values[300:348] = math.nan
+    made = forecast.forecast(hourly(values), DAY)
+    assert not np.isnan(made.mean).any()
+
+
+@pytest.mark.parametrize("hours", [2, 5, 30, 60, 200])
+def test_a_short_history_gives_a_forecast_that_says_how_little_it_knows(hours: int) -> None:
+    made = forecast.forecast(hourly(seasons(hours)), WEEK)
+    assert len(made.mean) == 168
+    assert (made.low <= made.mean).all()
+    assert (made.mean <= made.high).all()
+    assert made.high[-1] - made.low[-1] > 0
+    assert any("too short" in note for note in made.notes)
+
+
+def test_one_value_is_refused_with_both_numbers() -> None:
+    with pytest.raises(CollectError, match="at least 2 values"):
+        forecast.forecast(hourly(np.array([1.0])), DAY)
+
+
+def test_intervals_hold_about_80_percent_of_what_comes() -> None:
+    values = seasons(10 * 168, noise=20.0)
+    inside: list[float] = []
+    for at in range(6 * 168, len(values) - 24, 54):
+        made = forecast.forecast(hourly(values[:at]), DAY)
+        actual = values[at : at + 24]
+        inside.append(float(np.mean((actual >= made.low) & (actual <= made.high))))
+    assert 0.75 <= np.mean(inside) <= 0.90
+
+
+def test_the_back_test_of_the_past_knows_nothing_of_the_future() -> None:
+    values = seasons(4 * 168)
+    scale = Scale.of(HOUR)
+    one, other = (
+        backtest.roll(hourly(past), 24, scale) for past in (values, np.append(values[:-24], np.full(24, 1e6)))
+    )
+    same = one.origins <= len(values) - 24
+    np.testing.assert_array_equal(one.paths[same], other.paths[same])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.one_of(st.none(), st.floats(0, 1e5)), min_size=2, max_size=120),
+    st.sampled_from([300.0, HOUR, DAY, 30 * DAY]),
+    st.integers(1, 40),
+)
+def test_whatever_the_series_the_forecast_is_finite_ordered_and_never_negative(
+    drawn: list[float | None], step: float, steps: int
+) -> None:
+    values = np.array([math.nan if value is None else value for value in drawn])
+    if np.sum(~np.isnan(values)) < 2:
+        return
+    made = forecast.forecast(demand.Series(0.0, step, values), steps * step)
+    assert len(made.mean) == steps
+    assert np.isfinite([made.low, made.mean, made.high]).all()
+    assert (made.low >= 0).all()
+    assert (made.low <= made.mean + 1e-9).all()
+    assert (made.mean <= made.high + 1e-9).all()
+
+
+def test_a_weighted_median_is_that_of_as_many_copies() -> None:
+    values = np.array([[1.0], [5.0], [9.0]])
+    assert backtest.weighted_median(values, np.array([1.0, 1.0, 3.0]))[0] == 9
+    assert backtest.weighted_median(values, np.array([3.0, 1.0, 1.0]))[0] == 1
+    assert backtest.weighted_median(values, np.array([1.0, 1.0, 1.0]))[0] == 5
+
+
+def test_a_fleet_that_fills_up_has_a_date_and_a_number_of_gpus() -> None:
+    at = np.arange(5 * 168, dtype=np.float64)
+    made = forecast.forecast(hourly(100 + 0.5 * at), WEEK)
+    full = fullness.fullness(made, 560.0, now_gpus=519.5)
+    assert full.full_at == pytest.approx((len(at) + 80) * HOUR, abs=30 * HOUR)
+    assert full.full_at is not None
+    assert full.earliest is not None
+    assert full.earliest <= full.full_at
+    need = fullness.need(made, 560.0, target=0.8)
+    assert need.likely_gpus == pytest.approx(600 / 0.8 - 560, abs=30)
+    assert need.sure_gpus >= need.likely_gpus
+
+
+def test_a_fleet_with_room_needs_nothing() -> None:
+    made = forecast.forecast(hourly(np.full(500, 64.0)), DAY)
+    assert fullness.fullness(made, 512.0, now_gpus=64.0) == fullness.Fullness(512.0, False, None, None, None, 0.1)
+    assert fullness.need(made, 512.0).sure_gpus == 0

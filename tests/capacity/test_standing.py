@@ -1,0 +1,99 @@
+"""Capacity now: fragmentation, waits, and what would do for a workload."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.capacity import advice, rightsizing, standing
+from watchkeeper.capacity.jobs import Job
+from watchkeeper.capacity.rightsizing import Fit, Use
+from watchkeeper.capacity.standing import Ask, NodeStanding
+from watchkeeper.capacity.stock import Node, Shape
+
+H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
+
+
+def test_eight_free_gpus_on_eight_nodes_start_no_job_of_eight() -> None:
+    found = standing.standing([NodeStanding(f"n{at}", 8, 7) for at in range(8)])
+    assert (found.free_gpus, found.held_gpus, found.stranded_share) == (8, 56, 1.0)
+    assert [(room.gpus, room.jobs, room.stranded_gpus) for room in found.rooms] == [
+        (1, 8, 0),
+        (2, 0, 8),
+        (4, 0, 8),
+        (8, 0, 8),
+    ]
+
+
+def test_a_node_out_of_service_has_nothing_free_and_is_named() -> None:
+    found = standing.standing(
+        [NodeStanding("n1", 8, 0, is_in_service=False, why_not="drained"), NodeStanding("n2", 8, 0)]
+    )
+    assert (found.gpus, found.in_service_gpus, found.free_gpus) == (16, 8, 8)
+    assert found.out_of_service == (("n1", 8, "drained"),)
+
+
+@given(st.lists(st.integers(0, 16), max_size=30), st.integers(1, 16))
+def test_usable_and_stranded_gpus_are_all_that_are_free(free: list[int], shape: int) -> None:
+    [room] = standing.fragmentation(free, [shape])
+    assert room.usable_gpus + room.stranded_gpus == sum(free)
+    assert room.usable_gpus == room.jobs * shape
+    assert room.jobs == sum(count // shape for count in free)
+
+
+def test_waits_are_told_by_shape_for_those_who_wait_and_those_who_started() -> None:
+    asks = [Ask(8, 0.0, None), Ask(8, 50.0, None), Ask(8, 0.0, 40.0), Ask(1, 0.0, 2.0)]
+    one, eight = standing.waits(asks, now=100.0)
+    assert (one.waiting, one.longest_seconds, one.p50_seconds) == (0, None, 2.0)
+    assert (eight.waiting, eight.longest_seconds, eight.started, eight.p95_seconds) == (2, 100.0, 1, 40.0)
+
+
+def test_a_table_of_jobs_gives_the_same_picture_at_a_time() -> None:
+    jobs = [Job("a", 0.0, 100.0, Shape(6000), started=0.0), Job("b", 10.0, 100.0, Shape(4000), started=None)]
+    found, asks = standing.of_record([Node("n1", 8)], jobs, at=50.0)
+    assert [(node.gpus, node.held) for node in found] == [(8, 6)]
+    assert asks == [Ask(6, 0.0, 0.0), Ask(4, 10.0, None)]
+
+
+@pytest.mark.parametrize(
+    ("use", "fit", "profile"),
+    [
+        (Use("train", 1, H100, 0.7, 0.9, 60_000, 81_559), Fit.KEEP, ""),
+        (Use("idle", 4, H100, 0.0, 0.001, 60_000, 81_559), Fit.GIVE_BACK, ""),
+        (Use("small", 1, H100, 0.05, 0.1, 4_000, 81_559), Fit.MIG, "1g.10gb"),
+        (Use("wide", 1, H100, 0.05, 0.1, 14_000, 81_559), Fit.MIG, "1g.20gb"),
+        (Use("middle", 1, H100, 0.2, 0.3, 30_000, 81_559), Fit.MIG, "3g.40gb"),
+        (Use("full memory", 1, H100, 0.05, 0.1, 70_000, 81_559), Fit.KEEP, ""),
+        (Use("long context", 1, H100, 0.1, 0.2, 36_000, 60_000), Fit.SMALLER_GPU, "NVIDIA L40S"),
+        (Use("steady", 1, L40S, 0.2, 0.3, 8_000, 46_068), Fit.MPS, ""),
+        (Use("notebook", 1, L40S, 0.02, 0.3, 8_000, 46_068), Fit.TIME_SLICING, ""),
+        (Use("wide job", 8, H100, 0.2, 0.3, 8_000, 81_559), Fit.FEWER_GPUS, ""),
+        (Use("dark", 1, H100, None, None, 8_000, 81_559), Fit.UNKNOWN, ""),
+        (Use("half dark", 1, H100, 0.1, 0.1, None, None), Fit.UNKNOWN, ""),
+        (Use("cut", 1, H100, 0.1, 0.1, 4_000, 9_728, is_sliced=True), Fit.KEEP, ""),
+    ],
+)
+def test_what_would_do_follows_from_what_was_used(use: Use, fit: Fit, profile: str) -> None:
+    found = rightsizing.advise(use)
+    assert (found.fit, found.profile) == (fit, profile)
+    assert found.why
+
+
+def test_workloads_that_fit_into_slices_share_as_few_gpus_as_a_gpu_can_be_cut_into() -> None:
+    small = [rightsizing.advise(Use(f"s{at}", 1, H100, 0.05, 0.1, 4_000, 81_559)) for at in range(8)]
+    [cut] = rightsizing.repartition(small)
+    assert (cut.workloads, cut.gpus_to_cut, cut.frees_gpus, cut.slices) == (8, 2, 6, {"1g.10gb": 8})
+
+
+def test_advice_says_what_could_be_had_without_a_new_gpu() -> None:
+    found = standing.standing([NodeStanding(f"n{at}", 8, 6) for at in range(8)])
+    [piece] = advice.of_standing(found, ())
+    assert (piece.action, piece.gpus) == ("defragment", 16)
+    assert advice.of_standing(standing.standing([]), ()) == []
+
+
+def test_every_slice_in_the_table_belongs_to_a_gpu_that_has_room_for_it() -> None:
+    for profile in rightsizing.profiles():
+        assert profile.sevenths * profile.most <= rightsizing.SEVENTHS
+        assert profile.memory_mib * profile.most <= 143_771

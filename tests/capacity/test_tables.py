@@ -1,0 +1,185 @@
+"""Tables that people bring: what is read, what is left out, and that it is said."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.capacity import demand, jobs, table
+from watchkeeper.capacity.stock import Node, Shape
+from watchkeeper.errors import CollectError
+
+TRACES = Path(__file__).parents[3] / "shared" / "corpus" / "traces"
+SACCT = """JobID|Submit|Start|End|AllocTRES|State|
+17|2026-10-01T00:00:00|2026-10-01T00:00:10|2026-10-01T02:00:10|billing=8,cpu=64,gres/gpu=8,node=1|COMPLETED|
+17.batch|2026-10-01T00:00:00|2026-10-01T00:00:10|2026-10-01T02:00:10|cpu=64,gres/gpu=8|COMPLETED|
+18|2026-10-01T00:10:00|2026-10-01T02:00:20|Unknown|gres/gpu:h100=4,gres/gpu=4|RUNNING|
+19|2026-10-01T00:20:00|Unknown|Unknown|gres/gpu=2|PENDING|
+20|2026-10-01T00:30:00|2026-10-01T03:00:00|2026-10-01T02:00:00|gres/gpu=2|FAILED|
+17|2026-10-01T00:30:00|2026-10-01T01:00:00|2026-10-01T02:00:00|gres/gpu=2|FAILED|
+=1+1|2026-10-01T00:30:00|bad|2026-10-01T02:00:00|gres/gpu=2|FAILED|
+21|2026-10-01T00:40:00|None|2026-10-01T00:50:00||CANCELLED by 1000|
+22|2026-10-01T00:40:00|2026-10-01T00:41:00
+"""
+
+
+def read_demand(text: str, **told: str) -> tuple[demand.Series, table.Problems]:
+    columns = demand.Columns("time", "gpus", {}, **told)
+    points, problems, _ = demand.read_points(text, columns, where="d.csv")
+    return demand.regular(points, combine=columns.combine), problems
+
+
+def test_what_sacct_prints_becomes_jobs_and_every_odd_line_is_named() -> None:
+    found = jobs.read_jobs(SACCT, where="s.txt")
+    assert [(job.id, job.shape.gpus) for job in found.jobs] == [("17", 8.0), ("18", 4.0)]
+    assert found.jobs[1].is_cut_off
+    assert found.counts == {
+        "rows": 9,
+        "jobs": 2,
+        "steps_skipped": 1,
+        "without_end": 1,
+        "without_gpus": 1,
+        "left_out": 5,
+    }
+    assert found.problems.counts == {
+        "wrong number of cells": 1,
+        "bad time": 1,
+        "never ran": 1,
+        "negative duration": 1,
+        "job id stands twice": 1,
+    }
+    assert "s.txt:7: job id stands twice: 17: the first is used" in found.problems.lines()
+
+
+def test_a_table_that_nobody_knows_is_read_by_the_columns_that_are_told() -> None:
+    text = "came,cards,ran\n100,2,50\n0,1,10\n"
+    with pytest.raises(CollectError, match="--column submitted="):
+        jobs.read_jobs(text, where="j.csv")
+    told = {"submitted": "came", "gpus": "cards", "seconds": "ran"}
+    found = jobs.read_jobs(text, where="j.csv", columns=told).jobs
+    assert [(job.submitted, job.seconds, job.shape.gpus) for job in found] == [(0, 10, 1), (100, 50, 2)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "milli", "spec", "shape"),
+    [
+        ("1", "460", "", Shape(460, (), slice_milli=460)),
+        ("1", "1000", "V100M16|V100M32", Shape(1000, ("V100M16", "V100M32"))),
+        ("2", "1000", "", Shape(2000)),
+        ("8", "", "", Shape(8000)),
+    ],
+)
+def test_a_pod_asks_for_a_share_or_for_whole_gpus(gpus: str, milli: str, spec: str, shape: Shape) -> None:
+    header = "name,num_gpu,gpu_milli,gpu_spec,creation_time,scheduled_time,deletion_time"
+    [job] = jobs.read_jobs(f"{header}\np,{gpus},{milli},{spec},0,0,10\n", where="p.csv").jobs
+    assert job.shape == shape
+
+
+def test_the_list_of_bad_lines_is_bounded_and_the_counts_are_not() -> None:
+    text = "time,gpus\n0,1\n3600,2\n" + "oops,1\n" * 500
+    _, problems = read_demand(text)
+    assert problems.counts == {"unreadable cell": 500}
+    assert len(problems.lines()) == table.MOST_NAMED + 1
+    assert problems.lines()[-1] == "d.csv: and 480 more lines like these"
+
+
+@pytest.mark.parametrize("text", ["=cmd()|' /C calc'!A0", "@SUM(1)", "+1+1", "-2+3", "\tx", "\x1b[31mred"])
+def test_a_name_cannot_become_a_formula_or_move_the_cursor(text: str) -> None:
+    shown = table.harmless(text)
+    assert not shown.startswith(table.FORMULA_STARTS)
+    assert shown.isprintable()
+
+
+@pytest.mark.parametrize("text", ["-5", "+1.5", "12", "node-1"])
+def test_plain_names_and_numbers_stay_as_they_are(text: str) -> None:
+    assert table.harmless(text) == text
+
+
+def test_missing_days_are_gaps_and_not_zeros() -> None:
+    series, _ = read_demand(
+        "time,gpus\n2026-01-01 00:00,1\n2026-01-01 01:00,2\n2026-01-01 02:00,3\n2026-01-03 00:00,4\n"
+    )
+    assert (len(series), series.step_seconds) == (49, 3600)
+    assert int(np.isnan(series.values).sum()) == 45
+    assert any("45 of 49 steps" in note for note in series.notes)
+
+
+@pytest.mark.parametrize(
+    ("times", "step"),
+    [
+        (["0", "1", "2", "3"], 3600.0),
+        (["0", "3600", "7200"], 3600.0),
+        (["1767225600000", "1767225900000", "1767226200000"], 300.0),
+        (["2026-01-01", "2026-01-02", "2026-01-03"], 86_400.0),
+        (["2026/01/01 00:00", "2026/01/01 00:10"], 600.0),
+        (["2023-11-16 18:00:00.6805900", "2023-11-16 18:05:00.1"], 300.0),
+    ],
+)
+def test_times_are_read_as_tools_write_them(times: list[str], step: float) -> None:
+    series, problems = read_demand("time,gpus\n" + "".join(f"{at},5\n" for at in times))
+    assert series.step_seconds == step
+    assert not problems.counts
+
+
+def test_a_week_of_seconds_is_forecast_in_longer_steps_and_said() -> None:
+    points = [(float(at), 1.0) for at in range(0, 86_400, 60)]
+    series = demand.regular(points, horizon_seconds=7 * 86_400.0)
+    assert series.step_seconds == 300.0
+    assert "resampled to 5m: 2,500 steps ahead are the most" in series.notes
+
+
+def test_of_a_long_history_the_end_is_used_and_said() -> None:
+    series = demand.regular([(3600.0 * at, float(at)) for at in range(30_000)])
+    assert len(series) == demand.MOST_STEPS
+    assert series.values[-1] == 29_999
+    assert "only the last 25,000 steps are used" in series.notes
+
+
+def test_a_forecast_goes_on_where_the_samples_were_taken() -> None:
+    series = demand.regular([(1800.0 + 3600 * at, 1.0) for at in range(10)])
+    assert series.end_seconds == 1800.0 + 36_000
+
+
+def test_rows_of_several_groups_at_one_time_are_added_up_unless_told_otherwise() -> None:
+    text = "time,gpus\n" + "".join(f"{3600 * hour},{gpus}\n" for hour in range(3) for gpus in (1, 3))
+    assert read_demand(text)[0].values.tolist() == [4, 4, 4]
+    assert read_demand(text, combine="max")[0].values.tolist() == [3, 3, 3]
+    assert read_demand(text, combine="mean")[0].values.tolist() == [2, 2, 2]
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 1e6)), min_size=2, max_size=60))
+def test_a_regular_series_has_the_mean_of_what_was_measured(points: list[tuple[float, float]]) -> None:
+    if len({at for at, _ in points}) < 2:
+        return
+    series = demand.regular([(float(at), value) for at, value in points], combine="sum", step_seconds=3600.0)
+    assert np.nansum(series.values) == pytest.approx(math.fsum(value for _, value in points))
+
+
+@given(st.text(max_size=300))
+def test_no_text_breaks_the_reader(text: str) -> None:
+    try:
+        found = table.read(text, where="x", problems=table.Problems("x"))
+    except CollectError:
+        return
+    assert all(set(row.cells) == set(found.columns) for row in found.rows)
+
+
+def test_nodes_come_with_model_and_rack_and_without_those_that_have_no_gpu() -> None:
+    nodes, problems = jobs.read_nodes("sn,gpu,model,rack\na,8,H100,r1\nb,0,,r1\nc,x,,\na,8,H100,r1\n", where="n.csv")
+    assert nodes == (Node("a", 8, model="H100", rack="r1"),)
+    assert problems.counts == {"bad number": 1, "node stands twice": 1}
+
+
+@pytest.mark.skipif(not TRACES.exists(), reason="the public traces are not here")
+@pytest.mark.parametrize(
+    ("name", "layout", "count"),
+    [("alibaba2025_dlrm_instances.csv", "alibaba instances", 7386), ("alibaba2023_pods.csv", "alibaba pods", 6203)],
+)
+def test_public_traces_are_recognised(name: str, layout: str, count: int) -> None:
+    found = jobs.read_jobs((TRACES / name).read_text(), where=name)
+    assert (found.layout, len(found.jobs)) == (layout, count)

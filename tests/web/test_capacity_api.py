@@ -1,0 +1,139 @@
+"""Capacity over a real socket: forecasts from the hub's own samples, and what is true now."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.web.fake_hub import START, FakeHub
+from tests.web.running import Site, serving
+from watchkeeper.cli.capacity import command
+from watchkeeper.kit import clock
+from watchkeeper.model import cluster, workloads
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import Sample
+from watchkeeper.query import embedded
+from watchkeeper.store import head
+
+DAYS, FIVE_MINUTES_MS = 6, 300_000
+NOW = START.timestamp()
+
+
+class Schedulers:
+    """What a hub's schedulers said last: one job runs on half a node, one waits, one node is drained."""
+
+    inventory = None
+
+    def views(self) -> list[cluster.ClusterView]:
+        def job(name: str, **facts: Any) -> workloads.ScheduledWorkload:
+            of = workloads.Workload(workloads.WorkloadKind.SLURM_JOB, name)
+            return workloads.ScheduledWorkload("main", of, **facts)
+
+        running, pending = workloads.WorkloadState.RUNNING, workloads.WorkloadState.PENDING
+        node = {"cluster": "main", "source": "slurm", "is_ready": True, "gpus": 8, "allocatable_gpus": 8}
+        return [
+            cluster.ClusterView(
+                "slurm",
+                at_ms=1,
+                nodes=(
+                    cluster.ScheduledNode(name="gpu-r01-01", state="mixed", is_schedulable=True, **node),  # type: ignore[arg-type]
+                    cluster.ScheduledNode(name="gpu-r01-02", state="drained", is_schedulable=False, **node),  # type: ignore[arg-type]
+                ),
+                workloads=(
+                    job(
+                        "1",
+                        state=running,
+                        gpus=5,
+                        nodes={"gpu-r01-01": 5},
+                        requested_at=NOW - 900,
+                        started_at=NOW - 600,
+                    ),
+                    job("2", state=pending, gpus=8, requested_at=NOW - 1800),
+                ),
+            )
+        ]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    kept = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))
+    hub.engine, hub.clusters = kept, Schedulers()  # type: ignore[assignment]
+    for at_ms in range(clock.to_ms(START) - DAYS * 86_400_000, clock.to_ms(START) + 1, FIVE_MINUTES_MS):
+        held = round(60 + 20 * math.sin(2 * math.pi * at_ms / 86_400_000))
+        facts = {("watchkeeper_scheduler_gpus", "allocated"): held, ("watchkeeper_scheduler_gpus", "in_service"): 96}
+        kept.append(
+            Sample(Labels({"__name__": name, "cluster": "main", "state": state}), at_ms, float(value))
+            for (name, state), value in facts.items()
+        )
+    with serving(hub) as running:
+        yield running
+    kept.close()
+
+
+def test_demand_is_forecast_by_the_hour_with_its_error_and_a_sentence(site: Site) -> None:
+    found = site.ask("/api/capacity/forecast?horizon=1d").json
+    assert (found["ok"], found["step"], len(found["forecast"]), found["capacity_gpus"]) == (True, "1h", 24, 96)
+    assert found["sentence"].startswith("Not full within 1d")
+    assert found["backtest"]["wape"] < 0.05
+    expected = 60 + 20 * math.sin(2 * math.pi * (NOW + 1800 + 6 * 3600) / 86_400)
+    assert found["forecast"][6]["mean"] == pytest.approx(expected, abs=4)
+    assert set(found["forecast"][0]) == {"time", "mean", "low", "high"}
+
+
+def test_capacity_now_counts_free_gpus_by_shape_and_names_what_is_drained(site: Site) -> None:
+    found = site.ask("/api/capacity/now?window=1h").json
+    assert (found["standing"]["free_gpus"], found["standing"]["held_gpus"], found["standing"]["gpus"]) == (3, 5, 16)
+    assert found["standing"]["out_of_service"] == [["gpu-r01-02", 8, "drained"]]
+    assert [(one["gpus"], one["waiting"], one["longest_seconds"], one["p50_seconds"]) for one in found["waits"]] == [
+        (5, 0, None, 300.0),
+        (8, 1, 1800.0, None),
+    ]
+
+
+def test_advice_is_data_and_the_same_question_is_answered_from_memory(site: Site) -> None:
+    first, second = (site.ask("/api/capacity/advice?horizon=1d&target=0.5").json for _ in range(2))
+    assert first == second
+    assert first["advice"][0]["action"] == "add"
+    assert first["advice"][0]["gpus"] == pytest.approx(80 / 0.5 - 96, abs=8)
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("forecast?horizon=soon", "not a duration"),
+        ("forecast?horizon=2y", "at most 26w"),
+        ("forecast?about=cost", "there are demand"),
+        ("forecast?target=3", "a share from 0.05 to 1"),
+        ("forecast?cluster=%22%7D", "is not the name of a cluster"),
+        ("now?window=9w", "at most 1w"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused_with_what_would(site: Site, query: str, words: str) -> None:
+    reply = site.ask(f"/api/capacity/{query}")
+    assert reply.status == 400
+    assert words in reply.json["error"]
+
+
+def test_a_hub_without_samples_says_what_it_needs(site: Site) -> None:
+    reply = site.ask("/api/capacity/forecast?cluster=elsewhere")
+    assert reply.status == 409
+    assert "needs at least" in reply.json["error"]
+
+
+def test_the_command_prints_the_sentence_and_a_picture(site: Site) -> None:
+    asked = CliRunner().invoke(command, ["forecast", "--hub", site.url, "--horizon", "1d"])
+    assert asked.exit_code == 0, asked.output
+    lines = asked.output.splitlines()
+    assert lines[0].startswith("Not full within 1d")
+    assert any("* expected" in line for line in lines)
+    now = CliRunner().invoke(command, ["now", "--hub", site.url, "--window", "1h"]).output
+    assert now.startswith("3 of 8 GPUs in service are free, 5 are held; the fleet has 16.")
+    assert "Out of service: gpu-r01-02, 8 GPUs: drained." in now
+    plain = json.loads(CliRunner().invoke(command, ["forecast", "--hub", site.url, "--horizon", "1d", "--json"]).output)
+    assert plain["about"] == "demand"

@@ -1,0 +1,199 @@
+"""The forecast of a series: a path with intervals, the models behind it, and how wrong it would have been so far.
+
+`forecast` is what `watchkeeper capacity forecast` and the hub's API ask; `fullness` goes on from what it returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from watchkeeper.capacity import backtest, demand, intervals
+from watchkeeper.capacity.forecast_models import NAIVE_DAY, NAIVE_WEEK, Floats, Scale, bounds, straight_line
+from watchkeeper.capacity.holidays import Holidays, take_out
+from watchkeeper.errors import CollectError
+
+# An origin whose weights rest on fewer outcomes is not yet the procedure that is judged.
+LEAST_OUTCOMES = 3
+# Intervals of fewer past forecasts are not what a history of weeks gives, and are not judged.
+LEAST_CALIBRATED = 8
+# So many of them, spread evenly, tell the share that intervals hold to some percent.
+MOST_JUDGED = 24
+# Models that together carry less than this are not worth naming.
+NAMED_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Backtest:
+    """How the procedure did on the past; None where the history is too short to tell.
+
+    `naive_wape` is that of the better of the two naive forecasts, which repeat the last day or the last week.
+    """
+
+    wape: float | None
+    naive_wape: float | None
+    naive_day_wape: float | None
+    naive_week_wape: float | None
+    straight_line_wape: float | None
+    covered: float | None
+    origins: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forecast:
+    """`mean` is the middle of what is expected, `low` and `high` hold 80 % of it; all by step from `start_seconds`."""
+
+    start_seconds: float
+    step_seconds: float
+    mean: Floats
+    low: Floats
+    high: Floats
+    model: str
+    weights: dict[str, float]
+    backtest: Backtest
+    notes: tuple[str, ...]
+
+    @property
+    def times(self) -> Floats:
+        return np.asarray(self.start_seconds + self.step_seconds * np.arange(len(self.mean)))
+
+
+def forecast(series: demand.Series, horizon_seconds: float, *, holidays: Iterable[float] = ()) -> Forecast:
+    """The next `horizon_seconds` of a series, at its own step; `holidays` are the seconds at which such days begin."""
+    steps = max(1, math.ceil(horizon_seconds / series.step_seconds - 1e-9))
+    if steps > demand.MOST_AHEAD:
+        most = f"{steps:,} steps ahead; the most is {demand.MOST_AHEAD:,}"
+        raise CollectError(most, remedy="Ask for a shorter horizon, or for a longer --step")
+    if int(np.sum(~np.isnan(series.values))) < 2:
+        raise CollectError("a forecast needs at least 2 values", now=f"The series has {len(series)} steps")
+    days = take_out(series, holidays, steps=steps)
+    series = days.series
+    scale = Scale.of(series.step_seconds)
+    rolled = backtest.roll(series, steps, scale)
+    missed = backtest.errors(rolled)
+    now = len(rolled.origins) - 1
+    weights = backtest.weights_at(rolled, missed, now)
+    mean = backtest.combined(rolled, weights, now)
+    rows = _tested_rows(rolled)
+    paths = [backtest.combined(rolled, backtest.weights_at(rolled, missed, row), row) for row in rows]
+    tested = _Tested(rolled, rows, np.array(paths).reshape(len(rows), steps))
+    low, high = intervals.offsets(tested.residuals, tested.origins, rolled, now=len(series))
+    lowest, highest = bounds(demand.filled(series.values, day=scale.day, week=scale.week), scale.day)
+    shares = _shares(rolled, weights)
+    return Forecast(
+        series.end_seconds,
+        series.step_seconds,
+        days.applied(mean),
+        days.applied(np.clip(mean + low, lowest, highest)),
+        days.applied(np.clip(mean + high, lowest, highest)),
+        _model_name(shares),
+        shares,
+        tested.judged(series),
+        (*series.notes, *_notes(series, rolled, tested), *_holiday_notes(days)),
+    )
+
+
+def _tested_rows(rolled: backtest.Rolled) -> list[int]:
+    """Origins with some outcome, and with enough of them before."""
+    soonest = rolled.edges[1]
+    return [
+        row
+        for row, origin in enumerate(rolled.origins)
+        if not np.isnan(rolled.actual[row]).all() and int(np.sum(rolled.origins + soonest <= origin)) >= LEAST_OUTCOMES
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tested:
+    """What the procedure itself would have said at past origins."""
+
+    rolled: backtest.Rolled
+    rows: list[int]
+    paths: Floats
+
+    @property
+    def origins(self) -> backtest.Indexes:
+        return self.rolled.origins[self.rows]
+
+    @property
+    def actual(self) -> Floats:
+        return self.rolled.actual[self.rows]
+
+    @property
+    def residuals(self) -> Floats:
+        return self.actual - self.paths
+
+    def judged(self, series: demand.Series) -> Backtest:
+        naive = {
+            name: backtest.wape(self.rolled.paths[self.rows][:, self.rolled.names.index(name)], self.actual)
+            for name in (NAIVE_DAY, NAIVE_WEEK)
+        }
+        return Backtest(
+            backtest.wape(self.paths, self.actual),
+            min((value for value in naive.values() if value is not None), default=None),
+            naive[NAIVE_DAY],
+            naive[NAIVE_WEEK],
+            backtest.wape(self._lines(series), self.actual),
+            self._covered(),
+            len(self.rows),
+        )
+
+    def _lines(self, series: demand.Series) -> Floats:
+        scale = self.rolled.scale
+        values = demand.filled(series.values, day=scale.day, week=scale.week)
+        lines = [straight_line(values[:origin], self.rolled.steps) for origin in self.origins]
+        return np.array(lines).reshape(self.paths.shape)
+
+    def _covered(self) -> float | None:
+        """The share of outcomes inside intervals that were made of earlier outcomes only."""
+        inside = known = 0
+        residuals, origins = self.residuals, self.origins
+        every = max(1, (len(self.rows) - LEAST_CALIBRATED) // MOST_JUDGED)
+        for at in range(LEAST_CALIBRATED, len(self.rows), every):
+            low, high = intervals.offsets(residuals[:at], origins[:at], self.rolled, now=int(origins[at]))
+            there = ~np.isnan(residuals[at])
+            known += int(there.sum())
+            inside += int(np.sum((residuals[at] >= low) & (residuals[at] <= high) & there))
+        return inside / known if known else None
+
+
+def _shares(rolled: backtest.Rolled, weights: Floats) -> dict[str, float]:
+    """How much each model has to say over the whole horizon, the most first."""
+    lengths = np.diff(rolled.edges)
+    total = lengths @ weights / lengths.sum()
+    order = np.argsort(-total, kind="stable")
+    return {rolled.names[at]: round(float(total[at]), 4) for at in order if total[at] >= 0.001}
+
+
+def _model_name(shares: dict[str, float]) -> str:
+    named: list[str] = []
+    for name, _ in list(shares.items())[:4]:
+        named.append(name)
+        if sum(shares[one] for one in named) >= NAMED_SHARE:
+            break
+    return f"weighted median of {len(shares)}: mostly {', '.join(named)}"
+
+
+def _holiday_notes(days: Holidays) -> list[str]:
+    if days.share is not None:
+        return [f"a holiday has {100 * days.share:.0f} % of an ordinary day's demand"]
+    return ["no past holiday is named: coming ones are taken for ordinary days"] if days.coming.any() else []
+
+
+def _notes(series: demand.Series, rolled: backtest.Rolled, tested: _Tested) -> list[str]:
+    notes = []
+    day, week = rolled.scale.day, rolled.scale.week
+    gaps = demand.outages(demand.filled(series.values, day=day, week=week), day=day)
+    if gaps:
+        lost = sum(end - start for start, end, _ in gaps)
+        notes.append(f"falls to nothing that came back count as outages: {len(gaps)}, {lost} steps in all")
+    if not rolled.scale.has_day or len(series) < 2 * day:
+        notes.append("no daily season can be seen in this series")
+    if not rolled.scale.has_week or len(series) < 2 * week:
+        notes.append("no weekly season can be seen in this series: two weeks are the least")
+    if len(tested.rows) < 2 * LEAST_OUTCOMES or np.isnan(tested.actual[:, -1]).all():
+        notes.append("the history is too short to test the whole horizon: the far end is a guess")
+    return notes

@@ -1,0 +1,181 @@
+"""Every way in which a series may go on: a shape that repeats, on a level that moves.
+
+A shape is nothing, the day's, or the week's; a level is where the series is now, its mean over a day or more, a way
+back from now to the mean, or a trend. Each pair is one candidate, beside the two naive forecasts that repeat the last
+day and the last week. All are plain and cheap; `backtest` finds out which of them would have been right on this
+series at this horizon, and `forecast` weighs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+DAY_SECONDS, WEEK_SECONDS = 86_400.0, 604_800.0
+NAIVE_DAY, NAIVE_WEEK, STRAIGHT_LINE = "naive day", "naive week", "straight line"
+# Twelve weeks hold every season that is modelled; what is older speaks of another fleet.
+WEEKS_KEPT = 12
+# An older day counts 7 % less, an older week 20 % less: a fleet's habits hold for some weeks.
+DAY_FADES, WEEK_FADES = 0.93, 0.8
+# The mean of a level looks back about two weeks.
+MEAN_DAYS = 14.0
+# How fast a level goes back to the mean, in days: jobs last hours, projects last a week.
+WAYS_BACK_DAYS = (0.5, 2.0, 6.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Steps in a day and a week, and whether a day and a week can be seen at all in steps of this length."""
+
+    day: int
+    week: int
+    has_day: bool
+    has_week: bool
+
+    @classmethod
+    def of(cls, step_seconds: float) -> Scale:
+        day = max(1, round(DAY_SECONDS / step_seconds))
+        has_week = step_seconds <= DAY_SECONDS and WEEK_SECONDS % step_seconds == 0
+        return cls(day, 7 * day, has_day=day >= 4 and DAY_SECONDS % step_seconds == 0, has_week=has_week)
+
+
+def candidates(past: Floats, steps: int, scale: Scale) -> dict[str, Floats]:
+    """Each model's path over the next `steps`; `past` has no gaps."""
+    past = past[-WEEKS_KEPT * scale.week :]
+    paths = {NAIVE_DAY: repeat_last(past, scale.day, steps), NAIVE_WEEK: repeat_last(past, scale.week, steps)}
+    left = _what_is_left(past, scale.day)
+    for shape_name, whole in _shapes(past, scale).items():
+        shape = whole * left
+        level = past - np.resize(shape[::-1], len(past))[::-1]
+        ahead = np.resize(shape, steps)
+        for level_name, path in _levels(level, steps, scale.day).items():
+            paths[f"{level_name} + {shape_name}" if shape_name else level_name] = path + ahead
+    lowest, highest = bounds(past, scale.day)
+    return {name: np.clip(path, lowest, highest) for name, path in paths.items()}
+
+
+def bounds(past: Floats, day: int) -> tuple[float, float]:
+    """What the series cannot leave: zero where it never did, and a ceiling that it keeps touching.
+
+    A series that grows touches its highest value as well, but only at its end: the touches must be a week apart.
+    """
+    lowest = 0.0 if past.min() >= 0 else -np.inf
+    top = float(past.max())
+    touches = np.flatnonzero(past >= top * (1 - 1e-4))
+    is_ceiling = top > 0 and len(touches) >= 0.05 * len(past) and touches[-1] - touches[0] >= 7 * day
+    return lowest, top if is_ceiling else np.inf
+
+
+def repeat_last(past: Floats, period: int, steps: int) -> Floats:
+    """The seasonal naive forecast: the last period again and again; the whole past where it is shorter."""
+    return np.resize(past[-period:], steps)
+
+
+def straight_line(past: Floats, steps: int) -> Floats:
+    """A least-squares line through everything, as the guides draw it; for comparison only."""
+    at = np.arange(len(past)) - (len(past) - 1) / 2
+    slope = float(at @ past) / max(float(at @ at), 1e-9)
+    return np.asarray(past.mean() + slope * (at[-1] + np.arange(1, steps + 1)))
+
+
+def _shapes(past: Floats, scale: Scale) -> Mapping[str, Floats]:
+    shapes = {"": np.zeros(1)}
+    day = _day_shape(past, scale.day) if scale.has_day else None
+    if day is not None:
+        shapes["day"] = day
+    week = _week_shape(past, scale, day) if scale.has_week else None
+    if week is not None:
+        shapes["week"] = week
+    return shapes
+
+
+def _what_is_left(past: Floats, day: int) -> float:
+    """1, or less where demand fell below half of what it was: a shape of 100 GPUs is none of a fleet that uses 10.
+
+    The best of the last three days counts, so that a weekend is not taken for a fall.
+    """
+    if past.min() < 0 or len(past) < 4 * day:
+        return 1.0
+    recent = float(past[-3 * day :].reshape(3, day).mean(axis=1).max())
+    usual = float(past.mean())
+    return min(1.0, 2 * recent / usual) if usual > 0 else 1.0
+
+
+def _day_shape(past: Floats, day: int) -> Floats | None:
+    """Mean deviation from the day's mean by time of day; what is noise of it is smoothed and shrunk."""
+    days = min(len(past) // day, 28)
+    if days < 2:
+        return None
+    table = past[-days * day :].reshape(days, day)
+    table = table - table.mean(axis=1, keepdims=True)
+    weights = np.power(DAY_FADES, np.arange(days - 1, -1, -1), dtype=np.float64)
+    shape = weights @ table / weights.sum()
+    kept = _trust(table, weights, shape, least=days / (days + 1))
+    smooth = (np.roll(shape, 1) + shape + np.roll(shape, -1)) / 3 if day >= 12 else shape
+    return np.asarray(kept * (kept * shape + (1 - kept) * smooth))
+
+
+def _week_shape(past: Floats, scale: Scale, day_shape: Floats | None) -> Floats | None:
+    """Day shape plus level of each weekday, and as much of the week's own hours as the weeks agree about."""
+    weeks = min(len(past) // scale.week, 8)
+    if weeks < 2:
+        return None
+    table = past[-weeks * scale.week :].reshape(weeks, scale.week)
+    table = table - table.mean(axis=1, keepdims=True)
+    weights = np.power(WEEK_FADES, np.arange(weeks - 1, -1, -1), dtype=np.float64)
+    levels = table.reshape(weeks, 7, scale.day).mean(axis=2)
+    weekdays = weights @ levels / weights.sum()
+    weekdays = weekdays * _trust(levels, weights, weekdays, least=weeks / (weeks + 1))
+    plain = np.repeat(weekdays, scale.day) + (np.tile(day_shape, 7) if day_shape is not None else 0.0)
+    own = weights @ table / weights.sum() - plain
+    return np.asarray(plain + own * _trust(table - plain, weights, own, least=weeks / (weeks + 3)))
+
+
+def _trust(table: Floats, weights: Floats, shape: Floats, *, least: float) -> float:
+    """How much of a mean shape is shape and not noise: one minus the ratio of variances, as James and Stein shrink.
+
+    Never less than `least`, which only the number of rows decides: two rows cannot tell noise from shape either.
+    """
+    rows = float(weights.sum() ** 2 / (weights @ weights))
+    spread = float(np.mean(weights @ (table - shape) ** 2 / weights.sum())) * rows / (rows - 1)
+    signal = float(shape.var())
+    return max(least, 1 - spread / rows / signal) if signal > 0 else least
+
+
+def _levels(level: Floats, steps: int, day: int) -> dict[str, Floats]:
+    ahead = np.arange(1, steps + 1, dtype=np.float64)
+    now = float(level[-3:].mean())
+    ages = np.arange(len(level) - 1, -1, -1)
+    weights = np.exp(-ages / (MEAN_DAYS * day))
+    mean = float(weights @ level / weights.sum())
+    slope = _daily_slope(level, day) / day
+    damping = 1 - 1 / (5 * day + 1)
+    flat = {
+        "now": now,
+        "last day": float(level[-day:].mean()),
+        "last 3 days": float(level[-3 * day :].mean()),
+        "last week": float(level[-7 * day :].mean()),
+        "median": float(np.median(level[-14 * day :])),
+        "mean": mean,
+    }
+    return {
+        **{name: np.full(steps, value) for name, value in flat.items()},
+        **{f"back in {days:g} d": mean + (now - mean) * np.exp(-ahead / (days * day)) for days in WAYS_BACK_DAYS},
+        "trend": now + slope * ahead,
+        "damped trend": now + slope * damping * (1 - damping**ahead) / (1 - damping),
+        "trend of days": flat["last day"] + slope * (ahead + day / 2),
+    }
+
+
+def _daily_slope(level: Floats, day: int) -> float:
+    """Theil and Sen's slope of the daily means of the last ten days: one odd day does not turn it."""
+    days = min(10, len(level) // day)
+    if days < 4:
+        return 0.0
+    means = level[-days * day :].reshape(days, day).mean(axis=1)
+    one, other = np.triu_indices(days, 1)
+    return float(np.median((means[other] - means[one]) / (other - one)))

@@ -1,0 +1,257 @@
+"""Recorded jobs and the nodes they ran on, out of tables: what a replay needs of each, and what had to be left out.
+
+Which column is what is found by the layouts of packs/job_layouts.csv (our own, sacct, public traces) or said by the
+caller. Jobs come back in the order in which they were submitted; `replay` runs them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from watchkeeper.capacity import table
+from watchkeeper.capacity.stock import WHOLE, Node, Shape
+from watchkeeper.catalogue import pack
+from watchkeeper.errors import CollectError
+from watchkeeper.readers import slurm_records
+
+FIELDS = ("id", "gpus", "milli", "share", "tres", "models", "submitted", "started", "ended", "seconds")
+# A cut GPU has at most seven parts, and no allocation of one job comes near this.
+MOST_GPUS = 1_000_000
+NODE_NAMES = {"name": ("name", "node", "sn"), "gpus": ("gpus", "gpu"), "model": ("model",), "rack": ("rack",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One recorded job: when it came, what it asked for, how long it ran; `started` is None where nobody wrote it."""
+
+    id: str
+    submitted: float
+    seconds: float
+    shape: Shape
+    started: float | None = None
+    is_cut_off: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The jobs of a table, by submission; `counts` says what was read, taken as it is, and left out.
+
+    `waiting` had not started when the table ends: nobody knows how long they run, so no replay has them.
+    """
+
+    jobs: tuple[Job, ...]
+    layout: str
+    counts: Mapping[str, int]
+    problems: table.Problems
+    since: float = 0.0
+    until: float = 0.0
+    waiting: tuple[Job, ...] = ()
+
+
+@dataclass(slots=True)
+class _Reading:
+    columns: Mapping[str, str]
+    problems: table.Problems
+    counts: dict[str, int] = field(default_factory=dict)
+    waiting: list[Job] = field(default_factory=list)
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+
+@functools.cache
+def layouts() -> dict[str, dict[str, str]]:
+    """The columns of each known table by what they hold."""
+    found: dict[str, dict[str, str]] = {}
+    for layout, name, column in pack.load("job_layouts.csv", _layout_row):
+        found.setdefault(layout, {})[name] = column
+    return found
+
+
+def _layout_row(cells: Mapping[str, str]) -> tuple[str, str, str]:
+    pack.filled(cells["source"])
+    return pack.filled(cells["layout"]), pack.one_of(cells["field"], frozenset(FIELDS)), pack.filled(cells["column"])
+
+
+def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None) -> Recorded:
+    """Jobs of a table; `columns` maps our words to its columns where the layout is none that we know."""
+    problems = table.Problems(where)
+    found = table.read(text, where=where, problems=problems)
+    layout, chosen = _layout(found, columns or {}, where=where)
+    reading = _Reading(chosen, problems)
+    rows = [_times(row, reading) for row in found.rows]
+    known = [at for times in rows if times for at in times if at is not None]
+    if not known:
+        raise CollectError("no row has a time that can be read", where=where, now="; ".join(problems.lines()[:3]))
+    since, until = min(known), max(known)
+    jobs: dict[str, Job] = {}
+    for row, times in zip(found.rows, rows, strict=True):
+        job = None if times is None else _job(row, times, reading, window=(since, until))
+        if job is None:
+            continue
+        if job.id in jobs:
+            problems.add("job id stands twice", row.line, f"{table.harmless(job.id)[:60]}: the first is used")
+            continue
+        jobs[job.id] = job
+    in_order = tuple(sorted(jobs.values(), key=lambda job: (job.submitted, job.id)))
+    misshapen = problems.counts["wrong number of cells"]
+    counts = {
+        "rows": len(found.rows) + misshapen,
+        "jobs": len(in_order),
+        **reading.counts,
+        "left_out": problems.counts.total(),
+    }
+    return Recorded(in_order, layout, counts, problems, since, until, tuple(reading.waiting))
+
+
+def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tuple[str, dict[str, str]]:
+    for column in columns.values():
+        table.need(found, column, where=where)
+    for name, wanted in layouts().items():
+        if set(wanted.values()) <= set(found.columns):
+            return name, {**wanted, **columns}
+    has_size = any(name in columns for name in ("gpus", "milli", "tres"))
+    if "submitted" in columns and has_size and ("ended" in columns or "seconds" in columns):
+        return "as told", dict(columns)
+    has = ", ".join(table.harmless(name)[:40] for name in found.columns[:12])
+    raise CollectError(
+        f"this table of jobs is none that we know ({has})",
+        where=where,
+        remedy="Say which column is what: --column submitted=… --column gpus=… --column ended=… (or seconds=…)",
+    )
+
+
+def _times(row: table.Row, reading: _Reading) -> tuple[float | None, float | None, float | None] | None:
+    """Submission, start and end of a row; None where one of them cannot be read, which is noted."""
+    try:
+        at = [table.moment(_cell(row, name, reading)) for name in ("submitted", "started", "ended")]
+    except ValueError as error:
+        reading.problems.add("bad time", row.line, str(error))
+        return None
+    return at[0], at[1], at[2]
+
+
+def _cell(row: table.Row, name: str, reading: _Reading) -> str:
+    return row.cells[reading.columns[name]] if name in reading.columns else ""
+
+
+def _job(
+    row: table.Row,
+    times: tuple[float | None, float | None, float | None],
+    reading: _Reading,
+    *,
+    window: tuple[float, float],
+) -> Job | None:
+    submitted, started, ended = times
+    id = _cell(row, "id", reading) or f"line {row.line}"
+    # `123.batch` is a step of a Slurm job: its GPUs are the job's.
+    if "tres" in reading.columns and "." in id:
+        reading.count("steps_skipped")
+        return None
+    try:
+        shape = _shape(row, reading)
+        seconds = table.number(_cell(row, "seconds", reading))
+    except ValueError as error:
+        reading.problems.add("bad number", row.line, str(error))
+        return None
+    if shape is None:
+        reading.count("without_gpus")
+        return None
+    if submitted is None:
+        # A trace that begins while a job runs does not know when it came.
+        reading.count("began_before")
+        submitted = window[0] if started is None else started
+        started = submitted
+    if seconds is None:
+        if started is None and "started" in reading.columns:
+            reading.problems.add("never ran", row.line, "it waits still" if ended is None else "it ended in the queue")
+            if ended is None:
+                reading.waiting.append(Job(id, submitted, 0.0, shape, is_cut_off=True))
+            return None
+        if ended is None:
+            reading.count("without_end")
+        begin = submitted if started is None else started
+        seconds = (window[1] if ended is None else ended) - begin
+    if seconds < 0 or (started is not None and started < submitted):
+        early = "it ends before it starts" if seconds < 0 else "it starts before it was submitted"
+        reading.problems.add("negative duration", row.line, early)
+        return None
+    return Job(id, submitted, seconds, shape, started=started, is_cut_off=ended is None and "ended" in reading.columns)
+
+
+def _shape(row: table.Row, reading: _Reading) -> Shape | None:
+    """What a row asks for; None for a job without GPUs."""
+    if "tres" in reading.columns:
+        gpus: float | None = slurm_records.gpu_count(_cell(row, "tres", reading))
+    else:
+        gpus = table.number(_cell(row, "gpus", reading))
+    milli = table.number(_cell(row, "milli", reading))
+    share = table.number(_cell(row, "share", reading))
+    if gpus is None and milli is not None:
+        gpus = milli / WHOLE
+    if gpus is None or gpus == 0:
+        return None
+    if not 0 < gpus <= MOST_GPUS:
+        raise ValueError(f"{gpus:g} GPUs; between 0 and {MOST_GPUS:,} are possible")
+    wanted = round(gpus * WHOLE)
+    # A share is of one GPU; `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
+    if gpus == 1 and milli is not None and 0 < milli < WHOLE:
+        wanted = round(milli)
+    # Between one and two GPUs there is no share that hardware could give.
+    wanted = wanted if wanted < WHOLE else -(-wanted // WHOLE) * WHOLE
+    models = tuple(sorted(filter(None, _cell(row, "models", reading).split("|"))))
+    used = round(share * WHOLE) if share is not None and 0 < share < 1 and wanted <= WHOLE else 0
+    return Shape(max(1, wanted), models, slice_milli=used or (wanted if wanted < WHOLE else 0))
+
+
+def read_nodes(text: str, *, where: str) -> tuple[tuple[Node, ...], table.Problems]:
+    """Nodes with GPUs of a table with name, gpus, and where it has them model and rack."""
+    problems = table.Problems(where)
+    found = table.read(text, where=where, problems=problems)
+    columns = {
+        name: next((column for column in known if column in found.columns), None) for name, known in NODE_NAMES.items()
+    }
+    name_column, gpu_column = columns["name"], columns["gpus"]
+    if name_column is None or gpu_column is None:
+        has = ", ".join(table.harmless(name)[:40] for name in found.columns[:12])
+        raise CollectError("a table of nodes needs the columns name and gpus", where=where, remedy=f"It has: {has}")
+    nodes: dict[str, Node] = {}
+    for row in found.rows:
+        name = row.cells[name_column]
+        try:
+            gpus = table.number(row.cells[gpu_column])
+            if gpus is not None and (gpus != int(gpus) or not 0 <= gpus <= MOST_GPUS):
+                raise ValueError(f"{gpus:g} GPUs cannot be")
+        except ValueError as error:
+            problems.add("bad number", row.line, str(error))
+            continue
+        if not name or name in nodes:
+            problems.add(
+                "node without a name" if not name else "node stands twice", row.line, table.harmless(name)[:60]
+            )
+        elif gpus:
+            model, rack = (row.cells[found_at] if found_at else "" for found_at in (columns["model"], columns["rack"]))
+            nodes[name] = Node(name, int(gpus), model=model, rack=rack)
+    if not nodes:
+        raise CollectError("no row names a node with GPUs", where=where)
+    return tuple(nodes.values()), problems
+
+
+def plain_nodes(gpus: int, *, of_node: int) -> tuple[Node, ...]:
+    """So many GPUs in nodes of one size, the last with what is left."""
+    full, rest = divmod(gpus, of_node)
+    sizes = [of_node] * full + ([rest] if rest else [])
+    return tuple(Node(f"node-{at}", size) for at, size in enumerate(sizes, start=1))
+
+
+def unknown_models(jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, int]:
+    """Models that jobs ask for and no node has, with how many jobs name them."""
+    known = {node.model for node in nodes}
+    missing: dict[str, int] = {}
+    for job in jobs:
+        for model in set(job.shape.models) - known:
+            shown = table.harmless(model)[:60]
+            missing[shown] = missing.get(shown, 0) + 1
+    return dict(sorted(missing.items()))

@@ -1,0 +1,106 @@
+"""A forecast as JSON, the same whether the command line made it from a table or the hub from its samples.
+
+`{"model", "forecast": [{"time", "mean", "low", "high"}], "backtest": {"wape", "naive_wape", "coverage"}}` is the
+documented part; more keys stand beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from watchkeeper.capacity import advice, demand, fullness, table
+from watchkeeper.capacity.forecast import Forecast, forecast
+from watchkeeper.kit import durations, wire
+
+
+def forecast_report(
+    series: demand.Series,
+    horizon_seconds: float,
+    *,
+    capacity_gpus: float | None = None,
+    target: float = fullness.TARGET,
+    problems: table.Problems | None = None,
+    holidays: Sequence[float] = (),
+) -> dict[str, Any]:
+    """Forecast a series and say everything about it; fullness and advice where the fleet's size is known."""
+    made = forecast(series, horizon_seconds, holidays=holidays)
+    answer = {
+        "model": made.model,
+        "forecast": _points(made),
+        "backtest": _backtest(made),
+        "interval": 0.8,
+        "step": durations.format_seconds(series.step_seconds),
+        "history": _history(series, steps=len(made.mean)),
+        "weights": made.weights,
+        "notes": list(made.notes),
+    }
+    if problems is not None:
+        answer["problems"] = problems.plain()
+    if capacity_gpus is None:
+        return answer
+    known = series.values[~np.isnan(series.values)]
+    full = fullness.fullness(made, capacity_gpus, now_gpus=float(known[-1]))
+    need = fullness.need(made, capacity_gpus, target=target)
+    horizon = durations.format_seconds(horizon_seconds)
+    return {
+        "sentence": advice.sentence(full, need, horizon=horizon),
+        **answer,
+        "full": {
+            **wire.to_plain(full),
+            **{name: _when(getattr(full, name)) for name in ("full_at", "earliest", "latest")},
+        },
+        "need": wire.to_plain(need),
+        "advice": wire.to_plain(advice.of_forecast(made, full, need)),
+    }
+
+
+def _points(made: Forecast) -> list[dict[str, Any]]:
+    return [
+        {"time": _when(at), "mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
+        for at, mean, low, high in zip(
+            made.times.tolist(), made.mean.tolist(), made.low.tolist(), made.high.tolist(), strict=True
+        )
+    ]
+
+
+def _backtest(made: Forecast) -> dict[str, Any]:
+    judged = made.backtest
+    return {
+        "wape": judged.wape,
+        "naive_wape": judged.naive_wape,
+        "coverage": judged.covered,
+        "naive_day_wape": judged.naive_day_wape,
+        "naive_week_wape": judged.naive_week_wape,
+        "straight_line_wape": judged.straight_line_wape,
+        "origins": judged.origins,
+    }
+
+
+def _history(series: demand.Series, *, steps: int) -> dict[str, Any]:
+    first = max(0, len(series) - steps)
+    return {
+        "from": _when(series.start_seconds),
+        "to": _when(series.end_seconds),
+        "steps": len(series),
+        "gaps": int(np.sum(np.isnan(series.values))),
+        "recent": [
+            {
+                "time": _when(series.start_seconds + at * series.step_seconds),
+                "value": None if math.isnan(value) else value,
+            }
+            for at, value in enumerate(series.values[first:].tolist(), start=first)
+        ],
+    }
+
+
+def _when(seconds: float | None) -> str | None:
+    """Whole seconds where they are whole: what a table of hours is joined with."""
+    if seconds is None:
+        return None
+    at = datetime.fromtimestamp(seconds, UTC)
+    return at.isoformat().replace("+00:00", "Z")

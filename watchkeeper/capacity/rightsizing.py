@@ -1,0 +1,202 @@
+"""Does this workload need this GPU? Whether MIG, MPS, time slicing or a smaller GPU would do, and why.
+
+Decided from what a workload did, not from what it asked for: the activity that it exceeds one time in twenty (p95 of
+SM activity), its mean, and the most memory it held. MIG comes first because its slices cannot disturb each other; MPS
+and time slicing share memory and faults, so they are for GPUs that cannot be cut. `web/capacity_api` asks for every
+workload of a hub; what is said is advice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from watchkeeper.catalogue import pack
+
+# Activity: what a slice must have beyond the busiest moments, as workloads grow; memory: room for fragments and peaks
+# between two samples.
+COMPUTE_ROOM, MEMORY_ROOM = 1.3, 1.2
+# At half of its SMs a workload uses its GPU; below one part in a hundred nothing of it runs (rules/usage.yaml).
+BUSY, IDLE = 0.5, 0.01
+# Someone who is busy in bursts and idle on average, as a notebook, can take turns with others.
+BURSTY = 0.25
+# A quarter of a large GPU's SMs is what a smaller model has in all, about.
+LIGHT = 0.25
+SEVENTHS = 7
+
+
+class Fit(StrEnum):
+    KEEP = "keep"
+    GIVE_BACK = "give_back"
+    FEWER_GPUS = "fewer_gpus"
+    MIG = "mig"
+    MPS = "mps"
+    TIME_SLICING = "time_slicing"
+    SMALLER_GPU = "smaller_gpu"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a workload did with each of its GPUs, 0 to 1 and MiB; None: not measured."""
+
+    name: str
+    gpus: int
+    model: str
+    mean_active: float | None
+    p95_active: float | None
+    peak_memory_mib: float | None
+    memory_mib: float | None
+    is_sliced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What would do for a workload; `profile` names the slice or the smaller GPU, `saves_gpus` is left to others."""
+
+    name: str
+    gpus: int
+    model: str
+    fit: Fit
+    why: str
+    profile: str = ""
+    saves_gpus: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    model: str
+    name: str
+    sevenths: int
+    memory_mib: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    memory_mib: int
+    watts: int
+
+
+@functools.cache
+def models() -> tuple[Model, ...]:
+    return pack.load(
+        "gpu_models.csv", lambda cells: Model(cells["model"], int(cells["memory_mib"]), int(cells["tdp_watts"]))
+    )
+
+
+@functools.cache
+def profiles() -> tuple[Profile, ...]:
+    return pack.load("mig_profiles.csv", _profile)
+
+
+def _profile(cells: Mapping[str, str]) -> Profile:
+    pack.filled(cells["source"])
+    sevenths, memory, most = (int(cells[name]) for name in ("compute_sevenths", "memory_mib", "most_per_gpu"))
+    return Profile(pack.filled(cells["model"]), pack.filled(cells["profile"]), sevenths, memory, most)
+
+
+def of_model(model: str) -> list[Profile]:
+    """The slices that a GPU can be cut into, the smallest first; none for models without MIG or that nobody listed."""
+    found = [one for one in profiles() if one.model.lower() in model.lower()]
+    return sorted(found, key=lambda one: (one.sevenths, one.memory_mib))
+
+
+def advise(use: Use) -> Advice:
+    """What would do for one workload, and why."""
+    mean, p95, memory = use.mean_active, use.p95_active, use.peak_memory_mib
+    if use.is_sliced:
+        return _say(use, Fit.KEEP, "it runs in a slice already")
+    if mean is None or p95 is None:
+        return _say(use, Fit.UNKNOWN, "no activity was measured: export DCGM_FI_PROF_SM_ACTIVE")
+    seen = f"SM activity {100 * mean:.0f} % on average, {100 * p95:.0f} % at its busiest"
+    if p95 < IDLE:
+        return _say(use, Fit.GIVE_BACK, f"{seen}: nothing runs on it", saves=float(use.gpus))
+    if use.gpus > 1:
+        needed = max(1, -(-int(1000 * mean * COMPUTE_ROOM * use.gpus) // 1000))
+        if p95 < BUSY and needed < use.gpus:
+            why = f"{seen}: the work of {use.gpus} GPUs would fit on {needed}; slices have no NVLink, so none of them"
+            return _say(use, Fit.FEWER_GPUS, why, saves=float(use.gpus - needed))
+        return _say(use, Fit.KEEP, f"{seen}: it uses its {use.gpus} GPUs")
+    if p95 >= BUSY:
+        return _say(use, Fit.KEEP, f"{seen}: it uses its GPU")
+    if memory is None:
+        return _say(use, Fit.UNKNOWN, f"{seen}, but its memory was not measured: export DCGM_FI_DEV_FB_USED")
+    return _shared(use, seen, p95=p95, mean=mean, memory=memory)
+
+
+def _shared(use: Use, seen: str, *, p95: float, mean: float, memory: float) -> Advice:
+    needs = f"{seen}, {memory / 1024:.1f} GiB at most"
+    cuts = of_model(use.model)
+    for cut in cuts:
+        if cut.sevenths / SEVENTHS >= p95 * COMPUTE_ROOM and cut.memory_mib >= memory * MEMORY_ROOM:
+            why = f"{needs}: {cut.name} has {cut.sevenths}/7 of the SMs and {cut.memory_mib / 1024:.0f} GiB of its own"
+            return _say(use, Fit.MIG, why, profile=cut.name, saves=1 - 1 / cut.most)
+    if use.memory_mib is None or memory * MEMORY_ROOM > use.memory_mib / 2:
+        smaller = _smaller(use, p95=p95, memory=memory)
+        if smaller is not None:
+            why = f"{needs}: no room for a second workload, but {smaller.name} has {smaller.memory_mib / 1024:.0f} GiB"
+            return _say(use, Fit.SMALLER_GPU, f"{why}; try it first, since SMs of models differ", profile=smaller.name)
+        return _say(use, Fit.KEEP, f"{needs}: its memory leaves no room for a second workload")
+    reason = "no slice of this GPU is large enough" if cuts else "this GPU has no MIG"
+    if mean < BURSTY * p95:
+        why = f"{needs}, in bursts; {reason}: take turns with another. Memory and faults are shared"
+        return _say(use, Fit.TIME_SLICING, why, saves=0.5)
+    why = f"{needs}, steadily; {reason}: run beside another under MPS. Memory and faults are shared"
+    return _say(use, Fit.MPS, why, saves=0.5)
+
+
+def _smaller(use: Use, *, p95: float, memory: float) -> Model | None:
+    """The model with the least power that has less of it and memory enough; None where activity asks for more."""
+    here = next((model for model in models() if model.name.lower() == use.model.lower()), None)
+    if here is None or p95 > LIGHT:
+        return None
+    fits = [model for model in models() if model.watts < here.watts and model.memory_mib >= memory * MEMORY_ROOM]
+    return min(fits, key=lambda model: (model.watts, model.name), default=None)
+
+
+def _say(use: Use, fit: Fit, why: str, *, profile: str = "", saves: float = 0.0) -> Advice:
+    return Advice(use.name, use.gpus, use.model, fit, why, profile=profile, saves_gpus=round(saves, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Repartition:
+    """How many GPUs of a model, cut into slices, would hold the workloads that fit into slices; the rest is free."""
+
+    model: str
+    workloads: int
+    gpus_to_cut: int
+    frees_gpus: int
+    slices: Mapping[str, int]
+
+
+def repartition(advice: Iterable[Advice]) -> list[Repartition]:
+    """By model: first fit of the largest slices first, by sevenths and by how many of a profile a GPU can have."""
+    by_model: dict[str, list[Profile]] = {}
+    for one in advice:
+        if one.fit is Fit.MIG:
+            cut = next(cut for cut in of_model(one.model) if cut.name == one.profile)
+            by_model.setdefault(one.model, []).append(cut)
+    return [_packed(model, cuts) for model, cuts in sorted(by_model.items())]
+
+
+def _packed(model: str, cuts: Sequence[Profile]) -> Repartition:
+    # A slice takes the larger of its sevenths and its part of the memory: four 1g.20gb fill a GPU as seven 1g.10gb do.
+    rooms: list[float] = []
+    for cut in sorted(cuts, key=lambda cut: (-_part(cut), cut.name)):
+        at = next((at for at, room in enumerate(rooms) if room >= _part(cut) - 1e-9), None)
+        if at is None:
+            rooms.append(1.0)
+            at = len(rooms) - 1
+        rooms[at] -= _part(cut)
+    slices: dict[str, int] = {}
+    for cut in cuts:
+        slices[cut.name] = slices.get(cut.name, 0) + 1
+    return Repartition(model, len(cuts), len(rooms), len(cuts) - len(rooms), dict(sorted(slices.items())))
+
+
+def _part(cut: Profile) -> float:
+    return max(cut.sevenths / SEVENTHS, 1 / cut.most)

@@ -1,0 +1,136 @@
+"""Capacity now, as it truly is: free GPUs that no job of a size can use, who waits how long, held against used.
+
+A total of free GPUs says little: eight free GPUs on eight nodes start no job of eight. `fragmentation` counts by shape
+what could start. Nodes and workloads come from `web/capacity_api`, or from tables of nodes and jobs; what is out of
+service is never free, and what is unknown is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from watchkeeper.capacity.jobs import Job
+from watchkeeper.capacity.stock import Node, Stock
+
+SHAPES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStanding:
+    """One node: its GPUs, how many are held, and whether new work may come; `why_not` says why not."""
+
+    name: str
+    gpus: int
+    held: int
+    is_in_service: bool = True
+    why_not: str = ""
+    model: str = ""
+
+    @property
+    def free(self) -> int:
+        return max(0, self.gpus - self.held) if self.is_in_service else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRoom:
+    """Jobs of `gpus` GPUs, each on one node: how many could start now, and free GPUs that none of them can use."""
+
+    gpus: int
+    jobs: int
+    usable_gpus: int
+    stranded_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The fleet in GPUs; `stranded_share` is the part of the free GPUs that no job of 8 (or a node's size) can use."""
+
+    gpus: int
+    in_service_gpus: int
+    held_gpus: int
+    free_gpus: int
+    rooms: tuple[ShapeRoom, ...]
+    stranded_share: float | None
+    out_of_service: tuple[tuple[str, int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Waiting by shape, in seconds: of those who wait now, and of those who have started."""
+
+    gpus: int
+    waiting: int
+    longest_seconds: float | None
+    started: int
+    p50_seconds: float | None
+    p95_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A workload that asked for GPUs: when, and when it got them; None: it still waits."""
+
+    gpus: int
+    requested_at: float
+    started_at: float | None
+
+
+def standing(nodes: Sequence[NodeStanding]) -> Standing:
+    free = [node.free for node in nodes]
+    total = sum(free)
+    largest = max((node.gpus for node in nodes), default=0)
+    shapes = [shape for shape in SHAPES if shape <= largest] or ([largest] if largest else [])
+    rooms = tuple(fragmentation(free, shapes))
+    return Standing(
+        sum(node.gpus for node in nodes),
+        sum(node.gpus for node in nodes if node.is_in_service),
+        sum(min(node.held, node.gpus) for node in nodes),
+        total,
+        rooms,
+        rooms[-1].stranded_gpus / total if total and rooms else None,
+        tuple((node.name, node.gpus, node.why_not) for node in nodes if not node.is_in_service and node.gpus),
+    )
+
+
+def fragmentation(free: Iterable[int], shapes: Iterable[int]) -> list[ShapeRoom]:
+    """For each shape how many of its jobs fit onto the free GPUs of single nodes."""
+    counts = np.array(list(free), dtype=np.int64)
+    found = []
+    for shape in shapes:
+        jobs = int((counts // shape).sum())
+        found.append(ShapeRoom(shape, jobs, jobs * shape, int(counts.sum()) - jobs * shape))
+    return found
+
+
+def waits(asks: Iterable[Ask], *, now: float) -> list[Wait]:
+    """Waiting by how many GPUs were asked for, the smallest first."""
+    by_shape: dict[int, list[Ask]] = {}
+    for ask in asks:
+        by_shape.setdefault(ask.gpus, []).append(ask)
+    return [_wait(gpus, those, now) for gpus, those in sorted(by_shape.items())]
+
+
+def _wait(gpus: int, asks: list[Ask], now: float) -> Wait:
+    pending = [max(0.0, now - ask.requested_at) for ask in asks if ask.started_at is None]
+    started = [max(0.0, ask.started_at - ask.requested_at) for ask in asks if ask.started_at is not None]
+    p50, p95 = (float(found) for found in np.quantile(started, [0.5, 0.95])) if started else (None, None)
+    return Wait(gpus, len(pending), max(pending, default=None), len(started), p50, p95)
+
+
+def of_record(nodes: Sequence[Node], jobs: Sequence[Job], *, at: float) -> tuple[list[NodeStanding], list[Ask]]:
+    """The same from tables: jobs that ran at a time, placed as a replay places them, the longest running first."""
+    stock = Stock(nodes)
+    asks = []
+    for job in sorted(jobs, key=lambda job: (job.submitted if job.started is None else job.started, job.id)):
+        if job.submitted > at:
+            continue
+        started = job.started if job.started is not None and job.started <= at else None
+        size = -(-job.shape.milli // 1000)
+        if started is not None and started + job.seconds > at:
+            stock.place(job.shape)
+        asks.append(Ask(size, job.submitted, started))
+    free = stock.free_by_node()
+    return [NodeStanding(node.name, node.gpus, node.gpus - left) for node, left in zip(nodes, free, strict=True)], asks

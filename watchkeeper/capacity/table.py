@@ -1,0 +1,132 @@
+"""Tables that people bring: CSV or what `sacct --parsable` prints, read row by row, with every bad line named.
+
+A row that cannot be used is left out and said, never guessed; the list of what is said is bounded, the counts are
+not. `demand` and `jobs` read through here; the command line prints `Problems` beside the answer, and every answer says
+how much of the table it rests on.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from watchkeeper.errors import CollectError, quote
+
+# Lines that are named; the rest is counted by kind.
+MOST_NAMED = 20
+# A month of a large cluster's jobs is some 10^6 lines of a few hundred bytes.
+LONGEST_BYTES = 1 << 30
+# Seconds of 1970 to 5138; what is larger is milliseconds, as Prometheus' and JavaScript's clocks count.
+LARGEST_SECONDS = 1e11
+EMPTY = frozenset({"", "null", "none", "nan", "n/a", "unknown", "none assigned"})
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
+MONTH = re.compile(r"\d{4}-\d{2}")
+# A spreadsheet takes a cell that begins so for a formula (OWASP, CSV injection).
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+@dataclass(slots=True)
+class Problems:
+    """What could not be used of a table: the first lines by number, and how many of each kind."""
+
+    where: str
+    named: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, line: int, detail: str = "") -> None:
+        self.counts[kind] += 1
+        if len(self.named) < MOST_NAMED:
+            self.named.append(f"{self.where}:{line}: {kind}{f': {detail}' if detail else ''}")
+
+    def lines(self) -> list[str]:
+        """For people: each named line, and one for those that are not."""
+        unnamed = self.counts.total() - len(self.named)
+        return [*self.named, *([f"{self.where}: and {unnamed} more lines like these"] if unnamed > 0 else [])]
+
+    def plain(self) -> dict[str, object]:
+        return {"counts": dict(sorted(self.counts.items())), "lines": self.lines()}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    line: int
+    cells: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    columns: tuple[str, ...]
+    rows: list[Row]
+
+
+def read(text: str, *, where: str, problems: Problems) -> Table:
+    """Rows of CSV text with a header, separated by `,`, `;`, tab or `|`; CollectError where there is no table."""
+    if len(text) > LONGEST_BYTES:
+        raise CollectError(f"{len(text):,} characters; the most is {LONGEST_BYTES:,}", where=where)
+    text = text.removeprefix("\ufeff")
+    header_line, _, _ = text.partition("\n")
+    separator = max(",;\t|", key=header_line.count)
+    # A file of one column has none of them; a NUL is no text at all, and csv refuses it as well.
+    if not header_line.strip() or "\0" in text:
+        raise CollectError("this is no table: the first line must name the columns", where=where)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    columns = tuple(name.strip() for name in next(reader))
+    try:
+        return Table(columns, list(_rows(reader, columns, problems)))
+    except csv.Error as error:
+        raise CollectError(f"this is no table: {error}", where=f"{where}:{reader.line_num}") from error
+
+
+def _rows(reader: Iterator[list[str]], columns: tuple[str, ...], problems: Problems) -> Iterator[Row]:
+    for cells in reader:
+        line: int = reader.line_num  # type: ignore[attr-defined]
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(columns):
+            problems.add("wrong number of cells", line, f"{len(cells)} of {len(columns)}")
+            continue
+        yield Row(line, dict(zip(columns, (cell.strip() for cell in cells), strict=True)))
+
+
+def number(text: str) -> float | None:
+    """A finite number, or None for a cell that has none; ValueError for anything else."""
+    if text.lower() in EMPTY:
+        return None
+    if NUMBER.fullmatch(text) is None or not math.isfinite(found := float(text)):
+        raise ValueError(f"{quote(text)} is not a number")
+    return found
+
+
+def moment(text: str, *, unit_seconds: float | None = None) -> float | None:
+    """Seconds since 1970 of a time as tools write it, or None for an empty cell; a time without a zone is UTC."""
+    if text.lower() in EMPTY:
+        return None
+    if NUMBER.fullmatch(text) is not None:
+        count = float(text)
+        if unit_seconds is not None:
+            return count * unit_seconds
+        return count / 1000 if abs(count) > LARGEST_SECONDS else count
+    try:
+        at = datetime.fromisoformat(f"{text}-01" if MONTH.fullmatch(text) else text.replace("/", "-"))
+        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{quote(text)} is not a time such as 2026-01-31 09:00:00 or 1769850000") from error
+
+
+def harmless(text: str) -> str:
+    """A name from outside as a cell of our own output: no formula for a spreadsheet, no control characters."""
+    plain = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+    is_number = NUMBER.fullmatch(text) is not None
+    return f"'{plain}" if text.startswith(FORMULA_STARTS) and not is_number else plain
+
+
+def need(table: Table, column: str, *, where: str) -> None:
+    if column not in table.columns:
+        has = ", ".join(harmless(name)[:40] for name in table.columns[:20])
+        raise CollectError(f"there is no column {quote(column)}", where=where, remedy=f"It has: {has}")

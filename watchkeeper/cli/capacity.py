@@ -1,0 +1,248 @@
+"""`watchkeeper capacity`: when is the fleet full, what is true about it now, and what if it were another."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import click
+
+from watchkeeper import errors
+from watchkeeper.cli import capacity_words, options
+from watchkeeper.client.hub import HubClient
+from watchkeeper.kit import durations
+
+ABOUT = ("demand", "allocated", "queued", "used")
+OF_TABLES = {
+    "time_column": "--time-column",
+    "value_column": "--value-column",
+    "rows": "--where",
+    "time_unit": "--time-unit",
+    "combine": "--combine",
+    "step": "--step",
+    "holidays": "--holiday",
+    "capacity_gpus": "--capacity",
+}
+
+
+@click.group("capacity")
+def command() -> None:
+    """When is the fleet full, what is true about it now, and what if it were another."""
+
+
+class Duration(click.ParamType[float]):
+    """`7d` as seconds."""
+
+    name = "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = durations.parse_seconds(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if seconds <= 0:
+            self.fail(f"`{value}` must be longer than nothing", param, ctx)
+        return seconds
+
+
+class Pair(click.ParamType[tuple[str, str]]):
+    """`name=value`."""
+
+    name = "NAME=VALUE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        left, equals, right = str(value).partition("=")
+        if not left or not equals:
+            self.fail(f"`{str(value)[:40]}` is not like name=value", param, ctx)
+        return left, right
+
+
+def read_text(path: str) -> str:
+    """A file, or the standard input for `-`."""
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.CollectError(f"cannot be read: {error}", where=path[:200]) from error
+
+
+@command.command("forecast")
+@click.option(
+    "--csv", "csv_path", metavar="FILE", help="A table of demand instead of a hub; `-` is the standard input."
+)
+@click.option("--time-column", metavar="COLUMN", help="Where the times are; without it, the first column.")
+@click.option("--value-column", metavar="COLUMN", help="Where the demand is; without it, the second column.")
+@click.option("--where", "rows", type=Pair(), multiple=True, help="Only rows with this value in this column.")
+@click.option("--time-unit", type=click.Choice(["s", "ms", "m", "h", "d"]), help="What a time counts that is a number.")
+@click.option("--combine", type=click.Choice(["mean", "sum", "max", "last"]), help="What to make of rows of one step.")
+@click.option("--holiday", "holidays", type=click.DateTime(["%Y-%m-%d"]), multiple=True, help="A day unlike others.")
+@click.option("--step", type=Duration(), help="Length of a step; without it, as the table has it.")
+@click.option("--horizon", type=Duration(), default="7d", help="How far ahead.")
+@click.option("--capacity", "capacity_gpus", type=float, help="GPUs there are; a hub knows its own.")
+@click.option("--target", type=click.FloatRange(0.05, 1.0), default=0.8, help="Share of the GPUs that may be taken.")
+@click.option("--about", type=click.Choice(ABOUT), default="demand", help="Of a hub: which series.")
+@click.option("--cluster", metavar="NAME", help="Of a hub: only this cluster.")
+@options.as_json
+@options.with_hub
+def forecast(hub: HubClient, csv_path: str | None, as_json: bool, **told: Any) -> None:
+    """Forecast demand, with 80 % intervals and with the error that the same forecast would have made so far.
+
+    \b
+    watchkeeper capacity forecast --horizon 7d
+    watchkeeper capacity forecast --csv demand.csv --time-column time --value-column running_gpus --horizon 24h --json
+    """
+    if csv_path is None:
+        for_tables = [name for name in OF_TABLES if told[name]]
+        if for_tables:
+            raise click.UsageError(f"{OF_TABLES[for_tables[0]]} is about a table: give --csv FILE as well")
+        horizon = durations.format_seconds(told["horizon"])
+        asked = {
+            "about": told["about"],
+            "horizon": horizon,
+            "target": f"{told['target']:g}",
+            "cluster": told["cluster"],
+        }
+        answer = hub.capacity("forecast", **asked)
+    else:
+        answer = forecast_table(csv_path, **told)
+    if as_json:
+        options.print_json(answer)
+        return
+    click.echo("\n".join(capacity_words.forecast(answer, width=shutil.get_terminal_size().columns)))
+
+
+def forecast_table(path: str, **told: Any) -> dict[str, Any]:
+    # numpy takes a tenth of a second to load, which only this way needs.
+    from watchkeeper.capacity import demand, report, table
+
+    text = read_text(path)
+    first = table.read(text[: text.find("\n") + 1] or text, where=path, problems=table.Problems(path)).columns
+    time_column, value_column = told["time_column"] or first[0], told["value_column"]
+    if value_column is None:
+        others = [name for name in first if name != time_column]
+        if len(others) != 1:
+            raise click.UsageError(f"--value-column says which column is meant: {', '.join(others)[:200]}")
+        value_column = others[0]
+    columns = demand.Columns(
+        time_column, value_column, dict(told["rows"]), unit=told["time_unit"] or "", combine=told["combine"] or ""
+    )
+    points, problems, notes = demand.read_points(text, columns, where=path)
+    series = demand.regular(
+        points, combine=columns.combine, step_seconds=told["step"], horizon_seconds=told["horizon"], where=path
+    ).noted(notes)
+    return report.forecast_report(
+        series,
+        told["horizon"],
+        capacity_gpus=told["capacity_gpus"],
+        target=told["target"],
+        problems=problems,
+        holidays=[day.replace(tzinfo=UTC).timestamp() for day in told["holidays"]],
+    )
+
+
+@command.command("now")
+@click.option("--window", default="1d", metavar="DURATION", help="How far back use is looked at.")
+@click.option("--cluster", metavar="NAME", help="Only this cluster.")
+@click.option("--nodes", "nodes_path", metavar="FILE", help="A table of nodes instead of a hub; needs --jobs.")
+@click.option("--jobs", "jobs_path", metavar="FILE", help="A table of jobs, as of its last time.")
+@options.as_json
+@options.with_hub
+def now(
+    hub: HubClient, window: str, cluster: str | None, nodes_path: str | None, jobs_path: str | None, as_json: bool
+) -> None:
+    """What is true now: free GPUs by the size of job that could use them, waits, use, and what would fit better."""
+    if (nodes_path is None) != (jobs_path is None):
+        raise click.UsageError("tables need both --nodes and --jobs")
+    if nodes_path is None or jobs_path is None:
+        answer = hub.capacity("now", window=window, cluster=cluster)
+    else:
+        answer = _now_of_tables(nodes_path, jobs_path)
+    if as_json:
+        options.print_json(answer)
+    else:
+        click.echo("\n".join(capacity_words.now(answer)))
+
+
+def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
+    from watchkeeper.capacity import jobs, standing
+    from watchkeeper.kit import wire
+
+    nodes, bad_nodes = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
+    recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path)
+    found, asks = standing.of_record(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
+    return {
+        "standing": wire.to_plain(standing.standing(found)),
+        "waits": wire.to_plain(standing.waits(asks, now=recorded.until)),
+        "jobs": dict(recorded.counts),
+        "problems": recorded.problems.plain(),
+        "node_problems": bad_nodes.plain(),
+    }
+
+
+@command.command("whatif")
+@click.option("--jobs", "jobs_path", required=True, metavar="FILE", help="Recorded jobs: CSV, or sacct --parsable2.")
+@click.option("--column", "columns", type=Pair(), multiple=True, help="Which column is what, such as gpus=num_gpus.")
+@click.option("--nodes", "nodes_path", metavar="FILE", help="The fleet: a table with name, gpus, model, rack.")
+@click.option("--gpus", type=click.IntRange(1, 1_000_000), help="The fleet, where there is no table of nodes.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 1024), default=8, help="With --gpus: the size of a node.")
+@click.option(
+    "--add", "add_gpus", type=click.IntRange(0, 1_000_000), default=0, help="GPUs more, in nodes like the others."
+)
+@click.option("--remove", "remove_gpus", type=click.IntRange(0, 1_000_000), default=0, help="GPUs fewer.")
+@click.option("--remove-rack", "remove_racks", multiple=True, metavar="RACK", help="Lose this rack.")
+@click.option("--remove-node", "remove_nodes", multiple=True, metavar="NODE", help="Lose this node.")
+@click.option("--repartition", metavar="GPUSxSLICES", help="Cut GPUs by MIG: 16x7 cuts 16 GPUs into 7 slices each.")
+@click.option("--keep-wait", type=Duration(), help="Also find how many GPUs keep the p95 of waiting at or below this.")
+@click.option("--policy", type=click.Choice(["fifo", "backfill"]), default="backfill", help="Who may start.")
+@options.as_json
+def whatif(jobs_path: str, nodes_path: str | None, as_json: bool, **told: Any) -> None:
+    """Replay recorded jobs on the fleet as it is and as it might be, and compare waiting and utilisation.
+
+    \b
+    watchkeeper capacity whatif --jobs jobs.csv --nodes nodes.csv --add 64
+    sacct -aXP -S 2026-10-01 -o JobID,Submit,Start,End,AllocTRES > jobs.txt
+    watchkeeper capacity whatif --jobs jobs.txt --gpus 512 --remove 64 --json
+    """
+    if (nodes_path is None) == (told["gpus"] is None):
+        raise click.UsageError("say what the fleet is: --nodes FILE or --gpus N")
+    answer = _replayed(jobs_path, nodes_path, **told)
+    if as_json:
+        options.print_json(answer)
+    else:
+        click.echo("\n".join(capacity_words.whatif(answer)))
+
+
+def _replayed(jobs_path: str, nodes_path: str | None, **told: Any) -> dict[str, Any]:
+    from watchkeeper.capacity import jobs, replay, sizing
+    from watchkeeper.capacity import whatif as compared
+    from watchkeeper.kit import wire
+
+    recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path, columns=dict(told["columns"]))
+    bad_nodes: dict[str, object] = {}
+    if nodes_path is None:
+        nodes = jobs.plain_nodes(told["gpus"], of_node=told["gpus_per_node"])
+    else:
+        nodes, problems = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
+        bad_nodes = {"node_problems": problems.plain()}
+    slice_gpus, slices = _slices(told["repartition"])
+    change = compared.Change(
+        told["add_gpus"], told["remove_gpus"], told["remove_racks"], told["remove_nodes"], slice_gpus, slices
+    )
+    policy = replay.Policy(told["policy"])
+    answer = {**compared.compare(recorded, nodes, change, policy=policy), **bad_nodes}
+    if told["keep_wait"] is not None:
+        jobs_here, _ = compared.for_these(recorded.jobs, nodes)
+        found = sizing.smallest_addition(jobs_here, nodes, target_seconds=told["keep_wait"], policy=policy)
+        answer["keep_wait"] = wire.to_plain(found)
+    return answer
+
+
+def _slices(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 0, 0
+    gpus, by, slices = text.partition("x")
+    if not (by and gpus.isascii() and gpus.isdigit() and slices.isascii() and slices.isdigit()):
+        raise click.UsageError(f"--repartition `{text[:40]}` is not like 16x7: GPUs, and slices of each")
+    return int(gpus), int(slices)

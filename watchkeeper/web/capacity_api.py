@@ -1,0 +1,264 @@
+"""GET /api/capacity/forecast, /now and /advice: when the fleet is full, what is true about it now, what would help.
+
+Answers come from the hub's own samples and from what its schedulers said last; `capacity` works them out in a thread,
+one forecast at a time, and the newest few are kept for some minutes because demand is by the hour. Everything here is
+advice: nothing is changed. `watchkeeper capacity` and other programs ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.capacity import advice, demand, hub_demand, report, rightsizing, standing
+from watchkeeper.errors import CollectError, QueryError
+from watchkeeper.kit import clock, durations, wire
+from watchkeeper.model import cluster, workloads
+from watchkeeper.query.engine import Span
+from watchkeeper.web import holders
+from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.web.auth import Role
+from watchkeeper.web.view import HubView
+
+# Twelve weeks hold every season that is modelled; an hour is the step of planning, five minutes stand in while a hub
+# is younger than two days.
+LONG_SPAN, SHORT_SPAN = (84 * 86_400, 3600, "5m"), (2 * 86_400, 300, "1m")
+LEAST_HOURS = 48
+LONGEST_HORIZON = 26 * 7 * 86_400
+KEPT_SECONDS, MOST_KEPT = 300.0, 16
+LONGEST_WINDOW = 7 * 86_400
+MOST_ADVICE = 1000
+
+
+class CapacityApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._busy = asyncio.Lock()
+        self._kept: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
+
+    async def forecast(self, request: Request) -> Response:
+        return ok(**await self._forecast(request))
+
+    async def _forecast(self, request: Request) -> dict[str, Any]:
+        form = request.query_params
+        about = form.get("about", "demand")
+        if about not in hub_demand.ABOUT:
+            raise HTTPException(400, f"about `{about[:40]}`: there are {', '.join(hub_demand.ABOUT)}")
+        horizon = _seconds(form.get("horizon", "7d"), "horizon", LONGEST_HORIZON)
+        target = _share(form.get("target", "0.8"))
+        asked = (about, horizon, target, form.get("cluster"))
+        now = self._hub.clock.now().timestamp()
+        async with self._busy:
+            kept = self._kept.get(asked)
+            if kept is not None and 0 <= now - kept[0] < KEPT_SECONDS:
+                return kept[1]
+            made = await self._make_forecast(*asked)
+            self._kept[asked] = (now, made)
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+            return made
+
+    async def _make_forecast(self, about: str, horizon: float, target: float, named: str | None) -> dict[str, Any]:
+        try:
+            points, step = await self._points(hub_demand.expression(about, cluster=named))
+            capacity = await self._hub.ask(hub_demand.capacity_expression(cluster=named), self._now_ms())
+        except QueryError as error:
+            raise HTTPException(400, str(error)) from error
+        gpus = next(iter(capacity.latest().values()), None)
+        try:
+            series = demand.regular(points, step_seconds=step, where="this hub")
+            made = await asyncio.to_thread(
+                report.forecast_report,
+                series,
+                horizon,
+                capacity_gpus=gpus if about == "demand" else None,
+                target=target,
+            )
+        except CollectError as error:
+            young = "a forecast needs at least 10 minutes of samples of GPUs that someone holds"
+            raise HTTPException(409, f"{error}; {young}") from error
+        return {"about": about, "capacity_gpus": gpus, **made}
+
+    async def _points(self, expr: str) -> tuple[list[tuple[float, float]], float]:
+        """The mean of each hour as (start, value), or of five minutes where there are hardly any hours."""
+        points: list[tuple[float, float]] = []
+        for span_seconds, step, inner in (LONG_SPAN, SHORT_SPAN):
+            # Whole steps only: the hour that is not over yet would look like a fall.
+            end = self._now_ms() // (step * 1000) * step
+            span = Span((end - span_seconds) * 1000, end * 1000, step * 1000)
+            each = hub_demand.hourly(expr, step=durations.format_seconds(step), inner=inner)
+            answer = await self._hub.ask_range(each, span)
+            points = [
+                (at / 1000 - step, value)
+                for _, times, values in answer.frame.rows()
+                for at, value in zip(times.tolist(), values.tolist(), strict=True)
+            ]
+            if len(points) >= LEAST_HOURS:
+                break
+        return points, float(step)
+
+    async def now(self, request: Request) -> Response:
+        window, named = _window(request), request.query_params.get("cluster")
+        found, held = await self._standing(named)
+        advised, used_gpus = await self._rightsizing(held, window, named)
+        now = self._hub.clock.now()
+        return ok(
+            now=now,
+            standing=found,
+            waits=standing.waits(self._asks(named), now=now.timestamp()),
+            use={"window": window, "held_gpus": found.held_gpus, "used_gpus": used_gpus},
+            rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
+            repartition=rightsizing.repartition(advised),
+            problem=held.problem,
+        )
+
+    async def advice(self, request: Request) -> Response:
+        """Scaling advice alone, for programs."""
+        made, named = await self._forecast(request), request.query_params.get("cluster")
+        found, held = await self._standing(named)
+        advised, _ = await self._rightsizing(held, _window(request), named)
+        pieces = advice.of_standing(found, rightsizing.repartition(advised))
+        grow = list(made.get("advice", ()))
+        return ok(now=self._hub.clock.now(), sentence=made.get("sentence"), advice=[*grow, *wire.to_plain(pieces)])
+
+    async def _standing(self, named: str | None) -> tuple[standing.Standing, holders.Holders]:
+        held = await holders.ask(self._hub)
+        return standing.standing(self._nodes(held, named)), held
+
+    def _nodes(self, held: holders.Holders, named: str | None) -> list[standing.NodeStanding]:
+        """Every node that has GPUs: a scheduler's word first, what reports else."""
+        known: dict[tuple[str, str], standing.NodeStanding] = {}
+        seen: dict[tuple[str, str], list[str]] = {}
+        for gpu in self._hub.fleet.gpus():
+            if gpu.gone_since_ms is None:
+                seen.setdefault((gpu.cluster, gpu.node), []).append(gpu.gpu.uuid)
+        for (where, name), uuids in seen.items():
+            taken = sum(bool(held.by_gpu.get(uuid)) for uuid in uuids)
+            known[where, name] = standing.NodeStanding(name, len(uuids), taken)
+        for view in self._views():
+            taken_by: dict[str, int] = {}
+            for work in view.workloads:
+                for node_name, count in work.nodes.items():
+                    taken_by[node_name] = taken_by.get(node_name, 0) + count
+            for node in view.nodes:
+                if node.gpus:
+                    known[node.cluster, node.name] = _scheduled(node, taken_by.get(node.name, 0))
+        return [node for (where, _), node in sorted(known.items()) if named is None or where == named]
+
+    def _asks(self, named: str | None) -> list[standing.Ask]:
+        return [
+            standing.Ask(work.gpus, work.requested_at, work.started_at)
+            for view in self._views()
+            for work in view.workloads
+            if work.gpus
+            and work.requested_at is not None
+            and (named is None or work.cluster == named)
+            and (work.started_at is not None or work.state is workloads.WorkloadState.PENDING)
+        ]
+
+    async def _rightsizing(
+        self, held: holders.Holders, window: str, named: str | None
+    ) -> tuple[list[rightsizing.Advice], float | None]:
+        """What would do for every workload, and what all did in GPUs' worth; None where nothing is measured."""
+        try:
+            asked = hub_demand.activity_expressions(window, cluster=named)
+        except QueryError as error:
+            raise HTTPException(400, str(error)) from error
+        by_gpu: dict[str, dict[str, float]] = {}
+        models: dict[str, str] = {}
+        for name, expr in asked.items():
+            for labels, value in (await self._hub.ask(expr, self._now_ms())).latest().items():
+                uuid = labels.get("UUID", "")
+                by_gpu.setdefault(uuid, {})[name] = max(value, by_gpu.get(uuid, {}).get(name, value))
+                models[uuid] = labels.get("modelName", models.get(uuid, ""))
+        means = [facts["mean"] for facts in by_gpu.values() if "mean" in facts]
+        advised = [rightsizing.advise(use) for use in uses_of(held, by_gpu, models)]
+        return advised, sum(means) if means else None
+
+    def _views(self) -> list[cluster.ClusterView]:
+        return [] if self._hub.clusters is None else self._hub.clusters.views()
+
+    def _now_ms(self) -> int:
+        return clock.to_ms(self._hub.clock.now())
+
+
+def uses_of(
+    held: holders.Holders, by_gpu: dict[str, dict[str, float]], models: dict[str, str]
+) -> list[rightsizing.Use]:
+    """Workloads with the GPUs they hold; a GPU that several hold is shared already and belongs to none alone."""
+    gpus: dict[str, list[str]] = {}
+    sliced: set[str] = set()
+    for uuid, those in held.by_gpu.items():
+        for holder in those:
+            gpus.setdefault(holder.called, []).append(uuid)
+            if holder.slice is not None or len(those) > 1:
+                sliced.add(holder.called)
+    return [
+        rightsizing.Use(
+            name,
+            len(uuids),
+            models.get(uuids[0], ""),
+            _mean([by_gpu.get(uuid, {}).get("mean") for uuid in uuids]),
+            _most([by_gpu.get(uuid, {}).get("p95") for uuid in uuids]),
+            _most([by_gpu.get(uuid, {}).get("memory") for uuid in uuids]),
+            _most([by_gpu.get(uuid, {}).get("free_memory") for uuid in uuids]),
+            is_sliced=name in sliced,
+        )
+        for name, uuids in sorted(gpus.items())
+    ]
+
+
+def _scheduled(node: cluster.ScheduledNode, held: int) -> standing.NodeStanding:
+    is_in_service = node.is_schedulable and node.is_ready is not False
+    usable = node.allocatable_gpus if node.allocatable_gpus is not None else node.gpus or 0
+    return standing.NodeStanding(node.name, usable, held, is_in_service, node.reason or node.state)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _seconds(text: str, name: str, most: float) -> float:
+    try:
+        seconds = durations.parse_seconds(text)
+    except ValueError as error:
+        raise HTTPException(400, f"{name}: {error}") from error
+    if not 0 < seconds <= most:
+        raise HTTPException(400, f"{name} of {text[:40]}: above 0 and at most {durations.format_seconds(most)}")
+    return seconds
+
+
+def _window(request: Request) -> str:
+    window = request.query_params.get("window", "1d")
+    _seconds(window, "window", LONGEST_WINDOW)
+    return window
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0.05 <= share <= 1:
+        raise HTTPException(400, f"target `{text[:40]}`: a share from 0.05 to 1")
+    return share
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = CapacityApi(hub)
+    return [
+        Endpoint(("GET",), "/api/capacity/forecast", Role.VIEWER, api.forecast),
+        Endpoint(("GET",), "/api/capacity/now", Role.VIEWER, api.now),
+        Endpoint(("GET",), "/api/capacity/advice", Role.VIEWER, api.advice),
+    ]

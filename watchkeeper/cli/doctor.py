@@ -22,7 +22,34 @@ SHOWN_EVIDENCE = 5
 CERTAIN, LIKELY = 0.8, 0.5
 
 
-@click.command("doctor")
+class Doctor(click.Group):
+    """Takes files as a plain command does; the word `stack` as the first one means the command of that name."""
+
+    # As for a plain command: `doctor FILE --json`.
+    allow_interspersed_args = True
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return ["stack"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        from watchkeeper.cli import doctor_stack
+
+        return doctor_stack.command if cmd_name == "stack" else None
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] == ["stack"]:
+            from watchkeeper.cli import doctor_stack
+
+            return doctor_stack.command.make_context(f"{info_name} stack", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+
+@click.command("doctor", cls=Doctor, invoke_without_command=True)
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER|-]...", type=click.Path(exists=True, allow_dash=True))
 @options.as_json
 def command(files: Sequence[str], as_json: bool) -> None:
@@ -30,8 +57,8 @@ def command(files: Sequence[str], as_json: bool) -> None:
 
     Takes kernel logs, nvidia-smi, dcgmi, NCCL and training logs of one or many ranks, flight-recorder dumps, kubectl,
     Slurm and InfiniBand output, as files, folders, gzip, tar or zip; `-` is standard input. Without arguments it
-    asks this node itself, reading only. Exit codes: 0 nothing wrong found, 1 something found, 2 wrong use,
-    3 cannot tell.
+    asks this node itself, reading only. `doctor stack` looks at the monitoring instead; a file of that name is ./stack.
+    Exit codes: 0 nothing wrong found, 1 something found, 2 wrong use, 3 cannot tell.
     """
     paths = [Path(name) for name in files if name != "-"]
     with _progress(paths) as bar:

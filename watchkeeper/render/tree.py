@@ -1,11 +1,35 @@
-"""What a target renders: files by name. `cli.render` writes them; every target is one function of this shape."""
+"""What a target renders, and what writing it would do to a directory.
+
+Every target is one function of the shape `Target`. `plan` compares its files with what lies there and decides for each:
+write, leave alone, remove, or refuse because a person has changed it. `cli.render` prints the plan and carries it out.
+A rendered file carries a stamp, a comment line with the target and a digest of the rest; an edit no longer fits its
+digest. JSON and the like have no comments: their digests stand in one list beside them, as sha256sum writes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
 
 from watchkeeper.config import settings as config
+
+# Files of these kinds have no comment that every reader of theirs skips.
+WITHOUT_COMMENTS = frozenset({".json", ".md", ".txt", ".tpl"})
+STAMP = re.compile(
+    r"^# Rendered by `watchkeeper render (?P<target>[a-z]+)`, sha256:(?P<digest>[0-9a-f]{16})\b.*\n", re.M
+)
+LIST_LINE = re.compile(r"^(?P<digest>[0-9a-f]{64})  (?P<path>.+)$", re.M)
+# A stamp stands at the top; a file of a stranger is not searched further.
+TOP = 1000
+
+
+def list_path(target: str) -> str:
+    """The list of digests of one target; several targets may share a directory."""
+    return f".rendered-{target}.sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +43,104 @@ class File:
 
 # A target's `files`: the same settings give the same bytes, so that a second run shows in git what changed.
 Target = Callable[[config.Settings], list[File]]
+
+
+class Standing(StrEnum):
+    """What is to be done about one path, and why."""
+
+    NEW = "new"
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+    # Rendered before, not any more, and nobody has touched it.
+    REMOVED = "removed"
+    EDITED = "edited"
+    FOREIGN = "foreign"
+
+    @property
+    def is_refused(self) -> bool:
+        """True where something of a person's would be lost."""
+        return self in (Standing.EDITED, Standing.FOREIGN)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One path of a plan; `file` is None where there is nothing to write."""
+
+    path: str
+    standing: Standing
+    file: File | None = None
+
+
+def stamped(files: Sequence[File], target: str) -> list[File]:
+    """The files as they are written: in the order of their paths, each with its stamp or a line in the list."""
+    found = [_with_stamp(file, target) if _has_comments(file.path) else file for file in files]
+    listed = sorted(file.path for file in files if not _has_comments(file.path))
+    texts = {file.path: file.text for file in files}
+    if listed:
+        lines = "".join(f"{_sha256(texts[path])}  {path}\n" for path in listed)
+        found.append(_with_stamp(File(list_path(target), lines), target))
+    return sorted(found, key=lambda file: file.path)
+
+
+def plan(files: Sequence[File], existing: Mapping[str, str], target: str) -> list[Step]:
+    """What to do for each path; `files` are stamped, `existing` is what the directory has now, by path."""
+    digests = {match["path"]: match["digest"] for match in LIST_LINE.finditer(existing.get(list_path(target), ""))}
+    steps = [Step(file.path, _standing(file, existing.get(file.path), digests), file) for file in files]
+    wanted = {file.path for file in files}
+    stale = sorted(path for path in existing if path not in wanted and _is_of(path, existing[path], target, digests))
+    return steps + [Step(path, _left_over(path, existing[path], digests)) for path in stale]
+
+
+def differs(steps: Sequence[Step]) -> bool:
+    return any(step.standing is not Standing.UNCHANGED for step in steps)
+
+
+def prefixed(files: Sequence[File], folder: str) -> Iterator[File]:
+    """The files of one target inside another's tree."""
+    for file in files:
+        yield File(f"{folder}/{file.path}", file.text, file.is_executable)
+
+
+def _standing(file: File, text: str | None, digests: Mapping[str, str]) -> Standing:
+    if text is None:
+        return Standing.NEW
+    if text == file.text:
+        return Standing.UNCHANGED
+    return Standing.CHANGED if _is_untouched(file.path, text, digests) else _touched(file.path, text, digests)
+
+
+def _left_over(path: str, text: str, digests: Mapping[str, str]) -> Standing:
+    return Standing.REMOVED if _is_untouched(path, text, digests) else Standing.EDITED
+
+
+def _is_untouched(path: str, text: str, digests: Mapping[str, str]) -> bool:
+    if not _has_comments(path):
+        return digests.get(path) == _sha256(text)
+    match = STAMP.search(text[:TOP])
+    return match is not None and _sha256(text.replace(match[0], "", 1)).startswith(match["digest"])
+
+
+def _touched(path: str, text: str, digests: Mapping[str, str]) -> Standing:
+    is_ours = path in digests if not _has_comments(path) else STAMP.search(text[:TOP]) is not None
+    return Standing.EDITED if is_ours else Standing.FOREIGN
+
+
+def _is_of(path: str, text: str, target: str, digests: Mapping[str, str]) -> bool:
+    match = STAMP.search(text[:TOP]) if _has_comments(path) else None
+    return path in digests or (match is not None and match["target"] == target)
+
+
+def _has_comments(path: str) -> bool:
+    return PurePosixPath(path).suffix not in WITHOUT_COMMENTS
+
+
+def _with_stamp(file: File, target: str) -> File:
+    """The stamp on the first line, or on the second where the first says which program runs the file."""
+    stamp = f"# Rendered by `watchkeeper render {target}`, sha256:{_sha256(file.text)[:16]}; an edited file is kept.\n"
+    first, end, rest = file.text.partition("\n")
+    text = f"{first}{end}{stamp}{rest}" if first.startswith("#!") else stamp + file.text
+    return File(file.path, text, file.is_executable)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

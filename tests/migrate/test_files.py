@@ -1,0 +1,129 @@
+"""`watchkeeper migrate`: files and folders in, one verdict for each line, rule and panel out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from watchkeeper import rule_loops
+from watchkeeper.cli import migrate
+from watchkeeper.migrate import files
+from watchkeeper.migrate.verdict import Standing, Verdict
+from watchkeeper.readers import grafana_dashboard
+from watchkeeper.rules import rulefile
+
+RULES = """
+groups:
+  - name: theirs
+    rules:
+      - record: gpu:busy
+        expr: avg by (gpu) (DCGM_FI_DEV_GPU_UTIL)
+      - alert: GPUDoubleBitECC
+        expr: DCGM_FI_DEV_ECC_DBE_VOL_TOTAL > 0
+"""
+DASHBOARD = {
+    "title": "GPUs",
+    "templating": {"list": [{"name": "node", "type": "query", "query": "label_values(node_load1, instance)"}]},
+    "panels": [
+        {"title": "Busy", "targets": [{"expr": 'gpu:busy{gpu="$gpu"}'}, {"expr": "rate(DCGM_FI_DEV_GPU_TEMP[$x])"}]},
+        {"type": "row", "panels": [{"title": "Deep", "targets": [{"expr": "DCGM_FI_DEV_NONSENSE"}]}]},
+        {"title": "SQL", "datasource": {"type": "mysql"}, "targets": [{"rawSql": "select 1"}]},
+    ],
+}
+
+
+def judged(*paths: Path) -> dict[str, Verdict]:
+    found = files.judge_all(paths, rulefile.load([rule_loops.SHIPPED_RULES]))
+    return {
+        f"{verdict.where.partition(' / ')[2] or verdict.where}|{verdict.subject[:20]}": verdict for verdict in found
+    }
+
+
+def ran(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(migrate.command, [str(part) for part in arguments])
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    (tmp_path / "rules.yaml").write_text(RULES)
+    (tmp_path / "dashboard.json").write_text(json.dumps(DASHBOARD))
+    (tmp_path / "counters.csv").write_text(
+        "# theirs\nDCGM_FI_DEV_GPU_TEMP, gauge, t\nDCGM_FI_DEV_NOT_A_FIELD, gauge, t\nDCGM_FI_DEV_GPU_UTIL, gauge\n"
+    )
+    return tmp_path
+
+
+def test_a_folder_is_read_whole_and_dashboards_know_what_its_rules_record(theirs: Path) -> None:
+    found = judged(theirs)
+    assert found['Busy|gpu:busy{gpu="$gpu"}'[:25]].standing is Standing.WORKS
+    assert found["Busy|rate(DCGM_FI_DEV_GPU"[:25]].standing is Standing.CHANGES
+    assert found["Deep|DCGM_FI_DEV_NONSENSE"].standing is Standing.CANNOT
+    assert found["SQL|mysql"].why == ("it asks mysql, not Prometheus",)
+    assert found["variable node|node_load1"].standing is Standing.NEEDS
+
+
+def test_each_line_of_a_counters_file_has_its_verdict(theirs: Path) -> None:
+    found = judged(theirs / "counters.csv")
+    assert found["line 2|DCGM_FI_DEV_GPU_TEMP"].standing is Standing.WORKS
+    assert "keep dcgm-exporter" in found["line 3|DCGM_FI_DEV_NOT_A_FI"].why[0]
+    assert found["line 4|DCGM_FI_DEV_GPU_UTIL"].standing is Standing.CANNOT
+
+
+def test_a_rule_with_the_name_of_a_shipped_one_is_said(theirs: Path) -> None:
+    rule = judged(theirs / "rules.yaml")["line 7|GPUDoubleBitECC"]
+    assert "a shipped rule has this name: leave one of them out" in rule.why
+
+
+def test_rules_of_the_operator_are_read_and_other_files_of_a_folder_are_passed_over(tmp_path: Path) -> None:
+    group = {"name": "g", "rules": [{"alert": "Hot", "expr": "DCGM_FI_DEV_GPU_TEMP_CELSIUS > 85"}]}
+    rule = {"kind": "PrometheusRule", "metadata": {"name": "gpu"}, "spec": {"groups": [group]}}
+    (tmp_path / "rule.yaml").write_text(yaml.safe_dump_all([{"kind": "Service"}, rule]))
+    (tmp_path / "alertmanager.yml").write_text("route: {}\n")
+    (tmp_path / "package.json").write_text("{}\n")
+    found = judged(tmp_path)
+    assert list(found) == ["|Hot"]
+    assert found["|Hot"].why[0] == "DCGM_FI_DEV_GPU_TEMP_CELSIUS: write DCGM_FI_DEV_GPU_TEMP"
+    named = judged(tmp_path / "alertmanager.yml")["|alertmanager.yml"]
+    assert named.why == ("it has neither rule groups nor a PrometheusRule",)
+
+
+def test_one_broken_file_costs_no_other(theirs: Path) -> None:
+    (theirs / "broken.yaml").write_text("groups: [{name: a, rules: [{alert: X, expr: 'sum('}]}]\n")
+    (theirs / "broken.json").write_text("{")
+    found = judged(theirs)
+    assert found["line 1|rule file"].standing is Standing.CANNOT
+    assert found["|broken.json"].why[0].startswith("no dashboard: not JSON")
+    assert len(found) == 12
+
+
+def test_the_exit_code_says_whether_there_is_work_to_do(theirs: Path) -> None:
+    printed = ran(theirs)
+    assert printed.exit_code == 1
+    assert "  changes  GPUs / Busy: rate(DCGM_FI_DEV_GPU_TEMP[$x])" in printed.output
+    plain = json.loads(ran(theirs / "rules.yaml", "--json").output)
+    assert plain["counts"] == {"works": 2, "needs": 0, "changes": 0, "cannot": 0}
+    assert ran(theirs / "rules.yaml").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ('up{job="$job"}', 'up{job=~".*"}'),
+        ("rate(x[$__rate_interval])", "rate(x[5m])"),
+        ("sum by (a, $group) (x)", "sum by (a) (x)"),
+        ("x > $limit", "x > 1"),
+        ('y{a!="${v:regex}"} offset $o', 'y{a!~"nothing"} offset 5m'),
+    ],
+)
+def test_variables_of_grafana_become_what_a_first_look_would_send(theirs: str, ours: str) -> None:
+    assert grafana_dashboard.filled(theirs) == ours
+
+
+def test_nothing_that_is_shipped_is_impossible_here() -> None:
+    found = files.judge_all([rule_loops.SHIPPED_RULES], rulefile.RuleSet())
+    assert len(found) > 100
+    assert not [verdict for verdict in found if verdict.standing is Standing.CANNOT]

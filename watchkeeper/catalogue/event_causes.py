@@ -1,0 +1,30 @@
+"""What a kind of event means that has no catalogue of its own, from packs/event_causes.csv.
+
+`incidents.signals` and `diagnose.evidence` both ask, so that an event opens the incident that its diagnosis speaks of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from watchkeeper.catalogue import causes, pack
+from watchkeeper.model import events
+
+FILE = "event_causes.csv"
+
+
+def of(kind: events.EventKind) -> str | None:
+    """The cause that an event of this kind stands for; None for a kind that names no fault, or names it itself."""
+    return _by_kind().get(kind)
+
+
+@cache
+def _by_kind() -> Mapping[events.EventKind, str]:
+    return dict(pack.load(FILE, _row))
+
+
+def _row(cells: Mapping[str, str]) -> tuple[events.EventKind, str]:
+    pack.filled(cells["why"])
+    known = frozenset(row.cause for row in causes.all())
+    return events.EventKind(cells["kind"]), pack.one_of(cells["cause"], known)

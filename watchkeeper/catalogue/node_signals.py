@@ -1,0 +1,63 @@
+"""What others write on a Kubernetes node and what it means for us, from packs/node_signals.csv.
+
+`unhealthy` is a fault that somebody else has found; `held` means that somebody else has the node in hand, so we leave
+it alone. The Kubernetes driver asks about each condition, taint, label and annotation; what is not in the table says
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import cache
+
+from watchkeeper.catalogue import pack
+
+
+class SignalKind(StrEnum):
+    CONDITION = "condition"
+    TAINT = "taint"
+    LABEL = "label"
+    ANNOTATION = "annotation"
+
+
+class Meaning(StrEnum):
+    UNHEALTHY = "unhealthy"
+    HELD = "held"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSignal:
+    """`name` may hold `*`; without `values`, any value counts."""
+
+    kind: SignalKind
+    name: str
+    values: frozenset[str]
+    means: Meaning
+    whose: str
+
+
+def judge(kind: SignalKind, name: str, value: str) -> NodeSignal | None:
+    """The first row that knows this one; None where it says nothing."""
+    for row in _rows():
+        if row.kind is kind and fnmatchcase(name, row.name) and (not row.values or value in row.values):
+            return row
+    return None
+
+
+@cache
+def _rows() -> tuple[NodeSignal, ...]:
+    return pack.load("node_signals.csv", _read)
+
+
+def _read(cells: Mapping[str, str]) -> NodeSignal:
+    pack.filled(cells["source"])
+    return NodeSignal(
+        SignalKind(cells["kind"]),
+        pack.filled(cells["name"]),
+        frozenset(value for value in cells["values"].split("|") if value),
+        Meaning(cells["means"]),
+        pack.filled(cells["whose"]),
+    )

@@ -1,0 +1,219 @@
+"""The price book: what an hour of a GPU costs, by model, region and how it is paid for, from packs/prices.toml or a file.
+
+A book is TOML of the shipped form, or CSV as OpenCost reads it. Holes are allowed: `Book.rate` answers None for a GPU
+that has no price, and `accounting.cost` lists its hours without money. Nothing here converts currencies.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from enum import StrEnum
+from importlib import resources
+from typing import Any
+
+from watchkeeper.errors import PackError, quote
+
+HOURS_A_YEAR = 8766.0
+# https://github.com/opencost/opencost, configs/pricing_schema.csv
+OPENCOST_COLUMNS = ("InstanceID", "Region", "AssetClass", "MarketPriceHourly")
+MOST_ROWS = 100_000
+
+
+class Kind(StrEnum):
+    """How a GPU is paid for."""
+
+    ON_DEMAND = "on_demand"
+    RESERVED = "reserved"
+    OWN = "own"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """One row of a book; `model` is a GPU's name or a part of it, an empty region is any."""
+
+    model: str
+    kind: Kind
+    per_gpu_hour: float
+    region: str = ""
+    source: str = ""
+    checked: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    name: str
+    kind: Kind | None = None
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """All prices of a fleet. `problems` are rows that could not be used; `fallback` prices what has no row."""
+
+    currency: str = "USD"
+    pue: float | None = None
+    power_per_kwh: float | None = None
+    kind: Kind = Kind.ON_DEMAND
+    prices: tuple[Price, ...] = ()
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    overhead_per_month: float = 0.0
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    fallback: float | None = None
+    where: str = "packs/prices.toml"
+
+    def rate(self, model: str, pool: str) -> Price | None:
+        """The price of an hour of a GPU; the longest name that fits, its own region before any, None for a hole."""
+        about = self.pools.get(pool, Pool(pool))
+        kind = about.kind or self.kind
+        name = model.casefold()
+        fitting = [
+            price
+            for price in self.prices
+            if price.kind is kind and price.region in ("", about.region) and _fits(price.model.casefold(), name)
+        ]
+        if fitting:
+            return max(fitting, key=lambda price: (bool(price.region), len(price.model)))
+        if self.fallback is not None:
+            return Price(model, kind, self.fallback, source="[cost] dollars_per_gpu_hour")
+        return None
+
+
+def _fits(wanted: str, name: str) -> bool:
+    """`h100` fits `nvidia h100 80gb hbm3` and not `nvidia gh1000`: whole words, in their order."""
+    words = name.replace("-", " ").replace("_", " ").split()
+    asked = wanted.replace("-", " ").replace("_", " ").split()
+    return bool(asked) and any(words[at : at + len(asked)] == asked for at in range(len(words)))
+
+
+def shipped() -> Book:
+    text = (resources.files("watchkeeper.packs") / "prices.toml").read_text(encoding="utf-8")
+    return read(text, where="packs/prices.toml")
+
+
+def read(text: str, *, where: str) -> Book:
+    """A book in TOML, or OpenCost's CSV; PackError where it is neither, problems for single rows."""
+    first = text.lstrip("\ufeff").partition("\n")[0]
+    if all(column in first for column in OPENCOST_COLUMNS):
+        return _of_opencost(text, where=where)
+    try:
+        plain = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        remedy = f"Write it like packs/prices.toml, or as OpenCost's CSV with {', '.join(OPENCOST_COLUMNS)}"
+        raise PackError(f"this is no price book: {error}", where=where, remedy=remedy) from error
+    return _of_toml(plain, where=where)
+
+
+def _of_toml(plain: Mapping[str, Any], *, where: str) -> Book:
+    problems: list[str] = []
+    unknown = set(plain) - KNOWN_KEYS
+    problems += [f"{where}: {name}: no such key; it is not used" for name in sorted(unknown)]
+    prices: list[Price] = []
+    for at, row in enumerate(_tables(plain, "price", where)[:MOST_ROWS], start=1):
+        try:
+            prices.append(_price(row))
+        except (KeyError, ValueError, TypeError) as error:
+            said = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+            problems.append(f"{where}: price {at} ({quote(row.get('model', ''))}): {said}; it is not used")
+    pools: dict[str, Pool] = {}
+    for at, row in enumerate(_tables(plain, "pool", where)[:MOST_ROWS], start=1):
+        try:
+            kind = Kind(row["kind"]) if "kind" in row else None
+            pools[str(row["name"])] = Pool(str(row["name"]), kind, str(row.get("region", "")))
+        except (KeyError, ValueError) as error:
+            problems.append(f"{where}: pool {at}: {error}; it is not used")
+    budgets: dict[str, float] = {}
+    for team, amount in plain.get("budgets", {}).items():
+        try:
+            budgets[team] = _money(amount, "budget")
+        except (ValueError, TypeError) as error:
+            problems.append(f"{where}: budgets.{team[:60]}: {error}; it is not used")
+    try:
+        return Book(
+            str(plain.get("currency", "USD")),
+            None if "pue" not in plain else _at_least(plain["pue"], "pue", 1.0),
+            None if "power_per_kwh" not in plain else _money(plain["power_per_kwh"], "power_per_kwh"),
+            Kind(plain.get("kind", Kind.ON_DEMAND)),
+            tuple(prices),
+            pools,
+            _money(plain.get("overhead_per_month", 0.0), "overhead_per_month"),
+            budgets,
+            tuple(problems),
+            where=where,
+        )
+    except (ValueError, TypeError) as error:
+        raise PackError(str(error), where=where, remedy="See docs/howto/cost.md for the keys") from error
+
+
+KNOWN_KEYS = frozenset(
+    {"currency", "pue", "pue_source", "power_per_kwh", "power_source", "kind", "price", "pool", "overhead_per_month"}
+    | {"budgets"}
+)
+
+
+def _tables(plain: Mapping[str, Any], name: str, where: str) -> Sequence[Mapping[str, Any]]:
+    rows = plain.get(name, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise PackError(f"`{name}` must be written as [[{name}]]", where=where)
+    return rows
+
+
+def _price(row: Mapping[str, Any]) -> Price:
+    kind = Kind(row.get("kind", Kind.ON_DEMAND))
+    model = str(row["model"])
+    if not model.strip():
+        raise ValueError("a price needs a model")
+    if kind is Kind.OWN and "per_gpu_hour" not in row:
+        bought = _money(row["purchase_per_gpu"], "purchase_per_gpu")
+        left = _money(row.get("residual_per_gpu", 0), "residual_per_gpu")
+        years = _at_least(row["years"], "years", 0.1)
+        if left > bought:
+            raise ValueError(f"residual_per_gpu of {left:g} is above purchase_per_gpu of {bought:g}")
+        hourly = (bought - left) / (years * HOURS_A_YEAR)
+    else:
+        hourly = _money(row["per_gpu_hour"], "per_gpu_hour")
+    hourly += _money(row.get("overhead_per_gpu_hour", 0), "overhead_per_gpu_hour")
+    checked = row.get("checked", "")
+    day = checked.isoformat() if isinstance(checked, date) else str(checked)
+    return Price(model, kind, hourly, str(row.get("region", "")), str(row.get("source", "")), day)
+
+
+def _money(value: Any, name: str) -> float:
+    return _at_least(value, name, 0.0)
+
+
+def _at_least(value: Any, name: str, least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+        raise ValueError(f"{name} of {quote(value)} must be a number of at least {least:g}")
+    return float(value)
+
+
+def _of_opencost(text: str, *, where: str) -> Book:
+    """Rows of asset class `gpu`; a row prices a node or a volume otherwise, which no GPU-hour can be read from."""
+    prices: list[Price] = []
+    problems: list[str] = []
+    others = 0
+    reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff")))
+    for cells in reader:
+        named = {name: (cells.get(name) or "").strip() for name in OPENCOST_COLUMNS}
+        if named["AssetClass"].lower() != "gpu":
+            others += 1
+            continue
+        try:
+            hourly = _money(float(named["MarketPriceHourly"]), "MarketPriceHourly")
+            if not named["InstanceID"]:
+                raise ValueError("a row of a GPU needs an InstanceID")
+        except ValueError as error:
+            problems.append(f"{where}:{reader.line_num}: {error}; it is not used")
+            continue
+        price = Price(named["InstanceID"], Kind.ON_DEMAND, hourly, named["Region"], "OpenCost CSV")
+        prices.append(price)
+    if others:
+        problems.append(f"{where}: {others} rows price nodes or volumes; only those of AssetClass gpu are used")
+    return Book(prices=tuple(prices), problems=tuple(problems), where=where)

@@ -1,0 +1,92 @@
+"""`render helm`: the manifests of `kubernetes` as a chart, with values.yaml, its schema and notes.
+
+Each manifest is the one of the kustomization with Helm's marks in place of values, so `helm template` of the same
+values gives the same objects; only the Namespace is missing, which is Helm's to make (`--create-namespace`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from watchkeeper.config import settings as config
+from watchkeeper.render import kubernetes, manifests
+from watchkeeper.render.tree import File
+
+CHART = "watchkeeper"
+# Free in their keys: labels of nodes and objects, and what the scheduler counts.
+FREE = frozenset({"nodeSelector", "labels", "requests", "limits"})
+# Rules and dashboards hold braces of their own, which Helm would take for its language; it copies them as files.
+IN_A_RANGE = {"rules.name": "{{ $name }}", "dashboard.name": "{{ $name }}"}
+
+
+def files(settings: config.Settings) -> list[File]:
+    values, facts = kubernetes.values_of(settings), kubernetes.facts(settings)
+
+    def template(path: str) -> str:
+        return manifests.templated(manifests.pack(path), values, facts | IN_A_RANGE)
+
+    chart = {
+        "Chart.yaml": manifests.filled(manifests.pack("chart/Chart.yaml"), values, facts),
+        "values.yaml": kubernetes.values_text(settings),
+        "values.schema.json": json.dumps(schema(values), indent=2) + "\n",
+        "templates/NOTES.txt": manifests.pack("chart/NOTES.txt"),
+        ".helmignore": ".rendered-*\n*.md\n",
+        **{f"templates/{name}.yaml": template(f"base/{name}.yaml") for name in kubernetes.BASE},
+        **{f"templates/{name}": text for name, text in _optional(template)},
+        **{f"rules/{name}.yaml": spec for name, spec in kubernetes.rule_objects(settings).items()},
+        **{f"dashboards/{name}.json": text for name, text in kubernetes.dashboard_objects(settings).items()},
+    }
+    secrets = manifests.filled(manifests.pack("chart/secrets.sh"), values, facts)
+    return [
+        *(File(f"{CHART}/{path}", text) for path, text in chart.items()),
+        File("secrets.sh", secrets, is_executable=True),
+    ]
+
+
+def schema(values: dict[str, Any]) -> dict[str, Any]:
+    """A JSON schema of the values: a key that is misspelt, or a text where a number belongs, is refused."""
+    return {"$schema": "https://json-schema.org/draft-07/schema#", **_kind_of(values)}
+
+
+def _kind_of(value: Any, name: str = "") -> dict[str, Any]:
+    # bool first: to Python a bool is an int.
+    if isinstance(value, bool):
+        return {"type": "boolean"}
+    if isinstance(value, int):
+        return {"type": "integer"}
+    if isinstance(value, list):
+        return {"type": "array"}
+    if not isinstance(value, dict):
+        return {"type": "string"}
+    if name in FREE:
+        return {"type": "object"}
+    inner = {key: _kind_of(one, key) for key, one in value.items()}
+    # `helm` itself adds `global` where this chart is part of another.
+    extra = {} if name else {"global": {"type": "object"}}
+    return {"type": "object", "additionalProperties": False, "properties": inner | extra}
+
+
+def _optional(template: Callable[[str], str]) -> Iterator[tuple[str, str]]:
+    monitors = template("prometheus-operator/monitors.yaml")
+    yield "monitors.yaml", _when("prometheusOperator.enabled", monitors)
+    yield "repair.yaml", _when("repair.enabled", manifests.templated(kubernetes.repair_rights(), {}, {}))
+    rules = template("prometheus-operator/rules.yaml") + "{{ $text }}\n"
+    yield "rules.yaml", _when("prometheusOperator.enabled", _for_each("rules/*.yaml", ".yaml", rules))
+    board = template("dashboards/dashboard.yaml") + "  {{ $name }}.json: |\n    {{- $text | nindent 4 }}\n"
+    yield "dashboards.yaml", _when("dashboards.enabled", _for_each("dashboards/*.json", ".json", board))
+
+
+def _when(path: str, text: str) -> str:
+    return f"{{{{- if .Values.{path} }}}}\n{text}{{{{- end }}}}\n"
+
+
+def _for_each(pattern: str, ending: str, text: str) -> str:
+    """One object for each file of the chart that fits the pattern; `$` is the chart itself inside a range."""
+    inside = text.replace("{{ .Values.", "{{ $.Values.").replace("{{ .Release.", "{{ $.Release.")
+    return (
+        f'{{{{- range $path, $_ := .Files.Glob "{pattern}" }}}}\n'
+        f'{{{{- $name := trimSuffix "{ending}" (base $path) }}}}\n'
+        f"{{{{- $text := $.Files.Get $path }}}}\n---\n{inside}{{{{- end }}}}\n"
+    )

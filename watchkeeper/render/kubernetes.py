@@ -1,0 +1,224 @@
+"""`render kubernetes`: agent and hub as a kustomization, with the parts that not every cluster has as components.
+
+Manifests and their values are packs/kubernetes; `manifests` puts one into the other. The same pieces make the chart of
+`helm`, and the monitors and rules that `operator` needs. Nothing here holds a secret: secrets.sh makes them there.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from watchkeeper import __version__
+from watchkeeper.collect import discovery
+from watchkeeper.config import settings as config
+from watchkeeper.errors import SettingsError
+from watchkeeper.render import fleet_facts, grafana, manifests, prometheus, settings_text, yaml_text
+from watchkeeper.render.tree import File
+
+BASE = ("agent", "hub", "rbac", "network", "disruption")
+# A component, and the value that turns it on.
+COMPONENTS = {
+    "prometheus-operator": "prometheusOperator.enabled",
+    "dashboards": "dashboards.enabled",
+    "repair": "repair.enabled",
+}
+KUSTOMIZATION = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+COMPONENT = "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\n"
+ABOUT = """Agent and hub. Look at it with `kubectl kustomize .`, then, with the secrets of secrets.sh in place:
+  kubectl apply -k .
+Changes of yours belong into a kustomization of your own that names this directory under `resources`."""
+ABOUT_COMPONENTS = (
+    """Parts that need something of the cluster. Turn one on by moving it up here, or by `[render] values`."""
+)
+WHAT = {
+    "prometheus-operator": "PodMonitor, ServiceMonitor and PrometheusRules; needs the Prometheus Operator",
+    "dashboards": "dashboards for the sidecar of Grafana's chart",
+    "repair": "rights to cordon and drain nodes; off unless you want repairs",
+}
+
+
+def files(settings: config.Settings) -> list[File]:
+    values, known = values_of(settings), facts(settings)
+
+    def fill(path: str) -> str:
+        return manifests.filled(manifests.pack(path), values, known)
+
+    base = [
+        File(f"base/{name}.yaml", text)
+        for name in ("namespace", *BASE)
+        if has_objects(text := fill(f"base/{name}.yaml"))
+    ]
+    listed = "".join(f"  - {file.path.removeprefix('base/')}\n" for file in base)
+    return [
+        File("kustomization.yaml", _top(values)),
+        File("base/kustomization.yaml", f"{KUSTOMIZATION}resources:\n{listed}"),
+        *base,
+        *_monitoring(settings, values, known),
+        *_dashboards(settings, values, known),
+        *_component("repair", {"rbac.yaml": manifests.filled(repair_rights(), values, known)}),
+        File("secrets.sh", fill("chart/secrets.sh"), is_executable=True),
+    ]
+
+
+def values_of(settings: config.Settings) -> dict[str, Any]:
+    """values.yaml as it is for these settings, with `[render] values` on top."""
+    return dict(yaml.safe_load(values_text(settings)))
+
+
+def values_text(settings: config.Settings) -> str:
+    """values.yaml, comments and all; each value that the settings choose stands in it."""
+    text = manifests.pack("values.yaml")
+    written = {
+        "cluster": settings.fleet.cluster,
+        "image": settings.render.image,
+        "repair": settings.remediate.driver is config.DriverName.KUBERNETES,
+    }
+    for name, value in written.items():
+        text = text.replace(f"@{name}@", json.dumps(value))
+    text = text.replace("    @settings@\n", textwrap.indent(hub_settings(settings), "    ", lambda _: True))
+    plain = dict(yaml.safe_load(text))
+    for chosen in settings.render.values:
+        text = _choose(text, plain, chosen)
+    return text
+
+
+def facts(settings: config.Settings) -> dict[str, str]:
+    """What manifests say and nobody chooses."""
+    series = sorted(name for name in fleet_facts.series_read(settings) if name.startswith(prometheus.OF_THE_HUB))
+    return {
+        "namespace": settings.render.namespace,
+        "version": __version__,
+        "job": discovery.Defaults().job,
+        "hubSeries": json.dumps(f'{{__name__=~"{"|".join(series)}"}}'),
+    }
+
+
+def hub_settings(settings: config.Settings) -> str:
+    """The hub's settings file inside the cluster."""
+    return settings_text.toml(
+        settings,
+        {
+            "hub.host": "0.0.0.0",  # noqa: S104 (inside its pod; network.yaml says who gets there)
+            "hub.port": None,
+            "hub.data": "/var/lib/watchkeeper",
+            "hub.tokens": "/etc/watchkeeper-tokens/tokens",
+            "fleet.cluster": settings.fleet.cluster,
+            "fleet.kubernetes": True,
+            "fleet.kubeconfig": None,
+            "fleet.kubernetes_context": None,
+            "query.data": None,
+            "journal.path": None,
+        },
+    )
+
+
+def repair_rights() -> str:
+    """What remediate/drivers/kubernetes.py needs, as it says itself, for a hub in any namespace."""
+    return manifests.pack("repair-rbac.yaml").replace("namespace: watchkeeper}", "namespace: @namespace@}")
+
+
+def rule_objects(settings: config.Settings) -> dict[str, str]:
+    """The `spec` of a PrometheusRule for each rule file, by its name."""
+    found = {}
+    for rule in fleet_facts.rule_texts(settings):
+        groups = yaml.safe_load(rule.text)["groups"]
+        found[rule.name.lower().replace("_", "-")] = yaml_text.dump({"spec": {"groups": groups}})
+    return found
+
+
+def dashboard_objects(settings: config.Settings) -> dict[str, str]:
+    """The JSON of each dashboard, by its name."""
+    return {
+        name: json.dumps(board, ensure_ascii=False, sort_keys=True) for name, board in grafana.boards(settings).items()
+    }
+
+
+def has_objects(text: str) -> bool:
+    return any(document is not None for document in yaml.safe_load_all(text))
+
+
+def _choose(text: str, plain: dict[str, Any], chosen: str) -> str:
+    """Put one `path=value` into values.yaml where its line stands."""
+    path, equals, written = chosen.partition("=")
+    where = f"render.values: {chosen}"
+    if not equals:
+        raise SettingsError("a value is `path=value`, as in hub.storage.size=200Gi", where=where)
+    before = manifests.value(plain, path)
+    value = yaml.safe_load(written)
+    if type(value) is not type(before):
+        kinds = f"{type(before).__name__}, not {type(value).__name__}"
+        raise SettingsError(f"`{path}` is a {kinds}", where=where)
+    key, node = _found(text, path)
+    text_of = json.dumps(value, ensure_ascii=False)
+    if _is_block(node):
+        lines = text.splitlines(keepends=True)
+        start, indent = key.start_mark.line, key.start_mark.column
+        lines[start : _end_of(lines, start, indent)] = [f"{' ' * indent}{key.value}: {text_of}\n"]
+        return "".join(lines)
+    return text[: node.start_mark.index] + text_of + text[node.end_mark.index :]
+
+
+def _found(text: str, path: str) -> tuple[yaml.Node, yaml.Node]:
+    """The key and the value at a path, with their places in the text."""
+    node = yaml.compose(text)
+    key: yaml.Node = node
+    for step in path.split("."):
+        key, node = next((key, value) for key, value in node.value if key.value == step)
+    return key, node
+
+
+def _is_block(node: yaml.Node) -> bool:
+    """True for a value on lines of its own, whose end is where the next line stands further out."""
+    if isinstance(node, yaml.ScalarNode):
+        return node.style == "|"
+    return isinstance(node, yaml.CollectionNode) and node.flow_style is False
+
+
+def _end_of(lines: list[str], start: int, indent: int) -> int:
+    """The line after a value that may go over several: those that stand further in."""
+    end = start + 1
+    while end < len(lines) and lines[end].strip() and len(lines[end]) - len(lines[end].lstrip()) > indent:
+        end += 1
+    return end
+
+
+def _top(values: dict[str, Any]) -> str:
+    chosen = [name for name, path in COMPONENTS.items() if manifests.value(values, path)]
+    text = yaml_text.comment(ABOUT) + f"{KUSTOMIZATION}resources:\n  - base\n"
+    text += "components:\n" if chosen else "components: []\n"
+    text += "".join(f"  - components/{name}\n" for name in chosen)
+    others = [name for name in COMPONENTS if name not in chosen]
+    if others:
+        text += yaml_text.comment(ABOUT_COMPONENTS)
+        text += "".join(f"#   components/{name}: {WHAT[name]}\n" for name in others)
+    return text
+
+
+def _component(name: str, texts: dict[str, str]) -> Iterator[File]:
+    listed = "".join(f"  - {path}\n" for path in texts)
+    folder = f"components/{name}"
+    yield File(f"{folder}/kustomization.yaml", yaml_text.comment(WHAT[name]) + f"{COMPONENT}resources:\n{listed}")
+    yield from (File(f"{folder}/{path}", text) for path, text in texts.items())
+
+
+def _monitoring(settings: config.Settings, values: dict[str, Any], known: dict[str, str]) -> Iterator[File]:
+    texts = {"monitors.yaml": manifests.filled(manifests.pack("prometheus-operator/monitors.yaml"), values, known)}
+    head = manifests.pack("prometheus-operator/rules.yaml")
+    for name, spec in rule_objects(settings).items():
+        texts[f"rules-{name}.yaml"] = manifests.filled(head, values, {**known, "rules.name": name}) + spec
+    return _component("prometheus-operator", texts)
+
+
+def _dashboards(settings: config.Settings, values: dict[str, Any], known: dict[str, str]) -> Iterator[File]:
+    head = manifests.pack("dashboards/dashboard.yaml")
+    texts = {
+        f"{name}.yaml": manifests.filled(head, values, {**known, "dashboard.name": name})
+        + f"  {name}.json: |\n    {text}\n"
+        for name, text in dashboard_objects(settings).items()
+    }
+    return _component("dashboards", texts)

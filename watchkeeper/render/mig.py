@@ -1,0 +1,102 @@
+"""`render mig`: layouts for NVIDIA's mig-parted, each of them possible, and a unit that applies one at boot.
+
+Every model gets the layouts that divide it evenly; `render.mig_layouts` adds more, and an impossible one is refused.
+`operator` uses the same text for the MIG manager of Kubernetes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from watchkeeper.catalogue import mig
+from watchkeeper.config import settings as config
+from watchkeeper.errors import SettingsError
+from watchkeeper.render import systemd, yaml_text
+from watchkeeper.render.tree import File
+from watchkeeper.render.yaml_text import Part
+
+UNIT = "watchkeeper-mig.service"
+DISABLED, ENABLED = "all-disabled", "all-enabled"
+ABOUT = """MIG layouts for nvidia-mig-parted. Each was checked: its instances fit beside each other on that GPU. Try it:
+  nvidia-mig-parted apply -f mig.yaml -c all-balanced
+GPUs must be idle. On Kubernetes label the node instead: nvidia.com/mig.config=all-balanced"""
+
+
+def files(settings: config.Settings) -> list[File]:
+    known = layouts(settings)
+    boot = settings.render.mig_boot
+    if boot not in known:
+        raise SettingsError(
+            f"there is no MIG layout `{boot}`", where="render.mig_boot", remedy=f"Layouts are {', '.join(known)}"
+        )
+    unit = systemd.unit(UNIT, settings).replace("@LAYOUT@", boot)
+    folder = settings.render.etc.strip("/")
+    return [File(f"{folder}/mig.yaml", config_text(settings)), File(f"etc/systemd/system/{UNIT}", unit)]
+
+
+def config_text(settings: config.Settings) -> str:
+    return yaml_text.document(ABOUT, [Part({"version": "v1", "mig-configs": layouts(settings)})])
+
+
+def layouts(settings: config.Settings) -> dict[str, list[dict[str, Any]]]:
+    """Every layout by name; one layout may divide several models, each in its own way."""
+    found: dict[str, list[dict[str, Any]]] = {
+        DISABLED: [{"devices": "all", "mig-enabled": False}],
+        ENABLED: [{"devices": "all", "mig-enabled": True, "mig-devices": {}}],
+    }
+    for gpu in mig.gpus():
+        for profile in mig.profiles(gpu).values():
+            name = f"all-{profile.name.replace('+', '.')}"
+            found.setdefault(name, []).append(_entry(gpu, {profile.name: profile.most}))
+        found.setdefault("all-balanced", []).append(_entry(gpu, _balanced(gpu)))
+    for number, text in enumerate(settings.render.mig_layouts, 1):
+        name, gpu, names = _read(text, f"render.mig_layouts[{number}]")
+        if name in found and (name.startswith("all-") or any(_is_for(entry, gpu) for entry in found[name])):
+            raise SettingsError(
+                f"the layout `{name}` of {gpu} is there already",
+                where=f"render.mig_layouts[{number}]",
+                remedy="Choose another name",
+            )
+        found.setdefault(name, []).append(_entry(gpu, Counter(names)))
+    return found
+
+
+def _read(text: str, where: str) -> tuple[str, str, list[str]]:
+    """`mixed: H100 80GB: 3g.40gb 2g.20gb 2g.20gb` as its three parts, checked."""
+    parts = [part.strip() for part in text.split(":")]
+    if len(parts) != 3 or not all(parts) or " " in parts[0]:
+        raise SettingsError(
+            f"`{text[:80]}` is not a layout",
+            where=where,
+            remedy="Write `NAME: GPU: PROFILE PROFILE`, as in `mixed: H100 80GB: 3g.40gb 2g.20gb 2g.20gb`",
+        )
+    name, gpu, names = parts[0], parts[1], parts[2].split()
+    try:
+        mig.place(gpu, names)
+    except mig.ImpossibleLayout as error:
+        raise SettingsError(str(error), where=where, remedy="Take other profiles or fewer of them") from error
+    return name, gpu, names
+
+
+def _balanced(gpu: str) -> dict[str, int]:
+    """One of half the GPU, one of a quarter, and small ones for the rest."""
+    known = mig.profiles(gpu)
+    by_size = {(one.compute, one.memory): one.name for one in known.values() if not one.name.endswith(mig.MEDIA)}
+    if mig.gpus()[gpu].compute == 4:
+        return {by_size[2, 2]: 1, by_size[1, 1]: 2}
+    return {by_size[3, 4]: 1, by_size[2, 2]: 1, by_size[1, 1]: 2}
+
+
+def _entry(gpu: str, devices: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "device-filter": list(mig.gpus()[gpu].device_ids),
+        "devices": "all",
+        "mig-enabled": True,
+        "mig-devices": dict(devices),
+    }
+
+
+def _is_for(entry: Mapping[str, Any], gpu: str) -> bool:
+    return entry.get("device-filter") == list(mig.gpus()[gpu].device_ids)

@@ -1,0 +1,92 @@
+"""`render operator`: a stack for a cluster: GPU Operator, kube-prometheus-stack and Watchkeeper, with an installer.
+
+Values and ConfigMaps are packs/operator with the settings put in; layouts of MIG come from `mig`, the chart from
+`helm`. install.sh looks at the cluster first, can say what it would do, and can be run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from typing import Any
+
+from watchkeeper.catalogue import metrics
+from watchkeeper.config import settings as config
+from watchkeeper.render import fleet_facts, grafana, helm, kubernetes, manifests, mig, tree, yaml_text
+from watchkeeper.render.tree import File
+from watchkeeper.render.yaml_text import Part
+
+PACK = "operator"
+# The version that the values were written for and checked against.
+OPERATOR_VERSION = "v26.7.0"
+OPERATOR_NAMESPACE = "gpu-operator"
+OWN_AGENT = config.KUBERNETES_TARGETS[0]
+FIELD = "DCGM_FI_"
+ABOUT_MIG = """MIG layouts for the operator's MIG manager; a node asks for one:
+  kubectl label --overwrite node NAME nvidia.com/mig.config=all-balanced
+GPUs must be idle, and what the node's label nvidia.com/mig.config.state says is what came of it."""
+ABOUT_FIELDS = (
+    """Fields for dcgm-exporter, as its counters file has them: those that the shipped rules and dashboards ask for."""
+)
+
+
+def files(settings: config.Settings) -> list[File]:
+    models = list(settings.render.models)
+    values = {"models": models, "fetch": "\n".join(f"hf download {shlex.quote(model)}" for model in models)}
+    facts = _facts(settings)
+
+    def fill(name: str) -> str:
+        return manifests.filled(manifests.pack(name, PACK), values, facts)
+
+    return [
+        File("gpu-operator-values.yaml", fill("gpu-operator-values.yaml")),
+        File("kube-prometheus-stack-values.yaml", fill("kube-prometheus-stack-values.yaml")),
+        File("sharing.yaml", fill("sharing.yaml")),
+        File("mig.yaml", _config_map("watchkeeper-mig", "config.yaml", mig.config_text(settings), about=ABOUT_MIG)),
+        File("dcgm-metrics.yaml", _fields(settings)),
+        File("model-cache.yaml", fill("model-cache.yaml")),
+        File("install.sh", fill("install.sh"), is_executable=True),
+        *tree.prefixed(helm.files(settings), "chart"),
+    ]
+
+
+def fields(settings: config.Settings) -> list[str]:
+    """Names of DCGM's fields that rules or dashboards read, in the order of their names."""
+    of_rules = {name for name in fleet_facts.series_read(settings) if name.startswith(FIELD)}
+    return sorted(of_rules | grafana.dcgm_fields(settings))
+
+
+def _facts(settings: config.Settings) -> dict[str, str]:
+    models = " ".join(settings.render.models)
+    labels = kubernetes.values_of(settings)["prometheusOperator"]["labels"]
+    return {
+        "namespace": settings.render.namespace,
+        "cluster": settings.fleet.cluster,
+        "interval": settings.fleet.scrape_interval,
+        "evaluation": settings.rules.interval,
+        "retention": settings.query.retention,
+        "operatorVersion": OPERATOR_VERSION,
+        "labels": json.dumps(labels),
+        # Two exporters on one node are one too many.
+        "exporter": json.dumps(settings.fleet.kubernetes_targets[:1] != (OWN_AGENT,)),
+        "receiver": json.dumps(settings.query.write_url is not None),
+        "digest": hashlib.sha256(models.encode()).hexdigest()[:8],
+    }
+
+
+def _fields(settings: config.Settings) -> str:
+    """As the exporter's own file: name, type, help. A field that the catalogue does not know cannot be asked for."""
+    rows = [row for name in fields(settings) if (row := metrics.lookup(name)) is not None and row.name == name]
+    lines = [f"{row.name}, {row.type}, {row.meaning.replace(',', ';')}" for row in rows]
+    return _config_map("watchkeeper-dcgm-metrics", "dcgm-metrics.csv", "\n".join(lines) + "\n", about=ABOUT_FIELDS)
+
+
+def _config_map(name: str, key: str, text: str, *, about: str) -> str:
+    found: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": OPERATOR_NAMESPACE},
+        "data": {key: text},
+    }
+    return yaml_text.document(about, [Part(found)])

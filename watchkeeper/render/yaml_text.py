@@ -1,0 +1,74 @@
+"""YAML for people: in the order it was made, blocks for long texts, and a comment above each part that needs one.
+
+Every target that writes YAML goes through `document`, so that all of them look alike.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+WIDTH = 118
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some keys of the document, with a comment above; no comment where the keys say it themselves."""
+
+    value: Any
+    comment: str = ""
+
+
+class Inline(dict[str, Any]):
+    """A mapping that is written on one line."""
+
+
+def document(about: str, parts: Sequence[Part]) -> str:
+    """One YAML document with a comment about the whole at its top."""
+    return comment(about) + "".join("\n" + comment(part.comment) + dump(part.value) for part in parts)
+
+
+def listed(key: str, entries: Sequence[Part]) -> str:
+    """`key:` with one commented entry after another; an empty list where there is none."""
+    if not entries:
+        return f"{key}: []\n"
+    texts = (comment(entry.comment) + dump([entry.value]) for entry in entries)
+    return f"{key}:\n" + textwrap.indent("\n".join(texts), "  ", lambda line: bool(line.strip()))
+
+
+def comment(text: str) -> str:
+    """Each paragraph of the text as comment lines; lines that begin with two spaces stay as they are."""
+    lines: list[str] = []
+    for line in text.strip("\n").splitlines() if text else []:
+        lines += [line] if line.startswith("  ") or not line else textwrap.wrap(line, WIDTH - 2)
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+
+
+def dump(value: Any) -> str:
+    return yaml.dump(value, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=WIDTH, default_flow_style=False)
+
+
+class _Writer(yaml.SafeDumper):
+    """Lists indented under their key, no anchors between equal values."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
+        return True
+
+
+def _text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return writer.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+def _inline(writer: yaml.SafeDumper, value: Inline) -> yaml.MappingNode:
+    return writer.represent_mapping("tag:yaml.org,2002:map", value.items(), flow_style=True)
+
+
+_Writer.add_representer(str, _text)
+_Writer.add_representer(Inline, _inline)

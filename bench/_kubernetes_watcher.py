@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from watchkeeper.collect import access, cluster_series, kubernetes_access, kubernetes_source
+from watchkeeper.collect import cluster_series, kubernetes_source
 from watchkeeper.config import settings
-from watchkeeper.kit import clock, own_metrics
+from watchkeeper.kit import access, clock, own_metrics
+from watchkeeper.readers import kubeconfig
 
 
 def resident(name: str = "VmRSS") -> float:
@@ -30,7 +31,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def watch(url: str, token: str, changes: int) -> None:
     empty = resident()
     registry = own_metrics.Registry()
-    server = kubernetes_access.ApiServer(url, access.Access(credentials=token), "bench")
+    server = kubeconfig.ApiServer(url, access.Access(credentials=token), "bench")
     source = kubernetes_source.KubernetesSource(server, settings.Fleet(), time=clock.ScaledClock(), metrics=registry)
     began = time.perf_counter()
     task = asyncio.create_task(source.run())

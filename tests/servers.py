@@ -54,10 +54,22 @@ PROGRAMS = {
     "slurmd": Program(("slurmd", "/usr/sbin/slurmd"), ("slurmd",)),
     "squeue": Program(("squeue",), ("slurm-client",)),
     "slurmrestd": Program(("slurmrestd", "/usr/sbin/slurmrestd"), ("slurmrestd",)),
+    # Not a program: what lets Slurm check a JWT.
+    "auth_jwt.so": Program(
+        tuple(f"/usr/lib/{machine}-linux-gnu/slurm-wlm/auth_jwt.so" for machine in ("x86_64", "aarch64")),
+        ("slurm-wlm-jwt-plugin",),
+    ),
     "slurmdbd": Program(("slurmdbd", "/usr/sbin/slurmdbd"), ("slurmdbd",)),
     "mariadbd": Program(("mariadbd", "/usr/sbin/mariadbd"), ("mariadb-server",)),
     # What a Kubernetes API server keeps its objects in; the server itself is built by scripts/kubernetes.
     "etcd": Program(("etcd",), ("etcd-server",)),
+    "shellcheck": Program(("shellcheck",), ("shellcheck",)),
+    # Reads a compose file without a daemon; version 1 of Debian 12 as well as version 2.
+    "docker-compose": Program(
+        ("docker-compose", "/usr/libexec/docker/cli-plugins/docker-compose"),
+        ("docker-compose",),
+    ),
+    "amtool": Program(("amtool",), ("prometheus-alertmanager",)),
     "systemd-analyze": Program(("systemd-analyze",), ("systemd",)),
     # Ubuntu's chromium is a snap that apt cannot install in a container; Google's name is accepted where it exists.
     "chromium": Program(("chromium", "chromium-browser", "google-chrome"), ("chromium",)),
@@ -65,8 +77,9 @@ PROGRAMS = {
 
 
 def find(name: str) -> Path | None:
-    paths = (shutil.which(known) for known in PROGRAMS[name].names)
-    return next((Path(path) for path in paths if path), None)
+    names = PROGRAMS[name].names
+    there = (known for known in names if known.startswith("/") and Path(known).is_file())
+    return next((Path(path) for path in (*there, *map(shutil.which, names)) if path), None)
 
 
 def require(name: str) -> Path:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from watchkeeper import __version__, pipeline, rule_loops
+from watchkeeper import __version__, diagnosis_queue, pipeline, repair_loop, rule_loops
 from watchkeeper.collect import (
     clusters,
     discovery,
@@ -38,8 +38,8 @@ from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import Silence
 from watchkeeper.query import embedded, engine, prometheus
-from watchkeeper.remediate import driver, orders, policy
-from watchkeeper.remediate.drivers import dry_run, simulated
+from watchkeeper.remediate import driver, orders
+from watchkeeper.remediate.drivers import dry_run, kubernetes, simulated, slurm
 from watchkeeper.rules import evaluate, reload, rulefile, slo
 from watchkeeper.store import chain, durable, head, journal
 
@@ -53,9 +53,6 @@ QUESTIONS_AT_ONCE = 4
 SYNC_SECONDS = 1.0
 BLOCK_SECONDS = 60.0
 RECOVERY_SECONDS = 15.0
-# A diagnosis that fails is tried again after a pause; what fails as often as this fails always.
-DIAGNOSIS_TRIES = 3
-DIAGNOSIS_WAITS, DIAGNOSIS_WAIT_SECONDS = 50, 0.01
 # Pages show every open incident; a fleet with more has one fault, and it is not in this list.
 MOST_INCIDENTS = 10_000
 TRIM_SECONDS = 3600.0
@@ -81,7 +78,8 @@ class Hub:
         self._rules = rule_loops.RuleLoops(settings, time=time, metrics=self.metrics)
         kept = Path(settings.hub.data) / "fabric.json"
         self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=kept)
-        self.policy = policy.load()
+        self.policy = repair_loop.policy_of(settings.remediate)
+        self.repairs = repair_loop.RepairLoop(settings.remediate, time=time, metrics=self.metrics)
         self.driver: driver.Driver = choose_driver(settings, simulator_url)
         self.orders: orders.Outbox | None = None
         self.not_ready_because: str | None = "the fleet has not been read yet"
@@ -96,10 +94,15 @@ class Hub:
         self._known_problems: list[str] = []
         self._dropped_targets: tuple[discovery.Dropped, ...] = ()
         self._samples: durable.DurableStore | None = None
-        # Incidents that changed: how grave they are, and how often their diagnosis has failed since.
-        self._undiagnosed: dict[str, tuple[int, int]] = {}
         self._at_work = 0
-        self._has_undiagnosed = asyncio.Event()
+        self._undiagnosed = diagnosis_queue.DiagnosisQueue(
+            diagnosis_queue.Surroundings(
+                self.incident,
+                lambda: self._at_work > 0 or self.repairs.is_starting,
+                self._diagnose,
+                lambda incident, text: self.note(incident, journal.HUB, text),
+            )
+        )
         self._declare_metrics()
 
     def _declare_metrics(self) -> None:
@@ -134,6 +137,7 @@ class Hub:
             self._pipeline = pipeline.Pipeline(self._parts(), now=self.clock.now())
             around = rule_loops.Surroundings(self._take_alerts, self._has_read_everything, self._survived)
             self._rules.join(self._pipeline, around, known=self.journal.alerts())
+            self.repairs.join(self._repair_parts())
             self.desk = delivery.Desk(self.settings.notify, self._desk_surroundings(), now=self.clock.now())
         except (OSError, WatchkeeperError):
             self._directory.release()
@@ -154,7 +158,20 @@ class Hub:
             rules=self._rules.rules,
             policy=self.policy,
             driver=self.driver,
-            mode=self.settings.remediate.mode,
+            ladder=self.repairs.ladder,
+        )
+
+    def _repair_parts(self) -> repair_loop.Parts:
+        return repair_loop.Parts(
+            self.journal,
+            self.engine,
+            self.driver,
+            self.policy,
+            self.fleet,
+            self.clusters,
+            report=lambda event: self.take_events([event]),
+            changed=lambda: self.changes.send("incidents"),
+            survived=self._survived,
         )
 
     def _desk_surroundings(self) -> delivery.Surroundings:
@@ -164,9 +181,10 @@ class Hub:
 
     def _domains_of(self, cluster: str, name: str) -> Mapping[str, str]:
         node = self.fleet.node(name, cluster)
-        return {} if node is None else node.domains
+        return {} if node is None else {**node.domains, **({"pool": node.pool} if node.pool else {})}
 
     def close(self) -> None:
+        self.repairs.close()
         self._rules.close()
         self._askers.shutdown(cancel_futures=True)
         self._clerk.shutdown()
@@ -191,13 +209,16 @@ class Hub:
             self._repeat("discovery", self._discover, DISCOVER_SECONDS),
             self._repeat("standing series", self._append_standing, interval),
             self._repeat("incidents", self._tick, TICK_SECONDS),
-            self._repeat("diagnosis", self._diagnose_next, 0.0),
+            self._repeat("diagnosis", self._undiagnosed.work, 0.0),
             self._repeat("recovery", self._look_for_recovery, RECOVERY_SECONDS),
             self._repeat("trimming", self._trim, TRIM_SECONDS),
             self._repeat("samples", self._keep_samples, 0.0),
             self._repeat("blocks", self._keep_blocks, BLOCK_SECONDS),
             self._repeat("fabric", self._look_at_fabric, self.settings.fabric.interval_seconds),
-            *(self._repeat(loop.name, loop.body, loop.pause_seconds) for loop in self._rules.loops()),
+            *(
+                self._repeat(loop.name, loop.body, loop.pause_seconds)
+                for loop in [*self._rules.loops(), *self.repairs.loops()]
+            ),
         ]
         tasks = [asyncio.create_task(loop) for loop in [*loops, *self.desk.loops(self.clock, self._at_clerk)]]
         try:
@@ -319,6 +340,7 @@ class Hub:
         """Keep a push of events, and open what they mean; returns how many were new. Answered after commit."""
         now = self.clock.now()
         taken = await self._at_clerk(lambda: self._pipeline.take_events(batch, now))
+        self.repairs.urgent(taken.changed)
         self._event_counts.count(taken.events)
         for event in taken.events:
             self._events.add(kind=event.kind)
@@ -357,7 +379,7 @@ class Hub:
         return made
 
     async def unsilence(self, id: str, actor: str) -> Silence:
-        ended = await self._at_clerk(lambda: self.desk.unsilence(id, actor, self.clock.now()))
+        ended = await self.desk.unsilence(id, actor, time=self.clock, clerk=self._at_clerk)
         self.changes.send("incidents")
         return ended
 
@@ -408,54 +430,19 @@ class Hub:
 
     def _announce(self, changed: Iterable[Incident]) -> None:
         """Tell everyone who looks, and ask for a diagnosis of what is open."""
-        ranks = {str(incident.id): (incident.severity.rank, 0) for incident in changed}
-        if not ranks:
-            return
-        self._undiagnosed.update(ranks)
-        self._has_undiagnosed.set()
-        self.changes.send("incidents")
+        if found := list(changed):
+            self._undiagnosed.add(found)
+            self.changes.send("incidents")
 
     # Diagnose and plan
-
-    async def _diagnose_next(self) -> None:
-        """Wait for incidents that changed, and find out why: one at a time, the gravest first, in its newest state."""
-        await self._has_undiagnosed.wait()
-        while self._undiagnosed:
-            await self._let_events_pass()
-            id = max(self._undiagnosed, key=lambda one: self._undiagnosed[one][0])
-            _, failures = self._undiagnosed.pop(id)
-            incident = self.incident(id)
-            if incident is None or not incident.is_open:
-                continue
-            try:
-                await self._diagnose(incident)
-            except Exception as error:
-                await self._diagnose_later(incident, failures + 1, error)
-                raise
-        self._has_undiagnosed.clear()
-
-    async def _let_events_pass(self) -> None:
-        """In a storm what happened goes before why, but not for ever."""
-        for _ in range(DIAGNOSIS_WAITS):
-            if not self._at_work:
-                return
-            await asyncio.sleep(DIAGNOSIS_WAIT_SECONDS)
 
     async def _diagnose(self, incident: Incident) -> None:
         now = self.clock.now()
         finding = await asyncio.to_thread(self._pipeline.diagnose, incident, now)
+        await asyncio.to_thread(self.repairs.take_plan, incident.id)
         self.changes.send("incidents")
         if finding is not None:
             await self._change(lambda: self._pipeline.explain(incident, finding, now))
-
-    async def _diagnose_later(self, incident: Incident, failures: int, error: Exception) -> None:
-        """Put it behind the others, or say on its timeline that there will be no diagnosis until it changes."""
-        if failures < DIAGNOSIS_TRIES:
-            self._undiagnosed.setdefault(incident.id, (0, failures))
-            return
-        last = f"{type(error).__name__}: {str(error)[:300]}"
-        text = f"No diagnosis: it failed {failures} times, the last time with {last}"
-        await self.note(incident.id, journal.HUB, text)
 
     # What the pages ask for
 
@@ -502,7 +489,10 @@ class Hub:
         return self.journal.notices_of(id)
 
     def silences(self) -> list[Silence]:
-        return self.desk.silences.all(self.clock.now())
+        return self.desk.all_silences(self.clock.now())
+
+    def silences_problem(self) -> str:
+        return self.desk.silences_problem(self.clock.now())
 
     def silenced_by(self, incident: Incident) -> Silence | None:
         return self.desk.silenced_by(incident, self.clock.now())
@@ -552,4 +542,8 @@ def choose_driver(settings: config.Settings, simulator_url: str | None) -> drive
                 remedy="Start it with `watchkeeper up`",
             )
         return simulated.Simulated(simulator_url)
+    if settings.remediate.driver is config.DriverName.KUBERNETES:
+        return kubernetes.of_settings(settings)
+    if settings.remediate.driver is config.DriverName.SLURM:
+        return slurm.of_settings(settings)
     return dry_run.DryRun()

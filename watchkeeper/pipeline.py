@@ -16,14 +16,14 @@ from itertools import chain, islice
 from watchkeeper.collect import fleet, standing
 from watchkeeper.diagnose import evidence, explain, lessons
 from watchkeeper.errors import StoreError, WatchkeeperError
-from watchkeeper.incidents import alertmanager, core, domains, recovery
+from watchkeeper.incidents import core, domains, foreign, recovery
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events, labels, samples
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.query import engine as engines
-from watchkeeper.remediate import driver, plan, policy
+from watchkeeper.remediate import driver, ladder, plan, policy
 from watchkeeper.remediate.drivers import dry_run
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.store import journal as journals
@@ -35,6 +35,8 @@ HOLDER_WINDOW = "2m"
 HOLDERS_KEPT, MOST_HOLDERS = timedelta(seconds=15), 10_000
 # A tenth of a second of work.
 ALERTS_AT_ONCE = 200
+# Events of one place that a diagnosis looks at: twenty minutes of a machine that reports twice a second.
+MOST_EVIDENCE = 2_000
 # Who holds a GPU stands in the labels of an exporter, and in our own series where an agent tells it.
 HOLDER_SERIES = ("DCGM_FI_DEV_GPU_UTIL", standing.WORKLOAD_INFO)
 
@@ -49,14 +51,14 @@ class Parts:
     rules: rulefile.RuleSet
     policy: policy.Policy
     driver: driver.Driver
-    mode: actions.Mode
+    ladder: ladder.Ladder
 
 
 def harmless_parts(
     engine: engines.Engine, known: fleet.Fleet, *, journal: journals.Journal, rules: rulefile.RuleSet
 ) -> Parts:
     """The shipped policy, plans that are only described, and nobody who acts: for drills and stories."""
-    return Parts(engine, known, journal, rules, policy.load(), dry_run.DryRun(), actions.Mode.OBSERVE)
+    return Parts(engine, known, journal, rules, policy.load(), dry_run.DryRun(), ladder.Ladder())
 
 
 class Pipeline:
@@ -78,6 +80,7 @@ class Pipeline:
         )
         # Alerts that changed and are not in the journal yet, each as it was last.
         self._unheard: dict[labels.Labels, alerts.Alert] = {}
+        self._foreign = foreign.Foreign(parts.journal.alerts(), now=now)
         # Who holds what, as asked moments ago: in a storm each place is asked about again and again.
         self._holders: dict[fleet_model.Place, tuple[datetime, Sequence[str]]] = {}
         self.lessons = lessons.Lessons(
@@ -94,7 +97,7 @@ class Pipeline:
 
     def _restore_alerts(self, now: datetime) -> None:
         # Alerts of somebody else's rules live until their own Alertmanager says that they are over.
-        own = [one for one in self._parts.journal.alerts() if alertmanager.SOURCE_LABEL not in one.labels]
+        own = [one for one in self._parts.journal.alerts() if foreign.SOURCE_LABEL not in one.labels]
         restored = evaluate.restore_all(self._rules, own)
         self.rule_state, self._ended_series, over = evaluate.retire(restored, self._rules, now=now)
         self._unheard.update((alert.labels, alert) for alert in over)
@@ -183,6 +186,7 @@ class Pipeline:
         except Exception:
             log.exception("Alerts are handed over one by one", extra=fields(count=len(some)))
             return list(self._take_singly(some, now))
+        self._foreign.heard(some, now)
         for alert in some:
             del self._unheard[alert.labels]
         return found
@@ -191,6 +195,7 @@ class Pipeline:
         for alert in some:
             try:
                 yield from self.incidents.take_alerts([alert], now)
+                self._foreign.heard([alert], now)
             except StoreError:
                 raise
             except Exception:
@@ -204,8 +209,9 @@ class Pipeline:
     def tick(self, now: datetime, others: Iterable[alerts.Alert] = ()) -> list[Incident]:
         """Let time pass; `others` are alerts of rules that somebody else evaluates."""
         self._now = now
-        heard = self.take_alerts((), now) if self._unheard else []
-        return heard + self.incidents.tick(now, chain(self.active_alerts(), others))
+        overdue = self._foreign.overdue(now)
+        heard = self.take_alerts(overdue, now) if self._unheard or overdue else []
+        return heard + self.incidents.tick(now, chain(self.active_alerts(), self._foreign.firing(), others))
 
     def recoveries(self, broken: Sequence[recovery.Broken], now: datetime) -> list[events.Event]:
         """Which of these GPUs show to work again, as events to take."""
@@ -224,12 +230,14 @@ class Pipeline:
             incident,
             now,
             engine=parts.engine,
-            events_at=lambda place, since, until: parts.journal.events_at(place, since=since, until=until),
+            events_at=lambda place, since, until: parts.journal.events_at(
+                place, since=since, until=until, limit=MOST_EVIDENCE
+            ),
             firing=self.active_alerts(),
             names=parts.fleet.place_name,
         )
         found = lessons.apply(explain.diagnose(facts, now), incident, self.lessons)
-        draft = plan.make_plan(incident, found.best, parts.policy, mode=parts.mode, names=parts.fleet.place_name)
+        draft = self._draft(incident, found.best)
         proposal = plan.dry_run(draft, parts.driver, now=now)
         rivals = self._plans_to_reboot(proposal)
         proposal = _sharing(proposal, [rival.incident for rival in rivals])
@@ -243,6 +251,15 @@ class Pipeline:
                 if not any(incident.id in receipt.text for receipt in rival.receipts):
                     parts.journal.save_plan(_sharing(rival, [incident.id]))
         return found.best if found.best is not None and explain.supersedes(found.best, incident) else None
+
+    def _draft(self, incident: Incident, finding: diagnosis.Finding | None) -> plan.Draft:
+        """The policy's steps for this pool, under the mode that the ladder has for this cause in it."""
+        parts = self._parts
+        place, cause = (finding.place, finding.cause) if finding is not None else (incident.place, incident.cause)
+        node = None if place.node is None else parts.fleet.node(place.node, place.cluster)
+        pool = "" if node is None else node.pool
+        mode = parts.ladder.rung(cause, pool).mode
+        return plan.make_plan(incident, finding, parts.policy, mode=mode, pool=pool, names=parts.fleet.place_name)
 
     def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> lessons.Correction:
         """A person says what it was, or that we were right: kept, and the first answer from now on."""

@@ -6,6 +6,7 @@ import { ago, percent, words } from "./format";
 import { ask, now, set, useAsk, useHub } from "./hub";
 import { BlastPanel, SilencedChip, ToldPanel, WorkPanel } from "./incident_work";
 import { Chip, Empty, Level, Panel, Problem, Skeleton, Time } from "./parts";
+import { PlanPanel } from "./repair";
 import { Strips } from "./strips";
 import type { Card, Detail, Finding } from "./types";
 
@@ -41,7 +42,7 @@ export function IncidentPage({ id, theme }: { id: string; theme: string }) {
       </div>
       <aside>
         <WorkPanel detail={answer} done={done} />
-        <PlanPanel detail={answer} />
+        <PlanPanel detail={answer} version={`${version} ${hub.heard}`} done={done} />
         <BlastPanel detail={answer} />
         <ToldPanel id={id} version={`${version} ${answer.timeline.length}`} />
         <Notes detail={answer} done={done} />
@@ -78,21 +79,6 @@ function EvidenceLines({ detail }: { detail: Detail }) {
   return (
     <Panel title="Evidence" hint={`${lines.length} observed facts`} id="evidence-panel">
       {lines.length === 0 ? <Empty title="Nothing observed yet" /> : <ol class="evidence">{lines.map((e) => <li key={e.text}>{e.at ? <Time at={e.at} millis /> : <span>{"–".padEnd(12)}</span>}<b title={e.source}>{e.source}</b><span>{e.text}</span></li>)}</ol>}
-    </Panel>
-  );
-}
-
-function PlanPanel({ detail: { plan, diagnosis } }: { detail: Detail }) {
-  const steps = diagnosis?.findings[0]?.actions ?? [];
-  return (
-    <Panel title="Plan" hint={plan ? `mode ${plan.mode} · dry run, nothing is touched` : "no plan"} id="plan-panel">
-      {plan && <p class="next" data-testid="plan-next"><b>Next</b> {plan.next_step}</p>}
-      {plan ? <ol class="plan">{plan.receipts.map((r) => (
-        <li key={r.action.id} data-testid="plan-step" data-kind={r.action.kind} class={r.result}>
-          <div><b>{words(r.action.kind)}</b> {r.result !== "described" && <i>{words(r.result)}</i>}<p>{r.action.why}</p><code>{r.text}</code></div>
-        </li>))}</ol>
-        : steps.length ? <ol class="plan">{steps.map((s) => <li key={s.do}><div>{s.do}{s.command && <code>{s.command}</code>}</div></li>)}</ol>
-        : <Empty title="No plan yet">A plan is made from the best finding.</Empty>}
     </Panel>
   );
 }

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tests.collect.loopback import Heard, reply, serve
 from watchkeeper.collect import chassis, host_page
-from watchkeeper.collect.access import Access
 from watchkeeper.errors import CollectError, SettingsError
+from watchkeeper.kit.access import Access
 from watchkeeper.readers import ipmi, redfish
 from watchkeeper.readers.hwmon import Sensor
 from watchkeeper.readers.node import NodeFacts

@@ -11,7 +11,7 @@ import pytest
 
 from tests.agent.conftest import MakeFake
 from tests.agent.test_orders import NOON
-from watchkeeper.collect import order_work
+from watchkeeper.collect import order_bench, order_work
 from watchkeeper.collect.profiling import PauseFile
 from watchkeeper.errors import CollectError
 
@@ -33,7 +33,7 @@ def test_a_scan_gives_what_it_found_whether_good_or_bad(tmp_path: Path, machine:
 
 def test_a_program_that_prints_too_much_is_given_up_with_both_numbers() -> None:
     with pytest.raises(CollectError, match="bytes or more, the limit is 262144"):
-        asyncio.run(order_work._ask([sys.executable, "-c", "while True: print('x' * 9999)"], None))
+        asyncio.run(order_bench.ask([sys.executable, "-c", "while True: print('x' * 9999)"], None))
 
 
 def test_a_program_ends_with_the_order_that_started_it(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_program_ends_with_the_order_that_started_it(tmp_path: Path) -> None:
     program = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
 
     async def story() -> None:
-        work = asyncio.create_task(order_work._ask([sys.executable, "-c", program], None))
+        work = asyncio.create_task(order_bench.ask([sys.executable, "-c", program], None))
         while not (note.exists() and note.read_text()):
             await asyncio.sleep(0.005)
         work.cancel()
@@ -53,4 +53,4 @@ def test_a_program_ends_with_the_order_that_started_it(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(CollectError, match="/nowhere/program: cannot be started: No such file"):
-        asyncio.run(order_work._ask(["/nowhere/program"], None))
+        asyncio.run(order_bench.ask(["/nowhere/program"], None))

@@ -60,7 +60,8 @@ def test_an_order_is_done_and_answered(tmp_path: Path) -> None:
     [
         ({"node": "n2"}, "it is for n2 of main, this is n1 of main"),
         ({"cluster": "other"}, "it is for n1 of other"),
-        ({"kind": "reboot"}, "does not know `reboot`"),
+        ({"kind": "melt"}, "does not know `melt`"),
+        ({"kind": "reboot"}, "reboot is not allowed here; allowed: profiling_pause"),
         ({"kind": "scan"}, "scan is not allowed here; allowed: profiling_pause"),
         ({"issued_at": NOON - timedelta(hours=2), "expires_at": NOON - timedelta(hours=1)}, "it expired at 2026-05-04"),
         ({"issued_at": NOON + timedelta(minutes=6), "expires_at": NOON + timedelta(minutes=9)}, "360 s in the future"),

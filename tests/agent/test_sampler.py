@@ -169,3 +169,15 @@ def children() -> list[int]:
 def resident_kib() -> int:
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0])
+
+
+def test_a_sampler_at_rest_has_no_reader_and_reads_again_afterwards(machine: MakeFake) -> None:
+    with sampling(machine(2), LIMITS) as sampler:
+        until(lambda: len(shown(sampler)) == 2)
+        reader = sampler._reader
+        assert reader is not None
+        sampler.rest(True)
+        until(lambda: sampler.is_at_rest)
+        assert not Path("/proc", str(reader.pid)).exists(), "a reset needs a GPU that nobody has open"
+        sampler.rest(False)
+        until(lambda: sampler._reader is not None and len(shown(sampler)) == 2)

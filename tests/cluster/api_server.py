@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from watchkeeper.collect import access, kubernetes_access
+from watchkeeper.kit import access
+from watchkeeper.readers import kubeconfig
 
 NODES, PODS, QUOTAS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/resourcequotas"
 JOBS, EVENTS = "/apis/batch/v1/jobs", "/api/v1/events"
@@ -44,8 +45,8 @@ class ApiServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def reached(self, token: str | None = None) -> kubernetes_access.ApiServer:
-        return kubernetes_access.ApiServer(self.url, access.Access(credentials=token or self.token), "test")
+    def reached(self, token: str | None = None) -> kubeconfig.ApiServer:
+        return kubeconfig.ApiServer(self.url, access.Access(credentials=token or self.token), "test")
 
     def put(self, path: str, raw: Raw) -> None:
         """Create or change an object, and tell those who watch."""

@@ -51,9 +51,15 @@ MpiDefault=none
 GresTypes=gpu
 SwitchType=switch/none
 TopologyPlugin=topology/tree
+{tokens}
 {accounting}
 {nodes}
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+# Debian has it in a package of its own, slurm-wlm-jwt-plugin.
+TOKENS = """
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={folder}/jwt.key
 """
 ACCOUNTING = """
 AccountingStorageType=accounting_storage/slurmdbd
@@ -147,6 +153,11 @@ def require_all(*more: str) -> None:
         _missing("Slurm takes device files for GPUs, and only root can make them. Run the tests as root")
 
 
+def has_tokens() -> bool:
+    """Whether this Slurm can check a JWT; one whose configuration asks for it without the plugin does not start."""
+    return servers.find("auth_jwt.so") is not None
+
+
 def _missing(why: str) -> NoReturn:
     if os.environ.get("REQUIRE_SERVERS") == "1":
         pytest.fail(f"{why} (REQUIRE_SERVERS=1)", pytrace=False)
@@ -205,7 +216,10 @@ def _write(folder: Path, *, nodes: int, ports: list[int], accounting: bool) -> N
         for number in range(1, nodes + 1)
     ]
     books = ACCOUNTING.format(port=ports[nodes + 1], folder=folder) if accounting else ""
-    text = SLURM_CONF.format(host=host, port=ports[0], folder=folder, accounting=books, nodes="\n".join(lines))
+    (folder / "jwt.key").write_bytes(secrets.token_bytes(32))
+    (folder / "jwt.key").chmod(0o600)
+    parts = {"accounting": books, "tokens": TOKENS.format(folder=folder) if has_tokens() else ""}
+    text = SLURM_CONF.format(host=host, port=ports[0], folder=folder, nodes="\n".join(lines), **parts)
     (folder / "slurm.conf").write_text(text)
     (folder / "gres.conf").write_text(f"NodeName=n[1-{nodes}] Name=gpu Type=h200 File={folder}/nvidia[0-{GPUS - 1}]\n")
     (folder / "topology.conf").write_text(

@@ -94,7 +94,7 @@ def test_node_exporter_shows_the_same_tree_in_the_same_way(machine: Path, tmp_pa
     theirs = dict(re.findall(r"^(node_infiniband_\S+) (\S+)$", text, re.MULTILINE))
     page = page_of(machine)
     page.read_counters(0.0)
-    page.read_facts()
+    page.read_facts(0.0)
     ours = lines(page)
     assert len(theirs) > len(COUNTERS)
     assert {name: float(value) for name, value in theirs.items()} == {name: float(ours[name]) for name in theirs}
@@ -183,7 +183,7 @@ def test_files_that_vanish_or_say_rubbish_are_absent_and_not_zero(machine: Path)
 
 def test_gids_layers_and_mtu_of_a_port_are_shown(machine: Path) -> None:
     page = page_of(machine)
-    page.read_facts()
+    page.read_facts(0.0)
     shown = lines(page)
     gids = [name for name in shown if name.startswith("watchkeeper_infiniband_gid_info")]
     assert len(gids) == 2
@@ -197,15 +197,24 @@ def test_gids_layers_and_mtu_of_a_port_are_shown(machine: Path) -> None:
     )
 
 
+def test_facts_that_can_no_longer_be_read_leave_the_page(machine: Path) -> None:
+    page = page_of(machine)
+    page.read_facts(100.0)
+    assert any("gid_info" in name for name in lines(page, 100.0 + fabric_page.FACTS_STALE_SECONDS))
+    assert lines(page, 101.0 + fabric_page.FACTS_STALE_SECONDS) == {}
+    page.read_facts(500.0)
+    assert any("gid_info" in name for name in lines(page, 500.0))
+
+
 def test_pause_frames_come_from_ethtool_and_one_that_hangs_costs_nothing_else(machine: Path) -> None:
     page = page_of(machine, ethtool="echo '     rx_prio3_pause: 12'; echo '     tx_prio3_pause_duration: 99'")
-    page.read_facts()
+    page.read_facts(0.0)
     where = '{device="mlx5_1",netdev="eth2",priority="3",direction='
     shown = lines(page)
     assert shown[f'watchkeeper_infiniband_pause_frames_total{where}"received"}}'] == "12"
     assert shown[f'watchkeeper_infiniband_pause_microseconds_total{where}"transmitted"}}'] == "99"
     page = page_of(machine, ethtool="sleep 60")
-    page.read_facts()
+    page.read_facts(0.0)
     assert not [name for name in lines(page) if "pause" in name]
     assert any("gid_info" in name for name in lines(page))
 
@@ -217,7 +226,7 @@ def test_pcie_errors_of_gpus_and_adapters_are_counted_by_severity(machine: Path)
     write(machine / nic, {"class": "0x020700", "vendor": "0x15b3", "aer_dev_nonfatal": "TLP 2\nrubbish"})
     write(machine / disk, {"class": "0x010802", "vendor": "0x144d", "aer_dev_nonfatal": "TLP 9"})
     page = page_of(machine)
-    page.read_facts()
+    page.read_facts(0.0)
     shown = {name: value for name, value in lines(page).items() if "aer" in name}
     total, by_kind = "watchkeeper_pcie_aer_errors_total", "watchkeeper_pcie_aer_kind_errors_total"
     where = 'pci="0000:18:00.0",kind="gpu",severity='

@@ -23,6 +23,8 @@ from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.web import inventory, topology
 
+UNMAPPED = "unmapped: leaf of 4, nvlink of 4 nodes. Say it in the file of `fleet.inventory`"
+
 
 @pytest.fixture
 def site() -> Iterator[Site]:
@@ -43,7 +45,22 @@ def test_a_healthy_fleet_folds_into_a_line_for_each_rack(site: Site) -> None:
         "main: 2 racks, 4 nodes, 32 GPUs; all healthy",
         "rack r01 · 2 nodes healthy · 16 GPUs",
         "rack r02 · 2 nodes healthy · 16 GPUs",
+        UNMAPPED,
     ]
+
+
+def test_nodes_without_a_rack_have_a_line_of_their_own_and_what_is_unmapped_is_counted() -> None:
+    hub = FakeHub(racks=1)
+    hub.fleet._nodes.append(fleet.Node("main", "stray", pool="a", expected_gpus=0))
+    with serving(hub) as running:
+        answer = running.ask("/api/topology").json
+        lines = printed(running).splitlines()
+        of_rack = running.ask("/api/topology?rack=r01").json
+    assert answer["racks"][-1]["name"] is None
+    assert answer["unmapped"]["rack"] == 1
+    assert "unmapped: no rack is known · 1 node healthy · 0 GPUs" in lines
+    assert any(line.startswith("unmapped: ") and "rack of 1" in line for line in lines)
+    assert of_rack["unmapped"]["rack"] == 0
 
 
 def test_a_lost_gpu_is_unfolded_with_its_reason_and_the_rest_stays_folded(site: Site) -> None:
@@ -52,11 +69,11 @@ def test_a_lost_gpu_is_unfolded_with_its_reason_and_the_rest_stays_folded(site: 
     assert lines[0] == "main: 2 racks, 4 nodes, 32 GPUs; 1 node not healthy"
     assert lines[1:4] == [
         "rack r01 · 1 of 2 nodes not healthy",
-        "  no leaf is known · 1 of 2 nodes not healthy",
+        "  unmapped: no leaf is known · 1 of 2 nodes not healthy",
         "    node gpu-r01-02 · critical · 1 of 8 GPUs not healthy",
     ]
     assert lines[4].startswith("      gpu 3 · critical · GPU-r01-02-3 · ")
-    assert lines[5:] == ["    1 node healthy", "rack r02 · 2 nodes healthy · 16 GPUs"]
+    assert lines[5:] == ["    1 node healthy", "rack r02 · 2 nodes healthy · 16 GPUs", UNMAPPED]
 
 
 def test_one_node_is_shown_with_all_its_parts_and_an_unknown_one_is_said(site: Site) -> None:
@@ -81,7 +98,7 @@ def test_gpus_that_never_reported_are_one_line(site: Site) -> None:
     site.hub.fleet._nodes.append(fleet.Node("main", "n9", expected_gpus=8))
     lines = printed(site).splitlines()
     at = lines.index("    node n9 · missing · 8 GPUs missing")
-    assert lines[at + 1 :] == ["      8 gpus · missing · expected, and has never reported"]
+    assert lines[at + 1] == "      8 gpus · missing · expected, and has never reported"
 
 
 def test_ten_thousand_gpus_are_readable() -> None:

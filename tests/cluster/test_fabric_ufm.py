@@ -154,6 +154,19 @@ def test_rows_that_make_no_sense_are_left_out_and_none_left_is_a_problem(tmp_pat
         assert ask(url, tmp_path).problems == ("UFM lists 2 systems and 1 ports, and none could be read",)
 
 
+def test_shapes_that_published_clients_of_ufm_expect_are_read_as_well(tmp_path: Path) -> None:
+    """Numbers as text, GUIDs with 0x, nulls for a dark port, the other end in columns of its own, a wrapped list."""
+    leaf = {"name": "1/20", "number": "20", "guid": f"0x{LEAF}", "systemID": LEAF, "label": "20"}
+    ends = {"peer_node_guid": f"0x{HOST}", "peer_port_dname": "HCA-1/1", "peer_node_name": "gpu-node-7"}
+    dark = {"name": "1/21", "number": "21", "guid": f"0x{LEAF}", "systemID": LEAF, "active_speed": None}
+    dark |= {"logical_state": "Inactive", "physical_state": "Link Down", "active_width": None, "peer_guid": "N/A"}
+    rows = [{**PORT, **leaf, **ends}, dark, PORTS[2] | {"peer": None}]
+    with serving({**LISTS, "ports": {"ports": rows}, "links": []}) as url:
+        layout = fabric.Layout(ask(url, tmp_path))
+    assert layout.ports[LEAF, 20].peer == (HOST, 1)
+    assert (layout.ports[LEAF, 21].state, layout.ports[LEAF, 21].gbps) == ("Down", None)
+
+
 def test_telemetry_that_is_away_costs_only_the_counters(tmp_path: Path) -> None:
     with serving() as url:
         found = ask(url, tmp_path, ufm_telemetry_url=f"{url}/away")

@@ -96,6 +96,26 @@ def test_a_claim_of_a_dynamic_resource_is_attributed(
     assert read(kubelet) == {key: (holding("dra", container="worker", part=part),)}
 
 
+@pytest.mark.parametrize(
+    ("cdi_id", "found"),
+    [
+        ("k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-0", {"nvidia0": None}),
+        (
+            "k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-1-mig-1g18gb-19-0",
+            {"nvidia1": "1g18gb-19-0"},
+        ),
+        ("k8s.gpu.nvidia.com/device=gpu-2", {"nvidia2": None}),
+        ("k8s.compute-domain.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-channel-0", {}),
+        ("vendor.com/gpu=gpu-0", {}),
+    ],
+)
+def test_a_kubelet_that_names_no_driver_is_understood_by_its_cdi_names(
+    kubelet: Kubelet, cdi_id: str, found: dict[str, str | None]
+) -> None:
+    kubelet.pods = [Pod("dra", [Container("worker", claims=[("one-gpu", "", "", [cdi_id])])])]
+    assert read(kubelet) == {key: (holding("dra", container="worker", part=part),) for key, part in found.items()}
+
+
 def test_the_kubelet_says_which_gpus_it_offers(kubelet: Kubelet) -> None:
     kubelet.offered = [GPU, OTHER]
     assert asyncio.run(PodSource(kubelet.socket).allocatable()) == (GPU, OTHER)

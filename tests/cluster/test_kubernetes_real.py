@@ -17,14 +17,15 @@ from tests import kubernetes_server
 from tests.cluster.fake_kubelet import Kubelet, gpu_pod, serving
 from tests.house.tree import ROOT
 from tests.kubernetes_server import Cluster
-from watchkeeper.collect import access, kubernetes_access, kubernetes_view
+from watchkeeper.collect import kubernetes_view
 from watchkeeper.collect.attribution import Attributor, NamedSource
 from watchkeeper.collect.gpu_samples import GpuSample
 from watchkeeper.collect.kubelet import PodSource
 from watchkeeper.collect.kubernetes_watch import KubernetesWatch
-from watchkeeper.kit import clock, own_metrics
+from watchkeeper.kit import access, clock, own_metrics
 from watchkeeper.model.cluster import ScheduledNode
 from watchkeeper.model.workloads import ScheduledWorkload, WorkloadState
+from watchkeeper.readers import kubeconfig
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 GPU = "GPU-0d7b8a1c-5e1f-4a3b-9c2d-111111111111"
@@ -52,7 +53,7 @@ def clean(cluster: Cluster) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def watching(reached: kubernetes_access.ApiServer) -> AsyncIterator[KubernetesWatch]:
+async def watching(reached: kubeconfig.ApiServer) -> AsyncIterator[KubernetesWatch]:
     watch = KubernetesWatch(reached, cluster="main", time=clock.ScaledClock(), metrics=own_metrics.Registry())
     task = asyncio.create_task(watch.run())
     try:
@@ -184,7 +185,7 @@ def test_an_api_server_that_restarts_is_watched_again_with_one_list_at_most(clus
 
 def test_the_role_of_the_how_to_is_enough_and_without_it_nothing_is_seen(cluster: Cluster) -> None:
     # tokens.csv gives this token the name that the service account of the page has.
-    hub = kubernetes_access.ApiServer(
+    hub = kubeconfig.ApiServer(
         cluster.url, access.Access(credentials="hub-token", ca_file=str(cluster.ca_file)), "test"
     )
 

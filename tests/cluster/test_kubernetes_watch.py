@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.cluster.api_server import CLAIMS, EVENTS, JOBS, NODES, PODS, QUOTAS, ApiServer, node, pod, serving
-from watchkeeper.collect import access, kubernetes_kind, kubernetes_view, kubernetes_watch
-from watchkeeper.collect.kubernetes_access import ApiServer as Reached
+from watchkeeper.collect import kubernetes_kind, kubernetes_view, kubernetes_watch
 from watchkeeper.collect.kubernetes_watch import KubernetesWatch
-from watchkeeper.kit import clock, own_metrics
+from watchkeeper.kit import access, clock, own_metrics
+from watchkeeper.readers.kubeconfig import ApiServer as Reached
 
 ALL = (NODES, PODS, QUOTAS, JOBS, CLAIMS, EVENTS)
 

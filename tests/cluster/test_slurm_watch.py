@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import time
@@ -213,27 +214,58 @@ def test_a_node_that_is_drained_says_who_did_it_and_why(
     assert (n2.state, n2.reason, n2.unschedulable_by, n2.is_ready) == ("drained", "Xid 79 on GPU 3", "root", True)
 
 
-@pytest.fixture
-def rest(cluster: slurm_cluster.Cluster) -> Iterator[slurm_ask.Rest]:
+@contextlib.contextmanager
+def slurmrestd(cluster: slurm_cluster.Cluster, listen: str, *options: str, **more: str) -> Iterator[Path]:
+    """slurmrestd for as long as the block lasts; gives the folder that its user may write to."""
     program, folder = servers.require("slurmrestd"), cluster.folder / "rest"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     # It refuses to run as root, so another user must be let in.
     os.chown(folder, 65534, 65534)
     for parent in folder.parents[:3]:
         parent.chmod(0o755)
     drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    plugin = ["-a", "rest_auth/local", "-s", "openapi/v0.0.38"]
+    line = [*drop, program, "-f", str(cluster.folder / "slurm.conf"), "-s", "openapi/v0.0.38", *options, listen]
     with (folder.parent / "slurmrestd.out").open("wb") as output:
-        daemon = subprocess.Popen(
-            [*drop, program, "-f", cluster.folder / "slurm.conf", *plugin, f"unix:{folder}/s.sock"],
-            env=dict(cluster.environment),
-            stderr=output,
-        )
+        daemon = subprocess.Popen(line, env={**cluster.environment, **more}, stderr=output)
     try:
-        slurm_cluster.until((folder / "s.sock").exists, folder.parent)
-        yield slurm_ask.Rest(f"unix://{folder}/s.sock")
+        yield folder
     finally:
         servers.stop(daemon)
+
+
+@pytest.fixture
+def rest(cluster: slurm_cluster.Cluster) -> Iterator[slurm_ask.Rest]:
+    socket = cluster.folder / "rest" / "s.sock"
+    with slurmrestd(cluster, f"unix:{socket}", "-a", "rest_auth/local"):
+        slurm_cluster.until(socket.exists, cluster.folder)
+        yield slurm_ask.Rest(f"unix://{socket}")
+
+
+@pytest.mark.servers
+def test_slurmrestd_lets_in_whoever_brings_a_token_over_http_and_nobody_else(
+    cluster: slurm_cluster.Cluster, asked: slurm_ask.Commands, tmp_path: Path
+) -> None:
+    servers.require("auth_jwt.so")
+    address, token = f"127.0.0.1:{servers.free_port()}", tmp_path / "token"
+    token.write_text(cluster.ask("scontrol", "token", "username=root", "lifespan=300"))
+    rest = slurm_ask.Rest(f"http://{address}", token, "root")
+    with slurmrestd(cluster, address, "-a", "rest_auth/jwt", SLURM_JWT="daemon"):
+        slurm_cluster.until(lambda: answers(rest), cluster.folder)
+        slurm_cluster.until(lambda: asyncio.run(rest.nodes()) == asyncio.run(asked.nodes()))
+        good = token.read_text()
+        token.write_text("SLURM_JWT=eyJhbGciOiJIUzI1NiJ9.eyJzdW4iOiJyb290In0.c3Rhcg")
+        with pytest.raises(CollectError, match=r"answered \d+: .* Check the token in .*/token"):
+            asyncio.run(rest.jobs())
+        # The file is read each time, so a token that something renews is used at once.
+        token.write_text(good)
+        assert asyncio.run(rest.nodes())
+
+
+def answers(rest: slurm_ask.Rest) -> bool:
+    try:
+        return bool(asyncio.run(rest.nodes()))
+    except CollectError:
+        return False
 
 
 @pytest.mark.servers

@@ -16,11 +16,12 @@ import pytest
 
 from tests.collect.loopback import reply, serve
 from tests.collect.test_scrape import Kept
-from watchkeeper.collect import access, http, prometheus_config
+from watchkeeper.collect import http, prometheus_config
 from watchkeeper.collect.discovery import Defaults, Discovery
 from watchkeeper.collect.fleet import Fleet
 from watchkeeper.collect.scrape import Health, ScrapeSettings, TargetLoop
 from watchkeeper.errors import CollectError
+from watchkeeper.kit import access
 
 NOW = datetime(2026, 3, 1, 9, 14, tzinfo=UTC)
 FILE = """

@@ -13,9 +13,9 @@ import pytest
 from tests.collect.loopback import Heard, reply, serve
 from tests.collect.test_prometheus_config import certificate  # noqa: F401 (a fixture)
 from watchkeeper.collect import prometheus_config
-from watchkeeper.collect.access import Access
 from watchkeeper.collect.http import Connection, Request, Response
 from watchkeeper.errors import CollectError
+from watchkeeper.kit.access import Access
 
 
 async def send(url: str, access: Access, times: int = 1) -> Response:

@@ -38,9 +38,13 @@ def test_an_event_that_names_its_cause_is_believed() -> None:
     assert evidence.cause_of(fault) == "driver_call_hung"
 
 
-def test_incidents_and_diagnoses_read_every_kind_alike() -> None:
-    named = {kind: cause for kind, cause in signals.CAUSE_OF_KIND.items() if cause != diagnosis.UNKNOWN_CAUSE}
-    assert dict(evidence.CAUSE_OF_KIND) == named
+@pytest.mark.parametrize("kind", EventKind)
+def test_an_incident_opens_under_the_cause_that_its_diagnosis_reads(kind: EventKind) -> None:
+    named = {"cause": "driver_call_hung"} if kind in signals.NAMED_KINDS else {}
+    event = an_event(kind, severity="uncorrected", **named)
+    signal = signals.from_event(event)
+    said = None if signal is None or signal.cause == diagnosis.UNKNOWN_CAUSE else signal.cause
+    assert evidence.cause_of(event) == said
 
 
 def test_a_firmware_event_is_found_as_evidence_of_its_cause() -> None:

@@ -20,6 +20,7 @@ import click
 import yaml
 
 from tests.house.tree import PACKAGE, ROOT, Source, sources, summary
+from watchkeeper.catalogue import causes
 from watchkeeper.cli import main as cli_main
 from watchkeeper.collect import cluster_series
 from watchkeeper.config import settings
@@ -100,6 +101,8 @@ def _type_words(hint: Any) -> str:
         return f"{_type_words(hint.__args__[0])}, optional"
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return " or ".join(f"`{member}`" for member in hint)
+    if any(dataclasses.is_dataclass(part) for part in typing.get_args(hint)):
+        return "list of tables"
     return {str: "text", int: "whole number", bool: "true or false"}.get(hint, "list of texts")
 
 
@@ -177,6 +180,17 @@ def shipped_alerts() -> list[tuple[Path, dict[str, Any]]]:
     return found
 
 
+def causes_page() -> str:
+    law = "Everything that a finding, an incident or `watchkeeper doctor` may name as a cause (`packs/causes.csv`)."
+    rows = [
+        f"| [{row.cause}](../runbooks/{row.runbook}.md) | {row.severity} | {row.scope} | {row.why} | {row.next_step} |"
+        for row in sorted(causes.all(), key=lambda row: (row.family, row.cause))
+    ]
+    words = "`{place}` and `{node}` stand for where it happened. Causes of one family become one incident at one place."
+    table = "\n".join(["| cause | severity | scope | what is so | next step |", "|---|---|---|---|---|", *rows])
+    return f"{HEAD.format(title='Causes', law=law)}\n{words}\n\n{table}\n"
+
+
 def tree_block() -> str:
     """Every package and module of watchkeeper with the first sentence of its docstring."""
     lines = []
@@ -206,6 +220,7 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     REFERENCE / "metrics.md": metrics_page,
     REFERENCE / "alerts.md": alerts_page,
     REFERENCE / "cli.md": cli_page,
+    REFERENCE / "causes.md": causes_page,
     RULE_FILES / "slo.yaml": slo_rules,
 }
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from tests.incidents.stories import Room, alert, gpu, later, node, xid
+from tests.incidents.test_services import Web, running
 from watchkeeper.errors import WireError
 from watchkeeper.incidents import alertmanager, message, subject
 from watchkeeper.incidents.signals import from_alert
@@ -116,6 +119,20 @@ def test_a_webhook_that_is_not_one_is_refused_with_the_reason(body: bytes, probl
     assert problem in str(refused.value)
 
 
+def test_an_alert_with_a_million_labels_is_refused_with_both_numbers_and_costs_no_other() -> None:
+    many = ",".join(f'"l{at}":"x"' for at in range(1_000_000))
+    body = webhook(one(), one(alertname="Huge")).replace(b'"Huge"', f'"Huge",{many}'.encode())
+    found = alertmanager.read_webhook(body, later(0), known=KNOWN)
+    assert [alert.name for alert in found.alerts] == ["Theirs"]
+    assert found.problems == ("alerts[1]: labels has 1,000,001 entries, the limit is 64",)
+
+
+def test_the_same_alert_a_thousand_times_in_one_call_is_one_signal(room: Room) -> None:
+    room.hear(*read(*[one(Hostname="n1", cause="agent_down")] * 1000))
+    (incident,) = room.incidents.open()
+    assert (len(incident.members), incident.version) == (1, 1)
+
+
 def test_one_bad_alert_costs_no_good_one() -> None:
     found = alertmanager.read_webhook(webhook(one(), {"labels": {}}, one(x="y")), later(0), known=KNOWN)
     assert len(found.alerts) == 2
@@ -137,22 +154,60 @@ def test_an_open_incident_is_an_alert_that_ends_soon_unless_it_is_repeated(room:
     }
 
 
+def batch(feed: alertmanager.Feed, room: Room, at: float) -> list[Mapping[str, Any]]:
+    return feed.batch(zip(room.incidents.recent(), posted(room, at), strict=True), now=later(at))
+
+
+@contextmanager
+def an_alertmanager() -> Iterator[alertmanager.Feed]:
+    """One that takes everything."""
+    with running(Web()) as port:
+        yield alertmanager.Feed(f"http://127.0.0.1:{port}")
+
+
 def test_an_incident_whose_labels_change_ends_under_the_old_ones(room: Room) -> None:
     feed = alertmanager.Feed("http://127.0.0.1:1")
     room.hear(alert("thermal_throttle", gpu(1), 0, severity="warning"))
-    feed.batch(zip(room.incidents.recent(), posted(room, 1), strict=True), now=later(1))
+    batch(feed, room, 1)
     room.hear(alert("thermal_throttle", gpu(1), 5, severity="critical"))
-    ended, current = feed.batch(zip(room.incidents.recent(), posted(room, 6), strict=True), now=later(6))
+    current, ended = batch(feed, room, 6)
     assert (ended["labels"]["severity"], ended["endsAt"]) == ("warning", "2026-05-04T12:00:06.000000Z")
     assert current["labels"]["severity"] == "critical"
 
 
 def test_what_is_over_is_told_for_a_while_and_then_no_more(room: Room) -> None:
+    room.hear(alert("agent_down", node(), 0), alert("agent_down", node(), 0, ends=10))
+    room.tick(70)
+    with an_alertmanager() as feed:
+        assert feed.send(batch(feed, room, 71)) == ""
+        assert len(batch(feed, room, 200)) == 1
+        assert batch(feed, room, 1000) == []
+
+
+def test_an_alertmanager_that_is_down_for_an_hour_hears_of_every_end_once_it_is_back(room: Room) -> None:
+    down = alertmanager.Feed("http://127.0.0.1:1")
+    room.hear(alert("agent_down", node(), 0))
+    batch(down, room, 1)
+    room.hear(alert("agent_down", node(), 0, ends=10))
+    for at in range(70, 3600, 60):
+        room.tick(at)
+        down.send(batch(down, room, at))
+    (owed,) = batch(down, room, 3600)
+    assert owed["endsAt"] == "2026-05-04T12:01:10.000000Z"
+    with running(Web()) as port:
+        down.url = f"http://127.0.0.1:{port}"
+        assert down.send([owed]) == ""
+    assert batch(down, room, 3660) == []
+
+
+def test_one_that_came_back_is_no_longer_over(room: Room) -> None:
     feed = alertmanager.Feed("http://127.0.0.1:1")
     room.hear(alert("agent_down", node(), 0), alert("agent_down", node(), 0, ends=10))
     room.tick(70)
-    assert len(feed.batch(zip(room.incidents.recent(), posted(room, 71), strict=True), now=later(71))) == 1
-    assert feed.batch(zip(room.incidents.recent(), posted(room, 1000), strict=True), now=later(1000)) == []
+    assert len(batch(feed, room, 71)) == 1
+    room.hear(alert("agent_down", node(), 90))
+    (again,) = batch(feed, room, 91)
+    assert again["endsAt"] == "2026-05-04T12:03:31.000000Z"
 
 
 def test_an_alertmanager_that_is_down_is_a_problem_and_not_an_end() -> None:

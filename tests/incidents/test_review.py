@@ -9,7 +9,7 @@ import pytest
 
 from tests.incidents.stories import NOON, Room, gpu, later, xid
 from tests.incidents.test_services import Web, running
-from watchkeeper.incidents import review, routing
+from watchkeeper.incidents import review, routing, subject
 from watchkeeper.kit import clock
 
 # 4 May 2026 is a Monday.
@@ -55,7 +55,7 @@ def test_it_is_sent_once_also_after_a_restart_and_a_failure(room: Room) -> None:
     web = Web(503)
 
     async def live(from_seconds: float, seconds: float) -> None:
-        time, made = clock.ManualClock(later(from_seconds)), review.Reviews(room.journal, str)
+        time, made = clock.ManualClock(later(from_seconds)), review.Reviews(room.journal, str, subject.Inventory())
 
         async def at_once(work):  # type: ignore[no-untyped-def]
             return work()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.incidents.stories import NOON, Room, alert, gpu, later, node, xid
-from watchkeeper.incidents import blast, digest, report
+from watchkeeper.incidents import blast, digest, report, subject
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
 
@@ -74,6 +74,7 @@ def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> 
         until=later(10_000),
         timeline=room.journal.timeline,
         names=lambda incident: str(incident.place.node),
+        belongs_to=lambda incident: subject.belongs_to(incident, subject.Inventory()),
     )
     assert (made.incidents, made.still_open) == (4, 1)
     first, second = made.by_cause
@@ -82,3 +83,64 @@ def test_a_digest_counts_causes_rules_and_those_that_break_again(room: Room) -> 
     assert made.noisiest_rules == (digest.Counted("Alert agent_down", 3),)
     assert made.repeat_offenders == (digest.Counted("n1", 4),)
     assert digest.lines(made)[0] == "Incidents 2026-05-04 to 2026-05-04: 4, 1 still open"
+
+
+KNOWN = subject.Inventory(
+    lambda _, name: {"rack": "r01"} if name == "n1" else {},
+    lambda workload: workload.partition("/")[0] if "/" in workload else "unmapped",
+)
+
+
+def test_what_nobody_has_mapped_has_its_own_line_in_the_digest(room: Room) -> None:
+    room.workloads = lambda place: ["research/a"] if place.node == "n1" else ["4711"]
+    room.push(xid(79, gpu(1, "n1"), 0), xid(79, gpu(1, "n2"), 0), xid(79, gpu(2, "n2"), 0))
+    made = digest.make(
+        room.journal.incidents(),
+        since=NOON,
+        until=later(100),
+        timeline=room.journal.timeline,
+        names=str,
+        belongs_to=lambda incident: subject.belongs_to(incident, KNOWN),
+    )
+    assert made.by_rack == (digest.Counted("unmapped", 2), digest.Counted("r01", 1))
+    assert made.by_pool == (digest.Counted("unmapped", 3),)
+    assert "By team\n     2  unmapped\n     1  research\n" in "\n".join(digest.lines(made))
+
+
+def test_the_rarest_line_of_a_long_list_is_there_if_it_is_the_unmapped_one(room: Room) -> None:
+    room.workloads = lambda place: ["4711"] if place.node == "n99" else [f"team-{place.node}/job"]
+    for number in [99, *range(30)]:
+        room.push(xid(79, gpu(number, f"n{number}"), 0))
+    made = digest.make(
+        room.journal.incidents(),
+        since=NOON,
+        until=later(1000),
+        timeline=room.journal.timeline,
+        names=str,
+        belongs_to=lambda incident: subject.belongs_to(incident, KNOWN),
+    )
+    assert len(made.by_team) == digest.MOST_LISTED + 1
+    assert digest.Counted("unmapped", 1) in made.by_team
+
+
+def test_what_nobody_has_mapped_has_its_own_line_in_a_report(room: Room) -> None:
+    room.workloads = lambda _: ["research/a", "4711"]
+    (incident,) = room.push(xid(79, gpu(3, "n2"), 0))
+    found = hit(incident, {}, 60)
+    assert (found.teams, found.unmapped) == (("research", "unmapped"), ("4711",))
+    about = subject.belongs_to(incident, KNOWN)
+    story = report.Story(incident, "GPU 3 on n2", None, None, found, [], later(60), about)
+    text = report.text(story)
+    assert "- **Belongs to:** team research/unmapped, rack unmapped, pool unmapped" in text
+    assert "- **Unmapped:** the rack of GPU 3 on n2; the pool of GPU 3 on n2; the team of 4711" in text
+    assert report.plain(story)["unmapped"][-1] == "the team of 4711"
+
+
+def test_an_incident_that_hits_nobody_has_no_team_to_miss(room: Room) -> None:
+    room.workloads = lambda _: []
+    (incident,) = room.push(xid(79, gpu(3), 0))
+    assert subject.belongs_to(incident, KNOWN) == {
+        "team": frozenset({"no workload"}),
+        "rack": frozenset({"r01"}),
+        "pool": frozenset({"unmapped"}),
+    }

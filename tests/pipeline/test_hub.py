@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tests.pipeline.stories import HOT, NOON, gpu, xid
 from watchkeeper.config import settings
-from watchkeeper.hub import DIAGNOSIS_TRIES, Hub
+from watchkeeper.diagnosis_queue import DIAGNOSIS_TRIES
+from watchkeeper.hub import Hub
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.model.actions import Action
 from watchkeeper.remediate.drivers import dry_run
@@ -34,7 +35,7 @@ def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:
         hub = Hub(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=time)
         hub.driver = driver
         hub.open()
-        loop = asyncio.create_task(hub._repeat("diagnosis", hub._diagnose_next, 0.0))
+        loop = asyncio.create_task(hub._repeat("diagnosis", hub._undiagnosed.work, 0.0))
         await hub.take_events([xid(79, gpu(0), 0)])
         while not any(entry.kind in ("plan", "noted") for entry in hub.timeline("INC-1")):
             await time.advance(1)

@@ -221,11 +221,71 @@ def test_a_real_alertmanager_hears_from_us_and_we_from_it(stack: ExitStack, tmp_
     await_that(lambda: "Over: their rule says so" in json.dumps(hub.get("/api/incidents/" + found[0]["id"])))
 
 
-def start_alertmanager(stack: ExitStack, folder: Path, hub_port: int) -> str:
-    port = servers.free_port() + 1
+@pytest.mark.servers
+def test_silences_that_alertmanager_keeps_are_shown_as_its_own_and_ended_there(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    hub_port = servers.free_port()
+    url = start_alertmanager(stack, tmp_path, hub_port)
+    hub = start_hub(stack, tmp_path, f'via = "alertmanager"\nalertmanager_urls = ["{url}"]', port=hub_port)
+    push_xid(hub, 79)
+    await_that(hub.incidents)
+    theirs = {"createdBy": "grace", "comment": "made with amtool", "startsAt": stamp(-5), "endsAt": stamp(3600)}
+    post(f"{url}/api/v2/silences", theirs | {"matchers": [{"name": "node", "value": "n1", "isRegex": False}]})
+    shown = await_that(lambda: hub.get("/api/incidents/INC-1")["silenced_by"], within_seconds=25)
+    assert (shown["author"], shown["reason"]) == ("grace (in alertmanager)", "made with amtool")
+    made = hub.command("silence", "add", "incident=INC-1", "--for", "1h", "--reason", "new riser")
+    assert made.returncode == 0, made.stderr
+    listed = hub.command("silence", "list").stdout
+    assert "made with amtool" in listed
+    assert "new riser" in listed
+    assert listed.count("alertmanager ") >= 2
+    assert hub.command("silence", "end", made.stdout.partition(": ")[0]).returncode == 0
+    await_that(lambda: "was ended" in json.dumps(hub.get("/api/incidents/INC-1")["timeline"]))
+
+
+@pytest.mark.servers
+def test_a_hub_killed_while_alertmanager_is_down_loses_nothing_and_tells_nobody_twice(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    port, people = servers.free_port(), hook(stack)
+    notify = f'via = "alertmanager"\nalertmanager_urls = ["http://127.0.0.1:{port}"]'
+    with ExitStack() as first:
+        start_alertmanager(first, tmp_path, port=port, receiver=people.url)
+        hub = start_hub(stack, tmp_path, notify)
+        push_xid(hub, 79, "GPU-1", node="n1")
+        await_that(lambda: told(people) == ["INC-1 firing"])
+    push_xid(hub, 79, "GPU-2", node="n2")
+    await_that(lambda: len(hub.incidents()) == 2)
+    hub.command("incidents", "resolve", "INC-1", "--why", "replaced")
+    hub.server.kill()
+    hub.server.wait()
+    again = start_hub(stack, tmp_path, notify)
+    assert [one["id"] for one in again.incidents()] == ["INC-2"]
+    start_alertmanager(stack, tmp_path, port=port, receiver=people.url)
+    await_that(lambda: len(told(people)) == 3, within_seconds=45)
+    assert sorted(told(people)) == ["INC-1 firing", "INC-1 resolved", "INC-2 firing"]
+
+
+def told(people: Hook) -> list[str]:
+    """What Alertmanager's own receiver heard: each incident with its state, in the order of the calls."""
+    alerts = [one for body in people.got for one in body["alerts"]]
+    return [f"{one['labels']['watchkeeper_incident']} {one['status']}" for one in alerts]
+
+
+def stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
+
+
+def start_alertmanager(
+    stack: ExitStack, folder: Path, hub_port: int = 0, *, port: int | None = None, receiver: str | None = None
+) -> str:
+    """A real one; it tells the hub, or another receiver, each incident as a group of its own."""
+    port = port or servers.free_port() + 1
+    told_at = receiver or f"http://127.0.0.1:{hub_port}/api/alertmanager"
     (folder / "am.yml").write_text(
-        "route: {receiver: hub, group_wait: 1s, group_interval: 1s, repeat_interval: 1h}\n"
-        f"receivers: [{{name: hub, webhook_configs: [{{url: 'http://127.0.0.1:{hub_port}/api/alertmanager'}}]}}]\n"
+        "route: {receiver: hub, group_wait: 1s, group_interval: 1s, repeat_interval: 1h, group_by: [...]}\n"
+        f"receivers: [{{name: hub, webhook_configs: [{{url: '{told_at}'}}]}}]\n"
     )
     url = f"http://127.0.0.1:{port}"
     line = [
@@ -235,7 +295,7 @@ def start_alertmanager(stack: ExitStack, folder: Path, hub_port: int) -> str:
         f"--web.listen-address=127.0.0.1:{port}",
         "--cluster.listen-address=",
     ]
-    stack.enter_context(servers.running(line, ready_url=f"{url}/-/ready", log=folder / "am.log"))
+    stack.enter_context(servers.running(line, ready_url=f"{url}/-/ready", log=folder / f"am-{time.monotonic_ns()}.log"))
     return url
 
 

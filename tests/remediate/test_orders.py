@@ -122,7 +122,7 @@ def test_a_receipt_that_comes_after_the_order_expired_is_still_kept(outbox: Outb
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (replace(SCAN, kind="reboot"), "there is no order `reboot`"),
+        (replace(SCAN, kind="melt"), "there is no order `melt`"),
         (replace(SCAN, arguments={"force": "1"}), "scan has no argument force"),
         (replace(SCAN, life=timedelta(days=2)), "the limit is 1 day"),
     ],

@@ -76,3 +76,61 @@ def test_a_mistake_names_file_and_key(text: str, problem: str) -> None:
 def test_a_policy_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"absent.toml: the policy cannot be read"):
         load(tmp_path / "absent.toml")
+
+
+MINE = """
+[limits]
+drain = "2h"
+
+[cause.gsp_timeout]
+hardware = false
+steps = [{ action = "cordon", why = "ours", limit = "30s" }, { action = "inspect", why = "look" }]
+
+[pool.lab.cause.gpu_fell_off_bus]
+steps = [{ action = "inspect", why = "nobody minds in the lab" }]
+"""
+
+
+def test_a_file_of_ones_own_replaces_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(MINE)
+    mine = load(tmp_path / "mine.toml")
+    assert [step.action for step in mine.steps("gsp_timeout")] == ["cordon", "inspect"]
+    assert mine.entry("gpu_fell_off_bus", "lab")[0] == "pool.lab.cause.gpu_fell_off_bus"
+    assert mine.steps("gpu_fell_off_bus", "prod") == load().steps("gpu_fell_off_bus")
+    assert (mine.is_hardware("gsp_timeout"), mine.is_hardware("gpu_fell_off_bus")) == (False, True)
+    limits = [mine.limit_seconds(step) for step in mine.steps("gsp_timeout")[:1] + mine.steps("ecc_uncorrectable")[1:2]]
+    assert limits == [30.0, 7200.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('[limits]\nexplode = "1m"', "limits.explode: unknown action"),
+        ('[limits]\ndrain = "5"', "limits.drain: `5` has no unit"),
+        ('[pool.lab.cause.nonsense]\nsteps = [{ action = "inspect", why = "x" }]', "pool.lab.cause.nonsense: unknown"),
+        (
+            '[cause.power_cap]\nsteps = [{ action = "cordon", why = "x", arguments = { loud = "1" } }]',
+            r"cause.power_cap.steps\[0\].arguments: cordon has no loud; known: none",
+        ),
+        (
+            '[cause.power_cap]\nsteps = [{ action = "validate", why = "x", checks = ["magic"] }]',
+            r"steps\[0\].checks: unknown check magic; known: gpus_present",
+        ),
+        (
+            '[cause.power_cap]\nsteps = [{ action = "cordon", why = "x" }, { action = "uncordon", why = "y" }]',
+            "an uncordon without a validate",
+        ),
+    ],
+)
+def test_a_mistake_in_a_file_of_ones_own_names_its_key(text: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        parse(text, where="mine.toml", over=load())
+
+
+def test_every_shipped_step_has_a_time_and_known_checks() -> None:
+    shipped = load()
+    for entry in shipped.cause.values():
+        for step in entry.steps:
+            if step.action is ActionKind.VALIDATE:
+                assert step.checks
+            assert shipped.limit_seconds(step) >= 60

@@ -12,7 +12,7 @@ import numpy as np
 
 from watchkeeper.config import settings
 from watchkeeper.diagnose import lessons
-from watchkeeper.errors import IllegalMove, QueryError
+from watchkeeper.errors import IllegalMove, QueryError, StoreError
 from watchkeeper.incidents import silencing, subject
 from watchkeeper.kit import broadcast, clock, own_metrics
 from watchkeeper.model import actions, alerts, diagnosis, events, fleet
@@ -171,6 +171,7 @@ class FakeHub:
     not_ready_because: str | None = None
     simulator_url: str | None = None
     orders: Any = None
+    repairs: Any = None
     fabric: Any = None
     clusters: Any = None
     silent: set[str] = field(default_factory=set)
@@ -182,6 +183,8 @@ class FakeHub:
     drills: list[bytes] = field(default_factory=list)
     said: list[lessons.Correction] = field(default_factory=list)
     silenced: list[Silence] = field(default_factory=list)
+    silences_unknown: str = ""
+    cannot_write: StoreError | None = None
     foreign: list[alerts.Alert] = field(default_factory=list)
     failing: bool = False
     objectives: list[slo.Slo] = field(default_factory=list)
@@ -271,6 +274,8 @@ class FakeHub:
         return replace(found, ended_by=actor)
 
     async def take_foreign_alerts(self, found: Sequence[alerts.Alert]) -> None:
+        if self.cannot_write is not None:
+            raise self.cannot_write
         self.foreign += found
 
     def notices(self, _: str) -> list[Any]:
@@ -278,6 +283,9 @@ class FakeHub:
 
     def silences(self) -> list[Silence]:
         return self.silenced
+
+    def silences_problem(self) -> str:
+        return self.silences_unknown
 
     def silenced_by(self, incident: Incident) -> Silence | None:
         about = subject.subject_of(incident, subject.Inventory())

@@ -11,6 +11,8 @@ import pytest
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
+from watchkeeper.errors import JournalConflict, StoreError
+from watchkeeper.model.silences import ALERTMANAGER, Matcher, Silence
 
 LABELS = {"alertname": "Theirs", "Hostname": "n9", "severity": "critical"}
 STARTED = "2026-05-04T11:59:00Z"
@@ -90,3 +92,31 @@ def test_alerts_of_somebody_else_are_taken_and_what_is_wrong_with_others_is_said
     assert (answer["taken"], answer["problems"]) == (1, ["alerts[1]: labels.alertname is missing"])
     assert [one.name for one in site.hub.foreign] == ["Theirs"]
     assert post(site, "/api/alertmanager", {"alerts": "none"}).status == 400
+
+
+@pytest.mark.parametrize("error", [StoreError("disk is full"), JournalConflict("another hub leads")])
+def test_a_webhook_that_cannot_be_kept_is_answered_so_that_alertmanager_tries_again(
+    site: Site, error: StoreError
+) -> None:
+    alert = {"status": "firing", "labels": LABELS, "annotations": {}, "startsAt": STARTED}
+    site.hub.cannot_write = error
+    refused = post(site, "/api/alertmanager", {"version": "4", "alerts": [alert]})
+    assert (refused.status, refused.json["error"]) == (503, str(error))
+    site.hub.cannot_write = None
+    assert post(site, "/api/alertmanager", {"version": "4", "alerts": [alert]}).json["taken"] == 1
+
+
+def test_silences_that_alertmanager_keeps_are_marked_and_their_absence_is_said(site: Site) -> None:
+    now = site.hub.clock.now()
+    matchers = (Matcher("cluster", "main"),)
+    site.hub.silenced = [
+        Silence("alertmanager:5a7d", matchers, "ada", "new riser", now, now + timedelta(hours=1), keeper=ALERTMANAGER)
+    ]
+    site.hub.silences_unknown = "http://am: answered 500"
+    listed = site.ask("/api/silences").json
+    assert [(one["id"], one["keeper"], one["active"]) for one in listed["silences"]] == [
+        ("alertmanager:5a7d", "alertmanager", True)
+    ]
+    assert listed["problem"] == "http://am: answered 500"
+    shown = site.ask("/api/incidents/INC-1").json["silenced_by"]
+    assert (shown["author"], shown["keeper"]) == ("ada (in alertmanager)", "alertmanager")

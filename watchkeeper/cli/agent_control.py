@@ -13,12 +13,13 @@ from typing import Any
 
 import click
 
-from watchkeeper.collect import control
+from watchkeeper.collect import control, node_facts, order_bench
 from watchkeeper.kit import secret_file
 from watchkeeper.model import orders
 
 NOTHING = "none"
 UNIT = "watchkeeper-agent.service"
+PROGRAMS = {"nvidia-smi": "nvidia_smi", "systemctl": "systemctl", "nvidia-mig-parted": "mig_parted"}
 PATH = click.Path(path_type=Path)
 COMMANDS = {
     "order": ("watchkeeper.cli.agent_order", "command"),
@@ -61,22 +62,65 @@ def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
         help="A kind of order that this node takes; repeatable, and then only those.",
     )
     @click.option(
+        "--allow-unit",
+        "units",
+        multiple=True,
+        metavar="UNIT",
+        default=order_bench.UNITS,
+        show_default=True,
+        help="A service that `restart_service` may restart; repeatable, and then only those.",
+    )
+    @click.option(
+        "--mig-config",
+        type=PATH,
+        default=order_bench.MIG_CONFIG,
+        show_default=True,
+        help="The layouts that `apply_mig` may apply, a file of nvidia-mig-parted.",
+    )
+    @click.option("--mig-layout", metavar="NAME", help="The layout of that file which this node has.")
+    @click.option(
+        "--tool",
+        "tools",
+        multiple=True,
+        metavar="NAME=PATH",
+        help=f"Where a program lies that orders run, where not on PATH: {', '.join(PROGRAMS)}.",
+    )
+    @click.option(
         "--log-gpu-context", is_flag=True, help="Log as JSON, with the state of the GPUs that a line is about."
     )
     @functools.wraps(command)
     def wrapper(
         *given: Any, order_key: Path | None, allowed: tuple[str, ...], log_gpu_context: bool, **options: Any
     ) -> Any:
+        tools = _tools(options)
         node = None
         if order_key is not None and click.get_current_context().invoked_subcommand is None:
             from watchkeeper.collect import orders as work_orders
 
             key, kinds = secret_file.read_secret(order_key), frozenset(allowed) - {NOTHING}
             node = work_orders.Node(options["cluster"], options["node"], key, kinds)
-        wanted = control.ControlSettings(node, log_gpu_context, scan_options(options))
+        root = options["host_root"]
+        roots = node_facts.Roots(root / "proc", root / "sys", root)
+        wanted = control.ControlSettings(node, log_gpu_context, scan_options(options), tools, roots)
         return command(*given, control=wanted, **options)
 
     return wrapper
+
+
+def _tools(options: dict[str, Any]) -> order_bench.Tools:
+    """Takes what is only about orders out of the options."""
+    programs = {}
+    for text in options.pop("tools"):
+        name, equals, path = text.partition("=")
+        if not equals or not path or name not in PROGRAMS:
+            raise click.UsageError(f"--tool {text[:60]}: NAME=PATH is needed, with one of {', '.join(PROGRAMS)}")
+        programs[PROGRAMS[name]] = path
+    return order_bench.Tools(
+        **programs,
+        mig_config=options.pop("mig_config"),
+        mig_layout=options.pop("mig_layout"),
+        units=tuple(unit.removesuffix(".service") for unit in options.pop("units")),
+    )
 
 
 def scan_options(options: dict[str, Any]) -> tuple[str, ...]:

@@ -183,6 +183,8 @@ def describe(answer: dict[str, Any]) -> list[str]:
     if blast := answer.get("blast"):
         lost, price = f"{blast['gpu_hours']:g} GPU-hours", f"{blast['dollars_per_hour']:g} dollars an hour"
         lines.append(f"costs {blast['gpus']} GPUs, {lost} so far, {price}")
+        if blast["teams"]:
+            lines.append(f"teams {', '.join(blast['teams'])}")
     if silence := answer.get("silenced_by"):
         lines.append(f"silenced by {silence['author']} until {silence['ends_at'][:19]}Z: {silence['reason']}")
     if incident.get("part_of"):

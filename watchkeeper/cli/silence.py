@@ -14,7 +14,8 @@ from watchkeeper.client.hub import HubClient
 def command() -> None:
     """Keep people from being told, for a time and for a reason.
 
-    What is silenced is still watched, shown and worked on. Where `notify.via` is alertmanager, silences are made there.
+    What is silenced is still watched, shown and worked on. Where `notify.via` is alertmanager, silences are made and
+    ended there, and those listed are its own.
     """
 
 
@@ -29,7 +30,7 @@ def command() -> None:
 def add(hub: HubClient, matchers: tuple[str, ...], reason: str, maintenance: bool, **times: str | None) -> None:
     """Silence what fits all matchers: node=gpu-r01-01, 'team=~"research|vision"', 'severity!=critical'.
 
-    Labels: cluster, node, gpu (UUID), rack, leaf, severity, cause, family, team, namespace, workload, alertname,
+    Labels: cluster, node, gpu (UUID), rack, leaf, pool, severity, cause, family, team, namespace, workload, alertname,
     incident.
     """
     if bool(times["lasting"]) == bool(times["ends_at"]):
@@ -45,18 +46,23 @@ def add(hub: HubClient, matchers: tuple[str, ...], reason: str, maintenance: boo
 @options.with_hub
 def list_silences(hub: HubClient, as_json: bool) -> None:
     """Those in force, those to come, and those that ended within a day."""
-    found = hub.silences()
+    answer = hub.silences()
+    found = answer["silences"]
+    if answer["problem"]:
+        # Not among the rows: what is unknown is neither a silence nor the absence of one.
+        click.echo(f"Alertmanager's silences are not all known: {answer['problem']}", err=True)
     if as_json:
         options.print_json(found)
         return
     if not found:
-        click.echo("No silences.")
+        click.echo("No silence is known." if answer["problem"] else "No silences.")
         return
     rows = [
         [
             one["id"],
             "active" if one["active"] else "over" if one["ended_by"] else "not now",
             "maintenance" if one["is_maintenance"] else "silence",
+            one["keeper"],
             one["starts_at"][:16] + "Z",
             one["ends_at"][:16] + "Z",
             one["author"],
@@ -65,7 +71,7 @@ def list_silences(hub: HubClient, as_json: bool) -> None:
         ]
         for one in found
     ]
-    options.print_table(["id", "state", "kind", "from", "until", "by", "what", "why"], rows)
+    options.print_table(["id", "state", "kind", "kept by", "from", "until", "by", "what", "why"], rows)
 
 
 @command.command("end")

@@ -74,6 +74,7 @@ def draw(answer: dict[str, Any], shown: Shown) -> list[Branch]:
     nodes = [node for rack in racks for leaf in rack["leaves"] for node in leaf["nodes"]]
     tree = [Branch(_heading(answer, nodes), _worst(node["state"] for node in nodes))]
     tree += [_rack(rack, shown) for rack in racks]
+    tree += _unmapped(answer.get("unmapped", {}))
     if not shown.switches:
         return tree
     tree += [_switch(one) for one in switches if shown.everything or one["state"] not in FOLDED]
@@ -81,6 +82,12 @@ def draw(answer: dict[str, Any], shown: Shown) -> list[Branch]:
         if count := sum(one["state"] == state for one in switches):
             tree.append(Branch(f"{_count(count, 'switch', 'switches')} {state}", state))
     return tree + _unlisted(answer["fabric"] or {})
+
+
+def _unmapped(counts: dict[str, int]) -> list[Branch]:
+    missing = [f"{fact} of {count}" for fact, count in counts.items() if count]
+    said = f"unmapped: {', '.join(missing)} nodes. Say it in the file of `fleet.inventory`"
+    return [Branch(said, "unknown")] if missing else []
 
 
 def _unlisted(fabric: dict[str, Any]) -> list[Branch]:
@@ -114,7 +121,7 @@ def _heading(answer: dict[str, Any], nodes: Sequence[dict[str, Any]]) -> str:
 
 def _rack(rack: dict[str, Any], shown: Shown) -> Branch:
     nodes = [node for leaf in rack["leaves"] for node in leaf["nodes"]]
-    name = f"rack {rack['name']}" if rack["name"] else "no rack is known"
+    name = f"rack {rack['name']}" if rack["name"] else "unmapped: no rack is known"
     branch = Branch(f"{name} · {_summary(nodes)}", rack["state"], _reasons(rack["why"]))
     if rack["state"] == "healthy" and not (shown.nodes or shown.parts or shown.everything):
         leaves = [leaf["name"] for leaf in rack["leaves"] if leaf["name"]]
@@ -125,7 +132,7 @@ def _rack(rack: dict[str, Any], shown: Shown) -> Branch:
 
 
 def _leaf(leaf: dict[str, Any], shown: Shown) -> Branch:
-    name = f"leaf {leaf['name']}" if leaf["name"] else "no leaf is known"
+    name = f"leaf {leaf['name']}" if leaf["name"] else "unmapped: no leaf is known"
     branch = Branch(f"{name} · {_summary(leaf['nodes'])}", leaf["state"], _reasons(leaf["why"]))
     bad = [node for node in leaf["nodes"] if node["state"] != "healthy"]
     healthy = [node for node in leaf["nodes"] if node["state"] == "healthy"]

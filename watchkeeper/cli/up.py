@@ -19,6 +19,7 @@ from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import StartRefused
 from watchkeeper.kit import clock, logs, memory
+from watchkeeper.model import actions
 
 # A demo should move: five seconds between readings, and rules that follow them.
 DEMO_INTERVAL = "5s"
@@ -36,6 +37,12 @@ STOP_WITHIN_SECONDS = 3.0
 @click.option("--tokens", metavar="FILE", help="Access tokens, one `name role token` a line.")
 @click.option("--seed", type=int, default=1, help="The same seed gives the same fleet.")
 @click.option("--speed", type=click.FloatRange(0.1, 100), default=1.0, help="Simulated seconds per second.")
+@click.option(
+    "--mode",
+    type=click.Choice([mode.value for mode in actions.Mode]),
+    default="observe",
+    help="How far repairs may go.",
+)
 @click.option("--verbose", is_flag=True, help="Say more in the log.")
 def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verbose: bool, **hub: Any) -> None:
     """Everything on this machine: a simulated fleet, the hub that watches it, and the console.
@@ -61,7 +68,9 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     asyncio.run(processes.until_stopped(lambda stop: run(configured, world, clock.ScaledClock(speed=speed), stop=stop)))
 
 
-def demo_settings(host: str, port: int, *, directory: str | None, tokens: str | None) -> settings.Settings:
+def demo_settings(
+    host: str, port: int, *, directory: str | None, tokens: str | None, mode: str = "observe"
+) -> settings.Settings:
     """Settings of a hub that watches the simulated fleet of this machine."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     overrides = {
@@ -79,6 +88,7 @@ def demo_settings(host: str, port: int, *, directory: str | None, tokens: str | 
         "query.out_of_order": "30s",
         "query.retention": "1d",
         "remediate.driver": "simulated",
+        "remediate.mode": mode,
     }
     return loading.load(None, overrides)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 from watchkeeper.collect import commands, http
-from watchkeeper.collect.access import Access
 from watchkeeper.errors import CollectError, SettingsError
 from watchkeeper.kit import logs
+from watchkeeper.kit.access import Access
 from watchkeeper.readers import ipmi, redfish
 from watchkeeper.readers.hwmon import MAX_SENSORS, Sensor
 

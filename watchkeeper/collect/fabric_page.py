@@ -20,8 +20,9 @@ from watchkeeper.readers import infiniband_sysfs, pcie_aer
 
 REFRESH_SECONDS = 5.0
 FACTS_SECONDS = 30.0
-# Older numbers are not shown; the agent reads six times in this time.
+# Older numbers are not shown; the agent reads six times in this time, and facts three times in theirs.
 STALE_SECONDS = 30.0
+FACTS_STALE_SECONDS = 90.0
 # GIDs of one port that are shown; RoCE has two for each address of its interface.
 MAX_GIDS_SHOWN = 32
 MAX_ROCE_NETDEVS = 32
@@ -73,8 +74,7 @@ class FabricPage:
     async def refresh(self) -> None:
         await asyncio.to_thread(self.read_counters, monotonic())
         if monotonic() - self._facts_at >= FACTS_SECONDS:
-            await asyncio.to_thread(self.read_facts)
-            self._facts_at = monotonic()
+            await asyncio.to_thread(self.read_facts, monotonic())
 
     def page(self) -> bytes:
         return self.text(monotonic())
@@ -90,7 +90,8 @@ class FabricPage:
             rows.append(("watchkeeper_infiniband_counter_resets_total", {}, growing.resets))
         self._ports, self._ports_at = tuple(rows), now
 
-    def read_facts(self) -> None:
+    def read_facts(self, now: float) -> None:
+        """What changes when somebody changes it; a failure leaves the last facts on the page until they are too old."""
         sysfs = self.roots.sysfs
         found, _ = self._facts_within.read(
             infiniband_sysfs.device_names(sysfs), lambda name: infiniband_sysfs.read_adapter(sysfs, name)
@@ -98,7 +99,7 @@ class FabricPage:
         adapters = [found[name] for name in sorted(found)]
         rows = [row for adapter in adapters for row in _adapter_rows(adapter)]
         rows += self._pause_rows(adapters)
-        self._facts = (*rows, *_aer_rows(pcie_aer.read(sysfs)))
+        self._facts, self._facts_at = (*rows, *_aer_rows(pcie_aer.read(sysfs))), now
 
     def _pause_rows(self, adapters: list[infiniband_sysfs.Adapter]) -> Iterator[Row]:
         """Only RoCE pauses by priority, and only ethtool knows the counts."""
@@ -115,8 +116,9 @@ class FabricPage:
 
     def text(self, now: float) -> bytes:
         lines: dict[str, list[str]] = {}
-        fresh = self._ports if now - self._ports_at <= STALE_SECONDS else ()
-        for name, named, value in (*fresh, *self._facts):
+        ports = self._ports if now - self._ports_at <= STALE_SECONDS else ()
+        facts = self._facts if now - self._facts_at <= FACTS_STALE_SECONDS else ()
+        for name, named, value in (*ports, *facts):
             pairs = {**named, "Hostname": self.hostname}
             inside = ",".join(f'{label}="{own_metrics.escape(text)}"' for label, text in pairs.items())
             lines.setdefault(name, []).append(f"{name}{{{inside}}} {_number(value)}\n")

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urljoin, urlsplit
 
-from watchkeeper.collect.access import NOTHING, Access
 from watchkeeper.errors import CollectError, quote
+from watchkeeper.kit.access import NOTHING, Access
 
 # A page of an 8-GPU node is 0.1 MiB; 100 times that is no longer a page of metrics.
 MAX_BODY_BYTES = 16 * 1024 * 1024

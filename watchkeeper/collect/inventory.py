@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 SOURCE = "inventory"
 FABRIC = "fabric"
-UNMAPPED = "unmapped"
+UNMAPPED = fleet.UNMAPPED
 POOL, EXPECTED = "pool", "expected_gpus"
 # What a node should have; a report names the nodes that lack one of these.
 FACTS = (POOL, "rack", "leaf", "nvlink", EXPECTED)

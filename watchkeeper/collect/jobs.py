@@ -13,9 +13,9 @@ from enum import StrEnum
 from urllib.parse import urlencode
 
 from watchkeeper.collect import relabel
-from watchkeeper.collect.access import NOTHING, Access
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import durations
+from watchkeeper.kit.access import NOTHING, Access
 from watchkeeper.model import fleet, labels
 
 PARAM = "__param_"

@@ -18,10 +18,10 @@ from urllib.parse import urlencode
 import orjson
 
 from watchkeeper.collect import http
-from watchkeeper.collect.kubernetes_access import ApiServer
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.kit.logs import fields
+from watchkeeper.readers.kubeconfig import ApiServer
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

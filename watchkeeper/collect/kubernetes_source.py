@@ -12,7 +12,6 @@ from pathlib import Path
 
 from watchkeeper.collect import (
     discovery,
-    kubernetes_access,
     kubernetes_discovery,
     kubernetes_series,
     kubernetes_view,
@@ -24,6 +23,7 @@ from watchkeeper.errors import SettingsError
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import cluster as model
 from watchkeeper.model.labels import Labels
+from watchkeeper.readers import kubeconfig
 
 # A hub that starts waits this long for the first list, so that its first picture is whole.
 FIRST_LIST_SECONDS = 10.0
@@ -33,9 +33,9 @@ LOOK_SECONDS = 0.05
 def of_settings(settings: config.Fleet, *, time: clock.Clock, metrics: own_metrics.Registry) -> KubernetesSource | None:
     """The cluster that the settings name, or None; SettingsError where they name one that cannot be asked."""
     if settings.kubeconfig is not None:
-        server = kubernetes_access.of_kubeconfig(Path(settings.kubeconfig), settings.kubernetes_context)
+        server = kubeconfig.of_file(Path(settings.kubeconfig), settings.kubernetes_context)
     elif settings.kubernetes:
-        server = kubernetes_access.in_cluster()
+        server = kubeconfig.in_cluster()
     elif settings.kubernetes_context is not None:
         raise SettingsError(
             "a context is one of a kubeconfig, and none is named",
@@ -52,7 +52,7 @@ class KubernetesSource:
 
     def __init__(
         self,
-        server: kubernetes_access.ApiServer,
+        server: kubeconfig.ApiServer,
         settings: config.Fleet,
         *,
         time: clock.Clock,

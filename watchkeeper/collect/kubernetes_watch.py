@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, TypeVar
 
-from watchkeeper.collect.kubernetes_access import ApiServer
 from watchkeeper.collect.kubernetes_kind import WATCH_SECONDS, Kind, Watched, WatchMetrics, key_of
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.readers import json_facts
 from watchkeeper.readers import kubernetes_objects as objects
+from watchkeeper.readers.kubeconfig import ApiServer
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from urllib.parse import quote_plus, urlencode
 
 from watchkeeper.collect import http
-from watchkeeper.collect.access import NOTHING, Access, read_secret
 from watchkeeper.errors import CollectError
+from watchkeeper.kit.access import NOTHING, Access, read_secret
 
 # As golang.org/x/oauth2, which Prometheus uses: a token that ends sooner than this is not used any more.
 ENDS_SOON_SECONDS = 10.0

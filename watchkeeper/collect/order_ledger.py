@@ -33,6 +33,10 @@ class Line:
     nonce: str
     expires_at: datetime
     is_done: bool = False
+    # What an agent that starts again needs to say what became of it; empty in a ledger of an older agent.
+    kind: str = ""
+    about: str = ""
+    boot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +69,19 @@ class Ledger:
     def has_nonce(self, nonce: str) -> bool:
         return any(line.nonce == nonce for line in self._page.lines.values())
 
-    def begin(self, order: orders.Order, *, now: datetime) -> None:
-        self._write({**self._recent(now), order.id: Line(order.nonce, order.expires_at)})
+    def begin(self, order: orders.Order, *, now: datetime, boot: str = "") -> None:
+        about = order.arguments.get("service", "")
+        line = Line(order.nonce, order.expires_at, kind=order.kind, about=about, boot=boot)
+        self._write({**self._recent(now), order.id: line})
 
     def finish(self, id: str, receipt: orders.Envelope) -> None:
         """Keep the receipt until the hub has it."""
         files.write_whole(self._receipt(id), wire.dumps(receipt).encode(), mode=0o600)
         self._write({**self._page.lines, id: replace(self._page.lines[id], is_done=True)})
 
-    def unfinished(self) -> list[str]:
-        """Orders whose work was cut off, by a crash or a power failure."""
-        return [id for id, line in self._page.lines.items() if not line.is_done]
+    def unfinished(self) -> dict[str, Line]:
+        """Orders whose work was cut off, by a crash, a power failure, or the restart that they asked for."""
+        return {id: line for id, line in self._page.lines.items() if not line.is_done}
 
     def receipt(self, id: str) -> orders.Envelope | None:
         """The receipt of an order, while the hub has not confirmed it."""

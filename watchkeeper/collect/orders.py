@@ -17,12 +17,15 @@ from datetime import datetime, timedelta
 from urllib.parse import quote, urlencode
 
 from watchkeeper.collect import http, push
+from watchkeeper.collect.order_bench import OWN_UNIT, Bench, Done
 from watchkeeper.collect.order_ledger import MOST_KNOWN, Ledger
-from watchkeeper.collect.order_work import WORK, Bench, Done
+from watchkeeper.collect.order_ledger import Line as Begun
+from watchkeeper.collect.order_work import WORK
 from watchkeeper.errors import CollectError, WireError
 from watchkeeper.kit import clock, logs, own_metrics, wire
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
+from watchkeeper.readers import host
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +99,18 @@ def judge(order: orders.Order, node: Node, ledger: Ledger, *, now: datetime) -> 
     return None
 
 
+def after_restart(begun: Begun, boot: str) -> Done:
+    """What became of work during which the agent ended; only a restart that was the work itself proves anything."""
+    if begun.kind == "reboot" and begun.boot and boot and begun.boot != boot:
+        return Done(f"the machine has restarted: its boot id was {begun.boot[:8]} and is {boot[:8]}")
+    if begun.kind == "reboot" and begun.boot and begun.boot == boot:
+        return Done("the agent ended while the machine was to restart, and the machine did not", result=Result.FAILED)
+    if begun.kind == "restart_service" and begun.about.removesuffix(".service") == OWN_UNIT:
+        return Done("this agent was restarted")
+    text = "the agent ended while it worked on this; whether it was done is not known, and it is not done again"
+    return Done(text, result=Result.FAILED)
+
+
 class Desk:
     """Takes one order after the other. `take` never raises for what is wrong with an order."""
 
@@ -105,14 +120,14 @@ class Desk:
         self.node = node
         self.ledger = ledger
         self._bench = bench
+        self._boot = host.boot_id(bench.roots.proc) or ""
         self._time = time
         self._count = count
 
     def resume(self) -> None:
         """After a restart: work that was cut off is not begun again, because nobody knows how far it came."""
-        for id in self.ledger.unfinished():
-            text = "the agent ended while it worked on this; whether it was done is not known, and it is not done again"
-            self._finish(id, UNKNOWN, Done(text, result=Result.FAILED))
+        for id, begun in self.ledger.unfinished().items():
+            self._finish(id, begun.kind or UNKNOWN, after_restart(begun, self._boot))
 
     async def take(self, envelope: orders.Envelope) -> dict[str, orders.Envelope]:
         """Do an order, or do not; the receipt to send, by the order's id."""
@@ -128,7 +143,7 @@ class Desk:
             refusal = judge(order, self.node, self.ledger, now=now)
             if refusal is not None:
                 return self._refuse(refusal)
-            self.ledger.begin(order, now=now)
+            self.ledger.begin(order, now=now, boot=self._boot)
         except OSError as error:
             why = f"it could not be written down first: {error.strerror}"
             return self._refuse(Refusal(order.id, order.kind, why))

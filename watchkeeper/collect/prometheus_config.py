@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import yaml
 
 from watchkeeper.collect import oauth2, relabel
-from watchkeeper.collect.access import NOTHING, Access
 from watchkeeper.collect.jobs import Job, Kind, Place
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import durations
+from watchkeeper.kit.access import NOTHING, Access
 from watchkeeper.model import labels
 
 # Prometheus' own defaults.

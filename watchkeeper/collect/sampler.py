@@ -98,7 +98,7 @@ class Sampler:
         self._answers: list[dict[str, Any]] = []
         self._said: set[tuple[str, str | None]] = set()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._is_stopping = False
+        self._is_stopping = self._is_resting = self._is_at_rest = False
         self._is_profiling_paused = self._needs_renewal = False
         self._thread = threading.Thread(target=self._run, name="watchkeeper-sampler", daemon=True)
 
@@ -122,6 +122,15 @@ class Sampler:
             # The reader that sampled them goes as well, so that nothing of it stays reserved in the driver.
             self._needs_renewal |= is_paused and not self._is_profiling_paused
             self._is_profiling_paused = is_paused
+
+    def rest(self, is_resting: bool) -> None:
+        """Let go of every GPU with the next round, or take them up again: a reset needs one that nobody has open."""
+        self._is_resting, self._is_at_rest = is_resting, False
+
+    @property
+    def is_at_rest(self) -> bool:
+        """No reader of ours has a GPU open."""
+        return self._is_at_rest
 
     @property
     def is_profiling_paused(self) -> bool:
@@ -191,6 +200,11 @@ class Sampler:
 
     def _round(self) -> None:
         """Ask every GPU that is not suspect, once."""
+        if self._is_resting:
+            self._drop_reader()
+            self._end_probe()
+            self._is_at_rest = not self._given_up
+            return
         now = time.monotonic()
         self._reap(now)
         self._try_suspects(now)

@@ -8,6 +8,7 @@ when it stops working, because Slurm was upgraded, the others are tried again. `
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -173,7 +174,10 @@ class Rest:
             version = await self._find_version()
             status, text = await self._send(f"/slurm/{version}/{what}")
         if status != 200:
-            raise CollectError(f"answered {status}: {text[:200].strip()}", where=f"{self.url}/slurm/{version}/{what}")
+            # 22.05 answers 500 and "Unspecified error" to a token that slurmctld does not accept.
+            check = None if self.token_file is None else f"Check the token in {self.token_file}, and its age"
+            where = f"{self.url}/slurm/{version}/{what}"
+            raise CollectError(f"answered {status}: {_refusal(text)}", where=where, remedy=check)
         self._version = version
         return text
 
@@ -182,10 +186,11 @@ class Rest:
         status, text = await self._send("/openapi/v3")
         found = {int(match[2]): match[1] for match in PATHS.finditer(text.replace("\\/", "/"))}
         if not found:
+            said = f": {_refusal(text)}" if status != 200 else ""
             raise CollectError(
-                f"answered {status} and names no interface of Slurm",
+                f"answered {status} and names no interface of Slurm{said}",
                 where=f"{self.url}/openapi/v3",
-                remedy="Check the address, and that slurmrestd may load its openapi plugin",
+                remedy="Check the address, the token, and that slurmrestd may load its openapi plugin",
             )
         return found[max(found)]
 
@@ -210,3 +215,13 @@ class Rest:
             except OSError as error:
                 raise CollectError(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
         return headers
+
+
+def _refusal(text: str) -> str:
+    """What slurmrestd says is wrong: the texts of its `errors`, which stand behind much else, or how it begins."""
+    try:
+        listed = json.loads(text).get("errors")
+        said = [": ".join(one[name] for name in ("description", "error") if one.get(name)) for one in listed]
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        said = []
+    return "; ".join(one for one in said if one)[:200] or text[:200].strip()

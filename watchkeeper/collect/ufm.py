@@ -11,9 +11,9 @@ from time import perf_counter
 from typing import Any
 
 from watchkeeper.collect import http
-from watchkeeper.collect.access import Access
 from watchkeeper.config import settings as config
 from watchkeeper.errors import CollectError
+from watchkeeper.kit.access import Access
 from watchkeeper.model import fabric
 from watchkeeper.readers import infiniband_fabric, infiniband_ufm
 

@@ -25,7 +25,8 @@ SECRET_KEYS = ("headers_file", "bearer_token_file", "password_file", "ca_file", 
 PATH_KEYS = (
     *("hub.data", "hub.tokens", "journal.path", "fleet.sd_files", "fleet.prometheus_config", "rules.files"),
     *("fleet.kubeconfig", "fleet.inventory", "fleet.slurm_token_file"),
-    *("hub.order_key_file", "rules.slos", "notify.routes"),
+    *("remediate.policy",),
+    *("hub.order_key_file", "rules.slos", "notify.routes", "remediate.kubeconfig", "remediate.slurm_commands"),
     *(f"query.{key}" for key in ("data", *SECRET_KEYS)),
     *(f"fabric.{key}" for key in ("node_names", "ufm_token_file", "ufm_password_file", "ufm_ca_file")),
 )

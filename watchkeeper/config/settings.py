@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from watchkeeper.kit import durations
+from watchkeeper.kit import durations, quiet_hours
 from watchkeeper.model import actions
 
 Check = Callable[[Any], None]
@@ -45,6 +45,11 @@ def port_number(number: int) -> None:
 def at_least_one(number: int) -> None:
     if number < 1:
         raise ValueError(f"{number} is below the smallest possible value, 1")
+
+
+def percentage(number: int) -> None:
+    if not 0 <= number <= 100:
+        raise ValueError(f"{number} is not a share in percent, from 0 to 100")
 
 
 def not_empty(text: str) -> None:
@@ -124,6 +129,15 @@ class DriverName(StrEnum):
 
     DRY_RUN = "dry_run"
     SIMULATED = "simulated"
+    KUBERNETES = "kubernetes"
+    SLURM = "slurm"
+
+
+class RunningJobs(StrEnum):
+    """What happens to the jobs of a Slurm node that is drained."""
+
+    WAIT = "wait"
+    REQUEUE = "requeue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +305,16 @@ class Notify:
     routes: str | None = setting(None, "TOML file of receivers and routes, for `receivers`")
     alertmanager_urls: tuple[str, ...] = setting((), "Alertmanagers to tell, such as `http://alertmanager:9093`")
     console_url: str | None = setting(None, "the console's address as people reach it, for links in messages")
+    webhook_silence: str = setting(
+        "12h",
+        "an alert of Alertmanager's webhook that is neither repeated nor ended for so long counts as over; longer than"
+        " its repeat_interval",
+        check=positive_duration,
+    )
+
+    @property
+    def webhook_silence_seconds(self) -> float:
+        return durations.parse_seconds(self.webhook_silence)
 
     def __post_init__(self) -> None:
         for url in self.alertmanager_urls:
@@ -316,11 +340,77 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class Trust:
+    """How far to go for one cause, in one pool, or for both: one [[remediate.trust]]."""
+
+    mode: actions.Mode
+    cause: str | None = None
+    pool: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """How many healthy GPUs a pool keeps for jobs of a class: one [[remediate.quorum]]."""
+
+    job_class: str
+    pool: str
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
 class Remediate:
     """How far Watchkeeper may go on its own."""
 
     mode: actions.Mode = setting(actions.Mode.OBSERVE, "trust ladder; observe never touches a machine")
     driver: DriverName = setting(DriverName.DRY_RUN, "the cluster that plans are made for")
+    kubeconfig: str | None = setting(
+        None, "kubeconfig with the right to cordon and evict; none: the cluster that `fleet` watches"
+    )
+    kubernetes_context: str | None = setting(None, "context of that file; none: its current one")
+    evict_unmanaged: bool = setting(False, "a drain may evict pods that no controller would start again")
+    delete_empty_dirs: bool = setting(False, "a drain may evict pods with an emptyDir on disk, which is lost then")
+    slurm_commands: str | None = setting(None, "directory of scontrol and squeue; none: wherever PATH finds them")
+    running_jobs: RunningJobs = setting(
+        RunningJobs.WAIT, "jobs of a Slurm node that is drained: `wait` for their end, or `requeue` them"
+    )
+    call_timeout: str = setting(
+        "5s", "how long one call to the API server or one command of Slurm may take", check=positive_duration
+    )
+    trust: tuple[Trust, ...] = setting(
+        (), "`[[remediate.trust]]` tables: a `mode` for a `cause`, a `pool` or both; the most exact one holds"
+    )
+    policy: str | None = setting(None, "TOML file of steps that replace the shipped ones, by cause and by pool")
+    approval: str = setting("1h", "how long a person's yes holds while guards object", check=positive_duration)
+    pool_percent: int = setting(20, "most of a pool's nodes that may be out at once, but one always", check=percentage)
+    fleet_percent: int = setting(10, "the same of all nodes", check=percentage)
+    starts: int = setting(10, "most repairs that begin within `starts_window`", check=at_least_one)
+    starts_window: str = setting("1h", "the time for `starts`", check=positive_duration)
+    attempts: int = setting(2, "most repairs of one node for one cause within `attempts_window`", check=at_least_one)
+    attempts_window: str = setting("7d", "the time for `attempts`", check=positive_duration)
+    breaker_nodes: int = setting(
+        5, "more nodes that want a repair within `breaker_window` stop all repairs until a person resets that"
+    )
+    breaker_window: str = setting("10m", "the time for `breaker_nodes`", check=positive_duration)
+    one_per_domain: tuple[str, ...] = setting(
+        ("rack", "leaf", "power"), "failure domains of which never two nodes are out at once"
+    )
+    quiet_hours: tuple[str, ...] = setting(
+        (), "times in UTC in which nothing begins by itself, such as `22:00-06:00` or `Sat-Sun 00:00-24:00`"
+    )
+    quorum: tuple[Quorum, ...] = setting(
+        (), "`[[remediate.quorum]]` tables: `gpus` that must stay healthy in a `pool` for jobs of a `job_class`"
+    )
+    xid_quiet: str = setting(
+        "5m", "how long a repaired node must be without a new Xid before it is given back", check=positive_duration
+    )
+
+    def __post_init__(self) -> None:
+        for text in self.quiet_hours:
+            quiet_hours.parse(text)
+
+    @property
+    def call_timeout_seconds(self) -> float:
+        return durations.parse_seconds(self.call_timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +469,49 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True)
+class Render:
+    """What `watchkeeper render` writes and the hub itself need not know."""
+
+    hub_url: str = setting(
+        "http://watchkeeper-hub:9480", "the hub's address as agents, Prometheus and Alertmanager reach it"
+    )
+    prometheus_url: str = setting("http://prometheus:9090", "the address of Prometheus as Grafana and the hub reach it")
+    targets: tuple[str, ...] = setting(
+        (), "agents or exporters to scrape, in Slurm's short form: `gpu-[01-16]:9400`; beside what [fleet] names"
+    )
+    namespace: str = setting("watchkeeper", "namespace of everything that is written for Kubernetes", check=not_empty)
+    image: str = setting("watchkeeper:latest", "container image of agent and hub", check=not_empty)
+    command: str = setting(
+        "/usr/bin/watchkeeper", "path of the command on the machines that units and scripts are for", check=not_empty
+    )
+    etc: str = setting("/etc/watchkeeper", "directory of settings and secrets on those machines", check=not_empty)
+    scan_expected_gpus: int | None = setting(
+        None, "GPUs that every node should have, for scripts and units; none: what Slurm has promised to jobs"
+    )
+    mig_layouts: tuple[str, ...] = setting(
+        (), "MIG layouts: `NAME: GPU: PROFILE PROFILE…`, as in `mixed: H100 80GB: 3g.40gb 2g.20gb 2g.20gb`"
+    )
+    mig_boot: str = setting("all-disabled", "the MIG layout that the boot unit applies", check=not_empty)
+    values: tuple[str, ...] = setting(
+        (), "values of the manifests and the chart, each `path=value`, as in `hub.storage.size=200Gi`"
+    )
+    services: tuple[str, ...] = setting(
+        (), "serving Deployments that are scaled, each `NAMESPACE/NAME=MODEL`, as in `serving/llama=llama-3-8b`"
+    )
+    docs_url: str | None = setting(
+        None, "where people read docs/, for links from dashboards to runbooks; none: no such links"
+    )
+    models: tuple[str, ...] = setting(
+        (), "models to fetch into the model cache ahead of time, as Hugging Face names them"
+    )
+
+    def __post_init__(self) -> None:
+        server_address("hub_url", self.hub_url)
+        server_address("prometheus_url", self.prometheus_url)
+        server_address("docs_url", self.docs_url)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All sections of the file; an absent section has its defaults."""
 
@@ -391,6 +524,7 @@ class Settings:
     remediate: Remediate = dataclasses.field(default_factory=Remediate)
     journal: Journal = dataclasses.field(default_factory=Journal)
     fabric: Fabric = dataclasses.field(default_factory=Fabric)
+    render: Render = dataclasses.field(default_factory=Render)
 
     def __post_init__(self) -> None:
         if self.rules.owner is RuleOwner.SERVER and not (self.rules.server_url or self.query.url):

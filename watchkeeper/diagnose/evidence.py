@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dataclasses import field as default
 from datetime import datetime, timedelta
 
-from watchkeeper.catalogue import causes, xid
+from watchkeeper.catalogue import causes, event_causes, xid
 from watchkeeper.diagnose import surroundings
 from watchkeeper.kit import clock
 from watchkeeper.model import diagnosis, fleet, incidents
@@ -59,18 +59,6 @@ FIELDS = (
     DOUBLE_BIT, SINGLE_BIT, REMAP_PENDING, REMAP_FAILURE, LAST_XID, PCIE_REPLAYS, MEMORY_USED,
 )  # fmt: skip
 EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
-# Kinds without a catalogue of their own. A machine check is the host's: which part failed stands in no table.
-CAUSE_OF_KIND: Mapping[EventKind, str] = {
-    EventKind.SXID: "nvlink_error",
-    EventKind.GPU_LOST: "gpu_fell_off_bus",
-    EventKind.PCIE_ERROR: "pcie_degraded",
-    EventKind.OOM_KILL: "host_oom",
-    EventKind.GSP_ERROR: "gsp_timeout",
-    EventKind.NVLINK_ERROR: "nvlink_error",
-    EventKind.NIC_ERROR: "ib_link_degraded",
-    EventKind.LINK_DOWN: "ib_link_degraded",
-    EventKind.FABRIC_DOWN: "ib_link_degraded",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +117,8 @@ def cause_of(event: Event) -> str | None:
     named = event.fields.get("cause", "")
     if named:
         return causes.lookup(named).cause
-    return CAUSE_OF_KIND.get(event.kind)
+    said = event_causes.of(event.kind)
+    return None if said == diagnosis.UNKNOWN_CAUSE else said
 
 
 def is_grave(event: Event) -> bool:
@@ -181,9 +170,11 @@ def gather(
     around = surroundings.look(questions)
     unseen = [*_skew(found)]
     if incident.place.node is None:
-        nodes = {row.get("Hostname") for row, _ in around.rows(UTILISATION.metric)}
-        cluster = fleet.Place(incident.place.cluster)
-        found = tuple(event for event in events_at(cluster, since, until) if event.place.node in nodes) or found
+        nodes = {name for row, _ in around.rows(UTILISATION.metric) if (name := row.get("Hostname"))}
+        # Node by node: in a storm the events of the whole cluster are ten thousands, and most are of others.
+        places = [fleet.Place(incident.place.cluster, node=name) for name in sorted(nodes)]
+        inside = [event for place in places for event in events_at(place, since, until)]
+        found = tuple(sorted(inside, key=lambda event: event.at)) or found
         unseen += questions.refused
         if not around.count:
             unseen.append(f"series: {names(incident.place)} is no single node, and nothing tells about it")

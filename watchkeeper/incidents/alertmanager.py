@@ -3,8 +3,8 @@
 Out: each open incident is one alert of its API v2, repeated while it is open, with an end a little ahead, so that an
 Alertmanager that was down learns everything from the next repetition and one that we can no longer reach lets go by
 itself. In: the alerts of somebody else's Prometheus become incidents, with causes and plans, without a change to its
-rules. What it got from us comes back to us only to be left alone. Silences are Alertmanager's own; `silence` hands
-one on.
+rules. What it got from us comes back to us only to be left alone. Silences are Alertmanager's own: `silence` hands
+one on, and `their_silences` reads them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import quote as quote_path
 
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.errors import ReceiverError, WireError, quote
-from watchkeeper.incidents import signals
+from watchkeeper.incidents import foreign, signals
+from watchkeeper.incidents.calls import call, post
 from watchkeeper.incidents.message import Known, link, runbook
-from watchkeeper.incidents.receivers import post
 from watchkeeper.incidents.subject import Subject
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, diagnosis, silences
@@ -32,10 +33,11 @@ REPEAT = timedelta(seconds=30)
 KEPT = 4 * REPEAT
 # One that is over is told so for as long as Alertmanager may have been away for a restart.
 TOLD_OVER = timedelta(minutes=15)
+# An end that nobody took is owed for so long, also after a restart of the hub; and so many ends are.
+REMEMBERED, MOST_ENDS = timedelta(days=1), 10_000
 AT_ONCE = 500
-# Marks an alert as ours, so that our own webhook knows it; and one as theirs, so that no rule of ours claims it.
-INCIDENT_LABEL, SOURCE_LABEL = "watchkeeper_incident", "alert_source"
-SOURCE = "alertmanager"
+# Marks an alert as ours, so that our own webhook knows it.
+INCIDENT_LABEL = "watchkeeper_incident"
 LABELS = ("cluster", "node", "gpu", "rack", "leaf", "cause", "severity", "team", "namespace")
 MOST_ALERTS, MOST_LABELS, LONGEST_VALUE = 10_000, 64, 4096
 # Each signal of an incident keeps the labels of its alert.
@@ -54,12 +56,17 @@ class Posted:
     body: Mapping[str, Any]
 
 
-def posted(incident: Incident, subject: Subject, known: Known, *, now: datetime) -> Posted:
-    """An incident as one alert; of several values of a label the first is named."""
+def labels_of(incident: Incident, subject: Subject) -> dict[str, str]:
+    """What Alertmanager sees of an incident; of several values of a label the first is named."""
     place = (incident.place.domain or "").partition("=")[0]
     labels = {name: min(subject[name]) for name in (*LABELS, place) if subject.get(name)}
     names = sorted(subject.get("alertname", ()))
-    labels |= {"alertname": names[0] if names else _camel(incident.cause), INCIDENT_LABEL: incident.id}
+    return labels | {"alertname": names[0] if names else _camel(incident.cause), INCIDENT_LABEL: incident.id}
+
+
+def posted(incident: Incident, subject: Subject, known: Known, *, now: datetime) -> Posted:
+    """An incident as one alert."""
+    labels = labels_of(incident, subject)
     found, plan = known.diagnosis(incident.id), known.plan(incident.id)
     best = found.best if found is not None else None
     annotations = {
@@ -81,27 +88,47 @@ def posted(incident: Incident, subject: Subject, known: Known, *, now: datetime)
     return Posted(labels, body)
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """That an alert is over, since when, and whether Alertmanager has taken the news."""
+
+    body: Mapping[str, Any]
+    since: datetime
+    is_taken: bool = False
+
+
 class Feed:
-    """One Alertmanager, to which open incidents are repeated; one whose labels change ends under its old ones."""
+    """One Alertmanager, to which open incidents are repeated; one whose labels change ends under its old ones.
+
+    What fires is told anew with each repetition. That something is over is owed until it was taken once: its people
+    heard of the beginning, and an Alertmanager that was away for an hour keeps them waiting for the end.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._last: dict[str, Posted] = {}
+        self._ends: dict[str, _End] = {}
 
     def batch(self, wanted: Iterable[tuple[Incident, Posted]], *, now: datetime) -> list[Mapping[str, Any]]:
-        """What to send now: every open incident, those just over, and the end of labels that are no longer used."""
-        made: list[Mapping[str, Any]] = []
+        """What to send now: every open incident, and every end that is young or not taken yet."""
+        firing: list[Mapping[str, Any]] = []
         current: dict[str, Posted] = {}
         for incident, alert in wanted:
-            if incident.resolved_at is not None and now - incident.resolved_at > TOLD_OVER:
-                continue
             before = self._last.get(incident.id)
             if before is not None and before.labels != alert.labels:
-                made.append({**before.body, "endsAt": wire.format_time(now)})
-            made.append(alert.body)
+                ended = {**before.body, "endsAt": wire.format_time(now)}
+                self._ends[f"{incident.id} {before.labels}"] = _End(ended, now)
             current[incident.id] = alert
+            if incident.resolved_at is None:
+                self._ends.pop(incident.id, None)
+                firing.append(alert.body)
+            elif incident.id not in self._ends and now - incident.resolved_at <= REMEMBERED:
+                self._ends[incident.id] = _End(alert.body, incident.resolved_at)
         self._last = current
-        return made
+        owed = list(self._ends.items())[-MOST_ENDS:]
+        self._ends = {key: end for key, end in owed if key in current or not end.is_taken}
+        told = (end for end in self._ends.values() if not end.is_taken or now - end.since <= TOLD_OVER)
+        return [*firing, *(end.body for end in told)]
 
     def send(self, batch: Sequence[Mapping[str, Any]]) -> str:
         """Hand a batch over; returns what went wrong, which the next repetition mends, or an empty text."""
@@ -113,6 +140,7 @@ class Feed:
                     raise ReceiverError(f"answered {status}: {answer}", where=self.url)
         except ReceiverError as error:
             return str(error)
+        self._ends = {key: replace(end, is_taken=True) for key, end in self._ends.items()}
         return ""
 
     def silence(self, wanted: silences.Silence) -> str:
@@ -120,7 +148,12 @@ class Feed:
         body = json.dumps(
             {
                 "matchers": [
-                    {"name": one.name, "value": one.value, "isRegex": one.is_regex, "isEqual": one.is_equal}
+                    {
+                        "name": INCIDENT_LABEL if one.name == "incident" else one.name,
+                        "value": one.value,
+                        "isRegex": one.is_regex,
+                        "isEqual": one.is_equal,
+                    }
                     for one in wanted.matchers
                 ],
                 "startsAt": wire.format_time(wanted.starts_at),
@@ -138,6 +171,12 @@ class Feed:
         except (ValueError, KeyError, TypeError) as error:
             raise ReceiverError(f"answered {answer}, where a silenceID was expected", where=self.url) from error
 
+    def end_silence(self, id: str) -> None:
+        """Have a silence end there now; ReceiverError if that was refused."""
+        status, answer = call("DELETE", f"{self.url}/api/v2/silence/{quote_path(id, safe='')}", {})
+        if status != 200:
+            raise ReceiverError(f"answered {status}: {answer.decode('utf-8', 'replace').strip()}", where=self.url)
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -147,10 +186,10 @@ class Received:
     problems: tuple[str, ...] = ()
 
 
-def read_webhook(body: bytes, now: datetime, *, known: Mapping[str, str]) -> Received:
+def read_webhook(body: bytes, now: datetime, *, known: Mapping[str, str], stale: timedelta = foreign.STALE) -> Received:
     """The alerts of one webhook call (version 4), ours left out; WireError if it is not one.
 
-    `known` has the cause of each alert name that our own rules use.
+    `known` has the cause of each alert name that our own rules use; `stale` is how long one that is not repeated lasts.
     """
     try:
         plain = json.loads(body)
@@ -165,7 +204,7 @@ def read_webhook(body: bytes, now: datetime, *, known: Mapping[str, str]) -> Rec
     problems: list[str] = []
     for at, one in enumerate(listed):
         try:
-            alert = _read_alert(one, now, known=known)
+            alert = _read_alert(one, now, known=known, stale=stale)
         except KeyError as error:
             problems.append(f"alerts[{at}]: {error.args[0]} is missing")
             continue
@@ -179,7 +218,9 @@ def read_webhook(body: bytes, now: datetime, *, known: Mapping[str, str]) -> Rec
     return Received(tuple(found), tuple(problems[:MOST_PROBLEMS]))
 
 
-def _read_alert(plain: Mapping[str, Any], now: datetime, *, known: Mapping[str, str]) -> alerts.Alert | None:
+def _read_alert(
+    plain: Mapping[str, Any], now: datetime, *, known: Mapping[str, str], stale: timedelta
+) -> alerts.Alert | None:
     """One alert of the webhook; None for one that we sent ourselves. ValueError says what cannot be."""
     labels, annotations = _texts(plain.get("labels"), "labels"), _texts(plain.get("annotations") or {}, "annotations")
     if INCIDENT_LABEL in labels:
@@ -191,14 +232,18 @@ def _read_alert(plain: Mapping[str, Any], now: datetime, *, known: Mapping[str, 
     is_over = plain.get("status") == "resolved"
     # Not a label: words and values in annotations change while the alert stays the same.
     annotations[signals.CAUSE] = cause_of(labels, annotations, known=known)
+    # Alertmanager itself writes the year 1 for an end that is not known.
+    ends_at = wire.parse_time(plain["endsAt"]) if is_over or plain.get("endsAt") else None
+    if not is_over:
+        annotations[foreign.UNTIL] = foreign.until_text(ends_at, now, stale)
     return alerts.Alert(
-        labels=Labels({**labels, SOURCE_LABEL: SOURCE}),
+        labels=Labels({**labels, foreign.SOURCE_LABEL: foreign.SOURCE}),
         state=alerts.AlertState.RESOLVED if is_over else alerts.AlertState.FIRING,
         active_at=started,
         fired_at=started,
         value=1.0,
         annotations=annotations,
-        resolved_at=max(started, min(wire.parse_time(plain["endsAt"]), now)) if is_over else None,
+        resolved_at=max(started, min(ends_at or now, now)) if is_over else None,
     )
 
 

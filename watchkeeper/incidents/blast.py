@@ -23,7 +23,7 @@ SETTLED = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One workload; `gpus` is how many it holds anywhere, None where nobody says."""
+    """One workload; `gpus` is how many it holds anywhere, None where nobody says. A `team` may be `unmapped`."""
 
     workload: str
     team: str
@@ -40,6 +40,11 @@ class Blast:
     teams: tuple[str, ...]
     gpu_hours: float
     dollars_per_hour: float
+
+    @property
+    def unmapped(self) -> tuple[str, ...]:
+        """The workloads that belong to no team."""
+        return tuple(hit.workload for hit in self.hits if hit.team == fleet.UNMAPPED)
 
 
 def question(incident: Incident, now: datetime) -> tuple[str, int] | None:
@@ -70,7 +75,7 @@ def of(
         broken_gpus=broken,
         gpus=gpus,
         hits=hits,
-        teams=tuple(sorted({hit.team for hit in hits if hit.team})),
+        teams=tuple(sorted({hit.team for hit in hits})),
         gpu_hours=round(gpus * max(lasted, 0.0) / 3600, 2),
         dollars_per_hour=round(gpus * dollars_per_gpu_hour, 2),
     )
@@ -85,7 +90,7 @@ def _hits(incident: Incident, holders: Mapping[labels.Labels, float]) -> tuple[H
     found = []
     for workload in incident.workloads:
         team, gpus = counted.get(workload, (workload.partition("/")[0] if "/" in workload else "", None))
-        found.append(Hit(workload, team, None if gpus is None else int(gpus)))
+        found.append(Hit(workload, team or fleet.UNMAPPED, None if gpus is None else int(gpus)))
     return tuple(found)
 
 

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from watchkeeper.errors import IllegalMove
+from watchkeeper.incidents.conditions import RECALL, Conditions, key_of
 from watchkeeper.incidents.correlate import (
     FLAP_SECONDS,
     Decision,
@@ -27,7 +28,8 @@ from watchkeeper.incidents.correlate import (
 )
 from watchkeeper.incidents.domains import Domains, shared_by_domain
 from watchkeeper.incidents.recovery import Broken
-from watchkeeper.incidents.signals import CLEARING_KINDS, Signal, clear_rule, from_alert, from_event
+from watchkeeper.incidents.shelf import AT_ONCE, Shelf, age
+from watchkeeper.incidents.signals import Signal, from_alert, from_event
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import alerts, events, fleet
@@ -40,8 +42,6 @@ log = logging.getLogger(__name__)
 HOLD_SECONDS = 60.0
 # One that keeps coming back waits twice as long each time, up to this: flapping is damped.
 LONGEST_HOLD_SECONDS = 600.0
-# A spool may deliver late; a reset is remembered this long, so that what came before it stays over.
-RECALL = timedelta(hours=1)
 # An alert that still fires this long after a person resolved its incident says that it is not solved.
 UNSOLVED_SECONDS = 600.0
 # Resolved incidents are remembered until neither a fault that returns nor an alert that goes on belongs to them.
@@ -57,7 +57,6 @@ TIDY = timedelta(seconds=10)
 MOST_OPEN = 20_000
 # Signals that found no room and may find it later.
 MOST_LEFT_OUT = 20_000
-AT_ONCE = datetime.min.replace(tzinfo=UTC)
 LOST = "gpu_lost"
 
 
@@ -84,14 +83,8 @@ class Incidents:
         self._journal = journal
         self._domains = domains or Domains()
         self._around = Surroundings(names, workloads, journal.next_incident_id, self._domains.of)
-        self._kept: dict[IncidentId, Incident] = {}
-        self._by_node: dict[fleet.Place, dict[IncidentId, None]] = {}
-        # The newest event of each condition, by node; and which condition each event member stands for.
-        self._latest: dict[fleet.Place, dict[events.ConditionKey, events.Event]] = {}
-        self._refs: dict[events.ConditionKey, str] = {}
-        self._keys: dict[str, events.ConditionKey] = {}
-        # When each open incident is to be looked at next, and when all were last.
-        self._due: dict[IncidentId, datetime] = {}
+        self._shelf = Shelf(self._domains, remembered=REMEMBERED)
+        self._conditions = Conditions()
         self._tidied = AT_ONCE
         # Alerts that found no room in an incident, by their refs, and how many signals ever did not.
         self._left_out: dict[str, None] = {}
@@ -101,7 +94,7 @@ class Incidents:
 
     def open(self) -> list[Incident]:
         """Open and acknowledged ones, oldest first."""
-        return [incident for incident in self._kept.values() if incident.is_open]
+        return self._shelf.open()
 
     def take_events(self, batch: Sequence[events.Event], now: datetime) -> Taken:
         """Keep a push and what follows from it in one transaction: after a crash both are there or neither."""
@@ -115,15 +108,15 @@ class Incidents:
 
     def take_event(self, event: events.Event, now: datetime) -> list[Incident]:
         """What one event, which the journal has as a new one, does to the incidents."""
-        self._remember(event)
+        self._conditions.remember(event)
         signal = from_event(event)
         if signal is None:
-            return _newest(self._end_events(self._near(event.place), now))
-        key = _key(event)
-        condition = self._condition(key, signal.cause, now=now)
+            return _newest(self._end_events(self._shelf.near(event.place), now))
+        key = key_of(event)
+        condition = self._conditions.folded(key, signal.cause, now=now)
         if condition is not None and not condition.is_open:
             signal = replace(signal, member=replace(signal.member, until=condition.cleared_at))
-        before = self._refs.get(key)
+        before = self._conditions.member_of(key)
         if before is not None and self._is_live(before, event.place):
             return []
         return self._take(replace(signal, replaces=before), now, key=key)
@@ -157,38 +150,30 @@ class Incidents:
         changed = self._bring_back(firing, now, with_left_out=is_untidy)
         # A clock that was put back must not make anything wait for the time it showed before.
         soon = now + LOOK_AGAIN + timedelta(seconds=LONGEST_HOLD_SECONDS)
-        for id in [id for id, at in self._due.items() if not now < at <= soon]:
-            changed += self._look_at(self._kept[id], now)
+        for incident in self._shelf.due(now, soon):
+            changed += self._look_at(incident, now)
         if is_untidy:
             self._tidied = now
-            self._forget(now)
+            gone = self._shelf.forget(now)
+            self._conditions.forget((member for incident in gone for member in incident.members), now)
         return _newest(changed)
 
     def _look_at(self, incident: Incident, now: datetime) -> list[Incident]:
         """End what was quiet for long enough, resolve it when all has ended, and say when to look again."""
         changed = self._end_events([incident], now)
-        incident = self._kept[incident.id]
+        incident = self._shelf.get(incident.id) or incident
         own = [member for member in incident.members if member.kind is not MemberKind.DOMAIN]
         ends = [member.until for member in own if member.until is not None]
         if len(ends) < len(own):
-            self._due[incident.id] = min([now + LOOK_AGAIN, *self._quiet_at(own)])
+            self._shelf.look_again(incident.id, min([now + LOOK_AGAIN, *self._conditions.quiet_at(own)]))
             return changed
         over_at = max(ends, default=now) + _hold(incident)
         if now < over_at:
-            self._due[incident.id] = over_at
+            self._shelf.look_again(incident.id, over_at)
             return changed
         what = "The signal" if len(ends) == 1 else f"All {len(ends)} signals"
         done = move(_ended(incident, now), IncidentState.RESOLVED, at=now)
         return [*changed, self._save(done, Step.RESOLVED, text=f"{what} ended, and none returned", at=now)]
-
-    def _quiet_at(self, members: Iterable[Member]) -> Iterator[datetime]:
-        """When each event that lasts will be over, if it is not repeated and is of the kind that quiet ends."""
-        for member in members:
-            key = self._keys.get(member.ref) if member.until is None else None
-            latest = None if key is None else self._latest.get(_node_of(key[0]), {}).get(key)
-            quiet = None if key is None else clear_rule(member.cause, key[1]).quiet_seconds
-            if latest is not None and quiet is not None:
-                yield latest.at + timedelta(seconds=quiet)
 
     def acknowledge(self, id: str, actor: str, now: datetime) -> Incident:
         mine = replace(move(self._find(id), IncidentState.ACKNOWLEDGED, at=now), assignee=actor)
@@ -207,7 +192,7 @@ class Incidents:
 
     def recent(self) -> list[Incident]:
         """Everything that is open or was until moments ago."""
-        return list(self._kept.values())
+        return self._shelf.all()
 
     def resolve(self, id: str, actor: str, *, why: str, now: datetime) -> Incident:
         done = move(_ended(self._find(id), now), IncidentState.RESOLVED, at=now)
@@ -229,7 +214,7 @@ class Incidents:
         incident = self._find(id)
         if not incident.is_open or incident.cause == cause:
             return []
-        near = [one for one in self._near(incident.place) if one.id != incident.id]
+        near = [one for one in self._shelf.near(incident.place) if one.id != incident.id]
         return self._write(explain(near, incident, cause=cause, around=self._around), now)
 
     def broken_gpus(self) -> list[Broken]:
@@ -237,28 +222,27 @@ class Incidents:
         found: dict[fleet.Place, Broken] = {}
         lasting = ((one, member) for one in self.open() for member in one.members if member.until is None)
         for incident, member in lasting:
-            key = self._keys.get(member.ref)
-            if key is None or member.place.gpu is None or clear_rule(member.cause, key[1]).quiet_seconds is not None:
+            since = self._conditions.last_fault(member) if member.place.gpu is not None else None
+            if since is None:
                 continue
             place = replace(member.place, slice=None)
-            since = max(member.since, self._latest.get(_node_of(place), {})[key].at)
             before = found.get(place, Broken(place, since, False))
             is_lost = before.is_lost or incident.family == LOST
             found[place] = Broken(place, max(since, before.since), is_lost)
         return list(found.values())
 
     def _take(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
-        decision = correlate(self._near(signal.place), signal, now=now, around=self._around)
-        if decision.step is Step.OPENED and len(self._due) >= MOST_OPEN:
-            decision = Decision(Step.NOTHING, text=f"{len(self._due):,} incidents are open, the limit is {MOST_OPEN:,}")
+        decision = correlate(self._shelf.near(signal.place), signal, now=now, around=self._around)
+        if decision.step is Step.OPENED and self._shelf.open_count >= MOST_OPEN:
+            full = f"{self._shelf.open_count:,} incidents are open, the limit is {MOST_OPEN:,}"
+            decision = Decision(Step.NOTHING, text=full)
         if decision.incident is None:
             if decision.text:
                 self._leave_out(signal.member, decision.text)
             return []
         changed = self._write(decision, now)
         if key is not None:
-            self._refs[key] = signal.member.ref
-            self._keys[signal.member.ref] = key
+            self._conditions.stands_for(key, signal.member.ref)
         return changed
 
     def _leave_out(self, member: Member, why: str) -> None:
@@ -278,7 +262,8 @@ class Incidents:
         """Incidents of nodes that turn out to be one of their rack or leaf switch."""
         wider: list[Incident] = []
         for incident in _newest(changed):
-            signal = shared_by_domain(self._kept.get(incident.id, incident), self._domains, near=self._near)
+            newest = self._shelf.get(incident.id) or incident
+            signal = shared_by_domain(newest, self._domains, near=self._shelf.near)
             wider += self._take(signal, now) if signal is not None else ()
         return wider
 
@@ -308,7 +293,7 @@ class Incidents:
     def _bring_back(self, firing: Iterable[alerts.Alert], now: datetime, *, with_left_out: bool) -> list[Incident]:
         unsolved = {
             member.ref
-            for incident in self._kept.values()
+            for incident in self._shelf.all()
             if incident.resolved_at is not None and now - incident.resolved_at >= timedelta(seconds=UNSOLVED_SECONDS)
             for member in incident.members
             if member.kind is MemberKind.ALERT
@@ -323,8 +308,8 @@ class Incidents:
             signal = from_alert(alert) if alert.state is alerts.AlertState.FIRING else None
             if signal is None or signal.member.ref not in unsolved:
                 continue
-            decision = go_on(self._near(signal.place), signal, now=now, around=self._around)
-            has_room = decision.step is not Step.OPENED or len(self._due) < MOST_OPEN
+            decision = go_on(self._shelf.near(signal.place), signal, now=now, around=self._around)
+            has_room = decision.step is not Step.OPENED or self._shelf.open_count < MOST_OPEN
             if decision.incident is not None and has_room:
                 changed += self._write(decision, now)
             elif signal.member.ref in self._left_out:
@@ -335,47 +320,20 @@ class Incidents:
 
     def _save(self, incident: Incident, step: Step, *, text: str, at: datetime, actor: str = journals.HUB) -> Incident:
         self._journal.save_incident(incident, kind=step, text=text, at=at, actor=actor)
-        self._keep(incident)
+        self._shelf.put(incident)
         log.info("Incident changed", extra=fields(incident=incident.id, step=step, title=incident.title, text=text))
         return incident
 
-    def _keep(self, incident: Incident) -> None:
-        before = self._kept.get(incident.id)
-        if before is not None and _node_of(before.place) != _node_of(incident.place):
-            self._by_node[_node_of(before.place)].pop(incident.id, None)
-        self._kept[incident.id] = incident
-        if incident.is_open:
-            self._due[incident.id] = AT_ONCE
-        else:
-            self._due.pop(incident.id, None)
-        self._by_node.setdefault(_node_of(incident.place), {})[incident.id] = None
-
-    def _near(self, place: fleet.Place) -> list[Incident]:
-        """Open and just resolved incidents of the same node and of the domains around it, or inside the same domain."""
-        ids = {id for one in self._domains.around(_node_of(place)) for id in self._by_node.get(one, ())}
-        return sorted((self._kept[id] for id in ids), key=_age)
-
     def _is_live(self, ref: str, place: fleet.Place) -> bool:
-        members = (member for incident in self._near(place) if incident.is_open for member in incident.members)
+        members = (member for incident in self._shelf.near(place) if incident.is_open for member in incident.members)
         return any(member.ref == ref and member.until is None for member in members)
-
-    def _condition(self, key: events.ConditionKey, cause: str, *, now: datetime) -> events.Condition | None:
-        """Whether what such events reported is still so, by the last of them and the resets since."""
-        latest = self._latest.get(_node_of(key[0]), {})
-        if key not in latest:
-            return None
-        clearing = [event for event in latest.values() if event.kind in CLEARING_KINDS]
-        # A source's clock may run ahead of ours; what it reported is not in the future for that.
-        at = max(now, latest[key].at)
-        return events.fold([latest[key], *clearing], clear_rule(cause, key[1]), at)[key]
 
     def _end_events(self, among: Iterable[Incident], now: datetime) -> list[Incident]:
         changed = []
         for incident in among:
             live = [member for member in incident.members if member.until is None and incident.is_open]
             for member in live:
-                key = self._keys.get(member.ref)
-                condition = None if key is None else self._condition(key, member.cause, now=now)
+                condition = self._conditions.cleared(member, now=now)
                 if condition is None or condition.cleared_at is None:
                     continue
                 incident = end_member(incident, member.ref, until=condition.cleared_at)
@@ -383,25 +341,8 @@ class Incidents:
                 changed.append(self._save(incident, Step.ENDED, text=text, at=now))
         return changed
 
-    def _forget(self, now: datetime) -> None:
-        """Let go of incidents that can no longer return, and of events that no kept incident is about."""
-        for incident in list(self._kept.values()):
-            if incident.resolved_at is not None and now - incident.resolved_at > REMEMBERED:
-                del self._kept[incident.id]
-                self._by_node[_node_of(incident.place)].pop(incident.id)
-                for member in incident.members:
-                    key = self._keys.pop(member.ref, None)
-                    if key is not None and self._refs.get(key) == member.ref:
-                        del self._refs[key]
-        for node, latest in list(self._latest.items()):
-            kept = {key: event for key, event in latest.items() if key in self._refs or now - event.at <= RECALL}
-            self._latest[node] = kept
-            if not kept:
-                del self._latest[node]
-        self._by_node = {node: ids for node, ids in self._by_node.items() if ids}
-
     def _find(self, id: str) -> Incident:
-        incident = self._kept.get(IncidentId(id)) or self._journal.incident(id)
+        incident = self._shelf.get(IncidentId(id)) or self._journal.incident(id)
         if incident is None:
             raise IllegalMove("there is no such incident", where=id, remedy="List them with `watchkeeper incidents`")
         return incident
@@ -409,27 +350,21 @@ class Incidents:
     def _restore(self, now: datetime) -> None:
         """Rebuild memory from the journal; until that has succeeded, memory is not to be relied on."""
         self._is_doubtful = True
-        self._kept.clear()
-        self._due.clear()
-        self._by_node.clear()
-        self._latest.clear()
-        self._refs.clear()
-        self._keys.clear()
+        self._shelf.clear()
+        self._conditions.clear()
         kept = [*self._journal.incidents(open_only=True, limit=journals.MOST_ROWS), *self._journal.incidents()]
-        for incident in sorted(kept, key=_age):
-            if incident.id not in self._kept and (
-                incident.resolved_at is None or now - incident.resolved_at <= REMEMBERED
-            ):
-                self._keep(incident)
+        for incident in sorted(kept, key=age):
+            if incident.id not in self._shelf and self._shelf.is_memorable(incident, now):
+                self._shelf.put(incident)
         recall = now - RECALL
         for event in self._journal.latest_events(None, recall):
-            self._remember(event)
-        for node, ids in self._by_node.items():
-            members = [member for id in ids for member in self._kept[id].members]
+            self._conditions.remember(event)
+        for place, found in self._shelf.by_place():
+            members = [member for incident in found for member in incident.members]
             self._restore_members(members)
             first = min(member.since for member in members)
-            for event in self._journal.latest_events(node, first) if first < recall else ():
-                self._remember(event)
+            for event in self._journal.latest_events(place, first) if first < recall else ():
+                self._conditions.remember(event)
         self._is_doubtful = False
 
     def _restore_members(self, members: Sequence[Member]) -> None:
@@ -437,14 +372,7 @@ class Incidents:
         for member in members:
             event = self._journal.event(member.ref) if member.kind is MemberKind.EVENT else None
             if event is not None:
-                self._refs[_key(event)] = member.ref
-                self._keys[member.ref] = _key(event)
-
-    def _remember(self, event: events.Event) -> None:
-        latest = self._latest.setdefault(_node_of(event.place), {})
-        known = latest.get(_key(event))
-        if known is None or (known.at, known.id) < (event.at, event.id):
-            latest[_key(event)] = event
+                self._conditions.stands_for(key_of(event), member.ref)
 
 
 def _plausible(event: events.Event, now: datetime) -> events.Event:
@@ -460,20 +388,6 @@ def _hold(incident: Incident) -> timedelta:
 
 def _ended(incident: Incident, now: datetime) -> Incident:
     return replace(incident, members=tuple(replace(member, until=member.until or now) for member in incident.members))
-
-
-def _key(event: events.Event) -> events.ConditionKey:
-    return (event.place, event.kind, event.code)
-
-
-def _node_of(place: fleet.Place) -> fleet.Place:
-    """The node of a place, or the rack or cluster that it is."""
-    return fleet.Place(place.cluster, node=place.node, domain=place.domain)
-
-
-def _age(incident: Incident) -> tuple[datetime, int, str]:
-    """Oldest first; of those opened at once, the lower number."""
-    return incident.opened_at, len(incident.id), incident.id
 
 
 def _newest(changed: Iterable[Incident]) -> list[Incident]:

@@ -18,13 +18,13 @@ from typing import Any, Protocol, TypeVar
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import IllegalMove, ReceiverError, SettingsError, StoreError
-from watchkeeper.incidents import alertmanager, message, outbox, receivers, review, routing, silencing
+from watchkeeper.incidents import alertmanager, message, outbox, receivers, review, routing, silencing, their_silences
 from watchkeeper.incidents.subject import Inventory, Subject, fits, subject_of
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident
-from watchkeeper.model.silences import Silence
+from watchkeeper.model.silences import ALERTMANAGER, Silence
 from watchkeeper.store import journal as journals
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ T = TypeVar("T")
 # How often a line looks whether something is due for its receiver.
 LOOK_SECONDS = 0.5
 MOST_RECEIVERS = 50
+# Services behind Apprise have limits on each wait and none on the whole; a webhook has its own, which is shorter.
+HAND_OVER_SECONDS = 120.0
 # How often the file of receivers and routes is looked at for changes.
 RELOAD_SECONDS = 5.0
 # On so many timelines a silence is noted.
@@ -57,7 +59,7 @@ class Surroundings:
 
 
 class Desk:
-    """Who is told what. `look`, `silence` and `unsilence` belong to the thread of the incidents."""
+    """Who is told what. `look` belongs to the thread of the incidents."""
 
     def __init__(self, settings: config.Notify, around: Surroundings, *, now: datetime) -> None:
         self._settings = settings
@@ -71,6 +73,7 @@ class Desk:
         )
         urls = settings.alertmanager_urls if settings.via is config.NotifyVia.ALERTMANAGER else ()
         self._feeds = [alertmanager.Feed(url) for url in urls]
+        self._theirs = their_silences.TheirSilences(urls)
         counter, gauge = around.metrics.counter, around.metrics.gauge
         self._sent = counter("watchkeeper_notify_messages_total", "Messages that a receiver has taken")
         self._failed = counter("watchkeeper_notify_failures_total", "Messages that a receiver did not take, each try")
@@ -89,8 +92,17 @@ class Desk:
             self._waiting.set(count, receiver=receiver)
 
     def silenced_by(self, incident: Incident, now: datetime) -> Silence | None:
-        """The silence that holds for an incident; where Alertmanager routes, that is its own affair."""
+        """The silence that holds for an incident: ours, or Alertmanager's where that routes."""
+        if self._feeds:
+            return self._theirs.over(alertmanager.labels_of(incident, self._subject(incident)), now)
         return self.silences.over(self._subject(incident), now)
+
+    def all_silences(self, now: datetime) -> list[Silence]:
+        return self._theirs.all(now) if self._feeds else self.silences.all(now)
+
+    def silences_problem(self, now: datetime) -> str:
+        """Why Alertmanager's silences are not, or not all, known; empty where they are, or are our own."""
+        return self._theirs.problem(now)
 
     async def silence(self, wish: silencing.Wish, time: clock.Clock, clerk: Clerk) -> Silence:
         """Make a silence, here or in Alertmanager; IllegalMove says why not."""
@@ -104,19 +116,32 @@ class Desk:
             raise IllegalMove(f"Alertmanager did not take the silence: {error}") from error
         except ValueError as error:
             raise IllegalMove(str(error)) from error
-        return await clerk(lambda: self._noted(replace(made, id=f"alertmanager:{answer}"), time.now()))
+        await asyncio.to_thread(self._theirs.refresh, time.now())
+        kept = replace(made, id=f"{their_silences.PREFIX}{answer}", keeper=ALERTMANAGER)
+        return await clerk(lambda: self._noted(kept, time.now()))
 
-    def unsilence(self, id: str, actor: str, now: datetime) -> Silence:
-        if self._feeds:
-            raise IllegalMove(
-                "silences belong to Alertmanager here", where=id[:60], remedy="End it there: amtool silence expire ID"
-            )
-        return self._noted(self.silences.end(id, actor, now), now)
+    async def unsilence(self, id: str, actor: str, *, time: clock.Clock, clerk: Clerk) -> Silence:
+        """End a silence, here or in Alertmanager; IllegalMove says why not."""
+        if not self._feeds:
+            return await clerk(lambda: self._noted(self.silences.end(id, actor, time.now()), time.now()))
+        await asyncio.to_thread(self._theirs.refresh, time.now())
+        known = next((one for one in self._theirs.all(time.now()) if one.id == id), None)
+        if known is None or known.ends_at <= time.now():
+            remedy = "List them with `watchkeeper silence list`"
+            raise IllegalMove("Alertmanager has no such silence in force", where=id[:60], remedy=remedy)
+        try:
+            await asyncio.to_thread(self._feeds[0].end_silence, id.removeprefix(their_silences.PREFIX))
+        except ReceiverError as error:
+            raise IllegalMove(f"Alertmanager did not end the silence: {error}", where=id[:60]) from error
+        await asyncio.to_thread(self._theirs.refresh, time.now())
+        return await clerk(lambda: self._noted(replace(known, ended_by=actor), time.now()))
 
     def _noted(self, silence: Silence, now: datetime) -> Silence:
         """Say it on the timeline of what is open there."""
         known = self._around.journal.incidents(open_only=True)
-        matching = (one for one in known if fits(silence.matchers, self._subject(one)))
+        # Read back from Alertmanager, a silence of one incident has the name that this has there.
+        there = {one.id: {alertmanager.INCIDENT_LABEL: frozenset({str(one.id)})} for one in known}
+        matching = (one for one in known if fits(silence.matchers, {**self._subject(one), **there[one.id]}))
         with self._around.journal.together():
             for incident in islice(matching, MOST_NOTED):
                 text = (
@@ -131,9 +156,25 @@ class Desk:
     def loops(self, time: clock.Clock, clerk: Clerk) -> list[Coroutine[Any, Any, None]]:
         """Everything that runs all the time, for the hub to run."""
         if self._settings.via is config.NotifyVia.RECEIVERS:
-            reviews = review.Reviews(self._around.journal, self._around.names)
+            reviews = review.Reviews(self._around.journal, self._around.names, self._around.inventory)
             return [self._lines_forever(time, clerk), reviews.forever(lambda: self._routing, time, clerk)]
-        return [self._feed_forever(feed, time) for feed in self._feeds]
+        if not self._feeds:
+            return []
+        return [self._read_silences_forever(time), *(self._feed_forever(feed, time) for feed in self._feeds)]
+
+    async def _read_silences_forever(self, time: clock.Clock) -> None:
+        said = ""
+        while True:
+            try:
+                await asyncio.to_thread(self._theirs.refresh, time.now())
+                problem = self._theirs.problem(time.now())
+            except Exception as error:  # Deliberately everything: a strange answer must not end the reading.
+                log.exception("Alertmanager's silences could not be read")
+                problem = type(error).__name__
+            if bool(problem) != bool(said):
+                log.warning("Alertmanager's silences", extra=fields(problem=problem or "are read again"))
+            said = problem
+            await time.sleep(their_silences.REFRESH_SECONDS)
 
     async def _lines_forever(self, time: clock.Clock, clerk: Clerk) -> None:
         """A line for each receiver of the file; one that is no longer in it ends by itself."""
@@ -203,18 +244,19 @@ class Desk:
             return sender.send(message.compose(batch, self._around.known))
 
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(thread, send)
-        except ReceiverError as error:
-            self._failed.add(receiver=batch.receiver)
-            problem, may_retry = str(error), error.may_retry
-            log.warning("A receiver did not take a message", extra=fields(receiver=batch.receiver, error=problem))
-            await clerk(lambda: self._outbox.failed(batch, problem, time.now(), may_retry=may_retry))
-            return
+            # A thread that is late keeps the line's only place: the next try waits for it, and nothing overtakes it.
+            handed = asyncio.get_running_loop().run_in_executor(thread, send)
+            answer = await asyncio.wait_for(handed, HAND_OVER_SECONDS)
         except Exception as error:  # Deliberately everything: a fault in a service's code is a message not taken.
             self._failed.add(receiver=batch.receiver)
-            log.exception("A message could not be handed over", extra=fields(receiver=batch.receiver))
-            problem = f"{type(error).__name__} while it was handed over"
-            await clerk(lambda: self._outbox.failed(batch, problem, time.now()))
+            problem, may_retry = _said(error), not isinstance(error, ReceiverError) or error.may_retry
+            known = isinstance(error, ReceiverError | TimeoutError)
+            log.warning(
+                "A receiver did not take a message",
+                extra=fields(receiver=batch.receiver, error=problem),
+                exc_info=None if known else error,
+            )
+            await clerk(lambda: self._outbox.failed(batch, problem, time.now(), may_retry=may_retry))
             return
         self._sent.add(receiver=batch.receiver)
         await clerk(lambda: self._outbox.taken(batch, answer, time.now()))
@@ -222,12 +264,15 @@ class Desk:
     async def _feed_forever(self, feed: alertmanager.Feed, time: clock.Clock) -> None:
         """Repeat what is open, at once when something changed."""
         said, sent, sent_at = "", list[tuple[str, int]](), time.now() - alertmanager.REPEAT
+        # Nobody knows which ends were taken before the hub stopped; one that is told twice is told once to people.
+        late = await asyncio.to_thread(self._ended_lately, time.now())
         while True:
             now, current = time.now(), self._current
             versions = [(str(one.id), one.version) for one in current]
             if versions != sent or not sent_at <= now < sent_at + alertmanager.REPEAT:
                 try:
-                    problem = await self._repeat(feed, current, now)
+                    problem = await self._repeat(feed, {one.id: one for one in (*late, *current)}.values(), now)
+                    late = ()
                 except Exception as error:  # Deliberately everything: one incident must not end the feed.
                     log.exception("The feed of Alertmanager failed")
                     problem = type(error).__name__
@@ -235,6 +280,10 @@ class Desk:
                     log.warning("Alertmanager", extra=fields(url=feed.url, problem=problem or "answers again"))
                 said, sent, sent_at = problem, versions, now
             await time.sleep(LOOK_SECONDS)
+
+    def _ended_lately(self, now: datetime) -> tuple[Incident, ...]:
+        known = self._around.journal.incidents()
+        return tuple(one for one in known if one.resolved_at and now - one.resolved_at <= alertmanager.REMEMBERED)
 
     async def _repeat(self, feed: alertmanager.Feed, current: Iterable[Incident], now: datetime) -> str:
         known = self._around.known
@@ -252,6 +301,15 @@ class Desk:
                 self._subjects.clear()
             self._subjects[incident.id] = (incident.version, subject)
         return subject
+
+
+def _said(error: Exception) -> str:
+    """What the timeline says about a message that was not taken."""
+    if isinstance(error, ReceiverError):
+        return str(error)
+    if isinstance(error, TimeoutError):
+        return f"no answer within {HAND_OVER_SECONDS:g} s"
+    return f"{type(error).__name__} while it was handed over"
 
 
 def _stamp(settings: config.Notify) -> tuple[int, int] | None:

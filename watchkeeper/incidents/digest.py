@@ -6,7 +6,7 @@ Pure: made from incidents and their timelines, for `watchkeeper incidents digest
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
@@ -14,6 +14,7 @@ from statistics import median
 from watchkeeper.incidents.report import Happening
 from watchkeeper.incidents.subject import alert_names
 from watchkeeper.kit import durations
+from watchkeeper.model.fleet import UNMAPPED
 from watchkeeper.model.incidents import Incident
 
 MOST_LISTED = 20
@@ -46,6 +47,10 @@ class Digest:
     by_cause: tuple[CauseLine, ...]
     noisiest_rules: tuple[Counted, ...]
     repeat_offenders: tuple[Counted, ...]
+    # By what the inventory says of them; what nobody says has its own line, `unmapped`.
+    by_team: tuple[Counted, ...] = ()
+    by_rack: tuple[Counted, ...] = ()
+    by_pool: tuple[Counted, ...] = ()
 
 
 def make(
@@ -55,8 +60,9 @@ def make(
     until: datetime,
     timeline: Callable[[str], Sequence[Happening]],
     names: Callable[[Incident], str],
+    belongs_to: Callable[[Incident], Mapping[str, frozenset[str]]],
 ) -> Digest:
-    """Of the incidents that opened in the time."""
+    """Of the incidents that opened in the time; one that hits two teams counts for both."""
     # One that became a part of another is counted there.
     mine = [one for one in incidents if since <= one.opened_at < until and one.part_of is None]
     by_cause: dict[str, list[Incident]] = {}
@@ -65,6 +71,8 @@ def make(
     lines = [_line(cause, some, timeline=timeline) for cause, some in by_cause.items()]
     rules = Counter(name for one in mine for name in set(alert_names(one)))
     places = Counter(names(one) for one in mine)
+    owners = [belongs_to(one) for one in mine]
+    counted = {kind: Counter(name for own in owners for name in own.get(kind, ())) for kind in ("team", "rack", "pool")}
     return Digest(
         since=since,
         until=until,
@@ -73,6 +81,9 @@ def make(
         by_cause=tuple(sorted(lines, key=lambda line: (-line.incidents, line.cause))),
         noisiest_rules=_most(rules, at_least=1),
         repeat_offenders=_most(places, at_least=2),
+        by_team=_most(counted["team"], at_least=1),
+        by_rack=_most(counted["rack"], at_least=1),
+        by_pool=_most(counted["pool"], at_least=1),
     )
 
 
@@ -87,7 +98,13 @@ def lines(digest: Digest) -> list[str]:
             f"{_time(line.diagnose_seconds):>8} {_time(line.repair_seconds):>8}"
             for line in digest.by_cause
         ]
-    for title, counted in (("Noisiest rules", digest.noisiest_rules), ("Again and again", digest.repeat_offenders)):
+    for title, counted in (
+        ("Noisiest rules", digest.noisiest_rules),
+        ("Again and again", digest.repeat_offenders),
+        ("By team", digest.by_team),
+        ("By rack", digest.by_rack),
+        ("By pool", digest.by_pool),
+    ):
         if counted:
             said += ["", title, *(f"  {one.incidents:4}  {one.name}" for one in counted)]
     return said
@@ -110,7 +127,9 @@ def _median(seconds: Sequence[float]) -> float | None:
 
 
 def _most(counts: Counter[str], *, at_least: int) -> tuple[Counted, ...]:
-    return tuple(Counted(name, count) for name, count in counts.most_common(MOST_LISTED) if count >= at_least)
+    """The most frequent; what is unmapped is among them however rare it is."""
+    listed = dict(counts.most_common(MOST_LISTED)) | ({UNMAPPED: counts[UNMAPPED]} if counts[UNMAPPED] else {})
+    return tuple(Counted(name, count) for name, count in listed.items() if count >= at_least)
 
 
 def _time(seconds: float | None) -> str:

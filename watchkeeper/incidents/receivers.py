@@ -7,22 +7,17 @@ another try may help. Addresses with secrets in them come from files and appear 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import logging
-import ssl
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from watchkeeper import __version__
 from watchkeeper.errors import ReceiverError
+from watchkeeper.incidents.calls import ANSWER_BYTES, post
 from watchkeeper.incidents.message import Message
 from watchkeeper.incidents.routing import Receiver
 
-TIMEOUT_SECONDS = 10.0
-# What we keep of an answer, and show.
-ANSWER_BYTES = 200
 # The request was wrong and will be wrong again; anything else may be a bad hour of the receiver.
 FINAL = frozenset({400, 404, 405, 410, 413, 415, 422})
 
@@ -97,30 +92,6 @@ class Service:
             is_taken = service.notify(title=message.title, body=message.body)
             problem = said.getvalue().strip().splitlines()
         return "" if is_taken else (problem[-1][:ANSWER_BYTES] if problem else "the service did not take it")
-
-
-def post(url: str, body: bytes, headers: dict[str, str], *, timeout: float = TIMEOUT_SECONDS) -> tuple[int, str]:
-    """Status and the beginning of the answer; ReceiverError if there is none."""
-    parts = urlsplit(url)
-    where = f"{parts.scheme}://{parts.hostname}"
-    connection = (
-        http.client.HTTPSConnection(
-            parts.hostname or "", parts.port, timeout=timeout, context=ssl.create_default_context()
-        )
-        if parts.scheme == "https"
-        else http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
-    )
-    try:
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("POST", target, body=body, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read(ANSWER_BYTES).decode("utf-8", "replace").strip()
-    except TimeoutError as error:
-        raise ReceiverError(f"no answer within {timeout:g} s", where=where, may_retry=True) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise ReceiverError(f"cannot be reached: {error}", where=where, may_retry=True) from error
-    finally:
-        connection.close()
 
 
 def _read(path: str) -> str:

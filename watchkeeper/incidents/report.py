@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
 from watchkeeper.incidents.blast import Blast
 from watchkeeper.incidents.message import runbook
 from watchkeeper.kit import durations, wire
-from watchkeeper.model import actions, diagnosis
+from watchkeeper.model import actions, diagnosis, fleet
 from watchkeeper.model.incidents import Incident
+
+MOST_NAMED = 10
 
 
 class Happening(Protocol):
@@ -41,6 +43,8 @@ class Story:
     blast: Blast | None
     timeline: Sequence[Happening]
     at: datetime
+    # Team, rack and pool as the inventory has them, `unmapped` where nobody says.
+    belongs_to: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 def plain(story: Story) -> dict[str, Any]:
@@ -54,6 +58,8 @@ def plain(story: Story) -> dict[str, Any]:
         "diagnosis": wire.to_plain(story.diagnosis),
         "plan": wire.to_plain(story.plan),
         "blast": wire.to_plain(story.blast),
+        "belongs_to": {name: sorted(values) for name, values in story.belongs_to.items()},
+        "unmapped": list(_unmapped(story)),
         "timeline": [
             {"at": wire.format_time(entry.at), "actor": entry.actor, "kind": entry.kind, "text": _said(entry)}
             for entry in story.timeline
@@ -75,6 +81,7 @@ def text(story: Story) -> str:
         f"- **Cause:** `{incident.cause}` ([runbook]({runbook(incident.cause)}))",
         f"- **Assigned to:** {_safe(incident.assignee or 'nobody')}",
         *([f"- **Part of:** {incident.part_of}, where it goes on"] if incident.part_of else []),
+        *_belongs(story),
         *_cost(story),
         *_why(story),
         *_actions(story),
@@ -92,6 +99,25 @@ def text(story: Story) -> str:
         "",
     ]
     return "\n".join(parts)
+
+
+def _belongs(story: Story) -> list[str]:
+    named = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in story.belongs_to.items())
+    missing = "; ".join(_unmapped(story))
+    return [
+        *([f"- **Belongs to:** {_safe(named)}"] if named else []),
+        *([f"- **Unmapped:** {_safe(missing)}"] if missing else []),
+    ]
+
+
+def _unmapped(story: Story) -> Iterator[str]:
+    """What nobody has said about the place and the workloads that were hit."""
+    for name in ("rack", "pool"):
+        if fleet.UNMAPPED in story.belongs_to.get(name, ()):
+            yield f"the {name} of {story.place_name}"
+    without = story.blast.unmapped if story.blast is not None else ()
+    if without:
+        yield f"the team of {', '.join(without[:MOST_NAMED])}" + (" …" if len(without) > MOST_NAMED else "")
 
 
 def _cost(story: Story) -> list[str]:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
 from watchkeeper.errors import ReceiverError, StoreError
-from watchkeeper.incidents import digest, receivers, routing
+from watchkeeper.incidents import digest, receivers, routing, subject
 from watchkeeper.incidents.message import PAYLOAD_VERSION, Message
 from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
@@ -61,9 +61,12 @@ def due(table: routing.Routing, now: datetime) -> list[Due]:
 
 
 class Reviews:
-    def __init__(self, journal: journals.Journal, names: Callable[[fleet.Place], str]) -> None:
+    def __init__(
+        self, journal: journals.Journal, names: Callable[[fleet.Place], str], inventory: subject.Inventory
+    ) -> None:
         self._journal = journal
         self._names = names
+        self._inventory = inventory
         self._not_before: dict[str, datetime] = {}
 
     async def forever(self, table: Callable[[], routing.Routing], time: clock.Clock, clerk: Clerk) -> None:
@@ -99,6 +102,7 @@ class Reviews:
             until=one.until,
             timeline=self._journal.timeline,
             names=lambda incident: self._names(incident.place),
+            belongs_to=lambda incident: subject.belongs_to(incident, self._inventory),
         )
         return receivers.sender_of(one.receiver).send(compose(one, made))
 

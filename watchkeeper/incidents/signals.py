@@ -11,22 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 
-from watchkeeper.catalogue import causes, xid
+from watchkeeper.catalogue import causes, event_causes, xid
 from watchkeeper.model import alerts, diagnosis, events, fleet, incidents
 
-# What an event without a catalogue of its own says. A kind that is not here opens nothing.
-CAUSE_OF_KIND = {
-    events.EventKind.SXID: "nvlink_error",
-    events.EventKind.GPU_LOST: "gpu_fell_off_bus",
-    events.EventKind.PCIE_ERROR: "pcie_degraded",
-    events.EventKind.MACHINE_CHECK: diagnosis.UNKNOWN_CAUSE,
-    events.EventKind.OOM_KILL: "host_oom",
-    events.EventKind.FABRIC_DOWN: "ib_link_degraded",
-    events.EventKind.GSP_ERROR: "gsp_timeout",
-    events.EventKind.NVLINK_ERROR: "nvlink_error",
-    events.EventKind.NIC_ERROR: "ib_link_degraded",
-    events.EventKind.LINK_DOWN: "ib_link_degraded",
-}
 # These name their own cause in `fields`, because the agent that sent them knows it.
 NAMED_KINDS = frozenset(
     {events.EventKind.DRIVER_FAULT, events.EventKind.DRIVER_EVENT, events.EventKind.POLICY_VIOLATION}
@@ -95,7 +82,7 @@ def from_event(event: events.Event) -> Signal | None:
         row = xid.lookup(event.code)
         cause, severity = row.cause, row.severity
     else:
-        named = event.fields.get("cause", "") if event.kind in NAMED_KINDS else CAUSE_OF_KIND.get(event.kind, "")
+        named = event.fields.get("cause", "") if event.kind in NAMED_KINDS else event_causes.of(event.kind) or ""
         known = causes.lookup(named)
         cause, severity = known.cause, known.severity
     member = incidents.Member(

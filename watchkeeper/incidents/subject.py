@@ -1,8 +1,8 @@
 """What an incident is about, as labels: the one thing that silences, routes and Alertmanager see of it.
 
 A label may have several values, because an incident may hit several jobs and teams. Names are the ones people know
-from alerts: `cluster`, `node`, `gpu` (UUID), `rack`, `leaf`, `severity`, `cause`, `family`, `team`, `namespace`,
-`workload`, `alertname`, `incident`.
+from alerts: `cluster`, `node`, `gpu` (UUID), `rack`, `leaf`, `pool`, `severity`, `cause`, `family`, `team`,
+`namespace`, `workload`, `alertname`, `incident`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ Subject = Mapping[str, frozenset[str]]
 # An alert member's ref is its label set as text: {alertname="GPUMissing", node="n1"}
 ALERT_NAME = re.compile(r'[{ ]alertname="([^"]*)"')
 LONGEST_PATTERN = 1000
+# An incident that hits no workload has no team to miss, and one without a node no rack.
+NOBODY, NOWHERE = "no workload", "no node"
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the fleet knows and an incident does not: the failure domains of a node, and the team of a workload."""
+    """What the fleet knows and an incident does not: domains and pool of a node, and the team of a workload."""
 
     domains: Callable[[str, str], Mapping[str, str]] = lambda _cluster, _node: {}
     team: Callable[[str], str] = lambda workload: workload.partition("/")[0] if "/" in workload else ""
@@ -54,6 +56,16 @@ def subject_of(incident: Incident, inventory: Inventory) -> Subject:
         for kind, name in inventory.domains(place.cluster, node).items():
             found.setdefault(kind, set()).add(name)
     return {name: frozenset(values) for name, values in found.items() if values}
+
+
+def belongs_to(incident: Incident, inventory: Inventory) -> Subject:
+    """Team, rack and pool of an incident for a report: each has a name, if only `unmapped`, or the word for none."""
+    about = subject_of(incident, inventory)
+    nothing = {"team": incident.workloads, "rack": about.get("node"), "pool": about.get("node")}
+    return {
+        name: about.get(name) or frozenset({fleet.UNMAPPED if found else NOBODY if name == "team" else NOWHERE})
+        for name, found in nothing.items()
+    }
 
 
 def alert_names(incident: Incident) -> list[str]:

@@ -127,6 +127,8 @@ def same_pci(text: str) -> str:
     return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}"
 
 
+# What nobody has said: a rack, pool or team without a name is shown under this one, and never left out.
+UNMAPPED = "unmapped"
 # dcgm-exporter writes the holder of a GPU into these labels; Prometheus renames them when they clash with its own.
 HOLDER_LABELS = (("namespace", "pod"), ("exported_namespace", "exported_pod"), ("", "hpc_job"))
 

@@ -53,6 +53,14 @@ KINDS: Mapping[str, Kind] = {
     "profiling_pause": Kind(is_harmless=True, seconds=10.0, arguments=frozenset({"seconds", "by"})),
     "profiling_resume": Kind(is_harmless=True, seconds=10.0),
     "scan": Kind(is_harmless=True, seconds=90.0),
+    # A test at level 3 loads the GPUs for three minutes, on one after the other where power is short.
+    "diag": Kind(is_harmless=False, seconds=2700.0, arguments=frozenset({"level"})),
+    "reset_gpu": Kind(is_harmless=False, seconds=300.0, arguments=frozenset({"gpu"})),
+    "apply_mig": Kind(is_harmless=False, seconds=540.0, arguments=frozenset({"layout"})),
+    "lower_power": Kind(is_harmless=False, seconds=120.0, arguments=frozenset({"gpu", "percent", "watts", "restore"})),
+    "restart_service": Kind(is_harmless=False, seconds=180.0, arguments=frozenset({"service"})),
+    # Firmware of a server with eight GPUs takes up to a quarter of an hour.
+    "reboot": Kind(is_harmless=False, seconds=1800.0, arguments=frozenset({"drained"})),
 }
 HARMLESS = tuple(name for name, kind in KINDS.items() if kind.is_harmless)
 

@@ -39,9 +39,13 @@ def parse_matcher(text: str) -> Matcher:
     return Matcher(name, value, is_regex=sign in ("=~", "!~"), is_equal=sign in ("=", "=~"))
 
 
+# Who keeps a silence: this hub, or the Alertmanager that routes for it.
+OURS, ALERTMANAGER = "watchkeeper", "alertmanager"
+
+
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """`ended_by` is who ended it before its time."""
+    """`ended_by` is who ended it before its time, `keeper` whose silence it is."""
 
     id: str
     matchers: tuple[Matcher, ...]
@@ -51,9 +55,11 @@ class Silence:
     ends_at: datetime
     is_maintenance: bool = False
     ended_by: str | None = None
+    keeper: str = OURS
 
     def __post_init__(self) -> None:
-        if not any(matcher.is_equal and matcher.value for matcher in self.matchers):
+        # Alertmanager has rules of its own, and takes `severity!=""` for one that says enough.
+        if self.keeper == OURS and not any(matcher.is_equal and matcher.value for matcher in self.matchers):
             raise ValueError('a silence needs a matcher that says what it is about, such as node="gpu-r01-01"')
         if not self.author or not self.reason:
             raise ValueError("a silence needs an author and a reason")

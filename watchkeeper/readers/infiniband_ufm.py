@@ -1,7 +1,8 @@
 """UFM's answers about the fabric into devices, ports and counters: three lists of its REST API, and its telemetry.
 
-The shapes are those of NVIDIA's "UFM Enterprise REST API Guide" (6.11 to 6.22) and of the Prometheus endpoint in the
-"UFM Telemetry" documentation (1.8 to 1.22). UFM writes `N/A`, `NULL` or nothing where it does not know; so do we.
+The shapes are those of NVIDIA's "UFM Enterprise REST API Guide" (6.11 to 6.22), compared with the clients that NVIDIA
+and others have published (UFM SDK, NV Config Manager, read 2026-11), and of the Prometheus endpoint in the "UFM
+Telemetry" documentation (1.8 to 1.22). UFM writes `N/A`, `NULL` or nothing where it does not know; so do we.
 `collect/ufm` asks for them.
 """
 
@@ -21,6 +22,8 @@ NOTHING = frozenset({"", "n/a", "null", "none"})
 # UFM says Active, Down, Initialize, Armed; and `Link Up`, `Polling` or `Link Down` of the physical side.
 STATES = {"active": ACTIVE, "down": DOWN, "inactive": DOWN, "init": "Initialize", "initialize": "Initialize"}
 PORT_NAME = re.compile(r"^(?P<guid>(?:0x)?[0-9a-fA-F]{1,16})_(?P<number>\d+)$")
+HEX = re.compile(r"^(?:0x)?[0-9a-fA-F]{1,16}$")
+LAST_NUMBER = re.compile(r"\d{1,4}$")
 WIDTH = re.compile(r"(\d+)\s*x", re.IGNORECASE)
 # PortXmitDataExtended{source="0x…", node_guid="2c90300f172a0", port_guid="2c90300f172a2", port_num="2"} 85 1628683905
 SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)\{(?P<labels>[^}]*)\}\s+(?P<value>[\d.eE+]+)")
@@ -35,6 +38,9 @@ def read_list(body: bytes, where: str) -> list[Mapping[str, Any]]:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise CollectError(f"not JSON: {quote(body[:80])}", where=where) from error
+    if isinstance(found, dict) and len(found) == 1:
+        # A proxy or plugin before UFM may wrap the list: {"ports": […]}.
+        found = next(iter(found.values()))
     if not isinstance(found, list):
         raise CollectError(f"expected a list, found {quote(found)}", where=where)
     return [row for row in found if isinstance(row, dict)]
@@ -66,7 +72,7 @@ def read_ports(
         key = _key(row)
         if key is None or key[0] not in guids or len(found) >= MAX_PORTS:
             continue
-        peer = _port_name(_text(row, "peer")) or peers.get(key)
+        peer = _port_name(_text(row, "peer")) or peers.get(key) or _peer(row)
         said = _text(row, "logical_state")
         state = STATES.get(said.lower(), said or DOWN)
         width = WIDTH.search(_text(row, "active_width"))
@@ -110,6 +116,13 @@ def _key(row: Mapping[str, Any]) -> PortKey | None:
 def _port_name(text: str) -> PortKey | None:
     match = PORT_NAME.match(text)
     return None if match is None else (full(match["guid"]), int(match["number"]))
+
+
+def _peer(row: Mapping[str, Any]) -> PortKey | None:
+    """The other end by its own columns; the name of its port ends with the number, as in `HCA-2/1`."""
+    guid = _text(row, "peer_node_guid") or _text(row, "peer_guid")
+    number = LAST_NUMBER.search(_text(row, "peer_port_dname"))
+    return (full(guid), int(number[0])) if HEX.match(guid) and number is not None else None
 
 
 def _peers(links: Iterable[Mapping[str, Any]]) -> Iterator[tuple[PortKey, PortKey]]:

@@ -23,6 +23,8 @@ GPU_CLASSES = ("gpu.nvidia.com", "mig.nvidia.com")
 UNWANTED_LABELS = ("feature.node.kubernetes.io/", "beta.kubernetes.io/", "pod-template-hash", "controller-uid",
                    "batch.kubernetes.io/controller-uid", "controller-revision-hash")  # fmt: skip
 MAX_LABELS = 100
+# Our mark on a node that we have cordoned; the Kubernetes driver writes it.
+CORDONED_BY = "watchkeeper.dev/cordoned-by"
 LONGEST_MESSAGE = 500
 # Who puts a pod into a queue writes its name here: Kueue, Volcano, YuniKorn.
 QUEUE_NAMES = ("kueue.x-k8s.io/queue-name", "scheduling.volcano.sh/queue-name", "volcano.sh/queue-name", "queue")
@@ -181,7 +183,7 @@ def node(raw: Any) -> Node:
         capacity=_counts(facts.mapping(status, "capacity")),
         allocatable=_counts(facts.mapping(status, "allocatable")),
         addresses=tuple(dict.fromkeys(text for one in addresses if (text := facts.text(one, "address")))),
-        cordoned_by=facts.text(facts.mapping(about, "annotations"), "watchkeeper.dev/cordoned-by"),
+        cordoned_by=facts.text(facts.mapping(about, "annotations"), CORDONED_BY),
     )
 
 

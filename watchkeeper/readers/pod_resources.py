@@ -1,9 +1,9 @@
 """The kubelet's word about which container holds which device: messages of its pod-resources API, read by hand.
 
-The API is a handful of protobuf messages (k8s.io/kubelet, podresources/v1/api.proto, read 2026-11), which never change
-their field numbers; a reader of fifty lines costs the agent nothing, a protobuf runtime would. `collect/kubelet` brings
-the bytes, and attribution asks for devices under the names that NVML knows: a GPU's UUID, a MIG slice's UUID,
-`nvidia3` where a plugin counts device files, or `3` where it counts GPUs.
+The API is a handful of protobuf messages (k8s.io/kubelet, podresources/v1/api.proto, read 2026-11 as of
+Kubernetes 1.20; later fields from its documentation and other people's readers), which never change their field
+numbers; a reader of fifty lines costs the agent nothing, a protobuf runtime would. `collect/kubelet` brings the bytes, and attribution asks for devices under the names that NVML knows: a
+GPU's UUID, a MIG slice's UUID, `nvidia3` where a plugin counts device files, or `3` where it counts GPUs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ UUID = re.compile(r"(?:MIG-GPU-[0-9a-fA-F-]{36}/\d+/\d+|(?:MIG|GPU)-[0-9a-fA-F]{
 DEVICE_FILE = re.compile(r"^nvidia(?P<minor>\d{1,3})(?:/gi(?P<slice>\d{1,2}))?(?:/vgpu\d+)?$")
 # gpu-0 and gpu-0-mig-1g.10gb-19-0, as NVIDIA's driver for dynamic resources names its devices by their minor number.
 CLAIMED = re.compile(r"^gpu-(?P<minor>\d{1,3})(?:-mig-(?P<slice>[\w.+-]+))?$")
+# k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-0, and k8s.gpu.nvidia.com/device=gpu-0 of older
+# releases of that driver. Kubelets that do not name the driver yet tell nothing but this.
+CDI_NAME = re.compile(r"^k8s\.(?P<driver>gpu\.nvidia\.com)/(?:claim|device)=(?:[0-9a-f-]{36}-)?(?P<name>gpu-\d.*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +122,13 @@ def _of_pod(pod: bytes) -> Iterator[Held]:
 def _of_claim(claim: bytes, holder: Held) -> Iterator[Held]:
     name = _text(claim, 2)
     for resource in _all(claim, 4):
-        driver = _text(resource, 2)
-        if driver in GPU_DRIVERS:
-            cdi_ids = tuple(_text(device, 1) for device in _all(resource, 1))
-            device_name = _text(resource, 4)
-            yield Held(holder.namespace, holder.pod, holder.container, driver, device_name, name or "claim", cdi_ids)
+        driver, cdi_ids = _text(resource, 2), tuple(_text(device, 1) for device in _all(resource, 1))
+        named = [(driver, _text(resource, 4), cdi_ids)] if driver in GPU_DRIVERS else []
+        if not driver:
+            found = [(cdi_id, CDI_NAME.match(cdi_id)) for cdi_id in cdi_ids]
+            named = [(match["driver"], match["name"], (cdi_id,)) for cdi_id, match in found if match is not None]
+        for by, device, ids in named:
+            yield Held(holder.namespace, holder.pod, holder.container, by, device, name or "claim", ids)
 
 
 def _all(message: bytes, wanted: int) -> Iterator[bytes]:

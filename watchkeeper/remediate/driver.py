@@ -18,6 +18,12 @@ class Observed:
     is_schedulable: bool | None = None
     cordoned_by: str | None = None
     workloads: tuple[str, ...] = ()
+    # Who else has the node in hand (a cordon, an upgrade, an autoscaler, NVSentinel): such a node is left alone.
+    held_by: tuple[str, ...] = ()
+    # What others have found wrong with it, in their words.
+    unhealthy: tuple[str, ...] = ()
+    # Another value means another machine under the same name.
+    incarnation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

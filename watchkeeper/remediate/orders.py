@@ -1,6 +1,8 @@
 """The outbox: work orders that wait for their node's agent, and what came of them.
 
-`give` is called by whoever wants work done on a node: a person through the API, later a plan. The agent asks
+`give` is called by whoever wants work done on a node: a person through the API, a repair through its driver. What
+changes a machine is handed out only while it is still asked for: a repair that was stopped or is over gives nothing
+again, and its order is fetched by nobody from then on. The agent asks
 `waiting` through `web.orders_api` until it has answered with a receipt, which `take` checks and keeps. What is kept is
 kept in the journal, so a hub that restarts goes on where it was. Asking costs neither disk nor thread.
 """
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 # Orders that wait at the same time: a node works on one after the other, and a fleet has some 10,000 nodes.
 MOST_PER_NODE = 16
 MOST_WAITING = 20_000
+# A repair asks every few seconds; one that has not asked for this long has been stopped, or its hub has.
+WANTED_FOR = timedelta(seconds=30)
 
 Address = tuple[str, str]
 
@@ -76,6 +80,8 @@ class Outbox:
         self._lock = threading.RLock()
         self._open: dict[str, orders.Tracked] = {}
         self._by_node: dict[Address, set[str]] = {}
+        # When an order was last asked for; nothing after a restart, until somebody asks again.
+        self._wanted_at: dict[str, datetime] = {}
         self._listeners: list[Callable[[Address | None], None]] = []
         for tracked in shelf.open_orders(now):
             self._keep(tracked)
@@ -89,14 +95,20 @@ class Outbox:
         self._tell(None)
 
     def give(self, wanted: Wanted, *, now: datetime, actor: str) -> orders.Tracked:
-        """Keep an order until its node's agent fetches it; ActionRefused says which bound it would break."""
+        """Keep an order until its node's agent fetches it; ActionRefused says which bound it would break.
+
+        Given again under its id, an order is the one it was, and is wanted for a while longer.
+        """
         with self._shelf.together():
             if wanted.id is not None and (known := self.order(wanted.id)) is not None:
+                if self._is_wanted_again(known, now):
+                    self._tell((wanted.cluster, wanted.node))
                 return known
             tracked = orders.Tracked(self._order(wanted, now), actor, wanted.why)
             text = f"{wanted.kind} ordered for {wanted.node}"
             self._shelf.save_order(tracked, at=now, actor=actor, text=text)
             self._keep(tracked)
+            self._wanted_at[tracked.order.id] = now
         log.info("Work ordered", extra=logs.fields(order=tracked.order.id, kind=wanted.kind, node=wanted.node))
         self._tell((wanted.cluster, wanted.node))
         return tracked
@@ -107,7 +119,8 @@ class Outbox:
             if (cluster, node) not in self._by_node:
                 return []
             self._forget_expired(now)
-            own = [self._open[id] for id in self._by_node.get((cluster, node), ())]
+            known = (self._open[id] for id in self._by_node.get((cluster, node), ()))
+            own = [tracked for tracked in known if self._is_wanted(tracked.order, now)]
             for tracked in own:
                 if tracked.fetched_at is None:
                     self._keep(replace(tracked, fetched_at=now))
@@ -147,6 +160,22 @@ class Outbox:
     def latest(self, limit: int = 100) -> Sequence[orders.Tracked]:
         """Newest first; those that wait as they are now, not as they were written."""
         return [self.order(tracked.order.id) or tracked for tracked in self._shelf.latest_orders(limit=limit)]
+
+    def _is_wanted(self, order: orders.Order, now: datetime) -> bool:
+        if order.kind in orders.HARMLESS:
+            return True
+        asked = self._wanted_at.get(order.id)
+        return asked is not None and now - asked <= WANTED_FOR
+
+    def _is_wanted_again(self, tracked: orders.Tracked, now: datetime) -> bool:
+        """Renew it; True if nobody could have fetched it before."""
+        with self._lock:
+            order = tracked.order
+            if order.id not in self._open:
+                return False
+            was_wanted = self._is_wanted(order, now)
+            self._wanted_at[order.id] = now
+            return not was_wanted
 
     def _tell(self, address: Address | None) -> None:
         for listener in self._listeners:
@@ -188,6 +217,7 @@ class Outbox:
     def _drop(self, id: str) -> None:
         with self._lock:
             tracked = self._open.pop(id, None)
+            self._wanted_at.pop(id, None)
             if tracked is None:
                 return
             address = (tracked.order.cluster, tracked.order.node)

@@ -6,19 +6,33 @@ The hub keeps the Plan in the journal, and the console shows it beside the incid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import ActionFailed, ActionRefused
+from watchkeeper.kit import wire
 from watchkeeper.model import diagnosis, fleet, incidents
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Mode, Plan, Receipt, Result
 from watchkeeper.remediate.driver import Driver, Observed
 from watchkeeper.remediate.policy import Policy, PolicyStep
 
-ON_NODE = frozenset({ActionKind.CORDON, ActionKind.DRAIN, ActionKind.REBOOT, ActionKind.VALIDATE, ActionKind.UNCORDON})
-NEEDS_PERSON = frozenset({ActionKind.INSPECT, ActionKind.NOTIFY_OWNER})
+ON_NODE = frozenset(
+    {
+        ActionKind.CORDON,
+        ActionKind.DRAIN,
+        ActionKind.REBOOT,
+        ActionKind.VALIDATE,
+        ActionKind.UNCORDON,
+        ActionKind.RESTART_SERVICE,
+        ActionKind.CHECK_FABRIC,
+    }
+)
+ON_GPU = frozenset({ActionKind.RESET_GPU, ActionKind.LOWER_POWER})
+# `drain` with this argument set to `gpu` moves only what holds the sick GPU.
+SCOPE = "scope"
+NEEDS_PERSON = frozenset({ActionKind.INSPECT, ActionKind.NOTIFY_OWNER, ActionKind.HAND_OVER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,7 @@ def make_plan(
     policy: Policy,
     *,
     mode: Mode = Mode.OBSERVE,
+    pool: str = "",
     names: Callable[[fleet.Place], str] = str,
 ) -> Draft:
     """The policy's steps for the finding's cause at its place; without a finding, for the incident as it is.
@@ -48,7 +63,7 @@ def make_plan(
     place = finding.place if finding is not None else incident.place
     row = causes.lookup(cause)
     advice = row.advice(names(place), names(_node_of(place)))
-    return Draft(incident.id, row.cause, advice, mode, tuple(_actions(incident.id, place, policy.steps(cause))))
+    return Draft(incident.id, row.cause, advice, mode, tuple(_actions(incident, place, policy.steps(cause, pool))))
 
 
 def dry_run(draft: Draft, driver: Driver, *, now: datetime) -> Plan:
@@ -58,23 +73,41 @@ def dry_run(draft: Draft, driver: Driver, *, now: datetime) -> Plan:
     return Plan(draft.incident, draft.cause, draft.mode, made_at=now, next_step=draft.next_step, receipts=receipts)
 
 
-def _actions(incident: incidents.IncidentId, place: fleet.Place, steps: tuple[PolicyStep, ...]) -> Iterator[Action]:
+def _actions(incident: incidents.Incident, place: fleet.Place, steps: tuple[PolicyStep, ...]) -> Iterator[Action]:
     """An action that has no machine or no GPU to act on becomes a look by a person, once."""
     blocked: set[str] = set()
     for at, step in enumerate(steps, start=1):
-        kind, why, where = step.action, step.why, _place_for(step.action, place)
+        kind, why, where = step.action, step.why, _place_for(step, place)
         if where is None:
             lack = "which GPU it is" if place.node else "which node it is"
             if lack in blocked:
                 continue
             blocked.add(lack)
             kind, why, where = ActionKind.INSPECT, f"Find out {lack}; without that, no {step.action} is possible", place
-        yield Action(ActionId(f"{at}-{kind}"), kind, where, incident, why)
+        arguments = _arguments(step, incident, where) if kind is step.action else {}
+        yield Action(ActionId(f"{at}-{kind}"), kind, where, incident.id, why, arguments)
 
 
-def _place_for(kind: ActionKind, place: fleet.Place) -> fleet.Place | None:
-    """Where an action of this kind is carried out; None when the place is too vague for it."""
-    if kind is ActionKind.RESET_GPU:
+def _arguments(step: PolicyStep, incident: incidents.Incident, where: fleet.Place) -> Mapping[str, str]:
+    """What the policy says, and what a driver cannot know: whose pods and jobs are meant, and for what."""
+    told = {name: text for name, text in step.arguments.items() if name != SCOPE}
+    if step.checks:
+        told["checks"] = ",".join(step.checks)
+    if step.action is ActionKind.CORDON:
+        told["cause"] = incident.cause
+    if step.action is ActionKind.RESTART_APP or (step.action is ActionKind.DRAIN and where.gpu):
+        pods = [name for name in incident.workloads if "/" in name]
+        jobs = [name for name in incident.workloads if "/" not in name]
+        told |= {name: ",".join(found) for name, found in (("pods", pods), ("jobs", jobs)) if found}
+        # Not those that a controller starts in their place, under the same name.
+        told["before"] = wire.format_time(incident.opened_at)
+    return told
+
+
+def _place_for(step: PolicyStep, place: fleet.Place) -> fleet.Place | None:
+    """Where a step is carried out; None when the place is too vague for it."""
+    kind = step.action
+    if kind in ON_GPU or (kind is ActionKind.DRAIN and step.arguments.get(SCOPE) == "gpu"):
         return fleet.Place(place.cluster, node=place.node, gpu=place.gpu) if place.gpu else None
     if kind in ON_NODE:
         return _node_of(place) if place.node else None
@@ -87,7 +120,7 @@ def _node_of(place: fleet.Place) -> fleet.Place:
 
 def _describe(action: Action, driver: Driver, *, now: datetime, seen: dict[fleet.Place, Observed | str]) -> Receipt:
     try:
-        text = driver.describe(action)
+        text = _checks(action) or driver.describe(action)
     except (ActionRefused, ActionFailed) as error:
         return Receipt(action, now, Result.REFUSED, str(error))
     if action.kind in NEEDS_PERSON or action.place.node is None:
@@ -106,6 +139,12 @@ def _describe(action: Action, driver: Driver, *, now: datetime, seen: dict[fleet
     if action.kind is ActionKind.DRAIN and observed.workloads:
         text += f" (moves {', '.join(observed.workloads[:5])}{' …' if len(observed.workloads) > 5 else ''})"
     return Receipt(action, now, Result.DESCRIBED, text)
+
+
+def _checks(action: Action) -> str:
+    """A validation that names its checks is made by the hub, not by the driver."""
+    names = action.arguments.get("checks", "") if action.kind is ActionKind.VALIDATE else ""
+    return f"ask until all have passed: {names.replace(',', ', ')}" if names else ""
 
 
 def _observe(driver: Driver, node: fleet.Place) -> Observed | str:

@@ -1,21 +1,23 @@
-"""The policy: for each cause the ordered steps, read from packs/policies/*.toml.
+"""The policy: for each cause the ordered steps, read from packs/policies/*.toml and a file of the user's own.
 
-`hub.py` loads it once; `plan.make_plan` looks a cause up. A mistake in a file is an error with file
-and key, and no part of that file is used.
+`hub.py` loads it once; `plan.make_plan` looks a cause up. The user's file replaces what it names, for a cause
+everywhere or in one pool, and leaves the rest. A mistake in a file is an error with file and key, and no part of that
+file is used.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import SettingsError, WireError
-from watchkeeper.kit import wire
+from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, diagnosis
+from watchkeeper.remediate.validation import CHECKS
 
 # What only hardware needs; a fault of a workload must never lead to one of these.
 HARDWARE_ACTIONS = frozenset(
@@ -24,65 +26,158 @@ HARDWARE_ACTIONS = frozenset(
         actions.ActionKind.DRAIN,
         actions.ActionKind.RESET_GPU,
         actions.ActionKind.REBOOT,
+        actions.ActionKind.APPLY_MIG,
+        actions.ActionKind.LOWER_POWER,
+        actions.ActionKind.RESTART_SERVICE,
+        actions.ActionKind.HAND_OVER,
     }
 )
+# What each kind of step may be told beyond its name.
+ARGUMENTS: Mapping[actions.ActionKind, frozenset[str]] = {
+    actions.ActionKind.RESTART_SERVICE: frozenset({"service"}),
+    actions.ActionKind.LOWER_POWER: frozenset({"percent", "watts"}),
+    actions.ActionKind.APPLY_MIG: frozenset({"layout"}),
+    actions.ActionKind.DRAIN: frozenset({"scope", "running_jobs"}),
+    actions.ActionKind.REBOOT: frozenset({"how"}),
+}
+SHIPPED = "packs/policies/default.toml"
+# A step that neither the policy nor its table of limits knows may take this long.
+USUAL_LIMIT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyStep:
+    """`limit` is how long the step may take, `checks` are what a `validate` asks."""
+
     action: actions.ActionKind
     why: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    limit: str | None = None
+    checks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CausePolicy:
+    """`hardware` says whether the machine is at fault, where the catalogue's scope does not."""
+
     steps: tuple[PolicyStep, ...]
+    hardware: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPolicy:
+    cause: Mapping[str, CausePolicy]
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     cause: Mapping[str, CausePolicy]
+    pool: Mapping[str, PoolPolicy] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
 
-    def steps(self, cause: str) -> tuple[PolicyStep, ...]:
-        """The steps of a cause; one that the policy does not name is treated as unknown."""
-        return (self.cause.get(cause) or self.cause[diagnosis.UNKNOWN_CAUSE]).steps
+    def entry(self, cause: str, pool: str = "") -> tuple[str, CausePolicy]:
+        """The steps for a cause in a pool, and the key they stand under; what is not named is treated as unknown."""
+        there = self.pool.get(pool)
+        if there is not None and cause in there.cause:
+            return f"pool.{pool}.cause.{cause}", there.cause[cause]
+        known = cause if cause in self.cause else diagnosis.UNKNOWN_CAUSE
+        return f"cause.{known}", self.cause[known]
+
+    def steps(self, cause: str, pool: str = "") -> tuple[PolicyStep, ...]:
+        return self.entry(cause, pool)[1].steps
+
+    def is_hardware(self, cause: str, pool: str = "") -> bool:
+        """Whether a node must pass the tests for hardware before it is given back."""
+        said = self.entry(cause, pool)[1].hardware
+        return causes.lookup(cause).is_hardware if said is None else said
+
+    def limit_seconds(self, step: PolicyStep) -> float:
+        text = step.limit or self.limits.get(step.action)
+        return USUAL_LIMIT_SECONDS if text is None else durations.parse_seconds(text)
 
 
 def load(path: Path | None = None) -> Policy:
-    """The policy of a file, or the shipped one."""
-    where = "packs/policies/default.toml" if path is None else str(path)
+    """The shipped policy, with what the file at `path` says instead."""
+    shipped = parse((resources.files("watchkeeper.packs") / "policies" / "default.toml").read_text(), where=SHIPPED)
+    if path is None:
+        return shipped
     try:
-        shipped = resources.files("watchkeeper.packs") / "policies" / "default.toml"
-        return parse((shipped if path is None else path).read_text(encoding="utf-8"), where=where)
-    except OSError as error:
-        raise SettingsError(f"the policy cannot be read: {error.strerror}", where=where) from error
+        return parse(path.read_text(encoding="utf-8"), where=str(path), over=shipped)
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SettingsError(f"the policy cannot be read: {what}", where=str(path)) from error
 
 
-def parse(text: str, *, where: str) -> Policy:
+def parse(text: str, *, where: str, over: Policy | None = None) -> Policy:
+    """A policy from TOML; what it does not name is taken from `over`, where there is one."""
     try:
-        policy = wire.from_plain(Policy, tomllib.loads(text))
+        plain = tomllib.loads(text)
+        policy = wire.from_plain(Policy, {"cause": {}, **plain} if over is not None else plain)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"not TOML: {error}", where=where) from error
     except WireError as error:
         raise SettingsError("the policy has mistakes", problems=error.problems, where=where) from error
-    problems = tuple(_problems(policy))
+    problems = tuple(_problems(policy, is_whole=over is None))
     if problems:
         raise SettingsError("the policy has mistakes", problems=problems, where=where)
-    return policy
+    return policy if over is None else _overlay(over, policy)
 
 
-def _problems(policy: Policy) -> list[str]:
-    known = {row.cause: row for row in causes.all()}
-    problems = []
-    if diagnosis.UNKNOWN_CAUSE not in policy.cause:
-        problems.append("cause.unknown: is missing; it is used for every cause that is not named")
+def _overlay(under: Policy, top: Policy) -> Policy:
+    pools = {
+        name: PoolPolicy({**(under.pool[name].cause if name in under.pool else {}), **entry.cause})
+        for name, entry in top.pool.items()
+    }
+    return Policy({**under.cause, **top.cause}, {**under.pool, **pools}, {**under.limits, **top.limits})
+
+
+def _problems(policy: Policy, *, is_whole: bool) -> Iterator[str]:
+    if is_whole and diagnosis.UNKNOWN_CAUSE not in policy.cause:
+        yield "cause.unknown: is missing; it is used for every cause that is not named"
+    for kind, limit in policy.limits.items():
+        if kind not in list(actions.ActionKind):
+            yield f"limits.{kind}: unknown action; known: {', '.join(actions.ActionKind)}"
+        yield from _limit_problems(f"limits.{kind}", limit)
     for cause, entry in policy.cause.items():
-        if cause not in known:
-            problems.append(f"cause.{cause}: unknown cause; the known ones are in packs/causes.csv")
-        elif not entry.steps:
-            problems.append(f"cause.{cause}.steps: is empty; the least is an `inspect`")
-        elif known[cause].scope == "workload" or cause == diagnosis.UNKNOWN_CAUSE:
-            hard = sorted({step.action for step in entry.steps} & HARDWARE_ACTIONS)
-            if hard:
-                problems.append(f"cause.{cause}.steps: {', '.join(hard)} on hardware that is not known to be at fault")
-    return problems
+        yield from _entry_problems(f"cause.{cause}", cause, entry)
+    for pool, inner in policy.pool.items():
+        for cause, entry in inner.cause.items():
+            yield from _entry_problems(f"pool.{pool}.cause.{cause}", cause, entry)
+
+
+def _entry_problems(key: str, cause: str, entry: CausePolicy) -> Iterator[str]:
+    known = {row.cause: row for row in causes.all()}
+    if cause not in known:
+        yield f"{key}: unknown cause; the known ones are in packs/causes.csv"
+        return
+    if not entry.steps:
+        yield f"{key}.steps: is empty; the least is an `inspect`"
+    elif known[cause].scope == "workload" or cause == diagnosis.UNKNOWN_CAUSE:
+        hard = sorted({step.action for step in entry.steps} & HARDWARE_ACTIONS)
+        if hard:
+            yield f"{key}.steps: {', '.join(hard)} on hardware that is not known to be at fault"
+    kinds = [step.action for step in entry.steps]
+    if actions.ActionKind.UNCORDON in kinds and actions.ActionKind.VALIDATE not in kinds:
+        yield f"{key}.steps: has an uncordon without a validate; a node is given back only after it passed"
+    for at, step in enumerate(entry.steps):
+        yield from _step_problems(f"{key}.steps[{at}]", step)
+
+
+def _step_problems(key: str, step: PolicyStep) -> Iterator[str]:
+    if strange := set(step.arguments) - ARGUMENTS.get(step.action, frozenset()):
+        allowed = ", ".join(sorted(ARGUMENTS.get(step.action, ()))) or "none"
+        yield f"{key}.arguments: {step.action} has no {', '.join(sorted(strange))}; known: {allowed}"
+    if step.checks and step.action is not actions.ActionKind.VALIDATE:
+        yield f"{key}.checks: only a validate has checks"
+    if unknown := [name for name in step.checks if name not in CHECKS]:
+        yield f"{key}.checks: unknown check {', '.join(unknown)}; known: {', '.join(CHECKS)}"
+    if step.limit is not None:
+        yield from _limit_problems(f"{key}.limit", step.limit)
+
+
+def _limit_problems(key: str, text: str) -> Iterator[str]:
+    try:
+        if durations.parse_ms(text) == 0:
+            yield f"{key}: `{text}` must be longer than 0s"
+    except ValueError as error:
+        yield f"{key}: {error}"

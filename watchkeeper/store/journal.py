@@ -29,6 +29,7 @@ from watchkeeper.model import (
     labels,
     notices,
     orders,
+    repairs,
     silences,
 )
 from watchkeeper.store import chain, journal_check
@@ -46,8 +47,11 @@ MOST_DECODED = 4_000
 _ALERT_TIMES = ("active_at", "fired_at", "resolved_at", "kept_since")
 INCIDENT_PREFIX = "INC-"
 HUB = "hub"
-# A message on its way, in the audit but of no interest to those who read an incident's story.
+# A message or a repair on its way, in the audit but of no interest to those who read an incident's story.
 NOTICE_STEP = "notice_step"
+REPAIR_STEP = "repair_step"
+# Everything about repairs that is not on the timeline of one incident.
+REPAIR_SWITCH = "repair_switch"
 
 
 class Journal:
@@ -138,6 +142,8 @@ class Journal:
     ) -> list[events.Event]:
         """Events of the place's node (or of the whole cluster), oldest first, that lie at or inside the place."""
         where, values = _node_condition(place)
+        # A rack or leaf has few events of its own; those of its nodes are asked for by node.
+        where += " AND node IS NULL" if place.domain is not None else ""
         rows = self._rows(
             f"SELECT body FROM event WHERE {where} AND at BETWEEN ? AND ? ORDER BY at, key LIMIT ?",  # noqa: S608
             *values,
@@ -236,9 +242,10 @@ class Journal:
     def timeline(self, incident_id: str, limit: int = 1000) -> list[Entry]:
         """What happened to an incident, oldest first; of a very long story the newest part."""
         rows = self._rows(
-            "SELECT * FROM entry WHERE subject = ? AND kind <> ? ORDER BY seq DESC LIMIT ?",
+            "SELECT * FROM entry WHERE subject = ? AND kind NOT IN (?, ?) ORDER BY seq DESC LIMIT ?",
             incident_id,
             NOTICE_STEP,
+            REPAIR_STEP,
             limit,
         )
         return [self._entry(row) for row in reversed(rows)]
@@ -277,6 +284,47 @@ class Journal:
             MOST_ROWS,
         )
         return [self._decode(orders.Tracked, row[0]) for row in rows]
+
+    def save_repair(self, repair: repairs.Repair, *, at: datetime, actor: str, text: str, kind: str) -> None:
+        """Keep a repair as it is now, on the timeline of its incident."""
+        about = {"repair": repair.id, "state": repair.state, "step": repair.step, "node": repair.node.node}
+        rows = {str(repair.id): wire.dumps(repair)}
+        self._write("repair", rows, at=at, actor=actor, kind=kind, text=text, about=about, subject=repair.incident)
+
+    def alive_repairs(self) -> list[repairs.Repair]:
+        """Those that wait, run, or hold a node; oldest first."""
+        rows = self._rows("SELECT body FROM repair WHERE is_alive = 1 ORDER BY seq LIMIT ?", MOST_ROWS)
+        return [self._decode(repairs.Repair, row[0]) for row in rows]
+
+    def latest_repairs(self, *, limit: int = 100) -> list[repairs.Repair]:
+        """Newest first."""
+        rows = self._rows("SELECT body FROM repair ORDER BY seq DESC LIMIT ?", min(limit, MOST_ROWS))
+        return [self._decode(repairs.Repair, row[0]) for row in rows]
+
+    def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[repairs.Repair]:
+        """Those of a node, newest first."""
+        rows = self._rows(
+            "SELECT body FROM repair WHERE node = ? AND cluster = ? ORDER BY seq DESC LIMIT ?",
+            node.node,
+            node.cluster,
+            limit,
+        )
+        return [self._decode(repairs.Repair, row[0]) for row in rows]
+
+    def repairs_of(self, incident_id: str, *, limit: int = 20) -> list[repairs.Repair]:
+        """Those that an incident gave the plan for, newest first."""
+        rows = self._rows("SELECT body FROM repair WHERE incident = ? ORDER BY seq DESC LIMIT ?", incident_id, limit)
+        return [self._decode(repairs.Repair, row[0]) for row in rows]
+
+    def save_switch(self, switch: repairs.Switch, *, at: datetime, actor: str, text: str) -> None:
+        rows = {REPAIR_SWITCH: wire.dumps(switch)}
+        self._write("repair_switch", rows, at=at, actor=actor, text=text, subject=REPAIR_SWITCH)
+
+    def switch(self) -> repairs.Switch:
+        return self._one(repairs.Switch, "repair_switch", REPAIR_SWITCH) or repairs.Switch()
+
+    def open_incident_ids(self) -> set[str]:
+        return {row[0] for row in self._rows("SELECT key FROM incident WHERE state <> 'resolved'")}
 
     def save_silence(self, silence: silences.Silence, *, at: datetime, actor: str, text: str) -> None:
         self._write("silence", {silence.id: wire.dumps(silence)}, at=at, actor=actor, text=text)
@@ -357,6 +405,10 @@ class Journal:
             self._connection.execute("DELETE FROM incident WHERE seq <= ? AND state = 'resolved'", (cut,))
             self._connection.execute("DELETE FROM silence WHERE seq <= ? AND ends_at < ?", (cut, wire.format_time(now)))
             self._connection.execute("DELETE FROM notice WHERE incident NOT IN (SELECT key FROM incident)")
+            self._connection.execute(
+                "DELETE FROM repair WHERE seq <= ? AND is_alive = 0 AND incident NOT IN (SELECT key FROM incident)",
+                (cut,),
+            )
             for table in ("diagnosis", "plan"):
                 self._connection.execute(f"DELETE FROM {table} WHERE key NOT IN (SELECT key FROM incident)")  # noqa: S608
             return dropped

@@ -26,3 +26,21 @@ CREATE TABLE IF NOT EXISTS notice (
 CREATE INDEX IF NOT EXISTS notice_by_incident ON notice (incident);
 
 CREATE INDEX IF NOT EXISTS incident_open_by_node ON incident (json_extract(body, '$.place.node')) WHERE state <> 'resolved';
+
+CREATE TABLE IF NOT EXISTS repair (
+  key TEXT PRIMARY KEY,
+  seq INTEGER NOT NULL,
+  body TEXT NOT NULL,
+  incident TEXT GENERATED ALWAYS AS (json_extract(body, '$.incident')) VIRTUAL,
+  cluster TEXT GENERATED ALWAYS AS (json_extract(body, '$.node.cluster')) VIRTUAL,
+  node TEXT GENERATED ALWAYS AS (json_extract(body, '$.node.node')) VIRTUAL,
+  is_alive INTEGER GENERATED ALWAYS AS (
+    json_extract(body, '$.state') NOT IN ('done', 'failed', 'rolled_back', 'rejected')
+    OR (json_extract(body, '$.state') = 'failed' AND json_extract(body, '$.has_cordon'))
+  ) VIRTUAL
+) STRICT;
+CREATE INDEX IF NOT EXISTS repair_by_incident ON repair (incident, seq);
+CREATE INDEX IF NOT EXISTS repair_by_node ON repair (node, seq);
+CREATE INDEX IF NOT EXISTS repair_alive ON repair (is_alive, seq);
+
+CREATE TABLE IF NOT EXISTS repair_switch (key TEXT PRIMARY KEY, seq INTEGER NOT NULL, body TEXT NOT NULL) STRICT;

@@ -18,9 +18,12 @@ from watchkeeper.store.chain import Entry
 CHECKPOINT = "checkpoint"
 SEAL = "sha256"
 # Rows of these tables are rewritten by later entries; events never are.
-CHANGING_TABLES = ("incident", "diagnosis", "plan", "alert", "work_order", "silence", "notice")
+CHANGING_TABLES = (
+    *("incident", "diagnosis", "plan", "alert", "work_order", "silence", "notice"),
+    *("repair", "repair_switch"),
+)
 # A copy that an older Watchkeeper made may lack these.
-ADDED_TABLES = frozenset({"work_order", "silence", "notice"})
+ADDED_TABLES = frozenset({"work_order", "silence", "notice", "repair", "repair_switch"})
 
 
 def seal(rows: Mapping[str, str]) -> dict[str, dict[str, str]]:

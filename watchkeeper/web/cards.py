@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from watchkeeper.kit import wire
-from watchkeeper.model import incidents
+from watchkeeper.model import incidents, silences
 from watchkeeper.web.view import HubView
 
 # A panel shows what one screen holds; the list page pages through the rest.
@@ -58,7 +58,14 @@ def _silence(hub: HubView, incident: incidents.Incident) -> dict[str, Any] | Non
     silence = hub.silenced_by(incident) if incident.is_open else None
     if silence is None:
         return None
-    return {"id": silence.id, "author": silence.author, "reason": silence.reason, "ends_at": silence.ends_at}
+    author = silence.author if silence.keeper == silences.OURS else f"{silence.author} (in {silence.keeper})"
+    return {
+        "id": silence.id,
+        "author": author,
+        "reason": silence.reason,
+        "ends_at": silence.ends_at,
+        "keeper": silence.keeper,
+    }
 
 
 def panel(hub: HubView) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.errors import WireError
+from watchkeeper.errors import StoreError, WireError
 from watchkeeper.incidents import alertmanager, digest, report, silencing, subject
 from watchkeeper.kit import durations, wire
 from watchkeeper.model.incidents import Incident
@@ -51,7 +51,8 @@ class IncidentApi:
 
     async def silences(self, _: Request) -> Response:
         now = self._hub.clock.now()
-        return ok(silences=[_shown(one) | {"active": one.is_active(now)} for one in self._hub.silences()])
+        shown = [_shown(one) | {"active": one.is_active(now)} for one in self._hub.silences()]
+        return ok(silences=shown, problem=self._hub.silences_problem())
 
     async def add_silence(self, request: Request) -> Response:
         body = await read_object(request, BODY_BYTES)
@@ -103,12 +104,17 @@ class IncidentApi:
 
     async def _take_webhook(self, body: bytes) -> Response:
         now, known = self._hub.clock.now(), self._hub.alert_causes()
+        stale = timedelta(seconds=self._hub.settings.notify.webhook_silence_seconds)
         try:
             # Thousands of alerts take a while to read; the loop has other things to do.
-            found = await asyncio.to_thread(alertmanager.read_webhook, body, now, known=known)
+            found = await asyncio.to_thread(alertmanager.read_webhook, body, now, known=known, stale=stale)
         except WireError as error:
             raise HTTPException(400, "; ".join(error.problems)) from error
-        await self._hub.take_foreign_alerts(found.alerts)
+        try:
+            await self._hub.take_foreign_alerts(found.alerts)
+        except StoreError as error:
+            # Alertmanager brings them again after a 5xx, and only then; a conflict of two hubs would be a 409.
+            raise HTTPException(503, str(error)) from error
         return ok(taken=len(found.alerts), problems=found.problems)
 
     def _incident(self, request: Request) -> Incident:

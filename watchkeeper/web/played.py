@@ -69,6 +69,7 @@ class PlayedHub:
     not_ready_because = None
     simulator_url = None
     orders = None
+    repairs = None
     fabric = None
     clusters = None
 
@@ -190,6 +191,9 @@ class PlayedHub:
 
     def silences(self) -> list[Silence]:
         return []
+
+    def silences_problem(self) -> str:
+        return ""
 
     def silenced_by(self, _: Incident) -> Silence | None:
         return None

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from datetime import datetime
 
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.incidents import blast, digest, report
+from watchkeeper.incidents import blast, digest, report, subject
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
 from watchkeeper.web.view import HubView
@@ -42,10 +43,25 @@ async def story_of(hub: HubView, incident: Incident) -> report.Story:
         await blast_of(hub, incident),
         hub.timeline(incident.id),
         hub.clock.now(),
+        subject.belongs_to(incident, inventory_of(hub)),
     )
 
 
+def inventory_of(hub: HubView) -> subject.Inventory:
+    """What the fleet and the schedulers know of nodes and workloads; a recording has no schedulers."""
+
+    nodes = {(node.cluster, node.name): node for node in hub.fleet.nodes()}
+
+    def domains(cluster: str, name: str) -> Mapping[str, str]:
+        found = nodes.get((cluster, name))
+        return {} if found is None else {**found.domains, **({"pool": found.pool} if found.pool else {})}
+
+    return subject.Inventory(domains) if hub.clusters is None else subject.Inventory(domains, hub.clusters.team_of)
+
+
 async def digest_of(hub: HubView, since: datetime, until: datetime) -> digest.Digest:
+    known = inventory_of(hub)
+
     def make() -> digest.Digest:
         return digest.make(
             hub.incidents(open_only=False, limit=MOST_INCIDENTS),
@@ -53,6 +69,7 @@ async def digest_of(hub: HubView, since: datetime, until: datetime) -> digest.Di
             until=until,
             timeline=hub.timeline,
             names=lambda incident: hub.fleet.place_name(incident.place),
+            belongs_to=lambda incident: subject.belongs_to(incident, known),
         )
 
     # Thousands of timelines are read; the loop has other things to do.

@@ -7,12 +7,12 @@ answers with them and `watchkeeper topology` prints them.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from watchkeeper.collect import fabric_changes, fabric_watch
+from watchkeeper.collect import fabric_changes, fabric_watch, inventory
 from watchkeeper.incidents import signals
 from watchkeeper.model import alerts, fabric, fleet, incidents
 from watchkeeper.model.labels import Labels
@@ -140,6 +140,13 @@ def build(facts: Facts, chosen: Chosen = Chosen()) -> list[RackView]:  # noqa: B
             own = links.get(node.name) or facts.told.get(node.name, ())
             racks[rack][leaf].append(_node(node, facts, troubles=(by_gpu, by_node), links=own))
     return [_rack(name, leaves, by_domain) for name, leaves in sorted(racks.items(), key=_last_if_none)]
+
+
+def unmapped(stock: Inventory, racks: Iterable[RackView]) -> dict[str, int]:
+    """Of how many of the shown nodes nobody says each fact."""
+    shown = {node.name for rack in racks for leaf in rack.leaves for node in leaf.nodes}
+    lacking = Counter(fact for node in stock.nodes if node.name in shown for fact in inventory.lacks(node))
+    return {fact: lacking[fact] for fact in inventory.FACTS}
 
 
 def _is_chosen(chosen: Chosen, *, rack: str | None, leaf: str | None, node: str) -> bool:

@@ -56,6 +56,7 @@ class TopologyApi:
             fabric=self._fabric(frozenset(node.name for node in stock.nodes)),
             racks=wire.to_plain(racks),
             switches=wire.to_plain(topology.switches(hub.fabric, is_fresh=self._is_fresh())),
+            unmapped=topology.unmapped(stock, racks),
         )
 
     def _is_fresh(self) -> bool:

@@ -1,8 +1,8 @@
 """How to reach a Kubernetes API server: from inside a pod, or by a kubeconfig file.
 
-The hub asks once, at its start; `kubernetes_watch` uses the answer for every request. Token files are read at each
-use, because the kubelet renews them every hour. Programs that a kubeconfig wants to run for a token are refused: the
-hub starts no program of somebody else's choice.
+The hub asks once, at its start; `collect/kubernetes_watch` and `remediate/drivers/kubernetes` use the answer for every
+request. Token files are read at each use, because the kubelet renews them every hour. Programs that a kubeconfig wants
+to run for a token are refused: the hub starts no program of somebody else's choice.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from watchkeeper.collect import access
 from watchkeeper.errors import CollectError, SettingsError, quote
+from watchkeeper.kit import access
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REFUSED_REMEDY = "Use a service account as docs/howto/kubernetes.md shows, with its token in the kubeconfig"
@@ -71,7 +71,7 @@ def in_cluster(account: Path = SERVICE_ACCOUNT, environment: Mapping[str, str] =
     return ApiServer(f"https://{shown}:{port}", let_in, "in-cluster")
 
 
-def of_kubeconfig(path: Path, context: str | None = None) -> ApiServer:
+def of_file(path: Path, context: str | None = None) -> ApiServer:
     """The API server that a kubeconfig's context names; SettingsError says what is missing in the file."""
     try:
         found = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)

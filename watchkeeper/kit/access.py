@@ -1,7 +1,7 @@
-"""How to get to a target or a list of targets, and to be let in: user name, token, certificates, proxy.
+"""How to be let in by a server: user name, token, certificates, proxy.
 
-`prometheus_config` reads it from a job, `scrape` and `discovery` use it. Files are read at each use, so that a
-token or certificate that is renewed needs no restart. A secret is never part of a message.
+Whoever reads settings makes one (a scrape job, a kubeconfig), whoever opens a connection uses it. Files are read at
+each use, so that a token or certificate that is renewed needs no restart. A secret is never part of a message.
 """
 
 from __future__ import annotations

@@ -1,0 +1,146 @@
+"""Every command in the documents exists, and those that can be run here are run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from tests import servers
+from tests.house import docs_commands, generate
+from tests.house.tree import ROOT, files
+
+DOCS = [path for path in files() if path.suffix == ".md" and (ROOT / "docs") in path.parents]
+BLOCKS = [block for page in DOCS for block in docs_commands.blocks(page)]
+ALONE = [block for block in BLOCKS if not block.why_not and not block.needs_hub]
+WITH_HUB = [block for block in BLOCKS if block.needs_hub]
+SAMPLE = Path(__file__).parent / "docs_sample"
+SECONDS = 60
+
+
+def test_every_command_and_option_in_the_documents_exists() -> None:
+    calls = [(block, words) for block in BLOCKS for line in block.commands for words in docs_commands.own_calls(line)]
+    assert len(calls) > 50
+    assert not [f"{block.name}: {problem}" for block, words in calls if (problem := unknown_word(words))]
+
+
+def unknown_word(words: list[str]) -> str:
+    """The first command or option that the command line does not know, or an empty text."""
+    command, context = generate.commands()["watchkeeper"], None
+    for position, word in enumerate(words):
+        if word == "--":
+            return ""
+        if word.startswith("-"):
+            if not knows_option(command, word.partition("=")[0]):
+                return f"{command.name} has no option {word}"
+        elif isinstance(command, click.Group):
+            context = click.Context(command, parent=context, info_name=command.name)
+            inner = command.get_command(context, word)
+            if inner is not None:
+                command = inner
+            elif position == 0:
+                return f"there is no command {word}"
+    return ""
+
+
+def knows_option(command: click.Command, option: str) -> bool:
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return option in known | {"-h", "--help", "--version"} or option[1:].isdigit()
+
+
+def test_a_mark_is_one_of_the_two_that_are_known() -> None:
+    strange = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in DOCS
+        for line in page.read_text().splitlines()
+        if line.startswith(("<!-- run", "<!-- not run"))
+        and (not (mark := docs_commands.MARK.fullmatch(line)) or (mark["verb"] == "run" and mark["words"] != "hub"))
+    ]
+    assert not strange
+
+
+def test_what_is_run_starts_nothing_but_harmless_programs() -> None:
+    started = [(block, docs_commands.programs(line)) for block in (*ALONE, *WITH_HUB) for line in block.commands]
+    strange = {f"{block.name}: {', '.join(names - docs_commands.HARMLESS)}" for block, names in started}
+    assert not {text for text in strange if not text.endswith(": ")}, "put `<!-- not run: why -->` above the block"
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """A folder with a file of each kind that the documents name."""
+    shutil.copytree(SAMPLE, tmp_path, dirs_exist_ok=True)
+    hours = [(hour, 600 + 100 * math.sin(hour * math.tau / 24)) for hour in range(24 * 21)]
+    rows = [f"{1_790_000_000 + hour * 3600},{gpus:.0f}" for hour, gpus in hours]
+    (tmp_path / "demand.csv").write_text("\n".join(["time,running_gpus", *rows]) + "\n")
+    return tmp_path
+
+
+def run(block: docs_commands.Block, folder: Path, *, hub: str = "http://127.0.0.1:9") -> None:
+    """Each line as a shell would; 1 without a word on the standard error is a verdict and not a failure."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    home = {"HOME": str(folder), "WATCHKEEPER_HUB": hub, "PATH": path, "LANG": "C.UTF-8"}
+    for line in block.commands:
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line],
+            cwd=folder, env=home, capture_output=True, text=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
+        is_verdict = done.returncode == 1 and not done.stderr
+        assert done.returncode == 0 or is_verdict, f"{block.name}: {line}\n{done.stdout[-800:]}\n{done.stderr[-800:]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", ALONE, ids=lambda block: block.name)
+def test_commands_that_need_nothing_do_what_the_page_says(block: docs_commands.Block, desk: Path) -> None:
+    run(block, desk)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A hub with a simulated fleet, as `watchkeeper up` starts it."""
+    folder = tmp_path_factory.mktemp("hub")
+    url = f"http://127.0.0.1:{servers.free_port()}"
+    command = [sys.executable, "-m", "watchkeeper", "up", "--gpus", "64", "--data", folder / "data", "--mode", "ask"]
+    with servers.running([*command, "--port", url.rpartition(":")[2]], ready_url=f"{url}/-/ready", log=folder / "log"):
+        wait_for_samples(url)
+        yield url
+
+
+def wait_for_samples(url: str) -> None:
+    """Until the fleet's first readings are there, which some questions are about."""
+    for _ in range(600):
+        with urllib.request.urlopen(f"{url}/api/v1/query?query=count(DCGM_FI_DEV_GPU_TEMP)", timeout=5) as answer:
+            if json.load(answer)["data"]["result"]:
+                return
+    pytest.fail("the simulated fleet sent no samples", pytrace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", WITH_HUB, ids=lambda block: block.name)
+def test_commands_against_a_hub_do_what_the_page_says(block: docs_commands.Block, desk: Path, hub: str) -> None:
+    run(block, desk, hub=hub)
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    try:
+        import mkdocs  # noqa: F401
+    except ImportError:
+        why = "mkdocs is not installed; `make docs` installs it, so does `make test`"
+        if os.environ.get("REQUIRE_SERVERS") == "1":
+            pytest.fail(f"{why} (REQUIRE_SERVERS=1)", pytrace=False)
+        pytest.skip(why)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "site" / "learn" / "xid-and-memory.html").is_file()

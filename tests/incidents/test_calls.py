@@ -1,0 +1,75 @@
+"""One HTTP call: a receiver that is silent, drips its answer or never ends it costs a stated time and no more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from watchkeeper.errors import ReceiverError
+from watchkeeper.incidents import calls
+
+QUICK = calls.Limits(wait_seconds=0.3, whole_seconds=0.6)
+
+
+class Dripping(BaseHTTPRequestHandler):
+    """Sends a byte of its answer often enough that no wait for one is ever long; the headers too, if asked for them."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/silent":
+            time.sleep(1.0)
+            return
+        text = b"HTTP/1.0 200 OK\r\nContent-Length: 500\r\n\r\n" + b"x" * 500
+        at_once = 0 if self.path == "/headers" else text.index(b"x")
+        try:
+            self.wfile.write(text[:at_once])
+            for byte in text[at_once:]:
+                self.wfile.write(bytes([byte]))
+                self.server.is_over.wait(0.05)  # type: ignore[attr-defined]
+        except OSError:
+            return
+
+    def log_message(self, *_: object) -> None:
+        """Deliberately silent."""
+
+
+@contextmanager
+def dripping() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
+    server.is_over = threading.Event()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.is_over.set()  # type: ignore[attr-defined]
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("/headers", "no whole answer within 0.6 s"),
+        ("/body", "no whole answer within 0.6 s"),
+        ("/silent", "no answer within 0.3 s"),
+    ],
+)
+def test_an_answer_that_drips_or_never_comes_is_cut_off(path: str, problem: str) -> None:
+    began = time.monotonic()
+    with dripping() as url, pytest.raises(ReceiverError, match=problem) as refused:
+        calls.post(url + path, b"{}", {}, limits=QUICK)
+    assert refused.value.may_retry
+    assert time.monotonic() - began < 3.0
+
+
+def test_an_address_that_is_none_is_refused_and_not_tried_again() -> None:
+    with pytest.raises(ReceiverError, match="is no address") as refused:
+        calls.post("http://[::1", b"", {})
+    assert not refused.value.may_retry

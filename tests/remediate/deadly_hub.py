@@ -1,0 +1,76 @@
+"""A hub over a simulated fleet that dies by kill -9 before or after the next call of a kind, for tests of restarts.
+
+`python -m tests.remediate.deadly_hub SIMULATOR DATA PORT SPEED EPOCH DEATH [free]`, where DEATH is `never`, or such as
+`before:drain`; `free` lifts every budget, for measurements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from watchkeeper import agent, hub
+from watchkeeper.cli import hub as hub_command
+from watchkeeper.cli import processes, up
+from watchkeeper.kit import clock
+from watchkeeper.model.actions import Action, Mode
+from watchkeeper.remediate.driver import Driver, Performed
+from watchkeeper.remediate.drivers.simulated import Simulated
+
+
+class Deadly(Simulated):
+    when, kind = "never", ""
+
+    def perform(self, action: Action) -> Performed:
+        self.die("before", action)
+        done = super().perform(action)
+        self.die("after", action)
+        return done
+
+    def die(self, when: str, action: Action) -> None:
+        if (when, action.kind) == (Deadly.when, Deadly.kind):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+FREE = {"pool_percent": 100, "fleet_percent": 100, "starts": 10_000, "breaker_nodes": 10_000, "one_per_domain": ()}
+
+
+def main(simulator: str, data: str, port: str, speed: str, epoch: str, death: str, budget: str = "") -> None:
+    Deadly.when, _, Deadly.kind = death.partition(":")
+
+    def deadly(*_: object) -> Driver:
+        return Deadly(simulator)
+
+    hub.choose_driver = deadly
+    time = clock.ScaledClock(speed=float(speed), epoch_seconds=float(epoch))
+    configured = up.demo_settings("127.0.0.1", int(port), directory=data, tokens=None)
+    chosen = replace(configured.remediate, mode=Mode.ACT, xid_quiet="30s", **(FREE if budget == "free" else {}))
+    configured = replace(configured, remediate=chosen)
+    watcher = agent.AgentSettings(
+        hub_url=f"http://127.0.0.1:{port}",
+        spool_directory=Path(data) / "spool",
+        cluster=configured.fleet.cluster,
+        simulator_url=simulator,
+    )
+
+    async def run(stop: asyncio.Event) -> None:
+        with hub_command.opened(configured) as door:
+            await hub_command.serve(
+                hub_command.with_discovery(configured, f"{simulator}/sd"),
+                door,
+                time=time,
+                stop=stop,
+                simulator_url=simulator,
+                beside=(lambda: agent.run(watcher, time, stop),),
+                say="up",
+            )
+
+    asyncio.run(processes.until_stopped(run))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

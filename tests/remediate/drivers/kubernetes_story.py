@@ -1,0 +1,151 @@
+"""What stories about the Kubernetes driver share: a driver for a running cluster, actions, and objects to act on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.kubernetes_server import TOKEN, Cluster
+from watchkeeper.kit import access
+from watchkeeper.model.actions import Action, ActionId, ActionKind
+from watchkeeper.model.fleet import Place
+from watchkeeper.model.incidents import IncidentId
+from watchkeeper.readers import kubeconfig
+from watchkeeper.remediate.driver import Performed
+from watchkeeper.remediate.drivers.kubernetes import Kubernetes
+from watchkeeper.remediate.drivers.kubernetes_client import ApiClient
+from watchkeeper.remediate.drivers.kubernetes_pods import Rules
+
+# A pod of a hollow node is gone within a second; the rest is for a busy machine.
+PATIENCE_SECONDS = 30.0
+Raw = dict[str, Any]
+
+
+def reached(cluster: Cluster, *, token: str = TOKEN, token_file: Path | None = None) -> kubeconfig.ApiServer:
+    let_in = access.Access(
+        credentials="" if token_file else token,
+        credentials_file=str(token_file or ""),
+        ca_file=str(cluster.ca_file),
+    )
+    return kubeconfig.ApiServer(cluster.url, let_in, "test")
+
+
+@contextlib.contextmanager
+def driving(
+    cluster: Cluster, *, rules: Rules | None = None, token: str = TOKEN, token_file: Path | None = None
+) -> Iterator[Kubernetes]:
+    client = ApiClient(reached(cluster, token=token, token_file=token_file))
+    driver = Kubernetes(client, rules or Rules())
+    try:
+        yield driver
+    finally:
+        driver.close()
+
+
+def action(kind: ActionKind, node: str, *, incident: str = "I-7", gpu: str | None = None, **arguments: str) -> Action:
+    place = Place("main", node=node, gpu=gpu)
+    return Action(ActionId(f"1-{kind}"), kind, place, IncidentId(incident), "GPU 3 fell off the bus", arguments)
+
+
+def add_node(cluster: Cluster, name: str, **about: Any) -> str:
+    """A node without a kubelet, which is enough for whatever is only written on it."""
+    raw = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **about}}
+    cluster.create("/api/v1/nodes", raw)
+    return name
+
+
+def node(cluster: Cluster, name: str) -> Raw:
+    return cluster.ask(f"/api/v1/nodes/{name}")
+
+
+def add_pods(cluster: Cluster, app: str, on: str, *, count: int = 1) -> None:
+    """Pods of a ReplicaSet on one node; it starts others when they go, which then wait for a node."""
+    container = {"name": "main", "image": "none"}
+    spec = {
+        "containers": [container],
+        "terminationGracePeriodSeconds": 0,
+        "nodeSelector": {"kubernetes.io/hostname": on},
+    }
+    template = {"metadata": {"labels": {"app": app}}, "spec": spec}
+    selector = {"matchLabels": {"app": app}}
+    raw = {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {"name": app},
+        "spec": {"replicas": count, "selector": selector, "template": template},
+    }
+    cluster.create("/apis/apps/v1/namespaces/default/replicasets", raw)
+    until(lambda: sum(one.startswith(f"{app}-") for one in running(cluster, on)) == count)
+
+
+def running(cluster: Cluster, on: str) -> list[str]:
+    found = cluster.ask(f"/api/v1/pods?fieldSelector=spec.nodeName={on}")["items"]
+    return [one["metadata"]["name"] for one in found if one["status"]["phase"] == "Running"]
+
+
+def budget(cluster: Cluster, name: str, app: str, *, minimum: int) -> str:
+    """A disruption budget that its controller has looked at; gives its path."""
+    path = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
+    spec = {"minAvailable": minimum, "selector": {"matchLabels": {"app": app}}}
+    raw = {"apiVersion": "policy/v1beta1", "kind": "PodDisruptionBudget", "metadata": {"name": name}, "spec": spec}
+    cluster.create(path, raw)
+    until(lambda: cluster.ask(f"{path}/{name}").get("status", {}).get("observedGeneration") == 1)
+    until(lambda: cluster.ask(f"{path}/{name}")["status"].get("currentHealthy") == minimum)
+    return f"{path}/{name}"
+
+
+def finished(driver: Kubernetes, wanted: Action) -> Performed:
+    """Perform it as the state machine does, again until it is complete."""
+    done = driver.perform(wanted)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not done.is_complete and time.monotonic() < deadline:
+        time.sleep(0.05)
+        done = driver.perform(wanted)
+    assert done.is_complete, done
+    return done
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.05)
+
+
+def clean(cluster: Cluster) -> None:
+    """Every story finds the hollow nodes free and schedulable, whichever ran before it."""
+    lists = (
+        "/apis/policy/v1beta1/poddisruptionbudgets",
+        "/apis/apps/v1/replicasets",
+        "/api/v1/pods",
+    )
+    for path in lists:
+        api, _, kind = path.rpartition("/")
+        for one in cluster.ask(path)["items"]:
+            about = one["metadata"]
+            where = f"{api}/namespaces/{about['namespace']}/{kind}/{about['name']}"
+            with contextlib.suppress(urllib.error.HTTPError):
+                cluster.ask(f"{where}?gracePeriodSeconds=0&propagationPolicy=Background", method="DELETE")
+    for one in cluster.ask("/api/v1/nodes")["items"]:
+        name = one["metadata"]["name"]
+        if not name.startswith("hollow-"):
+            cluster.ask(f"/api/v1/nodes/{name}", method="DELETE")
+            continue
+        gone = {key: None for key in one["metadata"].get("annotations", {}) if key.startswith("watchkeeper.dev/")}
+        cluster.ask(
+            f"/api/v1/nodes/{name}",
+            method="PATCH",
+            body={"metadata": {"annotations": gone}, "spec": {"unschedulable": None, "taints": None}},
+        )
+
+
+def apply(cluster: Cluster, manifests: list[Raw]) -> None:
+    """What `kubectl apply` would do with objects that are not there yet."""
+    for raw in manifests:
+        about, kind = raw["metadata"], f"{raw['kind'].lower()}s"
+        namespace = f"/namespaces/{about['namespace']}" if "namespace" in about else ""
+        cluster.create(f"/apis/{raw['apiVersion']}{namespace}/{kind}", raw)

@@ -1,0 +1,119 @@
+"""What the driver sends, and how it takes answers that a real API server gives only now and then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.remediate.drivers.kubernetes_story import action
+from tests.remediate.drivers.scripted_server import Reply, Scripted, serving
+from watchkeeper.errors import ActionFailed, ActionRefused
+from watchkeeper.kit import access
+from watchkeeper.model.actions import ActionKind
+from watchkeeper.readers import kubeconfig
+from watchkeeper.remediate.drivers.kubernetes import Kubernetes
+from watchkeeper.remediate.drivers.kubernetes_client import ApiClient
+
+CORDON, DRAIN, UNCORDON = ActionKind.CORDON, ActionKind.DRAIN, ActionKind.UNCORDON
+MARKS = {"watchkeeper.dev/cordoned-by": "watchkeeper:I-7/1-cordon"}
+PLAIN = {"metadata": {"name": "n1", "resourceVersion": "5"}}
+OURS = {"metadata": {"name": "n1", "annotations": MARKS}, "spec": {"unschedulable": True}}
+OWNER = [{"kind": "Job", "name": "train", "controller": True}]
+POD = {"metadata": {"namespace": "research", "name": "train-0", "uid": "u1", "ownerReferences": OWNER}}
+PODS = {"items": [POD]}
+
+
+@contextmanager
+def driving(*script: Reply) -> Iterator[tuple[Scripted, Kubernetes]]:
+    with serving(*script) as server:
+        driver = Kubernetes(ApiClient(kubeconfig.ApiServer(server.url, access.NOTHING, "test")))
+        try:
+            yield server, driver
+        finally:
+            driver.close()
+
+
+def answers(*bodies: Any) -> list[Reply]:
+    return [Reply(body=body) for body in bodies]
+
+
+def test_the_dry_run_shows_the_calls_and_makes_none() -> None:
+    with driving() as (server, driver):
+        assert driver.describe(action(CORDON, "n1")) == (
+            'PATCH /api/v1/nodes/n1 {"metadata":{"annotations":{"watchkeeper.dev/cordoned-by":'
+            '"watchkeeper:I-7/1-cordon"}},"spec":{"unschedulable":true,"taints":[{"key":"watchkeeper.dev/unhealthy",'
+            '"value":"I-7","effect":"NoSchedule"}]}} beside the taints of others; '
+            "PATCH /api/v1/nodes/n1/status with the condition WatchkeeperUnhealthy=True; "
+            "POST /api/v1/namespaces/default/events with reason WatchkeeperCordoned"
+        )
+        assert driver.describe(action(DRAIN, "n1")).startswith("GET /api/v1/pods?fieldSelector=spec.nodeName%3Dn1; ")
+        assert '"unschedulable":null' in driver.describe(action(UNCORDON, "n1"))
+        assert driver.describe(action(ActionKind.REBOOT, "n1")).startswith("on n1: systemctl reboot")
+        assert server.connections == 0
+
+
+def test_a_cordon_is_a_look_and_one_patch_of_the_version_that_was_seen() -> None:
+    with driving(*answers(PLAIN, OURS, {}, {})) as (server, driver):
+        driver.perform(action(CORDON, "n1"))
+        verbs = [" ".join(request.split()[:2]) for request in server.requests]
+        assert verbs == [
+            "GET /api/v1/nodes/n1",
+            "PATCH /api/v1/nodes/n1",
+            "PATCH /api/v1/nodes/n1/status",
+            "POST /api/v1/namespaces/default/events",
+        ]
+        assert json.loads(server.bodies[1])["metadata"]["resourceVersion"] == "5"
+
+
+def test_without_the_right_to_tell_others_the_cordon_counts() -> None:
+    script = [*answers(PLAIN, OURS), Reply(status=403), Reply(status=403)]
+    with driving(*script) as (_, driver):
+        assert driver.perform(action(CORDON, "n1")).text.endswith(
+            "(without the right to write its condition and event)"
+        )
+
+
+def test_a_current_server_is_asked_with_policy_v1_for_this_very_pod() -> None:
+    with driving(*answers(OURS, PODS), Reply(status=201)) as (server, driver):
+        done = driver.perform(action(DRAIN, "n1"))
+        assert done.waits_for == ("pod research/train-0: it ends",)
+        sent = json.loads(server.bodies[-1])
+        assert (sent["apiVersion"], sent["deleteOptions"]) == ("policy/v1", {"preconditions": {"uid": "u1"}})
+
+
+def test_a_throttled_eviction_is_not_taken_for_a_budget() -> None:
+    busy = Reply(status=429, body=b"Too many requests, please try again later.", headers={"Retry-After": "60"})
+    with driving(*answers(OURS, PODS), busy) as (_, driver):
+        (why,) = driver.perform(action(DRAIN, "n1")).waits_for
+        assert "it is busy and asks for 60 s of patience" in why
+
+
+def test_an_empty_cache_is_not_believed_before_the_sure_answer() -> None:
+    with driving(*answers(OURS, {"items": []}, PODS), Reply(status=201)) as (server, driver):
+        assert not driver.perform(action(DRAIN, "n1")).is_complete
+        lists = [request.split()[1] for request in server.requests if "/pods?" in request]
+        assert ["resourceVersion=0" in path for path in lists] == [True, False]
+
+
+def test_a_server_that_says_no_is_a_failure_and_one_in_trouble_is_waited_for() -> None:
+    no = Reply(status=422, body={"message": "taints: invalid"})
+    with driving(no) as (_, driver), pytest.raises(ActionFailed, match="said no: taints: invalid"):
+        driver.perform(action(CORDON, "n1"))
+    with driving(Reply(status=500, body={"message": "etcdserver: leader changed"})) as (_, driver):
+        (why,) = driver.perform(action(CORDON, "n1")).waits_for
+        assert "etcdserver: leader changed" in why
+
+
+@pytest.mark.parametrize("told", ["train-0", "a/b/c", "/x"])
+def test_a_pod_that_is_not_named_in_full_is_refused(told: str) -> None:
+    with driving() as (_, driver), pytest.raises(ActionRefused, match="is not a pod such as research/train-0"):
+        driver.perform(action(ActionKind.RESTART_APP, "n1", pods=told))
+
+
+def test_what_kubernetes_cannot_do_is_refused() -> None:
+    with driving() as (_, driver), pytest.raises(ActionRefused, match="has no call for reset_gpu"):
+        driver.perform(action(ActionKind.RESET_GPU, "n1"))

@@ -1,0 +1,93 @@
+"""Which pods a drain moves, leaves, and waits for: the rules of kubectl drain, without a cluster."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.remediate.drivers import kubernetes_pods as pods
+from watchkeeper.remediate.drivers.kubernetes_pods import Fate, Rules
+
+STRICT, FREE = Rules(), Rules(evict_unmanaged=True, delete_empty_dirs=True)
+NOW = datetime(2026, 11, 15, 9, tzinfo=UTC)
+OWNED = {"ownerReferences": [{"kind": "ReplicaSet", "name": "web", "controller": True}]}
+EVERYTHING = [{"operator": "Exists"}]
+
+
+def pod(about: dict[str, Any] | None = None, spec: dict[str, Any] | None = None, phase: str = "Running") -> pods.Raw:
+    named = {"namespace": "research", "name": "train-0", "uid": "u1", **(about or {})}
+    return {"metadata": named, "spec": spec or {}, "status": {"phase": phase}}
+
+
+@pytest.mark.parametrize(
+    ("raw", "strict", "free"),
+    [
+        (pod(OWNED), Fate.EVICT, Fate.EVICT),
+        (pod(), Fate.WAIT, Fate.EVICT),
+        (pod({"ownerReferences": [{"kind": "DaemonSet", "controller": True}]}), Fate.LEAVE, Fate.LEAVE),
+        (pod({"annotations": {pods.MIRROR: "x"}}), Fate.LEAVE, Fate.LEAVE),
+        (pod(phase="Succeeded"), Fate.LEAVE, Fate.LEAVE),
+        (pod(OWNED, phase="Failed"), Fate.LEAVE, Fate.LEAVE),
+        (pod(OWNED, {"volumes": [{"name": "scratch", "emptyDir": {}}]}), Fate.WAIT, Fate.EVICT),
+        (pod(OWNED, {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}), Fate.EVICT, Fate.EVICT),
+        (pod({**OWNED, "deletionTimestamp": "2026-11-15T09:00:30Z"}), Fate.ENDING, Fate.ENDING),
+    ],
+)
+def test_what_a_drain_does_with_a_pod(raw: pods.Raw, strict: Fate, free: Fate) -> None:
+    assert (pods.sort(raw, STRICT).fate, pods.sort(raw, FREE).fate) == (strict, free)
+
+
+@pytest.mark.parametrize(
+    ("created", "tolerations", "fate"),
+    [
+        ("2026-11-15T08:59:00Z", EVERYTHING, Fate.EVICT),
+        ("2026-11-15T09:01:00Z", EVERYTHING, Fate.LEAVE),
+        ("2026-11-15T09:01:00Z", [{"key": pods.TAINT, "operator": "Exists"}], Fate.LEAVE),
+        # It got in between our look and our patch; the scheduler would not send it again.
+        ("2026-11-15T09:01:00Z", [{"key": "nvidia.com/gpu", "operator": "Exists"}], Fate.EVICT),
+        ("2026-11-15T09:01:00Z", [{"operator": "Exists", "effect": "NoExecute"}], Fate.EVICT),
+    ],
+)
+def test_a_pod_that_tolerates_the_cordon_is_moved_once(created: str, tolerations: list[Any], fate: Fate) -> None:
+    raw = pod({**OWNED, "creationTimestamp": created}, {"tolerations": tolerations})
+    assert pods.sort(raw, STRICT, since="2026-11-15T09:00:00Z").fate is fate
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"deletionTimestamp": "2026-11-15T09:00:30Z"}, "it ends, for which it has 30 s more"),
+        ({"deletionTimestamp": "2026-11-15T08:58:00Z"}, "ended 120 s ago, and its kubelet has not confirmed it"),
+        ({"deletionTimestamp": "2026-11-15T08:58:00Z", "finalizers": ["x/y"]}, "its finalizers hold it: x/y"),
+        ({"deletionTimestamp": "rubbish"}, "it ends"),
+    ],
+)
+def test_a_pod_that_ends_says_when_it_should_have(about: dict[str, Any], words: str) -> None:
+    assert pods.sort(pod(about), STRICT, at=NOW).waits.endswith(words)
+
+
+def test_the_budget_that_holds_a_pod_is_named() -> None:
+    said = "The disruption budget web needs 1 healthy pods and has 1 currently"
+    status = {"details": {"causes": [{"reason": "DisruptionBudget", "message": said}]}}
+    assert pods.budget_of(status) == said
+    several = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+    assert pods.budget_of({"message": several}) == several
+    assert pods.budget_of({"message": "Too many requests, please try again later."}) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from(["ownerReferences", "volumes", "tolerations", "emptyDir", "x"]), inner)
+        ),
+    )
+)
+def test_a_pod_of_any_shape_is_sorted(rubbish: Any) -> None:
+    raw = {"metadata": {"name": "x", "ownerReferences": rubbish}, "spec": rubbish, "status": rubbish}
+    assert pods.sort(raw, STRICT, at=NOW, since="2026-11-15T09:00:00Z").fate in Fate

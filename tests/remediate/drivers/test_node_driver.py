@@ -1,0 +1,249 @@
+"""The driver of the nodes: actions become orders, receipts become answers, and nothing is ordered twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.remediate.test_orders import HUB_KEY, KEY, NOON
+from watchkeeper.collect import order_bench, order_ledger, profiling
+from watchkeeper.collect import orders as agents
+from watchkeeper.collect.node_facts import Roots
+from watchkeeper.config import settings as config
+from watchkeeper.errors import ActionFailed, ActionRefused
+from watchkeeper.kit import wire
+from watchkeeper.kit.clock import ManualClock
+from watchkeeper.kit.own_metrics import Metric
+from watchkeeper.model import orders
+from watchkeeper.model.actions import Action, ActionId, ActionKind, Result
+from watchkeeper.model.fleet import Place
+from watchkeeper.model.incidents import IncidentId
+from watchkeeper.remediate.driver import Observed, Performed
+from watchkeeper.remediate.drivers import dry_run, node, together
+from watchkeeper.remediate.orders import WANTED_FOR, Outbox
+from watchkeeper.store.journal import Journal
+
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+RESET = Action(
+    ActionId("3-reset_gpu"), ActionKind.RESET_GPU, Place("main", node="n1", gpu=GPU), IncidentId("INC-7"), "A bad row"
+)
+REBOOT = replace(RESET, id=ActionId("3-reboot"), kind=ActionKind.REBOOT, place=Place("main", node="n1"))
+
+
+class World:
+    """A hub's outbox and the driver over it."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.clock = ManualClock(NOON)
+        self.outbox = Outbox(journal, HUB_KEY, now=NOON)
+        self.driver = node.NodeOrders(lambda: self.outbox, self.clock)
+
+    def fetched(self) -> list[orders.Order]:
+        found = self.outbox.waiting("main", "n1", now=self.clock.now())
+        return [wire.loads(orders.Order, envelope.text) for envelope in found]
+
+    def answer(self, result: Result, text: str = "so it is", key: bytes = KEY) -> None:
+        (order,) = self.fetched()
+        receipt = orders.Receipt(order.id, self.clock.now(), result, text)
+        self.outbox.take(order.id, orders.seal(receipt, key), now=self.clock.now())
+
+    def pass_time(self, seconds: float) -> None:
+        asyncio.run(self.clock.advance(seconds))
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with closing(Journal(tmp_path / "journal.db")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def world(journal: Journal) -> World:
+    return World(journal)
+
+
+def test_an_action_is_one_order_however_often_it_is_performed(world: World, journal: Journal) -> None:
+    first = world.driver.perform(RESET)
+    assert (first.is_complete, first.waits_for) == (
+        False,
+        ("the agent of n1 to fetch the order for reset_gpu, given at 12:00:00Z",),
+    )
+    (order,) = world.fetched()
+    assert (order.id, order.kind, order.arguments) == ("watchkeeper:INC-7/3-reset_gpu", "reset_gpu", {"gpu": GPU})
+    assert "which fetched the order for reset_gpu at 12:00:00Z" in world.driver.perform(RESET).waits_for[0]
+    again = World(journal)
+    again.driver.perform(RESET)
+    assert again.fetched() == [order]
+    again.answer(Result.DONE, "it was reset")
+    assert again.driver.perform(RESET) == Performed("n1: it was reset")
+    assert len(journal.latest_orders()) == 1
+
+
+def test_what_the_agent_refuses_is_not_asked_for_again(world: World, journal: Journal) -> None:
+    world.driver.perform(RESET)
+    world.answer(Result.REFUSED, "held by pid 4711 train.py of ada", key=b"x" * 32)
+    for _ in range(2):
+        with pytest.raises(ActionRefused, match=r"n1: held by pid 4711 train.py of ada .without the seal of the node"):
+            world.driver.perform(RESET)
+    assert len(journal.latest_orders()) == 1
+
+
+def test_what_failed_is_ordered_once_more_and_then_given_up(world: World) -> None:
+    world.driver.perform(RESET)
+    world.answer(Result.FAILED, "nvidia-smi ended with 255")
+    with pytest.raises(ActionFailed, match=r"n1: nvidia-smi ended with 255. It is ordered once more"):
+        world.driver.perform(RESET)
+    assert not world.driver.perform(RESET).is_complete
+    assert [order.id for order in world.fetched()] == ["watchkeeper:INC-7/3-reset_gpu~2"]
+    world.answer(Result.FAILED, "and again")
+    with pytest.raises(ActionRefused, match="it failed 2 of at most 2 times: and again"):
+        world.driver.perform(RESET)
+
+
+def test_a_reboot_that_failed_is_not_ordered_again(world: World) -> None:
+    world.driver.perform(REBOOT)
+    world.answer(Result.FAILED, "the machine did not restart")
+    with pytest.raises(ActionRefused, match="it failed 1 of at most 1 times"):
+        world.driver.perform(REBOOT)
+
+
+def test_an_order_that_nobody_wants_any_more_is_handed_out_to_nobody(world: World) -> None:
+    world.driver.perform(RESET)
+    world.pass_time(WANTED_FOR.total_seconds() + 1)
+    assert world.fetched() == [], "its repair was stopped: a reset now would hit whoever has the GPU by then"
+    heard: list[object] = []
+    world.outbox.on_news(heard.append)
+    world.driver.perform(RESET)
+    assert heard == [("main", "n1")]
+    assert len(world.fetched()) == 1
+
+
+def test_a_hub_that_restarts_hands_out_only_what_is_still_wanted(world: World, journal: Journal) -> None:
+    world.driver.perform(RESET)
+    again = World(journal)
+    assert again.fetched() == []
+    again.driver.perform(RESET)
+    assert len(again.fetched()) == 1
+
+
+def test_an_order_that_was_never_answered_is_said(world: World) -> None:
+    world.driver.perform(RESET)
+    world.pass_time(3600)
+    with pytest.raises(
+        ActionRefused, match=r"ordered at 12:00:00Z and never answered. Whether it was done is not known"
+    ):
+        world.driver.perform(RESET)
+
+
+def test_what_no_agent_does_is_refused(world: World) -> None:
+    with pytest.raises(ActionRefused, match="cordon is nothing that a node's agent does"):
+        world.driver.perform(replace(RESET, kind=ActionKind.CORDON))
+    with pytest.raises(ActionRefused, match="reset_gpu needs a GPU, and nobody knows which"):
+        world.driver.describe(replace(RESET, place=Place("main", node="n1")))
+    without = node.NodeOrders(lambda: None, world.clock)
+    with pytest.raises(ActionRefused, match="needs work orders"):
+        without.perform(RESET)
+    assert world.driver.describe(RESET) == (
+        f"work order reset_gpu gpu={GPU} for the agent of n1 (on n1: nvidia-smi --gpu-reset -i {GPU})"
+    )
+
+
+class Cluster(dry_run.DryRun):
+    """A scheduler that says what it is told to say."""
+
+    def __init__(self, seen: Observed) -> None:
+        self.seen = seen
+
+    def observe(self, place: Place) -> Observed:
+        return replace(self.seen, place=place)
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (Observed(REBOOT.place, exists=True, is_schedulable=False), {"drained": "yes"}),
+        (Observed(REBOOT.place, exists=True, is_schedulable=False, workloads=("ml/train",)), {}),
+        (Observed(REBOOT.place, exists=True, is_schedulable=True), {}),
+        (Observed(REBOOT.place, exists=True), {}),
+    ],
+)
+def test_an_agent_is_told_that_its_node_is_drained_when_the_cluster_says_so(
+    world: World, seen: Observed, told: dict[str, str]
+) -> None:
+    both = together.Together(Cluster(seen), world.driver)
+    both.perform(REBOOT)
+    assert world.fetched()[0].arguments == told
+    with pytest.raises(ActionRefused, match="only describes"):
+        both.perform(replace(RESET, kind=ActionKind.CORDON))
+
+
+def test_only_a_real_cluster_with_a_key_has_agents(world: World) -> None:
+    cluster = dry_run.DryRun()
+
+    def chosen(driver: config.DriverName, key: str | None) -> object:
+        settings = config.Settings(hub=config.Hub(order_key_file=key), remediate=config.Remediate(driver=driver))
+        return together.with_nodes(cluster, settings, lambda: world.outbox, time=world.clock)
+
+    assert chosen(config.DriverName.SLURM, None) is cluster
+    assert chosen(config.DriverName.DRY_RUN, "key") is cluster
+    assert isinstance(chosen(config.DriverName.SLURM, "key"), together.Together)
+
+
+def test_a_reboot_is_answered_by_the_agent_that_starts_after_it(world: World, tmp_path: Path) -> None:
+    boot, systemctl = tmp_path / "proc/sys/kernel/random/boot_id", tmp_path / "systemctl"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("aaaaaaaa-1\n")
+    systemctl.write_text(f"#!/bin/sh\necho $1 > {tmp_path}/called\n")
+    systemctl.chmod(0o755)
+    tools = order_bench.Tools(systemctl=str(systemctl))
+    bench = order_bench.Bench(profiling.PauseFile(tmp_path), tools=tools, roots=Roots(tmp_path / "proc", tmp_path))
+
+    def desk() -> agents.Desk:
+        allowed = agents.Node("main", "n1", KEY, frozenset({"reboot"}))
+        ledger = order_ledger.Ledger(tmp_path / "orders", now=NOON)
+        return agents.Desk(allowed, ledger, bench, time=world.clock, count=Metric("orders", "counter", ""))
+
+    world.driver.perform(replace(REBOOT, arguments={"drained": "yes"}))
+    (envelope,) = world.outbox.waiting("main", "n1", now=NOON)
+
+    async def until_the_machine_goes_down() -> None:
+        work = asyncio.create_task(desk().take(envelope))
+        while not (tmp_path / "called").exists():
+            await asyncio.sleep(0.01)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    asyncio.run(until_the_machine_goes_down())
+    boot.write_text("bbbbbbbb-2\n")
+    after = desk()
+    after.resume()
+    ((id, receipt),) = after.ledger.receipts().items()
+    world.outbox.take(id, receipt, now=world.clock.now())
+    assert (
+        world.driver.perform(REBOOT).text == "n1: the machine has restarted: its boot id was aaaaaaaa and is bbbbbbbb"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "result", "words"),
+    [
+        (order_ledger.Line("n", NOON, kind="reboot", boot="a"), Result.FAILED, "and the machine did not"),
+        (order_ledger.Line("n", NOON, kind="reset_gpu", boot="b"), Result.FAILED, "is not known"),
+        (order_ledger.Line("n", NOON, kind="reboot"), Result.FAILED, "is not known"),
+        (order_ledger.Line("n", NOON), Result.FAILED, "is not known"),
+        (
+            order_ledger.Line("n", NOON, kind="restart_service", about="watchkeeper-agent"),
+            Result.DONE,
+            "this agent was restarted",
+        ),
+    ],
+)
+def test_only_a_restart_that_was_the_work_itself_proves_it(line: order_ledger.Line, result: Result, words: str) -> None:
+    done = agents.after_restart(line, "a")
+    assert done.result is result
+    assert words in done.text

@@ -1,0 +1,165 @@
+"""The Slurm driver on a real Slurm: our drains are marked and resumed, those of others are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.slurm_cluster import Cluster, until
+from watchkeeper.config.settings import RunningJobs
+from watchkeeper.errors import ActionFailed, ActionRefused
+from watchkeeper.model.actions import Action, ActionId, ActionKind
+from watchkeeper.model.fleet import Place
+from watchkeeper.model.incidents import IncidentId
+from watchkeeper.remediate.drivers.slurm import Slurm
+
+pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
+CORDON, DRAIN, UNCORDON, RESTART = ActionKind.CORDON, ActionKind.DRAIN, ActionKind.UNCORDON, ActionKind.RESTART_APP
+PLACE = Place("main", node="n1")
+MARK = "watchkeeper:I-7/1-cordon"
+
+
+@pytest.fixture
+def cluster(slurm: Cluster) -> Iterator[Cluster]:
+    yield slurm
+    slurm.cancel_all()
+    until(lambda: set(states(slurm)) == {"idle"})
+
+
+@pytest.fixture
+def driver(cluster: Cluster) -> Slurm:
+    return Slurm(environment={"SLURM_CONF": cluster.environment["SLURM_CONF"]})
+
+
+def action(kind: ActionKind, node: str = "n1", *, incident: str = "I-7", **arguments: str) -> Action:
+    place = Place("main", node=node)
+    return Action(ActionId(f"1-{kind}"), kind, place, IncidentId(incident), "GPU 3 fell off the bus", arguments)
+
+
+def states(cluster: Cluster) -> list[str]:
+    """A node that was resumed is `idle*` until its slurmd has answered."""
+    return cluster.ask("sinfo", "-h", "-N", "-o", "%T").split()
+
+
+def start(cluster: Cluster, *options: str) -> str:
+    job = cluster.submit("-w", "n1", "--gres=gpu:1", "--mem=10", *options)
+    until(lambda: cluster.ask("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING")
+    return job
+
+
+def test_a_drain_carries_our_reason_and_is_resumed(cluster: Cluster, driver: Slurm) -> None:
+    assert driver.perform(action(CORDON)).text == f"drained n1 with the reason {MARK}"
+    seen = driver.observe(PLACE)
+    assert (seen.is_schedulable, seen.cordoned_by, seen.held_by) == (False, MARK, ())
+    assert driver.perform(action(CORDON)).text == f"n1 is already drained by {MARK}"
+    assert driver.perform(action(DRAIN)).is_complete
+    driver.perform(action(UNCORDON))
+    until(lambda: driver.observe(PLACE).is_schedulable)
+    assert driver.observe(PLACE).cordoned_by is None
+    assert driver.perform(action(UNCORDON)).text == "n1 has no drain of ours"
+    assert states(cluster) == ["idle"] * 3
+
+
+def test_what_is_described_is_what_a_person_would_type(cluster: Cluster, driver: Slurm) -> None:
+    assert driver.describe(action(CORDON)) == f"scontrol update NodeName=n1 State=DRAIN Reason={MARK}"
+    cluster.ask(*driver.describe(action(CORDON)).split())
+    assert driver.observe(PLACE).cordoned_by == MARK
+    assert driver.describe(action(DRAIN, running_jobs="requeue")).endswith("scontrol requeue JOB for each of them")
+
+
+def test_a_running_job_is_waited_for_and_nothing_is_done_to_it(cluster: Cluster, driver: Slurm) -> None:
+    job = start(cluster)
+    driver.perform(action(CORDON))
+    done = driver.perform(action(DRAIN))
+    assert (done.is_complete, done.waits_for) == (False, (f"job {job} of root: running",))
+    assert driver.observe(PLACE).workloads == (job,)
+    cluster.ask("scancel", job)
+    until(lambda: driver.perform(action(DRAIN)).is_complete)
+
+
+def test_a_running_job_is_requeued_where_the_policy_says_so(cluster: Cluster, driver: Slurm) -> None:
+    job, fixed = start(cluster), start(cluster, "--no-requeue")
+    driver.perform(action(CORDON))
+    wanted = action(DRAIN, running_jobs="requeue")
+    waits = driver.perform(wanted).waits_for
+    assert any(one.startswith(f"job {fixed} of root: running, and cannot be requeued: ") for one in waits)
+    until(lambda: "PENDING" in cluster.ask("squeue", "-h", "-j", job, "-o", "%T"))
+    until(lambda: not any(f"job {job} " in one for one in driver.perform(wanted).waits_for))
+    cluster.ask("scancel", fixed)
+    until(lambda: driver.perform(wanted).is_complete)
+
+
+def test_a_job_is_restarted_by_being_requeued_and_not_once_more(cluster: Cluster, driver: Slurm) -> None:
+    job = start(cluster)
+    assert driver.perform(action(RESTART, jobs=job)).text == "requeued 1 jobs, 1 to go"
+    again = action(RESTART, jobs=job, before="2020-01-01T00:00:00+00:00")
+    assert driver.perform(again).is_complete
+    with pytest.raises(ActionRefused, match="nobody knows which jobs are meant"):
+        driver.perform(action(RESTART))
+
+
+def test_a_drain_of_somebody_else_is_neither_taken_over_nor_resumed(cluster: Cluster, driver: Slurm) -> None:
+    cluster.ask("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=disk swap, ticket 12")
+    seen = driver.observe(PLACE)
+    assert (seen.cordoned_by, seen.held_by) == (None, ("root (disk swap, ticket 12)",))
+    with pytest.raises(ActionRefused, match="in the hands of root"):
+        driver.perform(action(CORDON))
+    with pytest.raises(ActionRefused, match="the drain is not ours"):
+        driver.perform(action(UNCORDON))
+    assert "disk swap" in cluster.ask("scontrol", "show", "node", "n1")
+
+
+def test_a_drain_that_somebody_else_takes_over_is_theirs(cluster: Cluster, driver: Slurm) -> None:
+    driver.perform(action(CORDON))
+    with pytest.raises(ActionRefused, match="belongs to watchkeeper:I-7/1-cordon, not to I-70"):
+        driver.perform(action(UNCORDON, incident="I-70"))
+    cluster.ask("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=mine now")
+    with pytest.raises(ActionRefused, match="the drain is not ours"):
+        driver.perform(action(UNCORDON))
+
+
+def test_a_node_that_somebody_resumes_is_not_drained_again(cluster: Cluster, driver: Slurm) -> None:
+    driver.perform(action(CORDON))
+    cluster.ask("scontrol", "update", "NodeName=n1", "State=RESUME")
+    until(lambda: driver.observe(PLACE).is_schedulable)
+    assert driver.observe(PLACE).cordoned_by is None
+    with pytest.raises(ActionRefused, match="our drain is gone"):
+        driver.perform(action(DRAIN))
+
+
+def test_the_reason_of_a_node_that_is_down_is_kept_behind_our_mark(cluster: Cluster, driver: Slurm) -> None:
+    cluster.ask("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=fan failed")
+    assert driver.observe(PLACE).unhealthy == ("Slurm (down: fan failed)",)
+    driver.perform(action(CORDON))
+    assert f"Reason={MARK} (was: fan failed)" in cluster.ask("scontrol", "show", "node", "n1")
+    assert driver.observe(PLACE).cordoned_by == MARK
+
+
+@pytest.mark.parametrize("name", ["n[1-3]", "n1,n2", "ALL nodes", "-w", "n1 State=DOWN"])
+def test_a_name_that_means_several_nodes_is_refused(cluster: Cluster, driver: Slurm, name: str) -> None:
+    with pytest.raises(ActionRefused, match="is not the name of one node"):
+        driver.perform(action(CORDON, name))
+    assert states(cluster) == ["idle"] * 3
+
+
+def test_a_node_that_slurm_does_not_know_does_not_exist(driver: Slurm) -> None:
+    assert driver.observe(Place("main", node="n9")).exists is False
+    assert "knows n9 no more" in driver.perform(action(UNCORDON, "n9")).text
+    with pytest.raises(ActionFailed, match="Slurm has no node n9"):
+        driver.perform(action(CORDON, "n9"))
+
+
+def test_a_controller_that_does_not_answer_is_waited_for(cluster: Cluster) -> None:
+    conf = (cluster.folder / "slurm.conf").read_text()
+    (cluster.folder / "away.conf").write_text(conf.replace("SlurmctldPort=", "SlurmctldPort=1\n#"))
+    driver = Slurm(environment={"SLURM_CONF": str(cluster.folder / "away.conf")}, timeout_seconds=1.0)
+    done = driver.perform(action(CORDON))
+    assert (done.is_complete, done.text) == (False, "cordon has to wait")
+    assert "no answer within 1 s" in done.waits_for[0] or "Unable to contact" in done.waits_for[0]
+
+
+def test_commands_that_are_not_there_are_said_with_the_way_out(cluster: Cluster) -> None:
+    driver = Slurm(cluster.folder / "nowhere", running_jobs=RunningJobs.WAIT)
+    with pytest.raises(ActionFailed, match=r"cannot be run: No such file.*remediate\.slurm_commands"):
+        driver.perform(action(CORDON))

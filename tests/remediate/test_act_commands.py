@@ -1,0 +1,149 @@
+"""`watchkeeper act` against a real hub over HTTP: explain, list, approve, reject, stop, log and test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.product.running import await_that
+from tests.remediate.cluster import Machine, TestCluster, nodes
+from watchkeeper.cli.main import watchkeeper
+from watchkeeper.client.hub import HubClient
+from watchkeeper.config import settings
+from watchkeeper.errors import HubError
+from watchkeeper.hub import Hub
+from watchkeeper.kit import clock
+from watchkeeper.model import events, fleet
+from watchkeeper.model.actions import Mode
+from watchkeeper.web import server
+from watchkeeper.web.app import create_app
+from watchkeeper.web.auth import Auth
+
+
+class Desk:
+    """A hub in mode ask over a cluster in memory, and somebody at a terminal."""
+
+    def __init__(self, hub: Hub, cluster: TestCluster, port: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.hub, self.cluster, self.loop = hub, cluster, loop
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = HubClient(self.url)
+
+    def breaks(self, node: str, code: int = 79) -> None:
+        place = fleet.Place("main", node=node, gpu=f"GPU-{node}")
+        now = datetime.now(UTC)
+        event = events.Event(f"main/{node}/b/k/{code}", events.EventKind.XID, code, place, now, f"Xid {code}")
+        asyncio.run_coroutine_threadsafe(self.hub.take_events([event]), self.loop).result(10)
+
+    def types(self, *words: str) -> Result:
+        return CliRunner().invoke(watchkeeper, ["act", *words, "--hub", self.url], catch_exceptions=False)
+
+    def planned(self, node: str = "n1") -> str:
+        self.breaks(node)
+        found = await_that(lambda: [one for one in self.client.repairs()["repairs"] if one["node"]["node"] == node])
+        return str(found[0]["incident"])
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    listener, loop, stop = server.listen("127.0.0.1", 0), asyncio.new_event_loop(), asyncio.Event()
+    names = [node.name for node in nodes(4)]
+    labels = {"__meta_watchkeeper_cluster": "main"}
+    groups = [{"targets": [], "labels": {**labels, "__meta_watchkeeper_node": name}} for name in names]
+    (tmp_path / "sd.json").write_text(json.dumps(groups))
+    chosen = settings.Settings(
+        hub=settings.Hub(data=str(tmp_path / "kept")),
+        fleet=settings.Fleet(sd_files=(str(tmp_path / "sd.json"),)),
+        remediate=replace(settings.Remediate(), mode=Mode.ASK),
+    )
+    hub = Hub(chosen, time=clock.ScaledClock())
+    hub.driver = cluster = TestCluster({name: Machine() for name in names})
+    hub.open()
+
+    async def run() -> None:
+        watching = asyncio.create_task(hub.run(stop))
+        with contextlib.closing(listener):
+            await server.serve(create_app(hub, Auth()), listener, stop=stop)
+        await watching
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread.start()
+    await_that(hub.fleet.nodes)
+    yield Desk(hub, cluster, listener.getsockname()[1], loop)
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(10)
+    loop.close()
+    hub.close()
+
+
+def test_a_plan_is_explained_approved_and_carried_out(desk: Desk) -> None:
+    id = desk.planned()
+    told = desk.types("explain", id).output
+    assert f"{id}  gpu_fell_off_bus: waits for a person's yes" in told
+    assert "mode ask by remediate.mode; no [[remediate.trust]] fits" in told
+    assert "from cause.gpu_fell_off_bus of the policy" in told
+    assert "reboot n1   (within 1800 s)" in told
+    assert desk.cluster.calls == []
+    assert f"{id}.1 is cordoning" in desk.types("approve", id).output
+    await_that(lambda: desk.cluster.calls == ["cordon n1", "drain n1", "reboot n1"])
+    assert "approved plan" in desk.types("log").output
+    assert "validating" in desk.types("list").output
+
+
+def test_a_stale_yes_is_refused_with_both_digests(desk: Desk) -> None:
+    id = desk.planned()
+    with pytest.raises(HubError, match="the yes is for plan abc, the plan is"):
+        desk.types("approve", id, "--plan", "abc")
+    assert desk.types("reject", id, "--why", "it is my test node").output == f"{id}.1 is rejected.\n"
+    assert "rejected" in desk.types("list", "--all").output
+    assert desk.types("list").output == "No repairs.\n"
+    assert f"{id}.2 is planned" in desk.types("again", id).output
+
+
+def test_a_stop_is_said_everywhere_and_holds_what_is_approved(desk: Desk) -> None:
+    id = desk.planned()
+    desk.types("stop", "--why", "power work")
+    assert desk.types("list").output.startswith("STOPPED by local at ")
+    desk.types("approve", id)
+    assert "would be refused by stop" in desk.types("explain", id).output
+    assert desk.cluster.calls == []
+    assert desk.types("resume").output == "Repairs go on.\n"
+    await_that(lambda: desk.cluster.ours() == ["n1"])
+
+
+def test_a_policy_is_played_against_the_incidents_of_the_past(desk: Desk, tmp_path: Path) -> None:
+    id = desk.planned()
+    mine = tmp_path / "mine.toml"
+    mine.write_text('[cause.gpu_fell_off_bus]\nsteps = [{ action = "inspect", why = "we look first" }]')
+    told = desk.types("test", str(mine)).output
+    assert id in told
+    assert "0 of 1 would have begun by themselves." in told
+    assert "inspect" in told
+    mine.write_text('[cause.nonsense]\nsteps = [{ action = "explode", why = "" }]')
+    with pytest.raises(Exception, match=r"cause.nonsense.steps\[0\].action: expected one of"):
+        desk.types("test", str(mine))
+
+
+def test_an_incident_without_a_repair_says_why(desk: Desk) -> None:
+    desk.breaks("n2", 13)
+    id = await_that(lambda: [one["id"] for one in desk.client.incidents() if one["plan"]])[0]
+    assert "nobody knows which pods or jobs are to be restarted" in desk.types("explain", id).output
+    with pytest.raises(HubError, match="there is no repair for"):
+        desk.types("reject", id, "--why", "x")
+
+
+def test_the_audit_is_json_with_who_what_and_why(desk: Desk) -> None:
+    id = desk.planned()
+    desk.types("reject", id, "--why", "no")
+    last = desk.client.repair_log()[-1]
+    assert (last["actor"], last["kind"], last["subject"]) == ("local", "repair", id)
+    assert last["body"]["text"] == "local rejected it: no"
+    assert desk.hub.journal.verify() is None

@@ -1,0 +1,169 @@
+"""Guards: each lets the last one in and refuses the next, with both numbers in its message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.remediate.cluster import nodes
+from watchkeeper.kit import quiet_hours
+from watchkeeper.model.actions import Mode
+from watchkeeper.model.fleet import Node, Place
+from watchkeeper.model.repairs import Switch
+from watchkeeper.remediate import guards
+from watchkeeper.remediate.guards import Limits, Quorum, Start, Wish, count, refusals
+
+NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+FLEET = nodes(20, per_rack=5, pools=2)
+NONE = Limits(100, 100, 1000, attempts=1000, breaker_nodes=1000, domains=())
+
+
+def place(name: str) -> Place:
+    return Place("main", node=name)
+
+
+def out(*names: str) -> Mapping[Place, str]:
+    return {place(name): "ada" for name in names}
+
+
+def said(limits: Limits, *out_names: str, node: str = "n0", mode: Mode = Mode.ACT, **more: object) -> list[str]:
+    standing = count(FLEET, out(*out_names), **more)  # type: ignore[arg-type]
+    wish = Wish(place(node), "gpu_fell_off_bus", mode)
+    return [f"{one.guard}: {one.text}" for one in refusals(wish, standing, limits, now=NOW)]
+
+
+def test_a_pool_gives_up_no_more_than_its_share() -> None:
+    limits = replace(NONE, pool_percent=20)
+    assert said(limits, "n2") == []
+    assert said(limits, "n2", "n4") == [
+        "pool share: 2 of 10 nodes of pool pool-0 are out, one more would be 3, the limit is 2 (20 %)"
+    ]
+    assert said(limits, "n1", "n3") == []
+
+
+def test_the_fleet_gives_up_no_more_than_its_share() -> None:
+    limits = replace(NONE, fleet_percent=10)
+    assert said(limits, "n1") == []
+    assert said(limits, "n1", "n2") == [
+        "fleet share: 2 of 20 nodes of the fleet are out, one more would be 3, the limit is 2 (10 %)"
+    ]
+
+
+def test_a_node_that_is_out_already_takes_no_further_place() -> None:
+    assert said(replace(NONE, fleet_percent=10), "n1", "n0") == []
+
+
+def test_a_small_pool_may_always_give_up_one_unless_the_share_is_nothing() -> None:
+    assert (guards.most_out(4, 20), guards.most_out(4, 0), guards.most_out(1000, 20)) == (1, 0, 200)
+
+
+def test_two_nodes_of_one_rack_are_never_out_at_once() -> None:
+    limits = replace(NONE, domains=("rack",))
+    assert said(limits, "n5") == []
+    assert said(limits, "n1") == ["domain: n1 of rack r0 is out already: 1 nodes of a rack, the limit is 1"]
+
+
+def test_so_many_repairs_begin_within_a_time() -> None:
+    limits = replace(NONE, starts=2)
+    starts = [Start(NOW - timedelta(minutes=minutes), place("n9"), "x") for minutes in (90, 59, 1)]
+    assert said(limits, starts=starts[:2]) == []
+    assert said(limits, starts=starts) == ["rate: 2 repairs began within 1 h, the limit is 2"]
+
+
+def test_a_node_is_not_repaired_again_and_again_for_one_cause() -> None:
+    limits = replace(NONE, attempts=2)
+    starts = [Start(NOW - timedelta(days=days), place("n0"), "gpu_fell_off_bus") for days in (8, 6, 1)]
+    assert said(limits, starts=starts[:2]) == []
+    assert said(limits, starts=starts) == [
+        "attempts: 2 repairs of n0 within 7 d, the limit is 2: hand it over to the vendor"
+    ]
+    assert said(limits, node="n1", starts=starts) == []
+
+
+def test_a_pool_keeps_the_gpus_that_its_jobs_need() -> None:
+    quorum = Quorum("llm", "pool-0", 64)
+    limits = replace(NONE, quorums=(quorum,))
+    assert said(limits, "n2") == []
+    assert said(limits, "n2", "n4") == ["quorum: pool pool-0 would have 56 healthy GPUs left, jobs of llm need 64"]
+    sick = {place("n6"): 1}
+    assert said(limits, "n2", sick_gpus=sick) == [
+        "quorum: pool pool-0 would have 63 healthy GPUs left, jobs of llm need 64"
+    ]
+
+
+def test_a_node_whose_gpus_nobody_counted_cannot_be_spared() -> None:
+    standing = count([Node("main", "n0", "pool-0")], {})
+    limits = replace(NONE, quorums=(Quorum("llm", "pool-0", 8),))
+    assert [one.guard for one in refusals(Wish(place("n0"), "x", Mode.ACT), standing, limits, now=NOW)] == ["quorum"]
+
+
+def test_a_node_that_the_inventory_does_not_know_is_left_alone() -> None:
+    assert said(NONE, node="stranger") == [
+        "inventory: stranger is not among the 20 nodes of the inventory, so no budget covers it"
+    ]
+
+
+def test_quiet_hours_hold_back_what_begins_by_itself_and_nobody_who_is_awake() -> None:
+    limits = replace(NONE, quiet=(quiet_hours.parse("Mon-Fri 11:00-13:00"),))
+    assert said(limits) == ["quiet hours: it is Mon 12:00 UTC, and Mon-Fri 11:00-13:00 are quiet hours"]
+    assert said(limits, mode=Mode.ASK) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "holds"),
+    [
+        ("22:00-06:00", "2026-05-04T23:00", True),
+        ("22:00-06:00", "2026-05-04T05:59", True),
+        ("22:00-06:00", "2026-05-04T06:00", False),
+        ("Fri 22:00-06:00", "2026-05-09T05:00", True),
+        ("Fri 22:00-06:00", "2026-05-08T05:00", False),
+        ("Sat-Mon 00:00-24:00", "2026-05-04T12:00", True),
+        ("Sat-Mon 00:00-24:00", "2026-05-05T12:00", False),
+    ],
+)
+def test_hours_past_midnight_belong_to_the_day_they_began_on(text: str, at: str, holds: bool) -> None:
+    assert quiet_hours.parse(text).holds(datetime.fromisoformat(f"{at}:00+00:00")) is holds
+
+
+@pytest.mark.parametrize("text", ["10-12", "25:00-26:00", "Foo 10:00-12:00", "10:60-12:00", ""])
+def test_hours_that_no_day_has_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"such as 22:00-06:00|no day has|days are"):
+        quiet_hours.parse(text)
+
+
+def test_the_breaker_opens_over_distinct_nodes_and_stays_open() -> None:
+    limits = replace(NONE, breaker_nodes=2)
+    wanted = {place("n1"): NOW, place("n2"): NOW, place("n3"): NOW - timedelta(minutes=11)}
+    assert guards.trip(wanted, limits, since=None, now=NOW) is None
+    wanted[place("n4")] = NOW
+    why = guards.trip(wanted, limits, since=None, now=NOW)
+    assert why == "3 nodes wanted a repair within 10 min, the limit is 2"
+    assert guards.trip(wanted, limits, since=NOW, now=NOW) is None
+    tripped = said(NONE, switch=Switch(tripped_at=NOW, tripped_why=why))
+    assert tripped == [
+        f"breaker: the circuit breaker tripped at 2026-05-04 12:00Z: {why}; `watchkeeper act reset` closes it"
+    ]
+
+
+def test_a_stopped_hub_starts_nothing_and_says_who_stopped_it() -> None:
+    switch = Switch(stopped_at=NOW, stopped_by="ada", stopped_why="power work")
+    assert said(NONE, switch=switch)[0].startswith("stop: ada stopped everything at 2026-05-04 12:00Z (power work)")
+
+
+def test_a_repair_that_leaves_the_node_in_service_needs_no_share() -> None:
+    standing = count(FLEET, out("n1", "n2", "n3"))
+    wish = Wish(place("n0"), "thermal_throttle", Mode.ACT, takes_out=False)
+    assert refusals(wish, standing, replace(NONE, fleet_percent=5), now=NOW) == []
+
+
+@given(st.sets(st.integers(0, 19), max_size=20), st.integers(0, 100), st.integers(0, 100))
+def test_whatever_is_out_a_start_never_exceeds_a_share(gone: set[int], pool: int, fleet: int) -> None:
+    names = [f"n{at}" for at in gone if at != 0]
+    if not said(replace(NONE, pool_percent=pool, fleet_percent=fleet), *names):
+        assert len(names) + 1 <= guards.most_out(20, fleet)
+        assert sum(int(name[1:]) % 2 == 0 for name in names) + 1 <= guards.most_out(10, pool)

@@ -1,0 +1,102 @@
+"""Repairs inside a hub: the fast path needs no tick, mistakes in settings are refused, the default touches nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.remediate.cluster import Machine, TestCluster, nodes
+from tests.remediate.world import NOON
+from watchkeeper.config import loading, settings
+from watchkeeper.errors import SettingsError
+from watchkeeper.hub import Hub
+from watchkeeper.kit.clock import ManualClock, to_ms
+from watchkeeper.model import events, fleet
+from watchkeeper.model.actions import Mode
+from watchkeeper.repair_loop import ladder_of, limits_of, policy_of
+
+
+def after_xid(folder: Path, code: int, mode: Mode) -> tuple[TestCluster, list[str]]:
+    """What a hub whose loops do not run has done a moment after an event, and its timeline."""
+    inventory = nodes(8)
+    cluster = TestCluster({node.name: Machine() for node in inventory})
+
+    async def story() -> list[str]:
+        chosen = replace(settings.Remediate(), mode=mode)
+        hub = Hub(settings.Settings(settings.Hub(data=str(folder)), remediate=chosen), time=ManualClock(NOON))
+        hub.driver = cluster
+        hub.open()
+        hub.fleet.expect(inventory, to_ms(NOON))
+        place = fleet.Place("main", node="n1", gpu="GPU-1")
+        await hub.take_events([events.Event("e1", events.EventKind.XID, code, place, NOON, f"Xid {code}")])
+        for _ in range(100):
+            if cluster.ours():
+                break
+            await asyncio.sleep(0.01)
+        told = [entry.text for entry in hub.timeline("INC-1")]
+        hub.close()
+        return told
+
+    return cluster, asyncio.run(story())
+
+
+def test_an_event_cordons_its_node_without_a_tick_or_a_diagnosis(tmp_path: Path) -> None:
+    cluster, told = after_xid(tmp_path, 79, Mode.ACT)
+    assert cluster.ours() == ["n1"]
+    assert "Cordoning: Approved by policy, and no guard objects" in told
+
+
+@pytest.mark.parametrize(("code", "mode"), [(79, Mode.OBSERVE), (79, Mode.ASK), (13, Mode.ACT)])
+def test_nothing_is_touched_unless_the_mode_is_act_and_the_hardware_is_at_fault(
+    tmp_path: Path, code: int, mode: Mode
+) -> None:
+    cluster, _ = after_xid(tmp_path, code, mode)
+    assert cluster.calls == []
+
+
+def test_settings_become_a_ladder_and_limits(tmp_path: Path) -> None:
+    (tmp_path / "hub.toml").write_text(
+        """
+        [remediate]
+        mode = "suggest"
+        policy = "mine.toml"
+        fleet_percent = 5
+        quiet_hours = ["22:00-06:00"]
+        [[remediate.trust]]
+        cause = "gpu_fell_off_bus"
+        pool = "prod"
+        mode = "act"
+        [[remediate.quorum]]
+        job_class = "llm"
+        pool = "prod"
+        gpus = 512
+        """
+    )
+    (tmp_path / "mine.toml").write_text('[cause.gsp_timeout]\nsteps = [{ action = "inspect", why = "look" }]')
+    chosen = loading.load(tmp_path / "hub.toml").remediate
+    assert ladder_of(chosen).rung("gpu_fell_off_bus", "prod").mode is Mode.ACT
+    assert (limits_of(chosen).fleet_percent, limits_of(chosen).quorums[0].gpus) == (5, 512)
+    assert [step.action for step in policy_of(chosen).steps("gsp_timeout")] == ["inspect"]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("pool_percent = 101", "remediate.pool_percent: 101 is not a share in percent"),
+        ('quiet_hours = ["at night"]', "remediate: `at night` is not a time such as 22:00-06:00"),
+        ('trust = [{ mode = "always" }]', r"remediate.trust\[0\].mode: expected one of observe"),
+    ],
+)
+def test_a_mistake_in_the_settings_names_its_key(tmp_path: Path, line: str, problem: str) -> None:
+    (tmp_path / "hub.toml").write_text(f"[remediate]\n{line}")
+    with pytest.raises(SettingsError, match=problem):
+        loading.load(tmp_path / "hub.toml")
+
+
+def test_a_rule_for_a_cause_that_nobody_knows_is_refused() -> None:
+    chosen = replace(settings.Remediate(), trust=(settings.Trust(Mode.ACT, cause="gpu_fel_of"),))
+    with pytest.raises(SettingsError, match=r"remediate.trust\[0\].cause: unknown cause 'gpu_fel_of'"):
+        ladder_of(chosen)

@@ -1,0 +1,123 @@
+"""Validation: what was not seen has not passed, and what came since the repair has failed it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from watchkeeper.errors import StoreError
+from watchkeeper.model import alerts, events, fleet, incidents
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import Sample
+from watchkeeper.query.embedded import EmbeddedEngine
+from watchkeeper.remediate.validation import ConditionsClear, GpusPresent, NoNewXid, Standing, Verdict, ask
+from watchkeeper.store.head import Head
+from watchkeeper.store.journal import Journal
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+NODE = fleet.Place("main", node="n1")
+GPU = replace(NODE, gpu="GPU-1")
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass
+class Records:
+    events: list[events.Event] = field(default_factory=list)
+    open: list[incidents.Incident] = field(default_factory=list)
+
+    def events_at(
+        self, place: fleet.Place, *, since: datetime, until: datetime, limit: int = 1000
+    ) -> list[events.Event]:
+        return [one for one in self.events if since <= one.at <= until and place.encloses(one.place)][:limit]
+
+    def open_incidents_at(self, _: fleet.Place) -> list[str]:
+        return [one.id for one in self.open]
+
+    def incident(self, id: str) -> incidents.Incident | None:
+        return next(one for one in self.open if one.id == id)
+
+
+def xid(code: int, at: datetime) -> events.Event:
+    return events.Event(f"e{code}", events.EventKind.XID, code, GPU, at, f"Xid {code}")
+
+
+def standing(verdict: Verdict) -> tuple[Standing, str]:
+    return verdict.standing, verdict.text
+
+
+def test_quiet_has_to_last_before_it_counts() -> None:
+    check = NoNewXid(Records([xid(79, NOON - MINUTE)]))
+    assert standing(check.check(NODE, NOON, NOON + MINUTE)) == (Standing.UNKNOWN, "none for 60 s of 300 s")
+    assert check.check(NODE, NOON, NOON + 5 * MINUTE).standing is Standing.PASSED
+
+
+def test_an_xid_of_hardware_after_the_repair_fails_it_and_one_of_a_program_does_not() -> None:
+    check = NoNewXid(Records([xid(31, NOON + MINUTE)]))
+    assert check.check(NODE, NOON, NOON + 5 * MINUTE).standing is Standing.PASSED
+    check = NoNewXid(Records([xid(48, NOON + MINUTE)]))
+    assert standing(check.check(NODE, NOON, NOON + 2 * MINUTE)) == (Standing.FAILED, "Xid 48 at 12:01:00Z: Xid 48")
+
+
+def test_gpus_count_when_they_reported_after_the_repair() -> None:
+    engine = EmbeddedEngine(Head(max_series=100))
+    check, at_ms = GpusPresent(engine), round(NOON.timestamp() * 1000)
+    labels = {"cluster": "main", "Hostname": "n1"}
+
+    def report(name: str, value: float, seconds: int, **more: str) -> None:
+        series = Labels({"__name__": name, **labels, **more})
+        engine.append([Sample(series, at_ms + seconds * 1000, value)])
+
+    report("DCGM_FI_DEV_GPU_TEMP", 40.0, -10, UUID="GPU-1")
+    assert standing(check.check(NODE, NOON, NOON)) == (
+        Standing.UNKNOWN,
+        "0 GPUs report, and nobody knows how many should",
+    )
+    report("watchkeeper_node_expected_gpus", 2.0, 0)
+    report("DCGM_FI_DEV_GPU_TEMP", 40.0, 10, UUID="GPU-1")
+    verdict = check.check(NODE, NOON, NOON + timedelta(seconds=20))
+    assert standing(verdict) == (Standing.UNKNOWN, "1 of 2 GPUs have reported since 12:00:00Z")
+    report("DCGM_FI_DEV_GPU_TEMP", 40.0, 15, UUID="GPU-2")
+    assert check.check(NODE, NOON, NOON + timedelta(seconds=20)).standing is Standing.PASSED
+
+
+def test_a_fault_that_lasts_keeps_the_node_out() -> None:
+    member = incidents.Member(
+        incidents.MemberKind.EVENT, "e", GPU, "gpu_fell_off_bus", NOON, "Xid 79", alerts.Severity.CRITICAL
+    )
+    incident = incidents.Incident(
+        incidents.IncidentId("INC-1"),
+        GPU,
+        "lost",
+        alerts.Severity.CRITICAL,
+        incidents.IncidentState.OPEN,
+        NOON,
+        "gpu_fell_off_bus",
+        "gpu_lost",
+        (member,),
+    )
+    records = Records(open=[incident])
+    verdict = ConditionsClear(records).check(NODE, NOON, NOON)
+    assert standing(verdict) == (Standing.UNKNOWN, "1 still last, such as: Xid 79")
+    records.open = [replace(incident, members=(replace(member, until=NOON),))]
+    assert ConditionsClear(records).check(NODE, NOON, NOON).standing is Standing.PASSED
+
+
+def test_a_check_that_nobody_makes_or_that_breaks_has_not_passed() -> None:
+    class Broken:
+        name = "broken"
+
+        def check(self, place: fleet.Place, since: datetime, now: datetime) -> Verdict:
+            raise StoreError("the disk is gone")
+
+    verdicts = ask(["magic", "broken"], {"broken": Broken()}, NODE, since=NOON, now=NOON)
+    assert [one.standing for one in verdicts] == [Standing.UNKNOWN, Standing.UNKNOWN]
+    assert verdicts[1].text == "could not be asked: the disk is gone"
+
+
+def test_the_journal_is_a_keeper_of_records(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.take_events([xid(79, NOON)], NOON)
+    assert NoNewXid(journal).check(NODE, NOON, NOON).standing is Standing.FAILED
+    assert ConditionsClear(journal).check(NODE, NOON, NOON).standing is Standing.PASSED
+    journal.close()

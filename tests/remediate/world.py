@@ -1,0 +1,145 @@
+"""Repairs with everything around them: a journal on disk, a cluster in memory, incidents that open and end at will."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from tests.remediate.cluster import Machine, TestCluster, nodes
+from watchkeeper.catalogue import causes
+from watchkeeper.model import alerts, events, fleet, incidents
+from watchkeeper.model.actions import Mode
+from watchkeeper.model.repairs import Repair
+from watchkeeper.remediate import guards, validation
+from watchkeeper.remediate.approval import Approval
+from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.plan import make_plan
+from watchkeeper.remediate.policy import Policy, load
+from watchkeeper.remediate.repairs import Repairs
+from watchkeeper.remediate.surroundings import Surroundings
+from watchkeeper.remediate.wanted import Wanted, wanted
+from watchkeeper.store.journal import Journal
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+# Everything allowed that a test is not about.
+FREE = guards.Limits(100, 100, 10_000, attempts=10_000, breaker_nodes=10_000, domains=())
+
+
+@dataclass
+class Healthy:
+    """A check that asks the test cluster."""
+
+    cluster: TestCluster
+    name: str
+
+    def check(self, place: fleet.Place, since: datetime, now: datetime) -> validation.Verdict:
+        if now - since < timedelta(seconds=5):
+            return validation.Verdict(self.name, validation.Standing.UNKNOWN, "too early to say")
+        is_sick = self.cluster.machines[place.node or ""].is_sick
+        standing = validation.Standing.FAILED if is_sick else validation.Standing.PASSED
+        return validation.Verdict(self.name, standing, "sick" if is_sick else "fine")
+
+
+@dataclass
+class World:
+    folder: Path
+    count: int = 4
+    limits: guards.Limits = FREE
+    mode: Mode = Mode.ACT
+    policy: Policy = field(default_factory=load)
+    now: datetime = NOON
+    # What the settings of today say, where they are others than those of the plan.
+    rung: Rung | None = None
+
+    def __post_init__(self) -> None:
+        self.nodes: Sequence[fleet.Node] = nodes(self.count)
+        self.cluster = TestCluster({node.name: Machine() for node in self.nodes})
+        self.reported: list[events.Event] = []
+        self.journal = Journal(self.folder / "journal.sqlite")
+        self.open()
+
+    def open(self) -> None:
+        around = Surroundings(
+            self.journal,
+            self.cluster,
+            self.limits,
+            {name: Healthy(self.cluster, name) for name in validation.CHECKS},
+            nodes=lambda: self.nodes,
+            report=self.reported.append,
+            rung=lambda _: self.rung,
+        )
+        self.repairs = Repairs(around, now=self.now)
+        self.people = Approval(self.repairs, life=timedelta(hours=1))
+
+    def restart(self) -> None:
+        """As after kill -9: nothing but the journal's file is left."""
+        self.journal.close()
+        self.journal = Journal(self.folder / "journal.sqlite")
+        self.open()
+
+    def close(self) -> None:
+        self.journal.close()
+
+    def breaks(self, node: str, cause: str = "gpu_fell_off_bus", *, gpu: str = "GPU-1") -> incidents.Incident:
+        """An incident that the journal has."""
+        self.cluster.machines[node].is_sick = True
+        incident = incidents.Incident(
+            self.journal.next_incident_id(),
+            fleet.Place("main", node=node, gpu=gpu),
+            cause,
+            alerts.Severity.CRITICAL,
+            incidents.IncidentState.OPEN,
+            self.now,
+            cause,
+            causes.lookup(cause).family,
+            (),
+        )
+        self.journal.save_incident(incident, kind="opened", text=cause, at=self.now)
+        return incident
+
+    def ends(self, id: str) -> None:
+        incident = self.journal.incident(id)
+        assert incident is not None
+        if incident.is_open:
+            done = incidents.move(incident, incidents.IncidentState.RESOLVED, at=self.now)
+            self.journal.save_incident(done, kind="resolved", text="over", at=self.now)
+
+    def reopens(self, id: str) -> incidents.Incident:
+        incident = self.journal.incident(id)
+        assert incident is not None
+        again = incidents.move(incident, incidents.IncidentState.OPEN, at=self.now)
+        self.journal.save_incident(again, kind="reopened", text="again", at=self.now)
+        return again
+
+    def wants(self, incident: incidents.Incident, mode: Mode | None = None) -> Wanted | None:
+        node = next(node for node in self.nodes if node.name == incident.place.node)
+        draft = make_plan(incident, None, self.policy, pool=node.pool)
+        rung = Rung(mode or self.mode, f"mode {mode or self.mode} by the test")
+        return wanted(incident, draft.cause, draft.actions, policy=self.policy, pool=node.pool, rung=rung)
+
+    def take(self, incident: incidents.Incident, mode: Mode | None = None) -> Repair | None:
+        want = self.wants(incident, mode)
+        return None if want is None else self.repairs.take(want, self.now)
+
+    def step(self, seconds: float = 1.0) -> None:
+        """Let time pass, and everything due take one move."""
+        self.now += timedelta(seconds=seconds)
+        for id in self.repairs.sweep(self.now):
+            self.repairs.advance(id, self.now)
+
+    def settle(self, steps: int = 200, seconds: float = 1.0) -> None:
+        for _ in range(steps):
+            self.step(seconds)
+
+    def state(self, id: str) -> str:
+        found = self.repairs.find(id)
+        return "none" if found is None else found.state
+
+    def story(self, id: str) -> list[str]:
+        return [entry.text for entry in self.journal.timeline(id)]
+
+
+def limits(**changes: object) -> guards.Limits:
+    return replace(FREE, **changes)  # type: ignore[arg-type]

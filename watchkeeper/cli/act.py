@@ -1,0 +1,220 @@
+"""`watchkeeper act`: what would be done about an incident and why, people's word on it, and the audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from watchkeeper.cli import options
+from watchkeeper.client.hub import HubClient
+from watchkeeper.remediate import policy
+
+
+@click.group("act")
+def command() -> None:
+    """Repairs: from a plan to a healthy node.
+
+    Nothing is touched unless [remediate] mode, or a [[remediate.trust]] for the cause or pool, says ask or act.
+    """
+
+
+@command.command("list")
+@click.option("--all", "show_all", is_flag=True, help="Those that ended too, the newest hundred.")
+@options.as_json
+@options.with_hub
+def list_repairs(hub: HubClient, show_all: bool, as_json: bool) -> None:
+    """Repairs that wait for a yes or a guard, run, or hold a node."""
+    answer = hub.repairs(all=show_all)
+    if as_json:
+        options.print_json(answer)
+        return
+    for line in _halted(answer["switch"]):
+        click.echo(line)
+    if not answer["repairs"]:
+        click.echo("No repairs.")
+        return
+    rows = [
+        [one["id"], one["state"], one["mode"], one["node"]["node"], one["cause"], one["made_at"][:19] + "Z", _now(one)]
+        for one in answer["repairs"]
+    ]
+    options.print_table(["repair", "state", "mode", "node", "cause", "planned", "now"], rows)
+
+
+@command.command("explain")
+@click.argument("incident")
+@options.as_json
+@options.with_hub
+def explain(hub: HubClient, incident: str, as_json: bool) -> None:
+    """Why an incident has this plan and this mode, what guards say now, and every call that would be made."""
+    told = hub.repair(incident)
+    if as_json:
+        options.print_json(told)
+        return
+    for line in describe(told):
+        click.echo(line)
+
+
+@command.command("approve")
+@click.argument("incident")
+@click.option("--plan", "digest", help="The plan you have seen, by its digest; the one that is shown now by default.")
+@options.with_hub
+def approve(hub: HubClient, incident: str, digest: str | None) -> None:
+    """Let the plan of an incident be carried out, as soon as no guard objects."""
+    if digest is None:
+        told = hub.repair(incident)
+        if told["repair"] is None:
+            raise click.ClickException(f"{incident} has no repair to approve: {told['why_not'] or 'there is none yet'}")
+        for line in _steps(told["steps"]):
+            click.echo(line)
+        digest = str(told["repair"]["digest"])
+    repair = hub.repair_word(incident, "approve", digest=digest)
+    click.echo(f"{repair['id']} is {repair['state']}. {repair['said']}")
+
+
+@command.command("reject")
+@click.argument("incident")
+@click.option("--why", required=True, help="Kept in the journal.")
+@options.with_hub
+def reject(hub: HubClient, incident: str, why: str) -> None:
+    """Do not carry it out; what was done so far is undone, also a cordon that a failed repair left."""
+    repair = hub.repair_word(incident, "reject", why=why)
+    click.echo(f"{repair['id']} is {repair['state']}.")
+
+
+@command.command("done")
+@click.argument("incident")
+@options.with_hub
+def done(hub: HubClient, incident: str) -> None:
+    """Say that you have done the step that only a person can do."""
+    repair = hub.repair_word(incident, "step-done")
+    click.echo(f"{repair['id']} is {repair['state']}. {repair['said']}")
+
+
+@command.command("again")
+@click.argument("incident")
+@options.with_hub
+def again(hub: HubClient, incident: str) -> None:
+    """Ask for another attempt after one that failed, was rejected, or did not help."""
+    repair = hub.repair_word(incident, "again")
+    click.echo(f"{repair['id']} is {repair['state']}. {repair['said']}")
+
+
+@command.command("stop")
+@click.option("--why", required=True, help="Everybody can read it.")
+@options.with_hub
+def stop(hub: HubClient, why: str) -> None:
+    """Stop everything, now: no call is made to any machine until `act resume`."""
+    hub.repair_switch("stop", why=why)
+    click.echo("Stopped. Repairs stay where they are; `watchkeeper act resume` lets them go on.")
+
+
+@command.command("resume")
+@options.with_hub
+def resume(hub: HubClient) -> None:
+    """Let everything go on after `act stop`."""
+    hub.repair_switch("resume")
+    click.echo("Repairs go on.")
+
+
+@command.command("reset")
+@options.with_hub
+def reset(hub: HubClient) -> None:
+    """Close the circuit breaker after it has tripped."""
+    hub.repair_switch("reset")
+    click.echo("The circuit breaker is closed.")
+
+
+@command.command("log")
+@click.option("--last", type=click.IntRange(1, 10_000), default=200, help="How many entries.")
+@options.as_json
+@options.with_hub
+def show_log(hub: HubClient, last: int, as_json: bool) -> None:
+    """The audit: who decided, asked, refused and called what, why, and what came of it."""
+    entries = hub.repair_log(limit=last)
+    if as_json:
+        options.print_json(entries)
+        return
+    rows = [
+        [str(one["seq"]), one["at"][:19] + "Z", one["actor"], one["body"].get("repair", ""), one["body"]["text"]]
+        for one in entries
+    ]
+    options.print_table(["entry", "at", "who", "repair", "what"], rows)
+
+
+@command.command("test")
+@click.argument("file", metavar="POLICY", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@options.as_json
+@options.with_hub
+def test_policy(hub: HubClient, file: Path, as_json: bool) -> None:
+    """Play a policy against the incidents that the hub remembers: which plan each would have got."""
+    policy.load(file)
+    found = hub.test_policy(file.read_text(encoding="utf-8"))
+    if as_json:
+        options.print_json(found)
+        return
+    rows = [[one["incident"], one["cause"], one["mode"], _fate(one), " → ".join(one["steps"])] for one in found]
+    options.print_table(["incident", "cause", "mode", "would", "steps"], rows)
+    begun = sum(one["would_begin"] for one in found)
+    click.echo(f"{begun} of {len(found)} would have begun by themselves.")
+
+
+def describe(told: dict[str, Any]) -> list[str]:
+    """The answer first: what would happen now, then why."""
+    repair = told["repair"]
+    lines = [f"{told['incident']}  {told['cause']}: {_verdict(told)}", *_halted(told["switch"])]
+    if repair is not None:
+        lines.append(f"repair    {repair['id']} is {repair['state']} since {repair['since'][:19]}Z: {repair['said']}")
+        lines += [f"waits     {one}" for one in repair["waits_for"]]
+    lines.append(f"plan      {told['digest'] or 'none for a machine'}, from {told['policy_key']} of the policy")
+    lines.append(f"mode      {told['mode_why']}")
+    lines += [f"guard     {one['guard']}: {one['text']}" for one in told["refusals"]]
+    if told["digest"] is not None and not told["refusals"]:
+        lines.append("guards    none objects")
+    return [*lines, "", *_steps(told["steps"])]
+
+
+def _verdict(told: dict[str, Any]) -> str:
+    if told["why_not"]:
+        return str(told["why_not"])
+    repair = told["repair"]
+    if repair is not None and repair["state"] not in ("planned", "approved"):
+        return f"its repair is {repair['state']}"
+    if told["refusals"]:
+        return f"would be refused by {told['refusals'][0]['guard']}"
+    return "waits for a person's yes" if told["mode"] == "ask" else "begins by itself"
+
+
+def _steps(steps: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for at, step in enumerate(steps, 1):
+        limit = "" if step["limit_seconds"] is None else f"   (within {step['limit_seconds']:g} s)"
+        lines += [f"  {at}. {step['kind']:15} {step['why']}", f"     {step['call']}{limit}"]
+    return lines
+
+
+def _now(repair: dict[str, Any]) -> str:
+    waits = f"waits for {', '.join(repair['waits_for'])}" if repair["waits_for"] else repair["said"]
+    return str(waits)[:100]
+
+
+def _fate(one: dict[str, Any]) -> str:
+    if one["would_begin"]:
+        return "begin"
+    return (
+        f"be refused by {one['refusal'].partition(':')[0]}"
+        if one["refusal"]
+        else "wait"
+        if one["mode"] == "ask"
+        else "-"
+    )
+
+
+def _halted(switch: dict[str, Any]) -> list[str]:
+    lines = []
+    if switch["is_stopped"]:
+        lines.append(f"STOPPED by {switch['stopped_by']} at {switch['stopped_at'][:19]}Z: {switch['stopped_why']}")
+    if switch["is_tripped"]:
+        lines.append(f"BREAKER tripped at {switch['tripped_at'][:19]}Z: {switch['tripped_why']}; `act reset` closes it")
+    return lines

@@ -1,0 +1,194 @@
+"""What `watchkeeper capacity` prints for people: the sentence first, then a picture, then the numbers behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from watchkeeper.capacity import table
+from watchkeeper.cli import chart
+from watchkeeper.kit import durations
+
+UNKNOWN = "unknown"
+MOST_ROWS = 20
+# Lines of a table that are named; --json has more of them.
+MOST_NAMED = 5
+
+
+def forecast(answer: Mapping[str, Any], *, width: int) -> list[str]:
+    return list(_forecast(answer, width))
+
+
+def _forecast(answer: Mapping[str, Any], width: int) -> Iterator[str]:
+    points = answer["forecast"]
+    first, last = points[0], points[-1]
+    if "sentence" in answer:
+        yield answer["sentence"]
+    highest = max(points, key=lambda point: point["mean"])
+    yield (
+        f"Expected: {first['mean']:.4g} at {_short(first['time'])}, {last['mean']:.4g} at {_short(last['time'])}, "
+        f"at most {highest['mean']:.4g} at {_short(highest['time'])}; 80 % lies between o and +."
+    )
+    yield ""
+    recent = [
+        (datetime.fromisoformat(point["time"]).timestamp(), point["value"])
+        for point in answer["history"]["recent"]
+        if point["value"] is not None
+    ]
+    drawn = [
+        (name, [(datetime.fromisoformat(point["time"]).timestamp(), point[key]) for point in points])
+        for name, key in (("expected", "mean"), ("low", "low"), ("high", "high"))
+    ]
+    yield from chart.draw([*drawn, ("so far", recent)], width=min(width, 140))
+    yield ""
+    yield from _tested(answer)
+    yield from (f"Note: {note}." for note in answer["notes"])
+    yield from _problems(answer.get("problems"))
+
+
+def _tested(answer: Mapping[str, Any]) -> Iterator[str]:
+    tested = answer["backtest"]
+    if tested["wape"] is None:
+        yield "The history is too short to say how wrong this is."
+    else:
+        better = ""
+        if tested["naive_wape"]:
+            gain = 1 - tested["wape"] / tested["naive_wape"]
+            better = f" ({100 * abs(gain):.0f} % {'better' if gain >= 0 else 'worse'})"
+        yield (
+            f"Back-test of {tested['origins']} forecasts: error {_share(tested['wape'])} of demand, naive forecast "
+            f"{_share(tested['naive_wape'])}{better}, straight line {_share(tested['straight_line_wape'])}; "
+            f"{_share(tested['coverage'])} of what came lay inside the 80 % interval."
+        )
+    yield f"Model: {answer['model']}; steps of {answer['step']} from {_short(answer['history']['from'])} on."
+
+
+def now(answer: Mapping[str, Any]) -> list[str]:
+    return list(_now(answer))
+
+
+def _now(answer: Mapping[str, Any]) -> Iterator[str]:
+    found = answer["standing"]
+    yield (
+        f"{found['free_gpus']} of {found['in_service_gpus']} GPUs in service are free, {found['held_gpus']} are held; "
+        f"the fleet has {found['gpus']}."
+    )
+    if found["stranded_share"]:
+        largest = found["rooms"][-1]
+        yield (
+            f"{largest['stranded_gpus']} of the free ones ({100 * found['stranded_share']:.0f} %) lie where no job of "
+            f"{largest['gpus']} can use them."
+        )
+    yield ""
+    rows = [[str(room[key]) for key in ("gpus", "jobs", "usable_gpus", "stranded_gpus")] for room in found["rooms"]]
+    yield from _table(["GPUs a job", "jobs that fit", "GPUs usable", "GPUs stranded"], rows)
+    if answer.get("waits"):
+        yield ""
+        yield from _table(
+            ["GPUs a job", "waiting", "longest wait", "started", "p50 wait", "p95 wait"],
+            [_wait_row(one) for one in answer["waits"][:MOST_ROWS]],
+        )
+    for name, gpus, why in found["out_of_service"][:MOST_ROWS]:
+        yield f"Out of service: {name}, {gpus} GPUs{f': {why}' if why else ''}."
+    yield from _use(answer)
+    yield from _problems(answer.get("problems"))
+
+
+def _use(answer: Mapping[str, Any]) -> Iterator[str]:
+    use = answer.get("use")
+    if use is not None and use["used_gpus"] is not None and use["held_gpus"]:
+        yield ""
+        yield f"Held {use['held_gpus']} GPUs, used the worth of {use['used_gpus']:.1f} over {use['window']}."
+    advice = [one for one in answer.get("rightsizing", ()) if one["fit"] not in ("keep", "unknown")]
+    if advice:
+        yield ""
+        rows = [
+            [table.harmless(one["name"])[:40], str(one["gpus"]), one["fit"], one["profile"], one["why"]]
+            for one in advice[:MOST_ROWS]
+        ]
+        yield from _table(["workload", "GPUs", "would do", "slice", "why"], rows)
+    for cut in answer.get("repartition", ()):
+        yield (
+            f"{cut['workloads']} workloads on {cut['model']} fit into slices of {cut['gpus_to_cut']} GPUs: "
+            f"{cut['frees_gpus']} would be free."
+        )
+
+
+def whatif(answer: Mapping[str, Any]) -> list[str]:
+    return list(_whatif(answer))
+
+
+def _whatif(answer: Mapping[str, Any]) -> Iterator[str]:
+    before, after = answer["before"], answer["after"]
+    yield (
+        f"With {answer['change']}: p95 of waiting {_long(before['wait']['p95'])} → {_long(after['wait']['p95'])}, "
+        f"utilisation {_share(before['utilisation'])} → {_share(after['utilisation'])}, "
+        f"{before['gpus']:g} → {after['gpus']:g} GPUs."
+    )
+    yield ""
+    rows = [_whatif_row("all", answer["recorded"]["wait"], before["wait"], after["wait"])]
+    for shape in dict.fromkeys([*before["wait"]["by_gpus"], *after["wait"]["by_gpus"]]):
+        sides = [side["wait"]["by_gpus"].get(shape, {}) for side in (answer["recorded"], before, after)]
+        rows.append(_whatif_row(shape, *sides))
+    header = ["GPUs a job", "jobs", "mean recorded", "mean before", "mean after", "p95 before", "p95 after"]
+    yield from _table(header, rows)
+    for name, side in (("before", before), ("after", after)):
+        if side["never_fits"]["jobs"]:
+            sizes = ", ".join(f"{size:g}" for size in side["never_fits"]["gpus"])
+            yield f"Never fits {name}: {side['never_fits']['jobs']} jobs of {sizes} GPUs; they are in no wait above."
+    yield from _kept(answer.get("keep_wait"))
+    counts = answer["jobs"]
+    taken = ", ".join(f"{counts[key]} {key.replace('_', ' ')}" for key in counts if key not in ("rows", "jobs"))
+    yield f"{counts['jobs']} jobs of {counts['rows']} rows ({answer['layout']}); {taken}."
+    yield f"A replay assumes: {'; '.join(answer['assumes'])}. Policy: {answer['policy']}."
+    yield from _problems(answer["problems"])
+
+
+def _kept(found: Mapping[str, Any] | None) -> Iterator[str]:
+    if found is None:
+        return
+    target = _long(found["target_seconds"])
+    if found["add_gpus"] is None:
+        yield f"No addition up to four times the fleet keeps the p95 of waiting at {target}."
+    else:
+        days = f"on {_share(found['days_kept'])} of all days it would have been kept"
+        yield f"To keep the p95 of waiting at or below {target} add {found['add_gpus']} GPUs; {days}."
+
+
+def _whatif_row(shape: str, *sides: Mapping[str, Any]) -> list[str]:
+    _, before, after = sides
+    means = [_long(side.get("mean")) for side in sides]
+    return [shape, str(before.get("jobs", 0)), *means, _long(before.get("p95")), _long(after.get("p95"))]
+
+
+def _wait_row(one: Mapping[str, Any]) -> list[str]:
+    seconds = [_long(one[key]) for key in ("longest_seconds", "p50_seconds", "p95_seconds")]
+    return [str(one["gpus"]), str(one["waiting"]), seconds[0], str(one["started"]), *seconds[1:]]
+
+
+def _problems(found: Mapping[str, Any] | None) -> Iterator[str]:
+    if found is None or not found["counts"]:
+        return
+    yield f"Left out: {', '.join(f'{count} × {kind}' for kind, count in found['counts'].items())}."
+    yield from (f"  {line}" for line in found["lines"][:MOST_NAMED])
+
+
+def _table(header: list[str], rows: list[list[str]]) -> Iterator[str]:
+    widths = [max(len(row[at]) for row in [header, *rows]) for at in range(len(header))]
+    for row in [header, *rows]:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{100 * value:.1f} %"
+
+
+def _long(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return durations.format_seconds(float(round(seconds))) if seconds >= 1 or not seconds else f"{seconds:.1f}s"
+
+
+def _short(text: str) -> str:
+    return text[:16].replace("T", " ")

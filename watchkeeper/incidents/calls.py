@@ -1,0 +1,92 @@
+"""One HTTP call to a receiver or an Alertmanager, with a limit on each wait, on the whole, and on the answer.
+
+A socket's own timeout starts again with each byte, so a server that drips its answer would hold a line for ever;
+here a timer cuts the connection when the time for all of it is up. Blocks; callers have a thread to wait in.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from watchkeeper.errors import ReceiverError
+
+# What we keep of an answer to a message, and show.
+ANSWER_BYTES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`wait_seconds` for the next sign of life, `whole_seconds` for everything together."""
+
+    wait_seconds: float = 10.0
+    whole_seconds: float = 30.0
+    answer_bytes: int = ANSWER_BYTES
+
+
+USUAL = Limits()
+
+
+def post(url: str, body: bytes, headers: dict[str, str], *, limits: Limits = USUAL) -> tuple[int, str]:
+    """Status and the beginning of the answer; ReceiverError if there is none."""
+    status, answer = call("POST", url, headers, body=body, limits=limits)
+    return status, answer.decode("utf-8", "replace").strip()
+
+
+def call(
+    method: str, url: str, headers: dict[str, str], *, body: bytes | None = None, limits: Limits = USUAL
+) -> tuple[int, bytes]:
+    """Status and at most `answer_bytes` of the answer; ReceiverError if there is none in time."""
+    parts, connection = _connection(url, limits.wait_seconds)
+    where = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+    is_late, wires = threading.Event(), list[socket.socket]()
+
+    def cut() -> None:
+        is_late.set()
+        # None while it is still connecting, which `wait_seconds` ends.
+        for wire in wires:
+            with suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(limits.whole_seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.connect()
+        # Kept apart: of an answer that ends with the connection http.client lets go before it is read.
+        wires.append(connection.sock)
+        connection.request(method, target, body=body, headers=headers)
+        with connection.getresponse() as answer:
+            found = answer.status, answer.read(limits.answer_bytes)
+        if is_late.is_set():
+            raise TimeoutError
+        return found
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if is_late.is_set():
+            problem = f"no whole answer within {limits.whole_seconds:g} s"
+        elif isinstance(error, TimeoutError):
+            problem = f"no answer within {limits.wait_seconds:g} s"
+        else:
+            problem = f"cannot be reached: {error}"
+        raise ReceiverError(problem, where=where, may_retry=True) from error
+    finally:
+        timer.cancel()
+        connection.close()
+
+
+def _connection(url: str, wait_seconds: float) -> tuple[SplitResult, http.client.HTTPConnection]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise ReceiverError(f"is no address: {error}", where=url[:60]) from error
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        return parts, http.client.HTTPSConnection(host, port, timeout=wait_seconds, context=context)
+    return parts, http.client.HTTPConnection(host, port, timeout=wait_seconds)

@@ -1,0 +1,96 @@
+"""What events have reported and is still so: the newest event of each condition, and the member that stands for it.
+
+`core.Incidents` remembers every event here and asks whether what a member reported is over. Nothing here is kept: it
+is rebuilt from the journal, and what is so follows from the events alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+
+from watchkeeper.incidents.signals import CLEARING_KINDS, clear_rule
+from watchkeeper.model import events, fleet
+from watchkeeper.model.incidents import Member
+
+# A spool may deliver late; a reset is remembered this long, so that what came before it stays over.
+RECALL = timedelta(hours=1)
+
+
+class Conditions:
+    def __init__(self) -> None:
+        self._latest: dict[fleet.Place, dict[events.ConditionKey, events.Event]] = {}
+        self._refs: dict[events.ConditionKey, str] = {}
+        self._keys: dict[str, events.ConditionKey] = {}
+
+    def clear(self) -> None:
+        self._latest.clear()
+        self._refs.clear()
+        self._keys.clear()
+
+    def remember(self, event: events.Event) -> None:
+        latest = self._latest.setdefault(node_of(event.place), {})
+        known = latest.get(key_of(event))
+        if known is None or (known.at, known.id) < (event.at, event.id):
+            latest[key_of(event)] = event
+
+    def stands_for(self, key: events.ConditionKey, ref: str) -> None:
+        """From now on the member `ref` speaks for this condition."""
+        self._refs[key] = ref
+        self._keys[ref] = key
+
+    def member_of(self, key: events.ConditionKey) -> str | None:
+        return self._refs.get(key)
+
+    def folded(self, key: events.ConditionKey, cause: str, *, now: datetime) -> events.Condition | None:
+        """Whether what such events reported is still so, by the last of them and the resets since."""
+        latest = self._latest.get(node_of(key[0]), {})
+        if key not in latest:
+            return None
+        clearing = [event for event in latest.values() if event.kind in CLEARING_KINDS]
+        # A source's clock may run ahead of ours; what it reported is not in the future for that.
+        at = max(now, latest[key].at)
+        return events.fold([latest[key], *clearing], clear_rule(cause, key[1]), at)[key]
+
+    def cleared(self, member: Member, *, now: datetime) -> events.Condition | None:
+        """The condition of an event member, if it is over."""
+        key = self._keys.get(member.ref)
+        condition = None if key is None else self.folded(key, member.cause, now=now)
+        return condition if condition is not None and condition.cleared_at is not None else None
+
+    def quiet_at(self, members: Iterable[Member]) -> Iterator[datetime]:
+        """When each event that lasts will be over, if it is not repeated and is of the kind that quiet ends."""
+        for member in members:
+            key = self._keys.get(member.ref) if member.until is None else None
+            latest = None if key is None else self._latest.get(node_of(key[0]), {}).get(key)
+            quiet = None if key is None else clear_rule(member.cause, key[1]).quiet_seconds
+            if latest is not None and quiet is not None:
+                yield latest.at + timedelta(seconds=quiet)
+
+    def last_fault(self, member: Member) -> datetime | None:
+        """When a hardware fault that only a reset ends was last reported; None for a member that is none."""
+        key = self._keys.get(member.ref)
+        if key is None or clear_rule(member.cause, key[1]).quiet_seconds is not None:
+            return None
+        return max(member.since, self._latest.get(node_of(member.place), {})[key].at)
+
+    def forget(self, gone: Iterable[Member], now: datetime) -> None:
+        """Let go of members, and of events that no member is about any more."""
+        for member in gone:
+            key = self._keys.pop(member.ref, None)
+            if key is not None and self._refs.get(key) == member.ref:
+                del self._refs[key]
+        for node, latest in list(self._latest.items()):
+            kept = {key: event for key, event in latest.items() if key in self._refs or now - event.at <= RECALL}
+            self._latest[node] = kept
+            if not kept:
+                del self._latest[node]
+
+
+def key_of(event: events.Event) -> events.ConditionKey:
+    return (event.place, event.kind, event.code)
+
+
+def node_of(place: fleet.Place) -> fleet.Place:
+    """The node of a place, or the rack or cluster that it is."""
+    return fleet.Place(place.cluster, node=place.node, domain=place.domain)

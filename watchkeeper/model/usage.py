@@ -1,0 +1,101 @@
+"""Usage: GPU-hours by who held them and by what became of them, in words that are defined here and nowhere else.
+
+Each hour of each GPU in service falls into exactly one of allocated, idle, lost and unknown, so these four sum to the
+total; what was allocated falls into used, wasted, unmeasured and spare. `accounting` fills the tables, the command
+line, the API and the statements print `WORDS` beside their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from watchkeeper.model import fleet
+
+Amounts = npt.NDArray[np.float64]
+
+# What a GPU-hour can be asked by; a job is a pod, a Slurm job or a program.
+DIMENSIONS = ("cluster", "pool", "model", "node", "team", "project", "namespace", "user", "kind", "job")
+# One value for each dimension; an empty one is what nobody has said, and is shown as `unmapped`.
+Key = tuple[str, ...]
+# The columns of a table. Energy is in kWh at the GPU, everything else in GPU-hours.
+PARTS = ("allocated", "used", "wasted", "unmeasured", "idle", "lost", "unknown", "used_by_util", "kwh")
+STATES = ("allocated", "idle", "lost", "unknown")
+ALLOCATED, USED, WASTED, UNMEASURED, IDLE, LOST, UNKNOWN, USED_BY_UTIL, KWH = range(len(PARTS))
+# Owners of hours that no job had: they are lines of their own, and the cost split says who pays for them.
+NOBODY = "(nobody)"
+
+# A held GPU whose SMs were active for less than this over the time before is not worth holding; packs/rules/usage.yaml
+# alerts at the same share.
+WASTE_FLOOR = 0.05
+WASTE_MINUTES = 15
+WORDS: Mapping[str, str] = {
+    "total": "allocated + idle + lost + unknown: the hours of every GPU that the inventory expects or that reported",
+    "allocated": "held by a workload; a MIG slice counts as its sevenths, one of n time-sliced holders as 1/n",
+    "used": "the integral of SM activity while held; of GPU_UTIL where there is no profiling field (used_by_util)",
+    "wasted": f"allocated and not used, on GPUs whose activity was below {WASTE_FLOOR:.0%} for {WASTE_MINUTES} minutes",
+    "unmeasured": "allocated, but no field says how active the GPU was; neither used nor wasted",
+    "spare": "the rest of allocated: not used, on GPUs that are at work",
+    "idle": "reporting, healthy, in service, and held by nobody",
+    "lost": "expected, held by nobody, and faulty (a critical alert), cordoned or missing",
+    "unknown": "nobody could say: no samples, a node that is silent, or no source that knows holders; never idle",
+    "kwh": "energy at the GPU, from its own counter; without fans, power supplies and cooling (PUE)",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """GPU-hours of a time: `amounts[k, p]` belongs to `keys[k]` and `PARTS[p]`.
+
+    `notes` say what is excluded or stands in for something else; a number is never read without them.
+    """
+
+    since: float
+    until: float
+    keys: Sequence[Key] = ()
+    amounts: Amounts = field(default_factory=lambda: np.zeros((0, len(PARTS))))
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.amounts.shape != (len(self.keys), len(PARTS)):
+            raise ValueError(f"{len(self.keys)} keys have amounts of shape {self.amounts.shape}")
+
+    @property
+    def hours(self) -> float:
+        return (self.until - self.since) / 3600
+
+
+def total(amounts: Amounts) -> float:
+    """The hours in service: the four states together."""
+    return float(amounts[ALLOCATED] + amounts[IDLE] + amounts[LOST] + amounts[UNKNOWN])
+
+
+def spare(amounts: Amounts) -> float:
+    rest = amounts[ALLOCATED] - amounts[USED] - amounts[WASTED] - amounts[UNMEASURED]
+    return max(float(rest), 0.0)
+
+
+def shown(value: str) -> str:
+    """A value of a dimension for people: what nobody has said has its own line."""
+    return value or fleet.UNMAPPED
+
+
+def key(**named: str) -> Key:
+    return tuple(named.get(name, "") for name in DIMENSIONS)
+
+
+def merge(tables: Sequence[Table], *, since: float, until: float) -> Table:
+    """Tables of several sources as one; equal keys become one row."""
+    places: dict[Key, int] = {}
+    for table in tables:
+        for one in table.keys:
+            places.setdefault(one, len(places))
+    amounts = np.zeros((len(places), len(PARTS)))
+    for table in tables:
+        at = np.fromiter((places[one] for one in table.keys), dtype=np.int64, count=len(table.keys))
+        np.add.at(amounts, at, table.amounts)
+    notes = tuple(dict.fromkeys(note for table in tables for note in table.notes))
+    return Table(since, until, tuple(places), amounts, notes)

@@ -1,0 +1,124 @@
+"""What people say about repairs: yes, no, done, again, stop and go on. Each word is kept with who said it.
+
+A yes is for one plan, named by its digest, and for a time. The hub hands the words of the API, the console and the
+command line over to this; guards have the last word all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from watchkeeper.errors import HubError, IllegalMove
+from watchkeeper.model import actions
+from watchkeeper.model.repairs import BY_PERSON, WAITING, Repair, RepairState, Switch
+from watchkeeper.remediate import progress
+from watchkeeper.remediate.moves import restore
+from watchkeeper.remediate.repairs import Repairs
+from watchkeeper.remediate.wanted import Wanted
+
+# Until here nothing has happened that a cordon taken off does not undo.
+UNDOABLE = frozenset({RepairState.CORDONING, RepairState.DRAINING})
+
+
+class Approval:
+    def __init__(self, repairs: Repairs, *, life: timedelta) -> None:
+        self._repairs = repairs
+        self._life = life
+
+    def approve(self, id: str, digest: str, *, actor: str, now: datetime) -> Repair:
+        """Let the plan with this digest be carried out, unless it is another one by now."""
+        with self._repairs.changing(now):
+            repair = self._find(id)
+            if repair.mode is actions.Mode.SUGGEST:
+                raise IllegalMove(
+                    "the mode is suggest, so people carry it out", where=repair.id, remedy=_raise_mode(repair)
+                )
+            if repair.state is not RepairState.PLANNED:
+                raise IllegalMove(f"it is {repair.state}, and only a planned repair can be approved", where=repair.id)
+            if digest != repair.digest:
+                raise IllegalMove(
+                    f"the yes is for plan {digest[:40]}, the plan is {repair.digest}",
+                    where=repair.id,
+                    now="Nothing was approved",
+                    remedy=f"Look at it again with `watchkeeper act explain {repair.incident}`",
+                )
+            approved = progress.approved(repair, actor, until=now + self._life, now=now)
+            self._repairs.keep(approved, now, text=f"{actor} approved plan {digest}", actor=actor)
+            return self._repairs.decide(approved, now)
+
+    def reject(self, id: str, why: str, *, actor: str, now: datetime) -> Repair:
+        """Do not carry it out; what was done so far is undone, also the cordon that a failed repair left."""
+        with self._repairs.turn(self._find(id).node), self._repairs.changing(now):
+            repair = self._find(id)
+            text = f"{actor} rejected it: {why}"
+            if repair.state in WAITING:
+                rejected = replace(repair, state=RepairState.REJECTED, said=text, since=now, ended_at=now)
+                return self._repairs.keep(rejected, now, text=text, actor=actor)
+            if repair.state in UNDOABLE or repair.is_held or self._waits_for_person(repair):
+                undone = progress.entered(repair, restore(RepairState.REJECTED, text), now)
+                return self._repairs.keep(undone, now, text=text, actor=actor)
+            raise IllegalMove(
+                f"it is {repair.state}, which cannot be taken back",
+                where=repair.id,
+                now=repair.said,
+                remedy="`watchkeeper act stop` keeps it from going on",
+            )
+
+    def step_done(self, id: str, *, actor: str, now: datetime) -> Repair:
+        """A person has done the step that only a person can do."""
+        with self._repairs.turn(self._find(id).node), self._repairs.changing(now):
+            repair = self._find(id)
+            if not self._waits_for_person(repair):
+                waits = repair.action.kind if repair.action is not None else "nothing"
+                raise IllegalMove(f"it does not wait for a person but for {waits}", where=repair.id, now=repair.said)
+            text = f"{actor} has done: {repair.action.why}" if repair.action is not None else f"{actor} says done"
+            return self._repairs.keep(progress.stepped(repair, text, now), now, text=text, actor=actor)
+
+    def again(self, want: Wanted, *, actor: str, now: datetime) -> Repair:
+        """Another attempt at a plan that had its repair; guards count it."""
+        with self._repairs.changing(now):
+            made = self._repairs.make_again(want, now)
+            self._repairs.keep(made, now, text=f"{actor} wants another attempt", actor=actor)
+            return made
+
+    def stop(self, why: str, *, actor: str, now: datetime) -> Switch:
+        """Nothing is called any more, from this moment; repairs stay where they are."""
+        switch = replace(self._repairs.switch, stopped_at=now, stopped_by=actor, stopped_why=why)
+        # Before the journal has it: what is about to be called must not be.
+        self._repairs.switch = switch
+        with self._repairs.changing(now):
+            return self._repairs.turn_switch(switch, now, actor=actor, text=f"{actor} stopped everything: {why}")
+
+    def resume(self, *, actor: str, now: datetime) -> Switch:
+        with self._repairs.changing(now):
+            if not self._repairs.switch.is_stopped:
+                raise IllegalMove("nothing is stopped", where="repairs")
+            switch = replace(self._repairs.switch, stopped_at=None, stopped_by="", stopped_why="")
+            for repair in self._repairs.all():
+                if (resumed := progress.resumed(repair, now)) != repair:
+                    self._repairs.keep(resumed, now, text=f"{actor} let it go on", actor=actor)
+            return self._repairs.turn_switch(switch, now, actor=actor, text=f"{actor} let everything go on")
+
+    def reset(self, *, actor: str, now: datetime) -> Switch:
+        """Close the circuit breaker; nodes that wanted a repair before are not counted again."""
+        with self._repairs.changing(now):
+            if not self._repairs.switch.is_tripped:
+                raise IllegalMove("the circuit breaker is closed", where="repairs")
+            switch = replace(self._repairs.switch, tripped_at=None, tripped_why="", reset_at=now)
+            return self._repairs.turn_switch(switch, now, actor=actor, text=f"{actor} closed the circuit breaker")
+
+    def _find(self, id: str) -> Repair:
+        repair = self._repairs.find(id)
+        if repair is None:
+            remedy = "`watchkeeper act list` shows what there is, `watchkeeper act explain` why there is nothing"
+            raise HubError(f"there is no repair for {id[:40]}", status=404, remedy=remedy)
+        return repair
+
+    @staticmethod
+    def _waits_for_person(repair: Repair) -> bool:
+        return repair.is_running and repair.action is not None and repair.action.kind in BY_PERSON
+
+
+def _raise_mode(repair: Repair) -> str:
+    return f'Raise it: [[remediate.trust]] cause = "{repair.cause}", mode = "ask"'

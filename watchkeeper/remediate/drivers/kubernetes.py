@@ -1,0 +1,385 @@
+"""The driver of a Kubernetes cluster: cordon, drain by eviction, restart of pods, and uncordon of what we cordoned.
+
+The state machine calls `perform` again and again; each call looks at the cluster first, so that a hub that was killed
+in between goes on where things are. Ownership is the annotation `watchkeeper.dev/cordoned-by`. A node that somebody
+else has cordoned, tainted or is working on is left alone; one that somebody else has uncordoned stays uncordoned. What
+the API server cannot do at the moment is something that is waited for; what it forbids is a failure.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from watchkeeper.config import settings as config
+from watchkeeper.errors import ActionFailed, ActionRefused, SettingsError
+from watchkeeper.model.actions import Action, ActionKind
+from watchkeeper.model.fleet import Place
+from watchkeeper.readers import json_facts as facts
+from watchkeeper.readers import kubeconfig
+from watchkeeper.remediate.driver import Observed, Performed
+from watchkeeper.remediate.drivers import kubernetes_node as nodes
+from watchkeeper.remediate.drivers import kubernetes_pods as pods
+from watchkeeper.remediate.drivers.dry_run import in_words
+from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, Call, NotNow
+from watchkeeper.remediate.drivers.kubernetes_pods import Fate, PodState, Rules
+
+# Kubelet and controllers write a node now and then; more conflicts in a row than this mean a fight.
+MOST_CONFLICTS = 5
+# Actions whose evictions are remembered, so that a pod's successor of the same name is not evicted as well.
+MOST_REMEMBERED = 256
+# A slow API server and a full node would otherwise keep a thread for minutes.
+MOST_PERFORM_SECONDS = 10.0
+STRICT = Rules()
+UNKNOWN_VERSION = ("no kind", "no matches for kind", "could not find the requested resource")
+
+
+def of_settings(settings: config.Settings) -> Kubernetes:
+    """The cluster under [remediate], else the one that [fleet] watches; SettingsError where neither names one."""
+    own, fleet = settings.remediate, settings.fleet
+    if own.kubeconfig is not None:
+        server = kubeconfig.of_file(Path(own.kubeconfig), own.kubernetes_context)
+    elif fleet.kubeconfig is not None:
+        server = kubeconfig.of_file(Path(fleet.kubeconfig), fleet.kubernetes_context)
+    elif fleet.kubernetes:
+        server = kubeconfig.in_cluster()
+    else:
+        raise SettingsError(
+            "the driver `kubernetes` needs a cluster",
+            where="remediate.driver",
+            remedy="Set remediate.kubeconfig to a file, or fleet.kubernetes where the hub runs in the cluster",
+        )
+    rules = Rules(own.evict_unmanaged, own.delete_empty_dirs)
+    return Kubernetes(ApiClient(server, timeout_seconds=own.call_timeout_seconds), rules)
+
+
+class Kubernetes:
+    """One cluster, changed through its API server."""
+
+    name = "kubernetes"
+
+    def __init__(self, client: ApiClient, rules: Rules = STRICT) -> None:
+        self.client = client
+        self.rules = rules
+        self._eviction_version = pods.EVICTION_VERSIONS[0]
+        self._evicted: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        self.client.close()
+
+    def observe(self, place: Place) -> Observed:
+        node = self._find(place)
+        if node is None:
+            return Observed(place, exists=False)
+        is_foreign = node.is_cordoned and node.mark is None
+        moved = [pod for pod in self._pods(place, node) if pod.fate is not Fate.LEAVE]
+        return Observed(
+            place,
+            exists=True,
+            is_schedulable=not node.is_cordoned,
+            cordoned_by=node.mark,
+            workloads=tuple(str(pod) for pod in moved),
+            held_by=(*(("somebody's cordon",) if is_foreign else ()), *node.held_by),
+            unhealthy=node.unhealthy,
+            incarnation=node.uid or None,
+        )
+
+    def describe(self, action: Action) -> str:
+        """The calls in their order, without making any; what depends on the cluster is said in words."""
+        if action.kind not in PERFORMED:
+            return in_words(action)
+        return "; ".join(_described(action, self._eviction_version))
+
+    def perform(self, action: Action) -> Performed:
+        if action.kind not in PERFORMED:
+            raise ActionRefused(
+                f"the Kubernetes API has no call for {action.kind}",
+                where=action.place.node,
+                now="Nothing was touched",
+                remedy="The node's agent or a person has to do it",
+            )
+        try:
+            return PERFORMED[action.kind](self, action)
+        except NotNow as error:
+            return Performed(f"{action.kind} has to wait", is_complete=False, waits_for=(str(error),))
+
+    def _cordon(self, action: Action) -> Performed:
+        def decide(node: nodes.NodeState) -> Call | None:
+            if node.mark is None:
+                _refuse_held(node)
+                return nodes.cordon(node, action)
+            _refuse_foreign(node, action)
+            self._let_go_if_uncordoned(node, action)
+            return None
+
+        node, is_changed = self._change(self._look(action), action, decide)
+        text = f"cordoned {node.name} as {action.mark}" if is_changed else f"{node.name} is cordoned by {node.mark}"
+        return Performed(text + self._tell(node, action, reason="WatchkeeperCordoned", is_unhealthy=True))
+
+    def _uncordon(self, action: Action) -> Performed:
+        held: tuple[str, ...] = ()
+
+        def decide(node: nodes.NodeState) -> Call | None:
+            nonlocal held
+            held = node.held_by
+            if node.mark is None and node.is_cordoned and not held:
+                raise _refusal(node, "the cordon is not ours", "Whoever set it takes it off")
+            _refuse_foreign(node, action)
+            return nodes.uncordon(node) if node.mark is not None else None
+
+        first = self._find(action.place)
+        if first is None:
+            return Performed(f"{action.place.node} has left the cluster, and our cordon with it")
+        node, is_changed = self._change(first, action, decide)
+        text = f"uncordoned {node.name}" if is_changed else f"{node.name} has no cordon of ours"
+        if is_changed and held:
+            text = f"took our mark off {node.name}, which stays cordoned for {', '.join(held)}"
+        return Performed(text + self._tell(node, action, reason="WatchkeeperUncordoned", is_unhealthy=False))
+
+    def _change(
+        self, node: nodes.NodeState, action: Action, decide: Callable[[nodes.NodeState], Call | None]
+    ) -> tuple[nodes.NodeState, bool]:
+        """Patch the version that was looked at, from a fresh look after each conflict; False: nothing was to change."""
+        for _ in range(MOST_CONFLICTS):
+            call = decide(node)
+            if call is None:
+                return node, False
+            answer = self.client.send(call)
+            if answer.status != 409:
+                return nodes.read(_good(answer, action.place).body, answer.at), True
+            node = self._look(action)
+        raise NotNow(
+            f"somebody else changed the node between each look and each patch, {MOST_CONFLICTS} times",
+            where=action.place.node,
+            remedy="It is tried again",
+        )
+
+    def _drain(self, action: Action) -> Performed:
+        node = self._look(action)
+        if action.place.gpu is not None:
+            return self._drain_gpu(node, action)
+        # Any incident's cordon will do: which of ours a node is out for matters when it is given back.
+        if node.mark is None:
+            raise _refusal(node, "our cordon is gone: it was taken off, or the node is a new one", "Look at the node")
+        self._let_go_if_uncordoned(node, action)
+        done = self._evict_all(self._pods(action.place, node), action)
+        if not done.is_complete:
+            return done
+        found = self._pods(action.place, node, is_exact=True)
+        done = self._evict_all(found, action)
+        left = [str(pod) for pod in found if pod.is_back]
+        if left and done.is_complete:
+            return Performed(f"{done.text}; left, because they tolerate the cordon: {', '.join(left)}")
+        return done
+
+    def _drain_gpu(self, node: nodes.NodeState, action: Action) -> Performed:
+        """Only the pods that hold the sick GPU; who they are is the caller's knowledge, never a guess of ours."""
+        if node.mark is None:
+            _refuse_held(node)
+        self._let_go_if_uncordoned(node, action)
+        wanted = set(pods.named_by(action))
+        on_node = [raw for raw in self._raw_pods(action.place, is_exact=True) if pods.name_of(raw) in wanted]
+        return self._evict_all(self._sorted(on_node, node, action), action)
+
+    def _restart_app(self, action: Action) -> Performed:
+        found = []
+        for name in pods.named_by(action):
+            answer = self.client.send(Call("GET", pods.path(*name.split("/", 1))))
+            if answer.status != 404:
+                found.append(_good(answer, action.place).body)
+        return self._evict_all(self._sorted(found, None, action), action)
+
+    def _sorted(self, raws: list[pods.Raw], node: nodes.NodeState | None, action: Action) -> list[PodState]:
+        """The pods that were meant, not the successors that a StatefulSet gives their names to."""
+        before = action.arguments.get("before")
+        known = self._remembered(action)
+        at = node.at if node is not None else None
+        meant = [
+            pods.sort(raw, self.rules, at=at)
+            for raw in raws
+            if not pods.is_after(facts.mapping(raw, "metadata"), before)
+        ]
+        gone = {name for name, _ in (one.split(" ") for one in known)}
+        return [pod for pod in meant if str(pod) not in gone or f"{pod} {pod.uid}" in known]
+
+    def _evict_all(self, found: list[PodState], action: Action) -> Performed:
+        waits = [pod.waits for pod in found if pod.fate in (Fate.WAIT, Fate.ENDING)]
+        evicted, until = 0, time.monotonic() + MOST_PERFORM_SECONDS
+        for pod in found:
+            if pod.fate is not Fate.EVICT:
+                continue
+            try:
+                why = self._evict(pod, action) if time.monotonic() < until else "it is asked for by the next call"
+            except NotNow as error:
+                # What was evicted so far ends meanwhile; the next call goes on with the rest.
+                return Performed(f"evicted {evicted} pods", is_complete=False, waits_for=(*waits, str(error)))
+            evicted += why is None
+            waits.append(f"pod {pod}: {why or 'it ends'}")
+        if not waits:
+            return Performed(ENDED[action.kind])
+        return Performed(f"evicted {evicted} pods, {len(waits)} to go", is_complete=False, waits_for=tuple(waits))
+
+    def _evict(self, pod: PodState, action: Action) -> str | None:
+        """None where the pod ends now or is gone; else what does not let it go."""
+        answer = self._send_eviction(pod)
+        if answer.status in (404, 409):
+            return None
+        budget = pods.budget_of(answer.body) if answer.status in (429, 500) else None
+        if budget is not None:
+            return f"a disruption budget does not let it go: {budget}"
+        _good(answer, action.place)
+        self._remember(action, f"{pod} {pod.uid}")
+        return None
+
+    def _send_eviction(self, pod: PodState) -> Answer:
+        """By the version of the API that worked last, else by whichever this server knows."""
+        for version in (self._eviction_version, *pods.EVICTION_VERSIONS):
+            call = pods.eviction(pod, version)
+            answer = self.client.send(call, is_throttle=lambda one: pods.budget_of(one.body) is None)
+            is_unknown = answer.status in (400, 404) and any(word in answer.message for word in UNKNOWN_VERSION)
+            if not is_unknown:
+                self._eviction_version = version
+                return answer
+        return answer
+
+    def _let_go_if_uncordoned(self, node: nodes.NodeState, action: Action) -> None:
+        """A person who uncordons under our hands is right: our taint goes too, and nothing is cordoned again."""
+        if node.is_cordoned or node.mark is None:
+            return
+        left, _ = self._change(node, action, lambda one: nodes.uncordon(one) if one.mark == node.mark else None)
+        self._tell(left, action, reason="WatchkeeperLetGo", is_unhealthy=False)
+        raise ActionRefused(
+            "somebody has uncordoned it since we cordoned it",
+            where=node.name,
+            now="It stays schedulable, and our mark and taint were taken off",
+            remedy="Ask them, or start a new repair",
+        )
+
+    def _tell(self, node: nodes.NodeState, action: Action, *, reason: str, is_unhealthy: bool) -> str:
+        """Condition and event, for others to read. Without the right to write them, the rest counts all the same."""
+        untold = []
+        condition = nodes.condition(node, action, is_unhealthy=is_unhealthy)
+        event = nodes.event(node, action, reason=reason, is_warning=is_unhealthy)
+        for what, call in (("condition", condition), ("event", event)):
+            if call is None:
+                continue
+            answer = self.client.send(call)
+            if answer.status == 403:
+                untold.append(what)
+            elif answer.status not in (404, 409):
+                _good(answer, action.place)
+        return f" (without the right to write its {' and '.join(untold)})" if untold else ""
+
+    def _look(self, action: Action) -> nodes.NodeState:
+        node = self._find(action.place)
+        if node is None:
+            raise ActionFailed(
+                f"the cluster has no node {action.place.node}",
+                where=self.client.server.url,
+                now="Nothing was touched",
+                remedy="It has left the cluster, or has another name there",
+            )
+        return node
+
+    def _find(self, place: Place) -> nodes.NodeState | None:
+        answer = self.client.send(Call("GET", nodes.path(_node(place))))
+        return None if answer.status == 404 else nodes.read(_good(answer, place).body, answer.at)
+
+    def _pods(self, place: Place, node: nodes.NodeState, *, is_exact: bool = False) -> list[PodState]:
+        found = self._raw_pods(place, is_exact=is_exact)
+        return [pods.sort(raw, self.rules, at=node.at, since=node.cordoned_at) for raw in found]
+
+    def _raw_pods(self, place: Place, *, is_exact: bool) -> list[pods.Raw]:
+        answer = _good(self.client.send(Call("GET", pods.on_node(_node(place), is_exact=is_exact))), place)
+        return [one for one in facts.items(answer.body, "items") if isinstance(one, dict)]
+
+    def _remember(self, action: Action, evicted: str) -> None:
+        with self._lock:
+            self._evicted.setdefault(action.mark, set()).add(evicted)
+            while len(self._evicted) > MOST_REMEMBERED:
+                del self._evicted[next(iter(self._evicted))]
+
+    def _remembered(self, action: Action) -> frozenset[str]:
+        with self._lock:
+            return frozenset(self._evicted.get(action.mark, ()))
+
+
+PERFORMED: Mapping[ActionKind, Callable[[Kubernetes, Action], Performed]] = {
+    ActionKind.CORDON: Kubernetes._cordon,
+    ActionKind.UNCORDON: Kubernetes._uncordon,
+    ActionKind.DRAIN: Kubernetes._drain,
+    ActionKind.RESTART_APP: Kubernetes._restart_app,
+}
+
+# What a drain or a restart says when nothing is waited for any more.
+ENDED = {
+    ActionKind.DRAIN: "drained: no pod is left that a drain moves",
+    ActionKind.RESTART_APP: "the pods have ended, and their controllers start others",
+}
+
+
+def _described(action: Action, version: str) -> Iterator[str]:
+    if action.kind is ActionKind.RESTART_APP or (action.kind is ActionKind.DRAIN and action.place.gpu is not None):
+        for name in pods.named_by(action):
+            namespace, _, pod = name.partition("/")
+            yield str(pods.eviction(PodState(namespace, pod, "", Fate.EVICT), version))
+        return
+    node = nodes.read({"metadata": {"name": _node(action.place)}}, None)
+    if action.kind is ActionKind.DRAIN:
+        yield f"GET {pods.on_node(node.name, is_exact=True)}"
+        yield f"POST /api/v1/namespaces/NAMESPACE/pods/POD/eviction ({version}) for each pod that may be moved"
+        return
+    is_cordon = action.kind is ActionKind.CORDON
+    if is_cordon:
+        yield f"{nodes.cordon(node, action)} beside the taints of others"
+    else:
+        yield f"{nodes.uncordon(node)} without the taint {pods.TAINT}, if the mark is of {action.incident}"
+    yield f"PATCH {nodes.path(node.name)}/status with the condition {nodes.CONDITION}={is_cordon}"
+    yield f"POST {nodes.EVENTS} with reason {'WatchkeeperCordoned' if is_cordon else 'WatchkeeperUncordoned'}"
+
+
+def _node(place: Place) -> str:
+    if place.node is None:
+        raise ActionRefused("there is no node to act on", where=str(place), now="Nothing was touched")
+    return place.node
+
+
+def _refuse_held(node: nodes.NodeState) -> None:
+    if node.held_by:
+        raise _refusal(node, f"it is in the hands of {', '.join(node.held_by)}", "Wait until they are done")
+    if node.is_cordoned and node.mark is None:
+        raise _refusal(
+            node,
+            "somebody else has cordoned it",
+            "Uncordon it to let Watchkeeper go on, or repair it by hand",
+        )
+
+
+def _refuse_foreign(node: nodes.NodeState, action: Action) -> None:
+    if node.mark is not None and not node.is_ours(action):
+        raise _refusal(node, f"the cordon belongs to {node.mark}, not to {action.incident}", "Finish that one first")
+
+
+def _refusal(node: nodes.NodeState, what: str, remedy: str) -> ActionRefused:
+    state = "cordoned" if node.is_cordoned else "schedulable"
+    return ActionRefused(what, where=node.name, now=f"It was left as it is, {state}", remedy=remedy)
+
+
+def _good(answer: Answer, place: Place) -> Answer:
+    """An answer that means yes; NotNow where the server is in trouble, ActionFailed where it means no."""
+    if answer.status < 300:
+        return answer
+    where = place.node or str(place)
+    if answer.status >= 500 or answer.status == 409:
+        raise NotNow(f"the Kubernetes API server cannot do it now: {answer.message}", where=where)
+    if answer.status == 403:
+        raise ActionFailed(
+            answer.message,
+            where=where,
+            now="Nothing was changed by this call",
+            remedy="docs/howto/repair-kubernetes.md has the rights that the hub needs",
+        )
+    raise ActionFailed(f"the Kubernetes API server said no: {answer.message}", where=where)

@@ -1,0 +1,219 @@
+"""What a hub knows about one incident or one node, gathered for whoever repairs or replaces the machine.
+
+`gather` asks the journal and the samples and gives pieces for `kit.evidence_file`. What is not known is said with its
+reason. `web.bundle_api` hands the file to a person; `hand_over` leaves one when a repair has failed too often.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from watchkeeper.errors import QueryError, WatchkeeperError
+from watchkeeper.kit import clock, evidence_file, own_metrics, redaction
+from watchkeeper.kit.evidence_file import Piece, plain
+from watchkeeper.model import actions, diagnosis, events, fleet, incidents, notices, orders, repairs
+from watchkeeper.query import engine as engines
+from watchkeeper.store import chain
+
+# Xids of weeks ago tell a weak GPU from an unlucky one.
+HISTORY = timedelta(days=30)
+BEFORE = timedelta(minutes=5)
+MOST_ORDERS = 1000
+MOST_EVENTS = 1000
+# The counters that a vendor asks for: memory, remapped rows, links, bus, and why clocks were lowered.
+COUNTERS = (
+    "DCGM_FI_DEV_(ECC_.*|RETIRED_.*|.*ROW_REMAP.*|.*REMAPPED_ROWS|BANKS_REMAP.*|XID_ERRORS|PCIE_REPLAY_COUNTER"
+    "|NVLINK_.*|GPU_TEMP|MEMORY_TEMP|POWER_USAGE|ENFORCED_POWER_LIMIT|CLOCKS_EVENT_REASONS|.*_VIOLATION)"
+    "|watchkeeper_gpu_(nvlink_.*|recovery_action|sram_.*|unrepairable.*)"
+)
+IDENTITY = "DCGM_FI_DEV_GPU_TEMP"
+
+
+class Records(Protocol):
+    """What the evidence needs of a journal."""
+
+    def incident(self, id: str) -> incidents.Incident | None: ...
+
+    def incidents(self, *, open_only: bool = False, limit: int = 1000) -> list[incidents.Incident]: ...
+
+    def diagnosis(self, incident_id: str) -> diagnosis.Diagnosis | None: ...
+
+    def plan(self, incident_id: str) -> actions.Plan | None: ...
+
+    def timeline(self, incident_id: str, limit: int = 1000) -> list[chain.Entry]: ...
+
+    def notices_of(self, incident_id: str) -> list[notices.Notice]: ...
+
+    def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[repairs.Repair]: ...
+
+    def latest_orders(self, *, limit: int = 100) -> list[orders.Tracked]: ...
+
+    def events_at(
+        self, place: fleet.Place, *, since: datetime, until: datetime, limit: int = 1000
+    ) -> list[events.Event]: ...
+
+
+class Inventory(Protocol):
+    def node(self, name: str, cluster: str | None = None) -> fleet.Node | None: ...
+
+    def nodes(self) -> list[fleet.Node]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    records: Records
+    engine: engines.Engine
+    fleet: Inventory
+    version: str
+
+    def of_incident(self, id: str, *, now: datetime, hides_names: bool = False) -> bytes | None:
+        """The bundle of an incident; None if there is none of this id."""
+        incident = self.records.incident(id)
+        if incident is None:
+            return None
+        pieces = list(self._incident(incident, now))
+        return self._packed(pieces, incident.place, id, now=now, hides_names=hides_names)
+
+    def of_node(
+        self, name: str, *, cluster: str | None = None, now: datetime, hides_names: bool = False
+    ) -> bytes | None:
+        """The bundle of a node with all its incidents that are known; None if nobody knows the node."""
+        node = self.fleet.node(name, cluster)
+        if node is None:
+            return None
+        here = [one for one in self.records.incidents(limit=MOST_EVENTS) if _node_of(one.place) == node.place]
+        told = [piece for one in here[:20] for piece in self._story(one, f"incidents/{one.id}/")]
+        pieces = [*told, *self._node(node.place, since=now - HISTORY, now=now)]
+        return self._packed(pieces, node.place, name, now=now, hides_names=hides_names)
+
+    def _packed(
+        self, pieces: Sequence[Piece], place: fleet.Place, subject: str, *, now: datetime, hides_names: bool
+    ) -> bytes:
+        about = {"bundle": "watchkeeper evidence", "subject": subject, "place": str(place), "version": self.version}
+        hidden = evidence_file.Redaction(self._names(pieces) if hides_names else {})
+        return evidence_file.pack(pieces, about, now=now, hidden=hidden)
+
+    def _names(self, pieces: Iterable[Piece]) -> dict[str, str]:
+        """Nodes that occur, and everybody who is named as a user or an actor."""
+        text = "\n".join(piece.content.decode("utf-8", "replace") for piece in pieces if piece.content is not None)
+        nodes = [node.name for node in self.fleet.nodes() if node.name in text]
+        users = set(re.findall(r'"(?:user|actor|assignee|approved_by|by)": "([^"\s]+)"', text))
+        users |= set(re.findall(r"pid \d+ \S+ of ([\w.-]+)", text))
+        users -= {*nodes, "hub", "policy", "repair", "validation", "root"}
+        return {**redaction.pseudonyms(users, "person"), **redaction.pseudonyms(nodes, "node")}
+
+    def _incident(self, incident: incidents.Incident, now: datetime) -> Iterator[Piece]:
+        yield from self._story(incident, "")
+        node = _node_of(incident.place)
+        if node.node is None:
+            yield Piece("node/", missing="the incident is about no single node")
+            return
+        yield from self._node(node, since=incident.opened_at, now=now)
+
+    def _story(self, incident: incidents.Incident, folder: str) -> Iterator[Piece]:
+        yield plain(f"{folder}incident.json", incident)
+        for name, found in (
+            ("diagnosis.json", self.records.diagnosis(incident.id)),
+            ("plan.json", self.records.plan(incident.id)),
+        ):
+            is_there = found is not None
+            yield plain(folder + name, found) if is_there else Piece(folder + name, missing="none was made")
+        yield plain(f"{folder}timeline.json", self.records.timeline(incident.id))
+        yield plain(f"{folder}notices.json", self.records.notices_of(incident.id))
+
+    def _node(self, node: fleet.Place, *, since: datetime, now: datetime) -> Iterator[Piece]:
+        known = self.fleet.node(node.node or "", node.cluster)
+        yield (
+            plain("node.json", known) if known is not None else Piece("node.json", missing="the fleet has no such node")
+        )
+        yield self._identities(node, now)
+        yield from self._events(node, now)
+        yield self._counters(node, since=since, now=now)
+        tried = self.records.repairs_at(node, limit=100)
+        yield plain("repairs.json", tried) if tried else Piece("repairs.json", missing="nothing was tried here")
+        yield from self._orders(node)
+        yield Piece("nvidia-smi.txt", missing="a hub does not run it; `watchkeeper bundle --local` on the node does")
+
+    def _events(self, node: fleet.Place, now: datetime) -> Iterator[Piece]:
+        found = self.records.events_at(node, since=now - HISTORY, until=now, limit=MOST_EVENTS)
+        if not found:
+            yield Piece("events.json", missing=f"no event of this node within {HISTORY.days} days")
+            return
+        yield plain("events.json", found)
+        lines = [event for event in found if event.kind in (events.EventKind.XID, events.EventKind.SXID)]
+        if lines:
+            text = "".join(f"{event.at:%Y-%m-%dT%H:%M:%S}Z {event.text}\n" for event in lines)
+            yield Piece("xid-history.log", text.encode())
+        else:
+            yield Piece("xid-history.log", missing=f"no Xid within {HISTORY.days} days")
+
+    def _orders(self, node: fleet.Place) -> Iterator[Piece]:
+        own = [
+            tracked
+            for tracked in self.records.latest_orders(limit=MOST_ORDERS)
+            if (tracked.order.cluster, tracked.order.node) == (node.cluster, node.node)
+        ]
+        if not own:
+            yield Piece("orders/", missing="no work order was given to this node's agent: no scan or diag of its own")
+        for tracked in reversed(own[:50]):
+            order, receipt = tracked.order, tracked.receipt
+            name = f"orders/{order.issued_at:%Y%m%dT%H%M%SZ}-{order.kind}"
+            told = {"kind": order.kind, "arguments": order.arguments, "ordered_by": tracked.actor, "why": tracked.why}
+            if receipt is None:
+                yield Piece(f"{name}.json", missing="the agent has not answered")
+                continue
+            came = {"at": receipt.at, "result": receipt.result, "text": receipt.text, "proven": tracked.is_proven}
+            yield plain(f"{name}.json", {**told, **came})
+            if receipt.output:
+                yield Piece(f"{name}.output", receipt.output.encode())
+
+    def _identities(self, node: fleet.Place, now: datetime) -> Piece:
+        """Whatever the exporters put into labels: UUID, model, bus; serial and VBIOS where they are asked to."""
+        rows = self._ask(f"{IDENTITY}{_where(node)}", now)
+        rows = rows or self._ask(f"last_over_time({IDENTITY}{_where(node)}[1d])", now)
+        if not rows:
+            return Piece("gpus.json", missing="no GPU of this node has reported within a day")
+        return plain("gpus.json", [dict(labels) for labels in rows])
+
+    def _counters(self, node: fleet.Place, *, since: datetime, now: datetime) -> Piece:
+        """Before the trouble and now; an empty cell is a number that nobody reported."""
+        name = "counters.csv"
+        expr = f'{{__name__=~"{COUNTERS}",{_where(node)[1:]}'
+        before, after = self._ask(expr, since - BEFORE), self._ask(expr, now)
+        if not before and not after:
+            return Piece(name, missing="no counter of this node is in the samples of either time")
+        text = io.StringIO()
+        table = csv.writer(text)
+        table.writerow(
+            ["metric", "gpu", "labels", f"before {since - BEFORE:%Y-%m-%dT%H:%M:%SZ}", f"now {now:%Y-%m-%dT%H:%M:%SZ}"]
+        )
+        for labels in sorted({*before, *after}, key=str):
+            found = dict(labels)
+            metric, gpu = found.pop("__name__", ""), found.get("gpu", "")
+            rest = ",".join(
+                f"{key}={value}" for key, value in sorted(found.items()) if key in ("UUID", "err_code", "reason")
+            )
+            table.writerow([metric, gpu, rest, before.get(labels, ""), after.get(labels, "")])
+        return Piece(name, text.getvalue().encode())
+
+    def _ask(self, expr: str, at: datetime) -> dict[engines.Labels, float]:
+        try:
+            return self.engine.instant(expr, clock.to_ms(at)).latest()
+        except QueryError:
+            raise
+        except WatchkeeperError:
+            return {}
+
+
+def _where(node: fleet.Place) -> str:
+    return f'{{cluster="{own_metrics.escape(node.cluster)}",Hostname="{own_metrics.escape(node.node or "")}"}}'
+
+
+def _node_of(place: fleet.Place) -> fleet.Place:
+    return fleet.Place(place.cluster, node=place.node)

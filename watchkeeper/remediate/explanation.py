@@ -1,0 +1,140 @@
+"""Why this plan, why this mode, who would object, and what a policy would have done: answers for `act explain|test`.
+
+Pure. `repair_loop` gathers what is known and asks here; the API and the command line show the answers as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from watchkeeper.model import actions, fleet, incidents, repairs
+from watchkeeper.remediate import guards
+from watchkeeper.remediate.ladder import Ladder, Rung
+from watchkeeper.remediate.plan import make_plan
+from watchkeeper.remediate.policy import Policy
+from watchkeeper.remediate.wanted import Wanted, is_for_machine, wanted
+
+# Incidents of the past that one rehearsal looks at.
+MOST_REHEARSED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    kind: actions.ActionKind
+    place: str
+    why: str
+    # The exact call, as the driver would make it.
+    call: str
+    limit_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    incident: str
+    cause: str
+    # Where in the policy the steps stand.
+    policy_key: str
+    mode: actions.Mode
+    mode_why: str
+    # None: nothing would be done by a machine, and `why_not` says why.
+    digest: str | None
+    why_not: str
+    steps: tuple[Step, ...]
+    refusals: tuple[guards.Refusal, ...]
+    repair: repairs.Repair | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What one incident of the past would have got."""
+
+    incident: str
+    opened_at: datetime
+    cause: str
+    place: str
+    policy_key: str
+    steps: tuple[actions.ActionKind, ...]
+    mode: actions.Mode
+    mode_why: str
+    # What the first guard would have said; empty where the repair would have begun, or nothing was wanted.
+    refusal: str
+    would_begin: bool
+
+
+def why_nothing(want: Wanted | None, rung: Rung, steps: Sequence[actions.Action]) -> str:
+    """Why no machine would do anything about a plan; empty where one would."""
+    if want is not None:
+        return "people carry it out: the mode is suggest" if rung.mode is actions.Mode.SUGGEST else ""
+    if rung.mode is actions.Mode.OBSERVE:
+        return "the mode is observe: nothing is touched"
+    if any(is_for_machine(step) for step in steps):
+        return "the plan has no step on one node"
+    if any(step.kind is actions.ActionKind.RESTART_APP for step in steps):
+        return "nobody knows which pods or jobs are to be restarted"
+    return "every step of the plan is a person's"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Under what the past is played again."""
+
+    policy: Policy
+    ladder: Ladder
+    limits: guards.Limits
+    nodes: Sequence[fleet.Node]
+
+
+def rehearse(past: Iterable[incidents.Incident], rules: Rules) -> list[Rehearsed]:
+    """Each incident in its time; a node counts as out for as long as its incident was open."""
+    stage = _Stage(rules)
+    return [stage.play(incident) for incident in sorted(past, key=lambda one: one.opened_at)[-MOST_REHEARSED:]]
+
+
+class _Stage:
+    """What the guards would have known at the time."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._pools = {node.place: node.pool for node in rules.nodes}
+        self._starts: list[guards.Start] = []
+        self._out_until: dict[fleet.Place, datetime | None] = {}
+        self._wanted_at: dict[fleet.Place, datetime] = {}
+        self._switch = repairs.Switch()
+
+    def play(self, incident: incidents.Incident) -> Rehearsed:
+        rules, place = self._rules, incident.place
+        pool = self._pools.get(fleet.Place(place.cluster, node=place.node), "")
+        rung = rules.ladder.rung(incident.cause, pool)
+        draft = make_plan(incident, None, rules.policy, pool=pool)
+        want = wanted(incident, draft.cause, draft.actions, policy=rules.policy, pool=pool, rung=rung)
+        refusal = None if want is None else self._ask(want, incident)
+        return Rehearsed(
+            incident=incident.id,
+            opened_at=incident.opened_at,
+            cause=incident.cause,
+            place=str(place),
+            policy_key=rules.policy.entry(incident.cause, pool)[0],
+            steps=tuple(step.kind for step in draft.actions),
+            mode=rung.mode,
+            mode_why=rung.why,
+            refusal="" if refusal is None else f"{refusal.guard}: {refusal.text}",
+            would_begin=want is not None and refusal is None and want.rung.mode is actions.Mode.ACT,
+        )
+
+    def _ask(self, want: Wanted, incident: incidents.Incident) -> guards.Refusal | None:
+        now, limits = incident.opened_at, self._rules.limits
+        self._wanted_at[want.node] = now
+        tripped = guards.trip(self._wanted_at, limits, since=None, now=now)
+        if tripped is not None and not self._switch.is_tripped:
+            self._switch = repairs.Switch(tripped_at=now, tripped_why=tripped)
+        out = {place: "a repair" for place, until in self._out_until.items() if until is None or until > now}
+        standing = guards.count(self._rules.nodes, out, starts=self._starts, switch=self._switch)
+        wish = guards.Wish(want.node, want.cause, want.rung.mode, want.gpu, takes_out=want.takes_out)
+        refusal = guards.first_refusal(wish, standing, limits, now=now)
+        if refusal is None and want.rung.mode is actions.Mode.ACT:
+            self._starts.append(guards.Start(now, want.node, want.cause, want.gpu))
+            if want.takes_out:
+                self._out_until[want.node] = incident.resolved_at
+        return refusal

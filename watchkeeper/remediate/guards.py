@@ -1,0 +1,271 @@
+"""The guards: whether a repair may begin now. Each is one pure function that says no with both numbers.
+
+`refusals` asks all of them in the order of `GUARDS`; `repairs` starts nothing while one says no, and `act explain`
+shows what each would say. What they count stands in `Standing`, which is made once and used for many questions. A
+budget is never less than one node: of four nodes nobody means none when saying a fifth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from watchkeeper.kit.quiet_hours import QuietHours
+from watchkeeper.model import actions, fleet, repairs
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """So many healthy GPUs must stay in a pool for jobs of a class."""
+
+    job_class: str
+    pool: str
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From [remediate]; see config/settings.py for what each means."""
+
+    pool_percent: int = 20
+    fleet_percent: int = 10
+    starts: int = 10
+    starts_window: timedelta = timedelta(hours=1)
+    attempts: int = 2
+    attempts_window: timedelta = timedelta(days=7)
+    breaker_nodes: int = 5
+    breaker_window: timedelta = timedelta(minutes=10)
+    domains: tuple[str, ...] = ("rack", "leaf", "power")
+    quiet: tuple[QuietHours, ...] = ()
+    quorums: tuple[Quorum, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A repair that would like to begin."""
+
+    node: fleet.Place
+    cause: str
+    mode: actions.Mode
+    gpu: str | None = None
+    # It would take the node out of service; what does not needs no share of a pool.
+    takes_out: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    at: datetime
+    node: fleet.Place
+    cause: str
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The fleet and what is out of it, counted."""
+
+    nodes: Mapping[fleet.Place, fleet.Node]
+    # Nodes that nothing may be scheduled on, with who took them out.
+    out: Mapping[fleet.Place, str]
+    starts: Sequence[Start] = ()
+    switch: repairs.Switch = field(default_factory=repairs.Switch)
+    # GPUs that are sick on nodes that are not out.
+    sick_gpus: Mapping[fleet.Place, int] = field(default_factory=dict)
+    in_pool: Mapping[str, int] = field(default_factory=dict)
+    out_of_pool: Mapping[str, int] = field(default_factory=dict)
+    out_of_domain: Mapping[tuple[str, str], tuple[fleet.Place, ...]] = field(default_factory=dict)
+    healthy_gpus: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    guard: str
+    text: str
+
+
+def count(
+    nodes: Iterable[fleet.Node],
+    out: Mapping[fleet.Place, str],
+    *,
+    starts: Sequence[Start] = (),
+    switch: repairs.Switch | None = None,
+    sick_gpus: Mapping[fleet.Place, int] | None = None,
+) -> Standing:
+    known = {node.place: node for node in nodes}
+    sick = sick_gpus or {}
+    domains: dict[tuple[str, str], tuple[fleet.Place, ...]] = {}
+    for place in out:
+        for pair in known[place].domains.items() if place in known else ():
+            domains[pair] = (*domains.get(pair, ()), place)
+    healthy: Counter[str] = Counter()
+    for place, node in known.items():
+        if place not in out and node.expected_gpus is not None:
+            healthy[node.pool] += max(0, node.expected_gpus - sick.get(place, 0))
+    return Standing(
+        nodes=known,
+        out=out,
+        starts=starts,
+        switch=switch or repairs.Switch(),
+        sick_gpus=sick,
+        in_pool=Counter(node.pool for node in known.values()),
+        out_of_pool=Counter(known[place].pool for place in out if place in known),
+        out_of_domain=domains,
+        healthy_gpus=healthy,
+    )
+
+
+def refusals(wish: Wish, standing: Standing, limits: Limits, *, now: datetime) -> list[Refusal]:
+    """What each guard that says no says; nothing means that the repair may begin."""
+    said = ((name, guard(wish, standing, limits, now)) for name, guard in _asked(wish))
+    return [Refusal(name, text) for name, text in said if text is not None]
+
+
+def first_refusal(wish: Wish, standing: Standing, limits: Limits, *, now: datetime) -> Refusal | None:
+    for name, guard in _asked(wish):
+        if (text := guard(wish, standing, limits, now)) is not None:
+            return Refusal(name, text)
+    return None
+
+
+def _asked(wish: Wish) -> Iterable[tuple[str, Guard]]:
+    return ((name, guard) for name, guard in GUARDS.items() if wish.takes_out or name not in OF_CAPACITY)
+
+
+def not_stopped(_: Wish, standing: Standing, __: Limits, ___: datetime) -> str | None:
+    switch = standing.switch
+    if switch.stopped_at is None:
+        return None
+    since = f"{switch.stopped_at:%Y-%m-%d %H:%M}Z"
+    return f"{switch.stopped_by} stopped everything at {since} ({switch.stopped_why}); `watchkeeper act resume` goes on"
+
+
+def unbroken(_: Wish, standing: Standing, __: Limits, ___: datetime) -> str | None:
+    switch = standing.switch
+    if switch.tripped_at is None:
+        return None
+    since = f"{switch.tripped_at:%Y-%m-%d %H:%M}Z"
+    return f"the circuit breaker tripped at {since}: {switch.tripped_why}; `watchkeeper act reset` closes it"
+
+
+def known_node(wish: Wish, standing: Standing, _: Limits, __: datetime) -> str | None:
+    if wish.node in standing.nodes:
+        return None
+    return f"{wish.node.node} is not among the {len(standing.nodes):,} nodes of the inventory, so no budget covers it"
+
+
+def not_again(wish: Wish, standing: Standing, limits: Limits, now: datetime) -> str | None:
+    since = now - limits.attempts_window
+    tried = [
+        start
+        for start in standing.starts
+        if start.at > since
+        and start.node == wish.node
+        and (start.cause == wish.cause or (wish.gpu is not None and start.gpu == wish.gpu))
+    ]
+    if len(tried) < limits.attempts:
+        return None
+    about = f"{len(tried)} repairs of {wish.node.node} within {_words(limits.attempts_window)}"
+    return f"{about}, the limit is {limits.attempts}: hand it over to the vendor"
+
+
+def one_of_a_domain(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> str | None:
+    for kind in limits.domains:
+        name = standing.nodes[wish.node].domains.get(kind) if wish.node in standing.nodes else None
+        others = [place for place in standing.out_of_domain.get((kind, name or ""), ()) if place != wish.node]
+        if name and others:
+            return f"{others[0].node} of {kind} {name} is out already: {len(others)} nodes of a {kind}, the limit is 1"
+    return None
+
+
+def pool_share(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> str | None:
+    node = standing.nodes.get(wish.node)
+    if node is None:
+        return None
+    total, out = standing.in_pool[node.pool], standing.out_of_pool.get(node.pool, 0) - (wish.node in standing.out)
+    name = f"pool {node.pool}" if node.pool else "the pool without a name"
+    return _share(name, out, total=total, percent=limits.pool_percent)
+
+
+def fleet_share(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> str | None:
+    out = sum(1 for place in standing.out if place in standing.nodes and place != wish.node)
+    return _share("the fleet", out, total=len(standing.nodes), percent=limits.fleet_percent)
+
+
+def _share(name: str, out: int, *, total: int, percent: int) -> str | None:
+    budget = most_out(total, percent)
+    if out + 1 <= budget:
+        return None
+    return f"{out} of {total} nodes of {name} are out, one more would be {out + 1}, the limit is {budget} ({percent} %)"
+
+
+def most_out(nodes: int, percent: int) -> int:
+    """How many of so many nodes may be out at once."""
+    return max(1, nodes * percent // 100) if percent else 0
+
+
+def enough_left(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> str | None:
+    node = standing.nodes.get(wish.node)
+    for quorum in limits.quorums:
+        if node is None or node.pool != quorum.pool:
+            continue
+        if node.expected_gpus is None:
+            return f"nobody knows how many GPUs {node.name} has, and jobs of {quorum.job_class} need {quorum.gpus}"
+        own = 0 if wish.node in standing.out else node.expected_gpus - standing.sick_gpus.get(wish.node, 0)
+        left = standing.healthy_gpus.get(quorum.pool, 0) - max(0, own)
+        if left < quorum.gpus:
+            where = f"pool {quorum.pool} would have {left} healthy GPUs left"
+            return f"{where}, jobs of {quorum.job_class} need {quorum.gpus}"
+    return None
+
+
+def not_too_many(_: Wish, standing: Standing, limits: Limits, now: datetime) -> str | None:
+    recent = sum(1 for start in standing.starts if start.at > now - limits.starts_window)
+    if recent < limits.starts:
+        return None
+    return f"{recent} repairs began within {_words(limits.starts_window)}, the limit is {limits.starts}"
+
+
+def no_quiet_hours(wish: Wish, _: Standing, limits: Limits, now: datetime) -> str | None:
+    """A person who says yes is awake."""
+    if wish.mode is not actions.Mode.ACT:
+        return None
+    hours = next((hours for hours in limits.quiet if hours.holds(now)), None)
+    return None if hours is None else f"it is {now:%a %H:%M} UTC, and {hours} are quiet hours"
+
+
+def trip(
+    wanted: Mapping[fleet.Place, datetime], limits: Limits, *, since: datetime | None, now: datetime
+) -> str | None:
+    """Why the circuit breaker opens; `wanted` is when each node last wanted a repair, `since` when it was reset."""
+    begin = max(now - limits.breaker_window, since) if since is not None else now - limits.breaker_window
+    nodes = sum(1 for at in wanted.values() if at > begin)
+    if nodes <= limits.breaker_nodes:
+        return None
+    return f"{nodes} nodes wanted a repair within {_words(limits.breaker_window)}, the limit is {limits.breaker_nodes}"
+
+
+def _words(span: timedelta) -> str:
+    hours, seconds = divmod(int(span.total_seconds()), 3600)
+    if hours and not seconds:
+        return f"{hours // 24} d" if hours % 24 == 0 else f"{hours} h"
+    return f"{int(span.total_seconds()) // 60} min" if not seconds % 60 else f"{span.total_seconds():g} s"
+
+
+Guard = Callable[[Wish, Standing, Limits, datetime], str | None]
+# The ones that end in a person's hands first: what waits for them need not know about budgets.
+GUARDS: Mapping[str, Guard] = {
+    "stop": not_stopped,
+    "breaker": unbroken,
+    "inventory": known_node,
+    "attempts": not_again,
+    "domain": one_of_a_domain,
+    "pool share": pool_share,
+    "fleet share": fleet_share,
+    "quorum": enough_left,
+    "rate": not_too_many,
+    "quiet hours": no_quiet_hours,
+}
+# They count nodes that are out of service.
+OF_CAPACITY = frozenset({"domain", "pool share", "fleet share", "quorum"})

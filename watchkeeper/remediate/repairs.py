@@ -1,0 +1,509 @@
+"""The repairs: what plans, people and time do to them, and the calls that come of it.
+
+The hub owns one `Repairs`. It hands over what plans want (`take`), asks now and then what is due (`sweep`), and has
+each due one taken further in a thread (`advance`). Memory is what the journal has: everything is written there first,
+a call before it is made. Decisions are made under one lock, so two repairs never take the last place of a budget;
+calls are made outside it, one at a time for each node.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from watchkeeper.errors import ActionFailed, ActionRefused, IllegalMove
+from watchkeeper.kit.logs import fields
+from watchkeeper.model import actions, events, fleet, incidents
+from watchkeeper.model.repairs import WAITING, Repair, RepairId, RepairState, Switch
+from watchkeeper.remediate import guards, progress, validation
+from watchkeeper.remediate.driver import Observed
+from watchkeeper.remediate.ladder import HANDS_OFF, Rung
+from watchkeeper.remediate.moves import Move, MoveKind, Seen, mark_incident, next_move, restore
+from watchkeeper.remediate.surroundings import Surroundings
+from watchkeeper.remediate.wanted import Wanted
+
+log = logging.getLogger(__name__)
+
+HUB = "hub"
+POLICY = "policy"
+# On the timeline of the incident, or only in the audit.
+STORY, STEP = "repair", "repair_step"
+# Where nothing hurries, a node is looked at this often.
+LOOKS = {
+    RepairState.FAILED: timedelta(seconds=30),
+    RepairState.VALIDATING: timedelta(seconds=5),
+    RepairState.ACTING: timedelta(seconds=2),
+}
+# Nodes of repairs that ended within this time are looked at for marks of ours that came late.
+LATE = timedelta(hours=1)
+LATE_LOOK = timedelta(minutes=5)
+# What is counted may be this old; a change of our own is counted at once.
+COUNTED = timedelta(seconds=5)
+MOST_STARTS = 10_000
+MOST_WANTED = 50_000
+# Repairs of one fleet that may wait, run or be held: as many as a hub keeps open incidents.
+MOST_ALIVE = 20_000
+
+
+class Repairs:
+    """Every method may be called from any thread."""
+
+    def __init__(self, around: Surroundings, *, now: datetime) -> None:
+        self._around = around
+        self._lock = threading.RLock()
+        self._turns: dict[fleet.Place, threading.Lock] = {}
+        self._restore(now)
+
+    def _restore(self, now: datetime) -> None:
+        shelf = self._around.shelf
+        self._alive: dict[RepairId, Repair] = {one.id: one for one in shelf.alive_repairs()}
+        self._by_node: dict[fleet.Place, set[RepairId]] = {}
+        for one in self._alive.values():
+            self._by_node.setdefault(one.node, set()).add(one.id)
+        self.switch = shelf.switch()
+        past = shelf.latest_repairs(limit=MOST_STARTS)
+        self._starts = [
+            guards.Start(one.started_at, one.node, one.cause, one.gpu)
+            for one in reversed(past)
+            if one.started_at is not None
+        ]
+        self._wanted = {one.node: one.made_at for one in reversed(past) if one.mode is not actions.Mode.SUGGEST}
+        # Where a call of ours may have taken effect after we gave it up.
+        self._late = {one.node: one.id for one in reversed(past) if one.ended_at and now - one.ended_at < LATE}
+        self._late_looked: datetime | None = None
+        self._looked: dict[RepairId, datetime] = {}
+        self._refused: dict[RepairId, str] = {}
+        # Begun by this process and not called yet.
+        self._fresh: set[RepairId] = set()
+        self._counted: tuple[datetime, guards.Standing] | None = None
+        self._open: set[str] = shelf.open_incident_ids()
+
+    # What is there
+
+    def all(self) -> list[Repair]:
+        """Those that wait, run, or hold a node; oldest first."""
+        with self._lock:
+            return sorted(self._alive.values(), key=lambda one: one.made_at)
+
+    def find(self, id: str) -> Repair | None:
+        """By its own id, or the newest one that an incident waits for."""
+        with self._lock:
+            known = self._alive.get(RepairId(id))
+            waiting = [one for one in self._alive.values() if id in one.openings]
+        if known is not None or waiting:
+            return known or max(waiting, key=lambda one: (not one.is_ended, one.made_at))
+        return next(iter(self._around.shelf.repairs_of(id, limit=1)), None)
+
+    def standing(self, now: datetime) -> guards.Standing:
+        with self._lock:
+            if self._counted is None or not timedelta() <= now - self._counted[0] < COUNTED:
+                out = {**self._around.out(), **{one.node: one.id for one in self._alive.values() if one.is_out}}
+                sick = self._around.sick_gpus()
+                found = guards.count(self._around.nodes(), out, starts=self._starts, switch=self.switch, sick_gpus=sick)
+                self._counted = (now, found)
+            return self._counted[1]
+
+    def refusals(self, repair: Repair, now: datetime) -> list[guards.Refusal]:
+        """What every guard that objects would say now."""
+        return guards.refusals(wish_of(repair), self.standing(now), self._around.limits, now=now)
+
+    # What plans want
+
+    def take(self, want: Wanted, now: datetime) -> Repair | None:
+        """Make a repair of what a plan wants, or let it wait for the one that its node has; None: nothing changed."""
+        with self.changing(now):
+            self._open.add(want.incident)
+            held, current = self._of_node(want.node, takes_out=want.takes_out)
+            if held is not None and held.openings.get(want.incident) != want.opening:
+                self.keep(progress.joined(held, want), now, text=f"{want.incident} waits for it too", kind=STEP)
+            if current is not None:
+                return self._meet(current, want, now)
+            if self._was_tried(want) or len(self._alive) >= MOST_ALIVE:
+                return None
+            return self._make(want, now)
+
+    def make_again(self, want: Wanted, now: datetime) -> Repair:
+        """Another attempt, whatever became of those before; IllegalMove while one waits or runs."""
+        _, current = self._of_node(want.node, takes_out=want.takes_out)
+        if current is not None:
+            raise IllegalMove(
+                f"{current.id} is {current.state} on {want.node.node}", where=want.incident, now=current.said
+            )
+        self._open.add(want.incident)
+        return self._make(want, now)
+
+    def _make(self, want: Wanted, now: datetime) -> Repair:
+        before = self._around.shelf.repairs_of(want.incident, limit=1)
+        attempt = 1 + max((int(one.id.rpartition(".")[2]) for one in before), default=0)
+        repair = progress.made(want, attempt, now)
+        self.keep(repair, now, text=f"{repair.id} for {want.node.node}: {want.rung.why}")
+        if want.rung.mode is not actions.Mode.SUGGEST:
+            self._want(want.node, now)
+        return self.decide(repair, now)
+
+    def _want(self, node: fleet.Place, now: datetime) -> None:
+        """Count it, and open the breaker where too many nodes want something at once."""
+        if len(self._wanted) >= MOST_WANTED:
+            self._wanted.clear()
+        self._wanted[node] = now
+        if self.switch.is_tripped:
+            return
+        why = guards.trip(self._wanted, self._around.limits, since=self.switch.reset_at, now=now)
+        if why is not None:
+            log.error("The circuit breaker of repairs tripped", extra=fields(why=why))
+            self.turn_switch(
+                replace(self.switch, tripped_at=now, tripped_why=why), now, actor=HUB, text=f"Tripped: {why}"
+            )
+
+    def _meet(self, current: Repair, want: Wanted, now: datetime) -> Repair | None:
+        """The node has a repair: a changed plan replaces one that waits, anybody else's incident waits with it."""
+        is_own = current.incident == want.incident
+        if not is_own or current.openings.get(want.incident) != want.opening:
+            if current.openings.get(want.incident) == want.opening:
+                return None
+            self._tell(want.incident, f"{current.id} is at work on {want.node.node}: this incident waits for it", now)
+            return self.keep(progress.joined(current, want), now, text=f"{want.incident} waits for it too", kind=STEP)
+        if current.state not in WAITING or (current.digest, current.mode) == (want.digest, want.rung.mode):
+            return None
+        changed = progress.replanned(current, want, now)
+        why = "The plan has changed" if current.digest != want.digest else want.rung.why
+        self._refused.pop(current.id, None)
+        self.keep(changed, now, text=f"{why}: {' → '.join(step.kind for step in changed.actions)}")
+        return self.decide(changed, now)
+
+    def _was_tried(self, want: Wanted) -> bool:
+        """This incident had its repair; only its return, or a person, asks for another."""
+        return any(
+            one.openings.get(want.incident, -1) >= want.opening for one in self._around.shelf.repairs_at(want.node)
+        )
+
+    def _of_node(self, node: fleet.Place, *, takes_out: bool) -> tuple[Repair | None, Repair | None]:
+        """A failed repair that holds the node, and the one that waits or runs for it.
+
+        Who wants the node out of service does not wait for somebody who restarts a program on it.
+        """
+        there = [self._alive[id] for id in self._by_node.get(node, ())]
+        held = next((one for one in there if one.is_held), None)
+        return held, next((one for one in there if not one.is_held and (one.takes_out or not takes_out)), None)
+
+    # What time brings
+
+    def sweep(self, now: datetime) -> list[RepairId]:
+        """Decide about everything that waits, and say which repairs are to be advanced now."""
+        if self.switch.is_stopped:
+            return []
+        late = self._look_for_late(now)
+        with self.changing(now):
+            self._open = self._around.shelf.open_incident_ids()
+            self._forget_late(now)
+            for repair in sorted(self._alive.values(), key=lambda one: one.made_at):
+                if repair.state in WAITING:
+                    self.decide(repair, now)
+            return [*late, *(one.id for one in self._alive.values() if self._is_due(one, now))]
+
+    def _is_due(self, repair: Repair, now: datetime) -> bool:
+        if not (repair.is_running or repair.is_held):
+            return False
+        last, pause = self._looked.get(repair.id), LOOKS.get(repair.state, timedelta())
+        return last is None or not timedelta() <= now - last < pause
+
+    def decide(self, repair: Repair, now: datetime) -> Repair:
+        """Moves that need nobody's answer: approve, start, expire, end."""
+        rung = self._around.rung(repair) if repair.state in WAITING else None
+        if rung is not None and rung.is_below(repair.mode):
+            repair = self.keep(
+                progress.lowered(repair, rung, now), now, text=f"The settings are more careful now: {rung.why}"
+            )
+        while repair.state in WAITING:
+            refusal = self._refusal(repair, now) if repair.state is RepairState.APPROVED else None
+            is_over = not self._open.intersection(repair.openings)
+            seen = Seen(
+                is_over=is_over, is_stopped=self.switch.is_stopped, refusal=None if refusal is None else refusal.text
+            )
+            move = next_move(repair, seen, now)
+            if move.kind is MoveKind.WAIT:
+                return self._say_refusal(repair, refusal, now)
+            repair = self._carry_out(repair, move, seen, now=now)
+        return repair
+
+    def _refusal(self, repair: Repair, now: datetime) -> guards.Refusal | None:
+        # Cheap first: with the breaker open a thousand repairs wait, and none of them needs a count of the fleet.
+        empty = guards.Standing({}, {}, switch=self.switch)
+        wish, limits = wish_of(repair), self._around.limits
+        quick = next((g for g in ("stop", "breaker") if guards.GUARDS[g](wish, empty, limits, now)), None)
+        if quick is not None:
+            return guards.Refusal(quick, str(guards.GUARDS[quick](wish, empty, limits, now)))
+        return guards.first_refusal(wish, self.standing(now), limits, now=now)
+
+    def _say_refusal(self, repair: Repair, refusal: guards.Refusal | None, now: datetime) -> Repair:
+        """Once for each guard that holds it up."""
+        if refusal is None or self._refused.get(repair.id) == refusal.guard:
+            return repair
+        self._refused[repair.id] = refusal.guard
+        told = replace(repair, said=f"Refused by {refusal.guard}: {refusal.text}")
+        return self.keep(told, now, text=told.said)
+
+    # Taking one further
+
+    def advance(self, id: RepairId, now: datetime) -> datetime | None:
+        """One look and one move; returns when the next one may be due, None to leave that to `sweep`."""
+        with self._lock:
+            repair = self._alive.get(id)
+        if repair is None or not (repair.is_running or repair.is_held):
+            return None
+        if (rung := self._around.rung(repair)) is not None and rung.mode in HANDS_OFF:
+            self._leave(repair, rung)
+            return None
+        with self.turn(repair.node):
+            seen = self._look(repair, now)
+            with self.changing(now):
+                current = self._alive.get(id)
+                if current is None or self.switch.is_stopped:
+                    return None
+                if current != repair:
+                    return now
+                move = next_move(current, seen, now)
+                self._looked[id] = now
+                if move.kind is MoveKind.WAIT:
+                    return self._say_wait(current, move, now)
+                current = self._carry_out(current, move, seen, now=now)
+            if move.kind is not MoveKind.PERFORM:
+                return now if current.is_running else None
+            assert move.action is not None
+            return self._perform(current, move.action, now)
+
+    def _leave(self, repair: Repair, rung: Rung) -> None:
+        """It was begun under other settings: nothing is touched, and it says so."""
+        waits_for = (f"a person, or a higher mode: {rung.why}",)
+        with self._lock:
+            if repair.waits_for != waits_for and repair.id in self._alive:
+                self._alive[repair.id] = replace(repair, waits_for=waits_for)
+                self._around.changed()
+
+    @contextmanager
+    def turn(self, node: fleet.Place) -> Iterator[None]:
+        """Two calls about one node are never made at once. To be taken before the lock, never after."""
+        with self._lock:
+            turn = self._turns.setdefault(node, threading.Lock())
+        with turn:
+            yield
+
+    def _look(self, repair: Repair, now: datetime) -> Seen:
+        is_over = not self._open.intersection(repair.openings)
+        with self._lock:
+            is_fresh = repair.id in self._fresh
+            self._fresh.discard(repair.id)
+        observed = None if is_fresh else self._observe(repair.node)
+        mark_of = None if observed is None else self._own_mark(observed)
+        return Seen(observed, mark_of, is_over=is_over, verdicts=self._validate(repair, now))
+
+    def _observe(self, node: fleet.Place) -> Observed | None:
+        try:
+            return self._around.driver.observe(node)
+        except (ActionFailed, ActionRefused) as error:
+            log.warning("A node could not be looked at", extra=fields(node=node.node, error=error))
+            return None
+
+    def _own_mark(self, observed: Observed) -> incidents.IncidentId | None:
+        """The incident of our mark on a node; a mark that our journal does not know is of another hub."""
+        found = mark_incident(observed.cordoned_by)
+        if found is None:
+            return None
+        with self._lock:
+            is_known = any(found in self._alive[id].openings for id in self._by_node.get(observed.place, ()))
+        return found if is_known or self._around.shelf.repairs_of(found, limit=1) else None
+
+    def _validate(self, repair: Repair, now: datetime) -> tuple[validation.Verdict, ...]:
+        action = repair.action
+        if (
+            repair.state is not RepairState.VALIDATING
+            or action is None
+            or action.kind is not actions.ActionKind.VALIDATE
+        ):
+            return ()
+        names = [name for name in action.arguments.get("checks", "").split(",") if name] or list(validation.CHECKS)
+        asked = validation.ask(names, self._around.validators, repair.node, since=repair.since, now=now)
+        return tuple(asked)
+
+    def _carry_out(self, repair: Repair, move: Move, seen: Seen, *, now: datetime) -> Repair:
+        """Keep what the move makes of the repair; a call is made by `_perform` after this."""
+        if move.kind is MoveKind.PERFORM:
+            assert move.action is not None
+            begun = progress.begun(repair, move.action)
+            # Asked again and again, an action is written down when it begins.
+            text = f"{move.action.kind} {repair.node.node} under {move.action.mark}"
+            return repair if begun == repair else self.keep(begun, now, text=text, kind=STEP)
+        if move.kind is MoveKind.NEXT:
+            known = repair if seen.observed is None else replace(repair, incarnation=seen.observed.incarnation)
+            return self.keep(progress.stepped(known, move.why, now), now, text=move.why)
+        if move.kind is MoveKind.LET_GO:
+            return self.keep(progress.let_go(repair, move.why), now, text=move.why)
+        if move.kind is MoveKind.END:
+            done = self.keep(progress.ended(repair, move, now), now, text=_story(move))
+            if done.is_held and seen.is_over:
+                self._around.report(_still_broken(done, now))
+            return done
+        if move.state is RepairState.APPROVED:
+            return self.keep(
+                progress.approved(repair, POLICY, until=None, now=now), now, text=f"Approved: {move.why}", actor=POLICY
+            )
+        if repair.state is RepairState.APPROVED and move.state is not RepairState.PLANNED:
+            return self._start(progress.entered(repair, move, now), _story(move), now)
+        return self.keep(progress.entered(repair, move, now), now, text=_story(move))
+
+    def _start(self, repair: Repair, text: str, now: datetime) -> Repair:
+        """Count it, and take over the cordon of a failed repair; a first cordon is written down as begun with it."""
+        self._starts = [*self._starts[-MOST_STARTS:], guards.Start(now, repair.node, repair.cause, repair.gpu)]
+        self._refused.pop(repair.id, None)
+        held, _ = self._of_node(repair.node, takes_out=True)
+        if held is not None and repair.takes_out:
+            self.keep(
+                progress.let_go(held, f"{repair.id} goes on"), now, text=f"{repair.id} goes on with {held.id}'s cordon"
+            )
+            repair = replace(repair, has_cordon=True)
+        elif repair.action is not None and repair.action.kind is actions.ActionKind.CORDON:
+            # A cordon is harmless twice and not to be waited for: neither a look nor another commit comes before it.
+            repair = progress.begun(repair, repair.action)
+            self._fresh.add(repair.id)
+        kept = self.keep(repair, now, text=text)
+        self._counted = None
+        return kept
+
+    def _perform(self, repair: Repair, action: actions.Action, now: datetime) -> datetime | None:
+        if self.switch.is_stopped:
+            return None
+        try:
+            done = self._around.driver.perform(action)
+            after = progress.answered(repair, action, done, now=now)
+            text = done.text
+        except ActionRefused as error:
+            after = progress.refused(repair, action, str(error), now=now)
+            text = after.said
+        # Deliberately everything: whatever breaks in a driver, the repair must end in a state that is written down.
+        except Exception as error:
+            if not isinstance(error, ActionFailed):
+                log.exception("A driver broke", extra=fields(repair=repair.id, action=action.id))
+            after = progress.troubled(repair, action, f"{error}" or type(error).__name__, now=now)
+            text = f"{action.kind} did not succeed, try {after.tries}: {error}"
+        with self.changing(now):
+            current = self._alive.get(repair.id, repair)
+            # Other incidents may have joined meanwhile, and everything may have been stopped and resumed.
+            openings, since = {**after.openings, **current.openings}, max(after.since, current.since)
+            after = replace(after, openings=openings, since=since)
+            kind = STORY if after.state is not repair.state or after.step != repair.step or after.tries == 1 else STEP
+            if after != repair:
+                self.keep(after, now, text=text, kind=kind)
+            if after.is_held and not self._open.intersection(after.openings):
+                self._around.report(_still_broken(after, now))
+            if not after.is_running:
+                return None
+            # Whether a cordon is ours stands on the node: look at once.
+            return now if action.kind is actions.ActionKind.CORDON and not after.tries else after.retry_at or now
+
+    def _say_wait(self, repair: Repair, move: Move, now: datetime) -> datetime | None:
+        """What a repair waits for, for pages; kept in memory, because the next look says it again."""
+        if move.waits_for and repair.waits_for != move.waits_for:
+            self._alive[repair.id] = replace(repair, waits_for=move.waits_for)
+            self._around.changed()
+        return repair.retry_at if repair.retry_at is not None and repair.retry_at > now else None
+
+    # Marks that came late
+
+    def _look_for_late(self, now: datetime) -> list[RepairId]:
+        """A call that we gave up may have taken effect after all: take off what is ours and belongs to nothing."""
+        if self._late_looked is not None and timedelta() <= now - self._late_looked < LATE_LOOK:
+            return []
+        self._late_looked = now
+        found = []
+        for node, id in list(self._late.items()):
+            if self._by_node.get(node):
+                continue
+            observed = self._observe(node)
+            mark_of = None if observed is None else self._own_mark(observed)
+            if mark_of is None:
+                continue
+            with self.changing(now):
+                past = next((one for one in self._around.shelf.repairs_at(node) if one.id == id), None)
+                if past is not None and not self._by_node.get(node):
+                    why = f"{node.node} carries our cordon of {mark_of}, and nothing needs it"
+                    revived = progress.entered(replace(past, has_cordon=True), restore(past.state, why), now)
+                    found.append(self.keep(revived, now, text=why).id)
+        return found
+
+    def _forget_late(self, now: datetime) -> None:
+        if self._late_looked == now:
+            self._late = {
+                node: id
+                for node, id in self._late.items()
+                if any(
+                    one.ended_at and now - one.ended_at < LATE for one in self._around.shelf.repairs_at(node, limit=1)
+                )
+            }
+
+    # Keeping
+
+    @contextmanager
+    def changing(self, now: datetime) -> Iterator[None]:
+        """One transaction under the lock; whatever breaks it, memory goes back to what the journal has."""
+        with self._lock:
+            try:
+                with self._around.shelf.together():
+                    yield
+            # Deliberately everything: a repair that only memory has would act on nobody's word.
+            except BaseException:
+                self._restore(now)
+                raise
+
+    def keep(self, repair: Repair, now: datetime, *, text: str, kind: str = STORY, actor: str = HUB) -> Repair:
+        before = self._alive.get(repair.id)
+        self._around.shelf.save_repair(repair, at=now, actor=actor, text=text, kind=kind)
+        there = self._by_node.setdefault(repair.node, set())
+        if repair.is_alive:
+            self._alive[repair.id] = repair
+            there.add(repair.id)
+        else:
+            self._alive.pop(repair.id, None)
+            there.discard(repair.id)
+            self._late[repair.node] = repair.id
+            self._refused.pop(repair.id, None)
+            self._looked.pop(repair.id, None)
+            self._fresh.discard(repair.id)
+        if (before is not None and before.is_out) != repair.is_out:
+            self._counted = None
+        if kind == STORY:
+            log.info(
+                "Repair changed", extra=fields(repair=repair.id, node=repair.node.node, state=repair.state, text=text)
+            )
+        self._around.changed()
+        return repair
+
+    def _tell(self, incident: incidents.IncidentId, text: str, now: datetime) -> None:
+        self._around.shelf.record(STORY, incident, at=now, actor=HUB, body={"text": text})
+
+    def turn_switch(self, switch: Switch, now: datetime, *, actor: str, text: str) -> Switch:
+        self._around.shelf.save_switch(switch, at=now, actor=actor, text=text)
+        self.switch, self._counted = switch, None
+        self._around.changed()
+        return switch
+
+
+def wish_of(repair: Repair) -> guards.Wish:
+    return guards.Wish(repair.node, repair.cause, repair.mode, repair.gpu, takes_out=repair.takes_out)
+
+
+def _story(move: Move) -> str:
+    return f"{str(move.state).capitalize().replace('_', ' ')}: {move.why}"
+
+
+def _still_broken(repair: Repair, now: datetime) -> events.Event:
+    """A node that we keep out of service has an open incident: this makes or reopens it."""
+    gpu = repair.gpu if repair.gpu and any(step.place.gpu for step in repair.actions) else None
+    place = fleet.Place(repair.node.cluster, node=repair.node.node, gpu=gpu)
+    id = f"{place.cluster}/{place.node}/{HUB}/{repair.id}/{now.timestamp():.0f}"
+    text = f"{repair.node.node} stays out of service after its repair: {repair.said}"
+    about = {"cause": repair.cause, "source": HUB, "repair": repair.id}
+    return events.Event(id, events.EventKind.DRIVER_EVENT, None, place, now, text, fields=about)

@@ -1,0 +1,60 @@
+"""What the repairs need around them: a journal to keep them in, a cluster to ask, checks, an inventory, and ears.
+
+`repair_loop` puts it together from the hub's parts; tests put a cluster in memory into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from watchkeeper.model import events, fleet
+from watchkeeper.model.repairs import Repair, Switch
+from watchkeeper.remediate import guards, validation
+from watchkeeper.remediate.driver import Driver
+from watchkeeper.remediate.ladder import Rung
+
+
+class Shelf(Protocol):
+    """What the repairs need of a journal."""
+
+    def together(self) -> AbstractContextManager[None]: ...
+
+    def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> Any: ...
+
+    def save_repair(self, repair: Repair, *, at: datetime, actor: str, text: str, kind: str) -> None: ...
+
+    def alive_repairs(self) -> list[Repair]: ...
+
+    def latest_repairs(self, *, limit: int = 100) -> list[Repair]: ...
+
+    def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[Repair]: ...
+
+    def repairs_of(self, incident_id: str, *, limit: int = 20) -> list[Repair]: ...
+
+    def save_switch(self, switch: Switch, *, at: datetime, actor: str, text: str) -> None: ...
+
+    def switch(self) -> Switch: ...
+
+    def open_incident_ids(self) -> set[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Who is asked and who is told. `nodes` is the inventory, `out` what others have taken out of service."""
+
+    shelf: Shelf
+    driver: Driver
+    limits: guards.Limits = field(default_factory=guards.Limits)
+    validators: Mapping[str, validation.Validator] = field(default_factory=dict)
+    nodes: Callable[[], Iterable[fleet.Node]] = tuple
+    out: Callable[[], Mapping[fleet.Place, str]] = dict
+    sick_gpus: Callable[[], Mapping[fleet.Place, int]] = dict
+    # A node that we keep out of service without an open incident needs one.
+    report: Callable[[events.Event], None] = lambda _: None
+    changed: Callable[[], None] = lambda: None
+    # How far one may go by the settings of today; None: as far as when it was planned.
+    rung: Callable[[Repair], Rung | None] = lambda _: None

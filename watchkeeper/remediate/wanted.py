@@ -1,0 +1,88 @@
+"""What a plan wants of a machine: the repair that it would be, or nothing.
+
+Pure. The hub makes one from every plan, and on the fast path from an incident alone; `repairs.Repairs.take` turns it
+into a repair. A plan that only people can carry out, or that touches no node, wants nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from watchkeeper.model import actions, fleet, incidents, repairs
+from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.policy import Policy
+from watchkeeper.store import chain
+
+DIGEST_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    incident: incidents.IncidentId
+    opening: int
+    node: fleet.Place
+    pool: str
+    cause: str
+    rung: Rung
+    actions: tuple[actions.Action, ...]
+    limit_seconds: Mapping[str, float]
+
+    @property
+    def digest(self) -> str:
+        return digest(self.cause, self.actions)
+
+    @property
+    def takes_out(self) -> bool:
+        return any(action.kind in repairs.TAKES_OUT for action in self.actions)
+
+    @property
+    def gpu(self) -> str | None:
+        return next((action.place.gpu for action in self.actions if action.place.gpu), None)
+
+
+def digest(cause: str, steps: Sequence[actions.Action]) -> str:
+    """Of what would be done and where, not of the words: an approval is for exactly this."""
+    told = [
+        f"{step.kind} {step.place} {sorted(step.arguments.items())}"
+        for step in steps
+        if step.kind not in repairs.BY_OTHERS
+    ]
+    return chain.digest([cause, *told])[:DIGEST_LENGTH]
+
+
+def wanted(
+    incident: incidents.Incident,
+    cause: str,
+    steps: Sequence[actions.Action],
+    *,
+    policy: Policy,
+    pool: str,
+    rung: Rung,
+) -> Wanted | None:
+    machine = [step for step in steps if is_for_machine(step)]
+    nodes = {(step.place.cluster, step.place.node) for step in machine}
+    if rung.mode is actions.Mode.OBSERVE or len(nodes) != 1 or None in {node for _, node in nodes}:
+        return None
+    cluster, node = next(iter(nodes))
+    rules = {f"{at}-{rule.action}": rule for at, rule in enumerate(policy.steps(cause, pool), start=1)}
+    limits = {str(step.id): policy.limit_seconds(rules[step.id]) for step in steps if step.id in rules}
+    place = fleet.Place(cluster, node=node)
+    if rung.mode is actions.Mode.ACT and steps[0].kind in repairs.BY_PERSON:
+        rung = Rung(actions.Mode.ASK, f"{rung.why}, but the plan begins with a look by a person")
+    return Wanted(incident.id, incident.reopened, place, pool, cause, rung, tuple(steps), limits)
+
+
+def is_for_machine(step: actions.Action) -> bool:
+    """A restart of nobody knows what is for the owner."""
+    if step.kind is actions.ActionKind.RESTART_APP and not {"pods", "jobs"} & set(step.arguments):
+        return False
+    return step.kind not in repairs.BY_PERSON | repairs.BY_OTHERS
+
+
+def numbered(want: Wanted, attempt: int) -> tuple[tuple[actions.Action, ...], Mapping[str, float]]:
+    """The actions of an attempt: from the second on their ids say so, or a driver would take them for the first."""
+    if attempt == 1:
+        return want.actions, want.limit_seconds
+    renamed = tuple(replace(step, id=actions.ActionId(f"{attempt}.{step.id}")) for step in want.actions)
+    return renamed, {f"{attempt}.{id}": limit for id, limit in want.limit_seconds.items()}

@@ -1,0 +1,174 @@
+"""Repairs over HTTP: list, explain, approve, reject, stop and go on, and the audit of it all.
+
+Nothing is decided here: a request is checked, handed to the hub's repairs, and its answer written. Reading needs a
+viewer, every word that lets a machine be touched an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.errors import SettingsError
+from watchkeeper.kit import wire
+from watchkeeper.model.incidents import Incident
+from watchkeeper.model.repairs import Repair, Switch
+from watchkeeper.remediate import policy
+from watchkeeper.repair_loop import RepairLoop
+from watchkeeper.web.answers import Endpoint, ok, read_object, whole_number
+from watchkeeper.web.auth import Role
+from watchkeeper.web.view import HubView
+
+BODY_BYTES = 64 * 1024
+POLICY_BYTES = 1024 * 1024
+TEXT_LIMIT = 4000
+MOST_PAST, MOST_ENTRIES = 100, 10_000
+
+
+class ActApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+
+    @property
+    def _repairs(self) -> RepairLoop:
+        if self._hub.repairs is None:
+            raise HTTPException(404, "nothing is repaired here: this is a recording")
+        return self._hub.repairs
+
+    async def list(self, request: Request) -> Response:
+        loop = self._repairs
+        found = loop.repairs.all()
+        if request.query_params.get("all") == "1":
+            known = {one.id for one in found}
+            found += [one for one in loop.past(MOST_PAST) if one.id not in known]
+        return ok(repairs=[_shown(one) for one in found], switch=_switch(loop.repairs.switch))
+
+    async def explain(self, request: Request) -> Response:
+        incident, loop = self._incident(request), self._hub.repairs
+        if loop is None:
+            return ok(incident=incident.id, repair=None)
+        told = await loop.in_thread(lambda: loop.explain(incident))
+        plain: dict[str, Any] = wire.to_plain(told)
+        return ok(
+            **plain | {"repair": None if told.repair is None else _shown(told.repair)},
+            switch=_switch(loop.repairs.switch),
+        )
+
+    async def approve(self, request: Request) -> Response:
+        id, body = self._incident(request).id, await read_object(request, BODY_BYTES)
+        digest = _text(body, "digest")
+        return await self._say(
+            request, lambda actor: self._repairs.people.approve(id, digest, actor=actor, now=self._hub.clock.now())
+        )
+
+    async def reject(self, request: Request) -> Response:
+        id, why = self._incident(request).id, _text(await read_object(request, BODY_BYTES), "why")
+        return await self._say(
+            request, lambda actor: self._repairs.people.reject(id, why, actor=actor, now=self._hub.clock.now())
+        )
+
+    async def step_done(self, request: Request) -> Response:
+        id = self._incident(request).id
+        return await self._say(
+            request, lambda actor: self._repairs.people.step_done(id, actor=actor, now=self._hub.clock.now())
+        )
+
+    async def again(self, request: Request) -> Response:
+        id = self._incident(request).id
+        return await self._say(request, lambda actor: self._repairs.again(id, actor))
+
+    async def _say(self, request: Request, work: Callable[[str], Repair]) -> Response:
+        actor = request.state.caller.name
+        changed = await self._repairs.in_thread(lambda: work(actor))
+        self._repairs.follow_soon(changed)
+        return ok(repair=_shown(changed))
+
+    async def stop(self, request: Request) -> Response:
+        why = _text(await read_object(request, BODY_BYTES), "why")
+        return await self._turn(
+            request, lambda actor: self._repairs.people.stop(why, actor=actor, now=self._hub.clock.now())
+        )
+
+    async def resume(self, request: Request) -> Response:
+        return await self._turn(
+            request, lambda actor: self._repairs.people.resume(actor=actor, now=self._hub.clock.now())
+        )
+
+    async def reset(self, request: Request) -> Response:
+        return await self._turn(
+            request, lambda actor: self._repairs.people.reset(actor=actor, now=self._hub.clock.now())
+        )
+
+    async def _turn(self, request: Request, work: Callable[[str], Switch]) -> Response:
+        actor = request.state.caller.name
+        # In a thread of its own: to stop everything must not wait behind calls that hang.
+        return ok(switch=_switch(await self._repairs.at_once(lambda: work(actor))))
+
+    async def log(self, request: Request) -> Response:
+        limit = whole_number(request.query_params.get("limit", "1000"))
+        if limit is None or not 1 <= limit <= MOST_ENTRIES:
+            raise HTTPException(400, f"limit must be a number from 1 to {MOST_ENTRIES:,}")
+        return ok(entries=await self._repairs.at_once(lambda: self._repairs.audit(limit)))
+
+    async def test(self, request: Request) -> Response:
+        """Which plan every past incident would have got under the policy in the body."""
+        text = (await read_object(request, POLICY_BYTES)).get("policy")
+        if not isinstance(text, str):
+            raise HTTPException(400, 'the body needs the policy as TOML text: {"policy": "…"}')
+        try:
+            chosen = policy.parse(text, where="policy", over=policy.load())
+        except SettingsError as error:
+            raise HTTPException(400, str(error)) from error
+        return ok(incidents=await self._repairs.at_once(lambda: self._repairs.rehearse(chosen)))
+
+    def _incident(self, request: Request) -> Incident:
+        id = request.path_params["id"]
+        incident = self._hub.incident(id)
+        if incident is None:
+            raise HTTPException(404, f"there is no incident {id[:40]}")
+        return incident
+
+
+def _shown(repair: Repair) -> dict[str, Any]:
+    plain: dict[str, Any] = wire.to_plain(repair)
+    action = repair.action
+    return plain | {
+        "action": None if action is None else action.kind,
+        "incidents": list(repair.openings),
+        "is_running": repair.is_running,
+        "is_held": repair.is_held,
+    }
+
+
+def _switch(switch: Switch) -> dict[str, Any]:
+    plain: dict[str, Any] = wire.to_plain(switch)
+    return plain | {"is_stopped": switch.is_stopped, "is_tripped": switch.is_tripped}
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    text = body.get(name)
+    if not isinstance(text, str) or not text.strip() or len(text) > TEXT_LIMIT:
+        raise HTTPException(400, f'the body needs a text of at most {TEXT_LIMIT:,} characters: {{"{name}": "…"}}')
+    return " ".join(text.split())
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = ActApi(hub)
+    get, post = ("GET",), ("POST",)
+    return [
+        Endpoint(get, "/api/repairs", Role.VIEWER, api.list),
+        Endpoint(get, "/api/repairs/log", Role.VIEWER, api.log),
+        Endpoint(post, "/api/repairs/test", Role.OPERATOR, api.test, changes=True),
+        Endpoint(post, "/api/repairs/stop", Role.OPERATOR, api.stop, changes=True),
+        Endpoint(post, "/api/repairs/resume", Role.OPERATOR, api.resume, changes=True),
+        Endpoint(post, "/api/repairs/reset", Role.OPERATOR, api.reset, changes=True),
+        Endpoint(get, "/api/incidents/{id}/repair", Role.VIEWER, api.explain),
+        Endpoint(post, "/api/incidents/{id}/approve", Role.OPERATOR, api.approve, changes=True),
+        Endpoint(post, "/api/incidents/{id}/reject", Role.OPERATOR, api.reject, changes=True),
+        Endpoint(post, "/api/incidents/{id}/step-done", Role.OPERATOR, api.step_done, changes=True),
+        Endpoint(post, "/api/incidents/{id}/again", Role.OPERATOR, api.again, changes=True),
+    ]

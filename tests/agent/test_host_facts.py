@@ -173,3 +173,19 @@ def test_a_program_that_does_not_answer_costs_its_deadline_and_no_more() -> None
 def test_every_host_family_is_explained_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs/howto/agent.md").read_text()
     assert not [name for name in host_page.FAMILIES if f"`{name}`" not in guide]
+
+
+def test_a_container_reads_the_mounts_of_the_machine_and_not_its_own(tmp_path: Path) -> None:
+    root = tmp_path / "1/root"
+    (root / "srv").mkdir(parents=True)
+    write(tmp_path, {"self/mounts": "overlay / overlay rw 0 0\n", "1/mounts": "/dev/sdb1 /srv ext4 rw 0 0\n"})
+    [mount] = host.mounts(tmp_path)
+    assert mount == host.Mount("/dev/sdb1", "/srv", "ext4", str(root))
+    space = host.space(mount)
+    assert space is not None
+    assert space.path == "/srv"
+
+
+def test_a_container_that_may_not_look_at_the_machines_init_reads_its_own_mounts(tmp_path: Path) -> None:
+    write(tmp_path, {"self/mounts": "/dev/sda1 /etc/hosts ext4 rw 0 0\n"})
+    assert host.mounts(tmp_path) == [host.Mount("/dev/sda1", "/etc/hosts", "ext4")]

@@ -47,7 +47,7 @@ class NodeReader:
             cpus=host.cpu_count(proc),
             load=host.load_average(proc),
             memory=host.memory(proc),
-            shared_memory=next((host.space(mount.path) for mount in mounts if mount.path == SHARED_MEMORY), None),
+            shared_memory=next((host.space(mount) for mount in mounts if mount.path == SHARED_MEMORY), None),
             disks=self._disks(mounts),
             remote_mounts=tuple(remote),
             stalled_mounts=self._stalled(remote, unread),
@@ -66,12 +66,14 @@ class NodeReader:
 
     def _disks(self, mounts: Sequence[host.Mount]) -> tuple[host.Space, ...]:
         """Each device once: a container runtime mounts the same disk at many places."""
-        by_device: dict[str, str] = {}
+        by_device: dict[str, host.Mount] = {}
         for mount in mounts:
             if not mount.is_remote and mount.path != SHARED_MEMORY:
                 known = by_device.get(mount.device)
-                by_device[mount.device] = mount.path if known is None else min(known, mount.path, key=len)
-        return tuple(space for path in sorted(by_device.values()) if (space := host.space(path)) is not None)
+                if known is None or len(mount.path) < len(known.path):
+                    by_device[mount.device] = mount
+        chosen = sorted(by_device.values(), key=lambda mount: mount.path)
+        return tuple(space for mount in chosen if (space := host.space(mount)) is not None)
 
     def _stalled(self, remote: Sequence[host.Mount], unread: list[str]) -> tuple[host.Mount, ...]:
         """Remote mounts that do not answer a statfs in time."""
@@ -79,7 +81,7 @@ class NodeReader:
             unread.append(f"{len(remote)} remote mounts, the limit is {MAX_REMOTE_MOUNTS}: the rest is not asked")
         stalled = []
         for mount in remote[:MAX_REMOTE_MOUNTS]:
-            answer = self.ask.ask(["stat", "-f", "-c", "%b", "--", mount.path])
+            answer = self.ask.ask(["stat", "-f", "-c", "%b", "--", mount.seen_from + mount.path])
             if answer.outcome is commands.Outcome.LATE:
                 stalled.append(mount)
                 if len(stalled) >= MAX_STALLED:

@@ -16,6 +16,7 @@ NETWORK_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "fuse.sshfs", "fuse.glusterfs"}
 )
 LOCAL_FILESYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs", "bcachefs"})
+OWN_PROC = Path("/proc")
 # A container host has thousands of mounts; the first ones are the machine's own.
 MAX_MOUNTS = 4_000
 # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)
@@ -30,11 +31,12 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mounted filesystem; `kind` as /proc/self/mounts calls it."""
+    """A mounted filesystem; `kind` as /proc/self/mounts calls it, `seen_from` the root under which we reach it."""
 
     device: str
     path: str
     kind: str
+    seen_from: str = ""
 
     @property
     def is_remote(self) -> bool:
@@ -99,26 +101,37 @@ def boot_id(proc: Path) -> str | None:
     return read_text(proc / "sys/kernel/random/boot_id") or None
 
 
+def of_machine(proc: Path, name: str) -> tuple[str, str]:
+    """A page about mounts, and the root under which we reach what it names.
+
+    A container that was given the machine's /proc is `self` there: the machine's own page is that of its init, which
+    only some may read.
+    """
+    machine = None if proc == OWN_PROC else read_text(proc / "1" / name)
+    return (read_text(proc / "self" / name) or "", "") if machine is None else (machine, str(proc / "1/root"))
+
+
 def mounts(proc: Path) -> list[Mount]:
     """Local disks, /dev/shm and network filesystems; the kernel's own filesystems are left out, and each path once."""
     found: dict[str, Mount] = {}
-    for line in (read_text(proc / "self/mounts") or "").splitlines()[:MAX_MOUNTS]:
+    listed, root = of_machine(proc, "mounts")
+    for line in listed.splitlines()[:MAX_MOUNTS]:
         parts = line.split(" ")
         if len(parts) < 3:
             continue
-        mount = Mount(_unescaped(parts[0]), _unescaped(parts[1]), parts[2])
+        mount = Mount(_unescaped(parts[0]), _unescaped(parts[1]), parts[2], root)
         if mount.is_remote or mount.kind in LOCAL_FILESYSTEMS or mount.path == "/dev/shm":  # noqa: S108
             found[mount.path] = mount
     return list(found.values())
 
 
-def space(path: str) -> Space | None:
+def space(mount: Mount) -> Space | None:
     """Asks the filesystem itself: only for local ones, because a remote one may never answer."""
     try:
-        found = os.statvfs(path)
+        found = os.statvfs(mount.seen_from + mount.path)
     except OSError:
         return None
-    return Space(path, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    return Space(mount.path, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 def driver_version(proc: Path, sysfs: Path) -> str | None:

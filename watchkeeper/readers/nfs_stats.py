@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchkeeper.readers.host import read_text
+from watchkeeper.readers import host
 
 DEVICE = re.compile(r"device \S+ mounted on (?P<path>.+) with fstype (?P<kind>nfs4?)\b")
 OPERATION = re.compile(r"\s+[A-Z_]+: (\d+) (\d+) (\d+) \d+ \d+ \d+ \d+ (\d+)")
@@ -36,7 +36,7 @@ class NfsMount:
 def read(proc: Path) -> list[NfsMount]:
     sums: dict[str, list[int]] = {}
     current: list[int] | None = None
-    for line in (read_text(proc / "self/mountstats") or "").splitlines():
+    for line in host.of_machine(proc, "mountstats")[0].splitlines():
         if line.startswith("device "):
             match = DEVICE.match(line)
             current = None if match is None or len(sums) >= MAX_MOUNTS else sums.setdefault(match["path"], [0] * 4)

@@ -1,9 +1,10 @@
 """The kubelet's word about which container holds which device: messages of its pod-resources API, read by hand.
 
-The API is a handful of protobuf messages (k8s.io/kubelet, podresources/v1/api.proto, read 2026-11 as of
-Kubernetes 1.20; later fields from its documentation and other people's readers), which never change their field
-numbers; a reader of fifty lines costs the agent nothing, a protobuf runtime would. `collect/kubelet` brings the bytes, and attribution asks for devices under the names that NVML knows: a
-GPU's UUID, a MIG slice's UUID, `nvidia3` where a plugin counts device files, or `3` where it counts GPUs.
+The API is a handful of protobuf messages (k8s.io/kubelet, podresources/v1/api.proto, read 2026-11 as of Kubernetes
+1.20; later fields from its documentation and other people's readers), which never change their field numbers; a reader
+of fifty lines costs the agent nothing, a protobuf runtime would. `collect/kubelet` brings the bytes, and attribution
+asks for devices under the names that NVML knows: a GPU's UUID, a MIG slice's UUID, `nvidia3` where a plugin counts
+device files, or `3` where it counts GPUs.
 """
 
 from __future__ import annotations

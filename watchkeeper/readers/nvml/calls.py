@@ -30,7 +30,10 @@ NVLINK_TRAFFIC = {138: "transmitted", 139: "received"}
 # Eighteen on Hopper and Blackwell, the most so far.
 MAX_NVLINKS = 18
 TEMPERATURE_SLOWDOWN_TLIMIT = 194
-FABRIC_NOT_SUPPORTED = 0
+# nvml.h: states of the fabric probe. DCGM counts on from there for a probe that ended with an error, and for a state
+# that it does not know (DCGM 4.6 dcgm_structs.h, dcgmFabricManagerStatus_t).
+FABRIC_NOT_SUPPORTED, FABRIC_COMPLETED = 0, 3
+FABRIC_FAILED, FABRIC_UNRECOGNIZED = 4, 5
 
 
 class Unsupported(Exception):
@@ -159,7 +162,15 @@ def _fabric(nvml: Any, gpu: Any) -> Answer:
     nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(fabric))
     if fabric.state == FABRIC_NOT_SUPPORTED:
         raise Unsupported("not part of a fabric")
-    return {"state": fabric.state, "health": fabric.healthMask}
+    return {"state": fabric.state, "status": _fabric_status(fabric), "health": fabric.healthMask}
+
+
+def _fabric_status(fabric: Any) -> int:
+    """DCGM's word for the probe: NVML's state, but a completed probe counts only if it also ended well."""
+    state = int(fabric.state)
+    if state > FABRIC_COMPLETED:
+        return FABRIC_UNRECOGNIZED
+    return FABRIC_FAILED if state == FABRIC_COMPLETED and fabric.status else state
 
 
 def _processes(nvml: Any, gpu: Any) -> Answer:

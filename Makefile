@@ -6,7 +6,7 @@ REQUIRE_SERVERS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test test-fast check format bench golden lock clean
+.PHONY: help up install test test-fast check format bench golden docs lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -18,7 +18,7 @@ install: ## .venv with .venv/bin/watchkeeper and the built console
 	@scripts/bootstrap hub console
 
 test: ## all tests; as root also gets the real servers they talk to
-	@scripts/bootstrap dev console servers
+	@scripts/bootstrap dev console docs servers
 	@REQUIRE_SERVERS=$(REQUIRE_SERVERS) $(BIN)/python -m pytest -rs $(ARGS)
 
 test-fast: ## the tests that need no server and take no time
@@ -45,8 +45,12 @@ golden: ## rewrite the pages that are made from the code; review the diff
 	@scripts/bootstrap dev
 	@$(BIN)/python -m tests.house.generate
 
+docs: ## the documentation as a site, in site/
+	@scripts/bootstrap hub docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
 lock: ## resolve requirements.lock anew from pyproject.toml
 	@scripts/bootstrap dev lock
 
 clean: ## remove what the targets above made
-	@rm -rf .venv watchkeeper/web/static console/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv site watchkeeper/web/static console/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -25,6 +25,8 @@ HORIZONS = {"24h": 24, "7d": 168}
 # Two weeks of history before the first forecast, as much as a weekly season needs.
 FIRST_ORIGIN = 14 * 24
 TRACES = Path(__file__).parents[2] / "shared" / "corpus" / "traces"
+# What issue 14 asks for: a quarter better than a naive forecast, and intervals of 80 % that hold so much.
+WANTED, BAND = 0.25, (0.75, 0.9)
 # Below this mean a series is a list of zeros, and its relative error says nothing.
 LEAST_MEAN = 0.05
 
@@ -82,7 +84,11 @@ def _rivals(past: Floats, steps: int) -> dict[str, Floats]:
 
 
 def _totals(found: dict[str, Any]) -> dict[str, Any]:
-    """Over all series: the geometric mean of the ratios, the worst of them, and the mean coverage."""
+    """Over all series: the mean ratio and the worst, how many are a quarter better, and coverage by its mean and band.
+
+    Few windows of a week lie apart in a month: intervals that know the truth about a random walk hold 75 to 90 % of it
+    in four series of ten, so the band counts for little at seven days and the mean for more.
+    """
     totals: dict[str, Any] = {}
     for word in HORIZONS:
         rows = [judged[word] for judged in found.values()]
@@ -91,8 +97,11 @@ def _totals(found: dict[str, Any]) -> dict[str, Any]:
             if len(ratios):
                 totals[f"{word}_mean_ratio_to_{naive}"] = round(float(np.exp(np.log(ratios).mean())), 3)
                 totals[f"{word}_worst_ratio_to_{naive}"] = round(float(ratios.max()), 3)
+                totals[f"{word}_quarter_better_than_{naive}"] = int(np.sum(ratios <= 1 - WANTED))
         if rows:
-            totals[f"{word}_mean_coverage"] = round(float(np.mean([row["coverage"] for row in rows])), 3)
+            held = np.array([row["coverage"] for row in rows])
+            totals[f"{word}_mean_coverage"] = round(float(held.mean()), 3)
+            totals[f"{word}_in_band"] = int(np.sum((held >= BAND[0]) & (held <= BAND[1])))
     return totals
 
 
@@ -121,7 +130,7 @@ def _column(path: Path, column: str) -> Floats:
 
 
 def synthetic(seed: int, *, weeks: int = 5) -> list[tuple[str, Floats]]:
-    """Seasons, trend, a level shift, counts, saturation, a random walk; models were chosen on other draws."""
+    """Seasons, trend, a level shift, projects, counts, saturation, a walk; models were chosen on other draws."""
     random = np.random.default_rng(seed)
     hours = np.arange(weeks * 168)
     day = np.sin(2 * np.pi * (hours % 24 - 8) / 24) + 0.4 * np.sin(4 * np.pi * (hours % 24 - 5) / 24)
@@ -136,11 +145,15 @@ def synthetic(seed: int, *, weeks: int = 5) -> list[tuple[str, Floats]]:
         return walked
 
     shift = np.where(hours >= len(hours) // 2, 150.0, 0.0)
+    # Projects of four days, each with its own level: the demand of one team.
+    starts = np.flatnonzero(random.random(len(hours)) < 1 / 96)
+    projects = random.uniform(0, 100, len(starts) + 1)[np.searchsorted(starts, hours, side="right")]
     made = {
         "seasons": 400 + 80 * day + 60 * week + wander(0.9, 12),
         "noisy seasons": 100 + 25 * day + 20 * week + random.normal(0, 20, len(hours)),
         "trend": 300 + 0.15 * hours + 40 * day + 30 * week + wander(0.95, 8),
         "level shift": 400 + 60 * day + 40 * week + wander(0.95, 8) + shift,
+        "projects": projects + 5 * day + wander(0.9, 3),
         "submissions": random.poisson(np.exp(1.5 + 0.6 * day + 0.5 * week)).astype(np.float64),
         "saturated": np.minimum(512.0, 480 + 60 * day + 50 * week + wander(0.97, 10)),
         "slow": 200 + 20 * day + wander(0.99, 6),

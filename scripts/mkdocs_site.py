@@ -15,7 +15,7 @@ from typing import Any
 SECTIONS = (
     ("start", "Start", ("no-gpu", "one-box", "kubernetes", "slurm", "existing-prometheus")),
     ("concepts", "Concepts", ("straight-line", "events-to-incidents")),
-    ("howto", "How to", ("install", "agent")),
+    ("howto", "How to", ("README", "install", "agent")),
     ("learn", "Learn", ("README", "layers")),
     ("reference", "Reference", ("cli", "settings")),
     ("runbooks", "Runbooks", ("README",)),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from tests import postgres_server
 from tests.fake_nvml import driver
 
 # Derandomised where a failure must mean the commit and not the dice; on a desk new examples are welcome.
@@ -28,3 +30,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fake(library: Path, tmp_path: Path) -> driver.FakeNvml:
     """Two GPUs of it."""
     return driver.FakeNvml(library, tmp_path / "control", gpus=2)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[postgres_server.Cluster]:
+    """A PostgreSQL of our own; whoever stops it starts it again."""
+    with postgres_server.running() as cluster:
+        yield cluster

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from watchkeeper import __version__, diagnosis_queue, pipeline, repair_loop, rule_loops
+from watchkeeper import __version__, diagnosis_queue, leadership, pipeline, repair_loop, rule_loops
+from watchkeeper.accounting import books, ledger
 from watchkeeper.collect import (
     clusters,
     discovery,
@@ -38,8 +39,8 @@ from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import Silence
 from watchkeeper.query import embedded, engine, prometheus
-from watchkeeper.remediate import driver, orders
-from watchkeeper.remediate.drivers import dry_run, kubernetes, simulated, slurm
+from watchkeeper.remediate import driver, evidence, node_checks, orders
+from watchkeeper.remediate.drivers import dry_run, kubernetes, simulated, slurm, together
 from watchkeeper.rules import evaluate, reload, rulefile, slo
 from watchkeeper.store import chain, durable, head, journal
 
@@ -56,6 +57,7 @@ RECOVERY_SECONDS = 15.0
 # Pages show every open incident; a fleet with more has one fault, and it is not in this list.
 MOST_INCIDENTS = 10_000
 TRIM_SECONDS = 3600.0
+LEDGER_SECONDS = 600.0
 # Any metric that every exporter has would do; its labels say who holds the GPU.
 # Where Prometheus reads the agents itself, their own series is there already.
 HOLDER_EXPR = 'DCGM_FI_DEV_GPU_UTIL unless on (UUID) watchkeeper_gpu_workload_info{instance!=""}'
@@ -80,9 +82,12 @@ class Hub:
         self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=kept)
         self.policy = repair_loop.policy_of(settings.remediate)
         self.repairs = repair_loop.RepairLoop(settings.remediate, time=time, metrics=self.metrics)
-        self.driver: driver.Driver = choose_driver(settings, simulator_url)
+        self.driver: driver.Driver = choose_driver(settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped)
+        self._cluster_driver = self.driver
+        self.driver = together.with_nodes(self.driver, settings, lambda: self.orders, time=time)
         self.orders: orders.Outbox | None = None
-        self.not_ready_because: str | None = "the fleet has not been read yet"
+        self.lead = leadership.Leadership(settings, metrics=self.metrics)
+        self._unread_because: str | None = "the fleet has not been read yet"
         self.engine = choose_engine(settings)
         self._directory = files.DataDirectory(Path(settings.hub.data))
         # Incidents and the journal belong to one thread: no locks above it, and no fsync on the event loop.
@@ -126,22 +131,33 @@ class Hub:
     def is_ready(self) -> bool:
         return self.not_ready_because is None
 
+    @property
+    def not_ready_because(self) -> str | None:
+        return self.lead.not_leading_because or self._unread_because
+
     def open(self) -> None:
         """Claim the data directory and restore what was so before; StartRefused or StoreError if that cannot be."""
         self._directory.claim()
         try:
-            self.settings.journal_path.parent.mkdir(parents=True, exist_ok=True)
-            self.journal = journal.Journal(self.settings.journal_path)
-            self.orders = orders.open_outbox(self.journal, self.settings.hub.order_key_file, now=self.clock.now())
             self._open_samples()
-            self._pipeline = pipeline.Pipeline(self._parts(), now=self.clock.now())
-            around = rule_loops.Surroundings(self._take_alerts, self._has_read_everything, self._survived)
-            self._rules.join(self._pipeline, around, known=self.journal.alerts())
-            self.repairs.join(self._repair_parts())
-            self.desk = delivery.Desk(self.settings.notify, self._desk_surroundings(), now=self.clock.now())
+            self._join_stages(self.lead.open())
         except (OSError, WatchkeeperError):
+            self.lead.close()
             self._directory.release()
             raise
+
+    def _join_stages(self, kept: journal.Journal) -> None:
+        """Build everything that remembers on a journal; it remembers what that has, and nothing else."""
+        self.journal, now, earlier = kept, self.clock.now(), self.orders
+        self.orders = orders.open_outbox(self.journal, self.settings.hub.order_key_file, now=now)
+        if self.orders is not None and earlier is not None:
+            self.orders.succeed(earlier)
+        self.evidence = evidence.Sources(self.journal, self.engine, self.fleet, self.version)
+        self._pipeline = pipeline.Pipeline(self._parts(), now=now)
+        around = rule_loops.Surroundings(self._take_alerts, self._has_read_everything, self._survived)
+        self._rules.join(self._pipeline, around, known=self.journal.alerts())
+        self.repairs.join(self._repair_parts())
+        self.desk = delivery.Desk(self.settings.notify, self._desk_surroundings(), now=now)
 
     def _open_samples(self) -> None:
         """Give the embedded engine its past and a place for what is to come; a server keeps its own samples."""
@@ -165,13 +181,16 @@ class Hub:
         return repair_loop.Parts(
             self.journal,
             self.engine,
-            self.driver,
+            self.lead.fenced(self.driver),
             self.policy,
             self.fleet,
             self.clusters,
             report=lambda event: self.take_events([event]),
             changed=lambda: self.changes.send("incidents"),
             survived=self._survived,
+            validators=node_checks.node_validators(lambda: self.orders),
+            bundles=Path(self.settings.hub.data) / "bundles",
+            connected=self._cluster_driver if isinstance(self._cluster_driver, kubernetes.Kubernetes) else None,
         )
 
     def _desk_surroundings(self) -> delivery.Surroundings:
@@ -190,6 +209,7 @@ class Hub:
         self._clerk.shutdown()
         self.engine.close()
         self.journal.close()
+        self.lead.close()
         self._directory.release()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -208,19 +228,12 @@ class Hub:
             self._repeat("clusters", self.clusters.run, 0.0),
             self._repeat("discovery", self._discover, DISCOVER_SECONDS),
             self._repeat("standing series", self._append_standing, interval),
-            self._repeat("incidents", self._tick, TICK_SECONDS),
-            self._repeat("diagnosis", self._undiagnosed.work, 0.0),
-            self._repeat("recovery", self._look_for_recovery, RECOVERY_SECONDS),
-            self._repeat("trimming", self._trim, TRIM_SECONDS),
+            self._repeat("usage", self._keep_usage, LEDGER_SECONDS),
             self._repeat("samples", self._keep_samples, 0.0),
             self._repeat("blocks", self._keep_blocks, BLOCK_SECONDS),
-            self._repeat("fabric", self._look_at_fabric, self.settings.fabric.interval_seconds),
-            *(
-                self._repeat(loop.name, loop.body, loop.pause_seconds)
-                for loop in [*self._rules.loops(), *self.repairs.loops()]
-            ),
+            self.lead.run(leadership.Stages(self._join_stages, self._leading_loops)),
         ]
-        tasks = [asyncio.create_task(loop) for loop in [*loops, *self.desk.loops(self.clock, self._at_clerk)]]
+        tasks = [asyncio.create_task(loop) for loop in loops]
         try:
             await stop.wait()
         finally:
@@ -230,6 +243,21 @@ class Hub:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._scraper.close()
+
+    def _leading_loops(self) -> list[Coroutine[Any, Any, None]]:
+        """What one hub of several does: everything that writes into the journal or changes a machine."""
+        return [
+            self._repeat("incidents", self._tick, TICK_SECONDS),
+            self._repeat("diagnosis", self._undiagnosed.work, 0.0),
+            self._repeat("recovery", self._look_for_recovery, RECOVERY_SECONDS),
+            self._repeat("trimming", self._trim, TRIM_SECONDS),
+            self._repeat("fabric", self._look_at_fabric, self.settings.fabric.interval_seconds),
+            *(
+                self._repeat(loop.name, loop.body, loop.pause_seconds)
+                for loop in [*self._rules.loops(), *self.repairs.loops()]
+            ),
+            *self.desk.loops(self.clock, self._at_clerk),
+        ]
 
     async def _repeat(self, name: str, body: Callable[[], Awaitable[None]], pause_seconds: float) -> None:
         """Run a loop's body for ever; a failure is said, counted, and followed by a pause."""
@@ -259,8 +287,8 @@ class Hub:
                 log.warning("A source of targets has a problem", extra=fields(problem=problem))
         self._known_problems, self._dropped_targets = problems, found.dropped
         self.fleet.expect(found.nodes, clock.to_ms(self.clock.now()))
-        await self._scraper.watch(found.targets)
-        self.not_ready_because = None
+        await self._scraper.watch(found.targets if self._keeps_samples() else ())
+        self._unread_because = None
 
     async def _look_at_fabric(self) -> None:
         if self.settings.fabric.is_watched and (changed := await self.fabric.refresh(self.clock.now())):
@@ -270,8 +298,14 @@ class Hub:
         """Take a node's word for what it has; `peer` is the address it came from. CollectError if it cannot be."""
         self._registered.take(told, peer, now=self.clock.now())
 
+    def _keeps_samples(self) -> bool:
+        """Each hub reads the fleet into a store of its own; into a server's only the leader writes."""
+        return self.lead.is_leading or self._samples is not None
+
     async def _append_standing(self) -> None:
         """Nodes, holders of GPUs, event counts and our own metrics, as series that rules and pages can join with."""
+        if not self._keeps_samples():
+            return
         at_ms = clock.to_ms(self.clock.now())
         for severity, count in self.journal.count_open().items():
             self._open_incidents.set(count, severity=severity)
@@ -302,6 +336,11 @@ class Hub:
         await asyncio.sleep(SYNC_SECONDS)
         if self._samples is not None:
             await asyncio.to_thread(self._samples.sync)
+
+    async def _keep_usage(self) -> None:
+        """Bring recorded hours of usage into the ledger, which outlives the samples."""
+        book = ledger.Ledger(Path(self.settings.hub.data) / "usage")
+        await asyncio.to_thread(books.keep_up, self.engine, book, now=self.clock.now().timestamp())
 
     async def _keep_blocks(self) -> None:
         if self._samples is not None:
@@ -438,6 +477,8 @@ class Hub:
 
     async def _diagnose(self, incident: Incident) -> None:
         now = self.clock.now()
+        if await asyncio.to_thread(self.repairs.keeps_cause, incident):
+            return
         finding = await asyncio.to_thread(self._pipeline.diagnose, incident, now)
         await asyncio.to_thread(self.repairs.take_plan, incident.id)
         self.changes.send("incidents")
@@ -532,7 +573,9 @@ def choose_engine(settings: config.Settings) -> embedded.EmbeddedEngine | promet
     return prometheus.PrometheusEngine(settings.query)
 
 
-def choose_driver(settings: config.Settings, simulator_url: str | None) -> driver.Driver:
+def choose_driver(
+    settings: config.Settings, simulator_url: str | None, *, is_stopped: Callable[[], bool] = lambda: False
+) -> driver.Driver:
     """The cluster that plans are made for; a simulated one needs its address."""
     if settings.remediate.driver is config.DriverName.SIMULATED:
         if simulator_url is None:
@@ -543,7 +586,7 @@ def choose_driver(settings: config.Settings, simulator_url: str | None) -> drive
             )
         return simulated.Simulated(simulator_url)
     if settings.remediate.driver is config.DriverName.KUBERNETES:
-        return kubernetes.of_settings(settings)
+        return kubernetes.of_settings(settings, is_stopped=is_stopped)
     if settings.remediate.driver is config.DriverName.SLURM:
-        return slurm.of_settings(settings)
+        return slurm.of_settings(settings, is_stopped=is_stopped)
     return dry_run.DryRun()

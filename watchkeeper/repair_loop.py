@@ -17,8 +17,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from watchkeeper import __version__
 from watchkeeper.catalogue import causes
-from watchkeeper.collect import clusters, fleet
+from watchkeeper.collect import cluster_series, clusters, fleet
 from watchkeeper.config import settings as config
 from watchkeeper.errors import IllegalMove, SettingsError, quote
 from watchkeeper.incidents import signals
@@ -31,8 +32,10 @@ from watchkeeper.query import engine as engines
 from watchkeeper.remediate import (
     approval,
     driver,
+    evidence,
     explanation,
     guards,
+    hand_over,
     ladder,
     plan,
     policy,
@@ -41,6 +44,7 @@ from watchkeeper.remediate import (
     surroundings,
     validation,
 )
+from watchkeeper.remediate.driver import Connected
 from watchkeeper.remediate.wanted import Wanted, wanted
 from watchkeeper.rule_loops import Loop
 from watchkeeper.store import chain
@@ -50,8 +54,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TICK_SECONDS = 1.0
+# An API server closes a connection that was idle for 90 s.
+READY_SECONDS = 30.0
 # Calls to a cluster at the same time; more would only meet its rate limits.
 CALLS_AT_ONCE = 8
+# Those that change a scheduler which others change as well.
+CLUSTER_DRIVERS = frozenset({config.DriverName.KUBERNETES, config.DriverName.SLURM})
 # Moves of one repair in a row without a pause; a plan has some ten.
 MOVES_AT_ONCE = 100
 
@@ -70,6 +78,10 @@ class Parts:
     changed: Callable[[], None]
     survived: Callable[[str, Exception], None]
     validators: tuple[validation.Validator, ...] = ()
+    # The cluster's driver itself, where it has connections to be kept and closed.
+    connected: Connected | None = None
+    # Where the evidence about nodes lies that are handed over; None: nowhere.
+    bundles: Path | None = None
 
 
 class RepairLoop:
@@ -80,9 +92,12 @@ class RepairLoop:
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="repair")
         self._followed: set[RepairId] = set()
         self._starting = 0
+        # Of which incidents it was said that they keep their cause.
+        self._told: set[tuple[str, str]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_caught_up = False
+        self._hand_over: hand_over.HandOver | None = None
         self._count = metrics.gauge("watchkeeper_remediate_repairs", "Repairs that wait, run or hold a node, by state")
         self._out = metrics.gauge("watchkeeper_remediate_nodes_out", "Nodes that are out of service because of repairs")
         self._halted = metrics.gauge(
@@ -90,7 +105,9 @@ class RepairLoop:
         )
 
     def join(self, parts: Parts) -> None:
-        self._parts = parts
+        self._parts, self._has_caught_up = parts, False
+        if self._settings.driver in CLUSTER_DRIVERS and not parts.clusters.schedulers:
+            log.warning("Budgets count only nodes that Watchkeeper itself takes out: [fleet] watches no scheduler")
         own = validation.own_validators(
             parts.engine, parts.journal, quiet=timedelta(seconds=durations.parse_seconds(self._settings.xid_quiet))
         )
@@ -101,21 +118,36 @@ class RepairLoop:
             {one.name: one for one in (*own, *parts.validators)},
             nodes=parts.fleet.nodes,
             out=self._others_out,
+            blind=self._blind,
             sick_gpus=self._sick_gpus,
             report=self._report,
             changed=self._changed,
             rung=lambda repair: self.ladder.rung(repair.cause, repair.pool),
         )
         self.repairs = repairs.Repairs(around, now=self._clock.now())
+        self._hand_over = None
+        if parts.bundles is not None:
+            sources = evidence.Sources(parts.journal, parts.engine, parts.fleet, __version__)
+            limit = self._settings.hand_over_after
+            self._hand_over = hand_over.HandOver(parts.journal, sources, parts.bundles, limit=limit)
         life = timedelta(seconds=durations.parse_seconds(self._settings.approval))
         self.people = approval.Approval(self.repairs, life=life)
 
     def loops(self) -> list[Loop]:
         self._loop = asyncio.get_running_loop()
-        return [Loop("repairs", self._tick, TICK_SECONDS)]
+        own = [Loop("repairs", self._tick, TICK_SECONDS)]
+        if self._parts.connected is not None:
+            own.append(Loop("repair connection", self._keep_ready, READY_SECONDS))
+        return own
+
+    async def _keep_ready(self) -> None:
+        if self._parts.connected is not None:
+            await self._in_thread(self._parts.connected.keep_ready)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
+        if self._parts.connected is not None:
+            self._parts.connected.close()
 
     # From incidents and plans
 
@@ -124,6 +156,11 @@ class RepairLoop:
         for incident in changed:
             if self._is_urgent(incident):
                 self._start(self._begin(incident))
+
+    @property
+    def is_stopped(self) -> bool:
+        """A person has stopped everything: drivers ask in the middle of an action that takes several calls."""
+        return self.repairs.switch.is_stopped
 
     @property
     def is_starting(self) -> bool:
@@ -167,6 +204,20 @@ class RepairLoop:
         made = None if want is None else self.repairs.take(want, self._clock.now())
         if made is not None and made.is_running and self._loop is not None:
             self._loop.call_soon_threadsafe(lambda: self._start(self._follow(made.id)))
+
+    def keeps_cause(self, incident: Incident) -> bool:
+        """A machine that we have just rebooted looks like one that is down: its incident keeps the cause it has."""
+        repair = self.repairs.find(incident.id)
+        if repair is None or not (repair.is_running and repair.has_acted):
+            return False
+        if self._parts.journal.diagnosis(incident.id) is None:
+            return False
+        if (repair.id, incident.id) not in self._told:
+            if len(self._told) >= repairs.MOST_ALIVE:
+                self._told.clear()
+            self._told.add((repair.id, incident.id))
+            self.repairs.tell_of_cause(repair, incident.id, self._clock.now())
+        return True
 
     def wanted(self, id: str) -> Wanted | None:
         """What the plan of an incident wants of a machine."""
@@ -226,6 +277,9 @@ class RepairLoop:
     def again(self, id: str, actor: str) -> Repair:
         """Another attempt, because a person wants one."""
         want = self.wanted(id)
+        incident = self._parts.journal.incident(id)
+        if incident is not None and not incident.is_open:
+            raise IllegalMove("it is resolved, so there is nothing to repair", where=id)
         if want is None:
             raise IllegalMove(
                 "its plan wants nothing of a machine", where=id, remedy=f"See `watchkeeper act explain {id}`"
@@ -256,6 +310,9 @@ class RepairLoop:
             await self._in_thread(self._catch_up)
         for id in await self._in_thread(lambda: self.repairs.sweep(self._clock.now())):
             self._start(self._follow(id))
+        handing = self._hand_over
+        if handing is not None:
+            await self._in_thread(lambda: handing.look(self.repairs.all(), self._clock.now()))
         self._measure()
 
     def _catch_up(self) -> None:
@@ -307,16 +364,33 @@ class RepairLoop:
             if not node.is_schedulable
         }
 
+    def _blind(self) -> list[str]:
+        """Why nodes that others have taken out may be missing from `_others_out`."""
+        now = self._clock.now().timestamp()
+        return [
+            f"{view.source} has {'never answered' if view.at_ms is None else 'not answered for a while'}"
+            f"{f': {view.problem}' if view.problem else ''}"
+            for view in self._parts.clusters.views()
+            if not cluster_series.speaks_for(view, now)
+        ]
+
     def _sick_gpus(self) -> Mapping[fleet_model.Place, int]:
-        """GPUs with a critical hardware fault, by node."""
+        """GPUs with a critical hardware fault, by node; all GPUs of a node where the node itself has one."""
         if not self.limits.quorums:
             return {}
         found: dict[fleet_model.Place, set[str]] = {}
+        whole: dict[fleet_model.Place, int] = {}
         for incident in self._parts.journal.incidents(open_only=True, limit=repairs.MOST_ALIVE):
             place, row = incident.place, causes.lookup(incident.cause)
-            if place.node and place.gpu and row.is_hardware and row.severity is alerts.Severity.CRITICAL:
-                found.setdefault(fleet_model.Place(place.cluster, node=place.node), set()).add(place.gpu)
-        return {node: len(gpus) for node, gpus in found.items()}
+            if place.node is None or not row.is_hardware or row.severity is not alerts.Severity.CRITICAL:
+                continue
+            node = fleet_model.Place(place.cluster, node=place.node)
+            known = self._parts.fleet.node(place.node, place.cluster)
+            if place.gpu is not None:
+                found.setdefault(node, set()).add(place.gpu)
+            elif known is not None:
+                whole[node] = known.expected_gpus or 0
+        return {**{node: len(gpus) for node, gpus in found.items()}, **whole}
 
     def _report(self, event: events.Event) -> None:
         if self._loop is not None:
@@ -396,4 +470,5 @@ def limits_of(settings: config.Remediate) -> guards.Limits:
 
 
 def policy_of(settings: config.Remediate) -> policy.Policy:
-    return policy.load(None if settings.policy is None else Path(settings.policy))
+    read = policy.load(None if settings.policy is None else Path(settings.policy))
+    return policy.with_checks(read, settings.node_checks)

@@ -1,7 +1,9 @@
 """A third set of workloads with known bottlenecks, its truths written down before it was ever recorded.
 
 Torch alone makes them: clear-cut representatives of each class, as somebody would choose them who wants to try the
-classifier. `profile_bench --set third` records and judges them.
+classifier. `profile_bench --set third` records and judges them. At the first look 21 of 23 labels were right, 91.3 % of
+the samples: a request of 6 µs each 25 ms was called idle, and copies into fresh pages hardly used. Both limits were
+corrected after that, so the next claim about workloads that nobody has looked at needs a fourth set.
 """
 
 from __future__ import annotations

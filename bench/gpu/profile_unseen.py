@@ -1,7 +1,7 @@
 """A second set of workloads with known bottlenecks, recorded once the classifier's limits had been chosen.
 
 24 of its 26 labels were right then (softmax and memory work with stops were not), and two rules were corrected after
-that: who wants a claim about workloads that nobody has looked at writes a third set.
+that. `profile_third` was written for a claim about workloads that nobody had looked at.
 """
 
 from __future__ import annotations

@@ -60,7 +60,9 @@ function RepairLines({ repair, told, done, incident }: { repair: Repair; told: T
   };
   const reject = (event: Event) => { event.preventDefault(); return say("reject", { why: String(new FormData(event.currentTarget as HTMLFormElement).get("why")) })(); };
   const step = repair.actions[repair.step], byPerson = repair.is_running && step && BY_PERSON.includes(step.kind);
-  const mayApprove = repair.state === "planned" && repair.mode === "ask", mayReject = UNDOABLE.includes(repair.state) || repair.is_held || byPerson;
+  // One that began by itself under other settings waits as well.
+  const waitsForYes = repair.waits_for.some((one) => one.startsWith("a person's yes"));
+  const mayApprove = (repair.state === "planned" && repair.mode === "ask") || waitsForYes, mayReject = UNDOABLE.includes(repair.state) || repair.is_held || byPerson;
   return (
     <div class="repair" data-testid="repair" data-state={repair.state}>
       <div class="chips"><Chip tone={TONE[repair.state] ?? "accent"}>{words(repair.state)}</Chip><Chip>since <Time at={repair.since} /></Chip>

@@ -51,6 +51,42 @@ def test_our_own_families_have_one_series_for_each_part(machine: MakeFake) -> No
     assert values["watchkeeper_gpu_slowdown_margin_celsius"] == 12
 
 
+@pytest.mark.parametrize(
+    ("state", "status", "told"), [(1, 0, 1), (2, 0, 2), (3, 0, 3), (3, 10, 4), (1, 10, 1), (27, 0, 5)]
+)
+def test_a_fabric_probe_that_ended_with_an_error_is_a_failure_in_dcgm_words(
+    machine: MakeFake, state: int, status: int, told: int
+) -> None:
+    fake = machine(1)
+    fake.tell(0, "GpuFabricInfo.state", state)
+    fake.tell(0, "GpuFabricInfo.status", status)
+    with reader(fake) as child:
+        values = child.ask()["values"]
+    assert values["DCGM_FI_DEV_FABRIC_MANAGER_STATUS"] == told
+    assert values["watchkeeper_gpu_fabric_state"] == state
+
+
+def test_limits_that_our_rules_compare_with_are_read_unasked(machine: MakeFake) -> None:
+    fake = machine(1)
+    fake.tell(0, MigMode=1, PowerManagementDefaultLimit=650000)
+    fake.tell(0, "TemperatureThreshold.2", 95)
+    with reader(fake) as child:
+        values = child.ask()["values"]
+    assert values["DCGM_FI_DEV_MIG_MODE"] == 1
+    assert values["DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF"] == pytest.approx(650)
+    assert values["DCGM_FI_DEV_MEM_MAX_OP_TEMP"] == 95
+
+
+def test_limits_that_a_gpu_does_not_have_are_absent_and_not_zero(machine: MakeFake) -> None:
+    fake = machine(1)
+    fake.tell(0, MigMode=driver.NOT_SUPPORTED, PowerManagementDefaultLimit=driver.NOT_SUPPORTED)
+    with reader(fake) as child:
+        values = child.ask()["values"]
+    absent = ("MIG_MODE", "POWER_MGMT_LIMIT_DEF", "MEM_MAX_OP_TEMP", "FABRIC_MANAGER_STATUS")
+    assert not [name for name in absent if f"DCGM_FI_DEV_{name}" in values]
+    assert values["DCGM_FI_DEV_ENFORCED_POWER_LIMIT"] == pytest.approx(700)
+
+
 def test_what_is_unsupported_is_absent_and_not_asked_for_again_by_this_reader(machine: MakeFake) -> None:
     fake = machine(1)
     names = ["DCGM_FI_DEV_FAN_SPEED", "DCGM_FI_DEV_RETIRED_DBE", "DCGM_FI_DEV_SLOWDOWN_TEMP", "DCGM_FI_DEV_GPU_TEMP"]

@@ -12,7 +12,7 @@ import pytest
 from tests.agent.conftest import MakeFake
 from tests.agent.test_orders import NOON
 from tests.fake_nvml.driver import FakeNvml
-from watchkeeper.collect import order_repairs
+from watchkeeper.collect import order_repairs, order_work
 from watchkeeper.collect.node_facts import Roots
 from watchkeeper.collect.order_bench import Bench, Done, Tools
 from watchkeeper.collect.profiling import PauseFile
@@ -194,6 +194,14 @@ def test_a_machine_with_work_on_it_is_not_rebooted(node: Machine) -> None:
     node.program("systemctl", says="Access denied", status=1)
     with pytest.raises(CollectError, match="reboot ended with 1: Access denied"):
         node.order("reboot", drained="yes")
+
+
+def test_a_vendors_first_question_is_answered_in_nvidia_smis_words(node: Machine) -> None:
+    node.program("nvidia-smi", says="Serial Number : 1650000000001")
+    assert asyncio.run(order_work.describe_gpus(node.bench, {}, NOON)).output == "Serial Number : 1650000000001\n"
+    node.program("nvidia-smi", says="No devices were found", status=6)
+    with pytest.raises(CollectError, match="-q ended with 6: No devices were found"):
+        asyncio.run(order_work.describe_gpus(node.bench, {}, NOON))
 
 
 def test_a_test_of_an_unknown_level_is_refused(node: Machine) -> None:

@@ -93,7 +93,27 @@ def test_advice_says_what_could_be_had_without_a_new_gpu() -> None:
     assert advice.of_standing(standing.standing([]), ()) == []
 
 
-def test_every_slice_in_the_table_belongs_to_a_gpu_that_has_room_for_it() -> None:
-    for profile in rightsizing.profiles():
-        assert profile.sevenths * profile.most <= rightsizing.SEVENTHS
-        assert profile.memory_mib * profile.most <= 143_771
+def test_slices_share_a_gpu_where_they_can_lie_beside_each_other() -> None:
+    half = [rightsizing.advise(Use("half", 1, H100, 0.2, 0.3, 30_000, 81_559))]
+    larger = [rightsizing.advise(Use("larger", 1, H100, 0.3, 0.4, 30_000, 81_559))]
+    small = [rightsizing.advise(Use(f"s{at}", 1, H100, 0.05, 0.1, 4_000, 81_559)) for at in range(2)]
+    [cut] = rightsizing.repartition(half + larger)
+    assert (cut.gpus_to_cut, cut.slices) == (1, {"3g.40gb": 1, "4g.40gb": 1})
+    [cut] = rightsizing.repartition(half + half + small)
+    assert (cut.gpus_to_cut, cut.frees_gpus) == (2, 2)
+
+
+def test_a_gpu_of_four_slices_is_cut_into_quarters() -> None:
+    found = rightsizing.advise(Use("small", 1, "NVIDIA A30", 0.1, 0.18, 4_000, 24_576))
+    assert (found.profile, found.saves_gpus) == ("1g.6gb", 0.75)
+    assert "1/4 of the SMs" in found.why
+
+
+@pytest.mark.parametrize("model", ["NVIDIA GH200 144G HBM3e", "NVIDIA L40S", ""])
+def test_a_model_that_the_table_does_not_have_is_not_cut(model: str) -> None:
+    assert rightsizing.of_model(model) == []
+
+
+def test_advice_never_names_the_whole_gpu_or_its_media_engines() -> None:
+    names = [cut.name for cut in rightsizing.of_model(H100)]
+    assert names == ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb"]

@@ -103,5 +103,5 @@ def test_lines_are_numbered_alike_whatever_the_blocks(lines: list[bytes], size: 
         def read(self, limit: int | None = -1) -> bytes:
             return super().read(size)
 
-    found = log_text.interesting_lines(Slow(b"\n".join(lines)), {b"error"})
+    found = log_text.interesting_lines(Slow(b"\n".join(lines)), {b"error"}, lambda _, words: words)
     assert [line.number for line in found] == [at for at, line in enumerate(lines, 1) if b"error" in line]

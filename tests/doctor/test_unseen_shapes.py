@@ -75,6 +75,48 @@ SHAPES: list[tuple[str, str]] = [
     ("training_stalled", "[2026-08-10 10:00:00 TP5] Watchdog timeout (self.watchdog_timeout=300)"),
     ("inference_overload", "[2026-08-10 10:00:00 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 3"),
     ("nvlink_error", "|  NvLink Link Status  |\nGPUs:\n    gpuId 0:\n        U U D D U U\nKey: Up=U, Down=D"),
+    ("app_illegal_access", "Exception: cuTensorMapEncodeTiled failed, error code 700"),
+    ("fabric_manager_down", "gpu07: fabric manager config file item: TOPOLOGY_FILE_PATH has an invalid value"),
+    (
+        "nccl_bootstrap_firewall",
+        "n1:1:2 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying (21/34) after sleep for 2100 msec",
+    ),
+    (
+        "nccl_timeout_straggler",
+        "#0-0 (0a1b2c3d) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n  7 ranks have launched up to operation 41",
+    ),
+    (
+        "training_diverged",
+        "[INFO] [loss_scaler.py:183:update_scale] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1",
+    ),
+    (
+        "host_oom",
+        "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker exits unexpectedly. The worker may have exceeded K8s pod memory limits.",
+    ),
+    (
+        "container_runtime_missing",
+        'level=error msg="start failed" error="could not select device driver \\"cdi\\" with capabilities: [[]]"',
+    ),
+    (
+        "container_runtime_missing",
+        "n1:1:1 [0] misc/cudawrap.cc:179 NCCL WARN Failed to find CUDA library libcuda.so : libcuda.so: cannot open shared object file: No such file",
+    ),
+    (
+        "quota_exceeded",
+        "Warning  Pending  4m  kueue-admission  couldn't assign flavors to pod set main: resource cpu unavailable in ClusterQueue",
+    ),
+    ("nvlink_error", "Detected XID 145 for GPU 3 Please consult the documentation for details of this XID."),
+    ("nvlink_error", "GPU 3: NVIDIA H100 (UUID: [redacted])\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>"),
+    (
+        "nccl_rank_died",
+        "E coordination_service.cc:1170] /job:jax_worker/replica:0/task:0 has been set to ERROR in coordination service: UNAVAILABLE",
+    ),
+    (
+        "nccl_rdma_not_used",
+        "10.0.0.3: WARN: Function: find_ofi_provider Line: 543: NET/OFI Couldn't find any optimal provider",
+    ),
+    ("ib_link_degraded", "ibpanic: [4711] main: stat of IB device 'mlx5_4' failed: No such file or directory"),
+    ("cuda_oom", "rank 0 CUDA out of memory. Tried to allocate 2.00 GiB"),
 ]
 
 
@@ -92,6 +134,11 @@ HARMLESS = [
     '    raise RuntimeError("CUDA out of memory")  # the message we look for',
     "slurmstepd: error: *** JOB 99 ON n1 CANCELLED AT 2026-08-10T10:00:00 DUE TO TIME LIMIT ***",
     "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x7 and 5x9)",
+    "[   12.1] mlx5_core 0000:5e:00.0 ens1f0: Link down\n[   14.1] mlx5_core 0000:5e:00.0 ens1f0: Link up",
+    "n1:1:2 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\nn1:1:2 [0] NCCL INFO Using network Socket",
+    "n1:1:2 [0] NCCL INFO socketPollConnect: connect returned Connection refused, retrying (1/34) after sleep for 100 msec",
+    "W0810 05:36:05.1 1 pinned_memory_manager.cc:271] Unable to allocate pinned system memory: operation not supported",
+    "found 0 double-bit ECC errors on GPU 0",
 ]
 
 
@@ -153,3 +200,11 @@ def test_a_cut_out_of_a_node_in_yaml_shows_gpus_that_may_not_be_handed_out() -> 
     text = 'status:\n  allocatable:\n    cpu: "8"\n    nvidia.com/gpu: "0"\n  capacity:\n    cpu: "8"\n    nvidia.com/gpu: "4"\n'
     assert causes(ask(text))[:1] == ["insufficient_gpu_capacity"]
     assert causes(ask(text.replace('"0"', '"4"'))) == []
+
+
+def test_a_gpu_that_tells_its_temperature_and_power_has_not_left_the_bus() -> None:
+    rows = "|   0  NVIDIA L4   Off  | 0000:01:00.0 Off |   N/A |\n|  0%   44C    P8    10W / 160W |   1845MiB /  6144MiB |  {}   Default |\n"
+    lost = "|   0  NVIDIA L4   Off  | 0000:01:00.0 Off |   N/A |\n|ERR!   ERR!  ERR!    ERR! / ERR! |   0MiB /  6144MiB |  ERR!   Default |\n"
+    head = "| NVIDIA-SMI 550.54.14    Driver Version: 550.54.14    CUDA Version: 12.4 |\n"
+    assert not ask(head + rows.format("ERR!")).findings
+    assert causes(ask(head + lost))[:1] == ["gpu_fell_off_bus"]

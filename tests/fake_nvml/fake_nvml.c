@@ -286,6 +286,7 @@ typedef struct { unsigned version; unsigned char uuid[16]; int status; unsigned 
 int nvmlDeviceGetGpuFabricInfoV(device_t *device, fabric_t *out) {
     out->state = (unsigned char)part(device->gpu, "GpuFabricInfo", "state", 0);
     out->health = (unsigned)part(device->gpu, "GpuFabricInfo", "health", 0);
+    out->status = (int)part(device->gpu, "GpuFabricInfo", "status", 0);
     return enter(device->gpu, "GpuFabricInfo");
 }
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } running_t;

@@ -20,13 +20,13 @@ from pathlib import Path
 from tests.house.tree import ROOT
 
 PROGRAMS = frozenset(
-    "curl docker eval helm ibstat kubectl make openssl pipx podman promtool sacct scontrol sudo systemctl uvx watchkeeper".split()
+    {"curl", "docker", "eval", "helm", "ibstat", "kubectl", "make", "openssl", "pipx", "podman", "promtool", "sacct"}
+    | {"scontrol", "sudo", "systemctl", "uvx", "watchkeeper"}
 )
 # What a test may start on the machine of whoever runs it; a block with anything else must be marked.
 HARMLESS = frozenset({"watchkeeper", "cat", "curl", "echo", "grep", "head", "mkdir"})
 FENCE = re.compile(r"^(?P<mark>[^\n]*)\n```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (?P<verb>not run|run): (?P<words>[^>]*\S) -->")
-_QUOTED, _COMMENT, _PARTS = re.compile(r"'[^']*'|\"[^\"]*\""), re.compile(r"\s#.*"), re.compile(r"\|\|?|&&|;")
 FIRST_WORD = re.compile(r"^(?:[A-Z_]+=\S+ )*([a-z_-]+)")
 
 
@@ -71,14 +71,24 @@ def logical_lines(body: str) -> Iterator[str]:
             yield line.strip()
 
 
+def calls(command: str) -> Iterator[list[str]]:
+    """The words of each program that a line of shell starts; a comment is left out."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="|&;")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in lexer:
+        if set(word) <= set("|&;"):
+            yield words
+            words = []
+        else:
+            words.append(word)
+    yield words
+
+
 def programs(command: str) -> set[str]:
-    """The programs that a line of shell starts, as far as they stand at the beginning of a part of it."""
-    return {words[0] for part in _PARTS.split(_COMMENT.sub("", _QUOTED.sub("''", command))) if (words := part.split())}
+    return {words[0] for words in calls(command) if words}
 
 
 def own_calls(command: str) -> Iterator[list[str]]:
-    """The words of each call of `watchkeeper` in a line of shell, without comment, redirection and what it pipes into."""
-    for part in re.split(r"\||&&|;", command):
-        words = shlex.split(part, comments=True) if part.count("'") % 2 == 0 and part.count('"') % 2 == 0 else []
-        if words and words[0] == "watchkeeper":
-            yield words[1:]
+    """What follows each `watchkeeper` of a line."""
+    return (words[1:] for words in calls(command) if words and words[0] == "watchkeeper")

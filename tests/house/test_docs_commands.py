@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import pytest
 from tests import servers
 from tests.house import docs_commands, generate
 from tests.house.tree import ROOT, files
+from watchkeeper.errors import QueryError
+from watchkeeper.query.promql import parser
 
 DOCS = [path for path in files() if path.suffix == ".md" and (ROOT / "docs") in path.parents]
 BLOCKS = [block for page in DOCS for block in docs_commands.blocks(page)]
@@ -25,6 +28,10 @@ ALONE = [block for block in BLOCKS if not block.why_not and not block.needs_hub]
 WITH_HUB = [block for block in BLOCKS if block.needs_hub]
 SAMPLE = Path(__file__).parent / "docs_sample"
 SECONDS = 60
+LINK = re.compile(r"\]\(([^)#\s]+\.md)\)")
+PROMQL = re.compile(r"^```promql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# --json and -r, but neither -2h nor a lone dash
+OPTION = re.compile(r"--?[a-z]")
 
 
 def test_every_command_and_option_in_the_documents_exists() -> None:
@@ -39,7 +46,7 @@ def unknown_word(words: list[str]) -> str:
     for position, word in enumerate(words):
         if word == "--":
             return ""
-        if word.startswith("-"):
+        if OPTION.match(word):
             if not knows_option(command, word.partition("=")[0]):
                 return f"{command.name} has no option {word}"
         elif isinstance(command, click.Group):
@@ -54,7 +61,7 @@ def unknown_word(words: list[str]) -> str:
 
 def knows_option(command: click.Command, option: str) -> bool:
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    return option in known | {"-h", "--help", "--version"} or option[1:].isdigit()
+    return option in known | {"-h", "--help", "--version"}
 
 
 def test_a_mark_is_one_of_the_two_that_are_known() -> None:
@@ -72,6 +79,24 @@ def test_what_is_run_starts_nothing_but_harmless_programs() -> None:
     started = [(block, docs_commands.programs(line)) for block in (*ALONE, *WITH_HUB) for line in block.commands]
     strange = {f"{block.name}: {', '.join(names - docs_commands.HARMLESS)}" for block, names in started}
     assert not {text for text in strange if not text.endswith(": ")}, "put `<!-- not run: why -->` above the block"
+
+
+def test_every_query_in_the_documents_is_promql() -> None:
+    fences = [(page, text) for page in DOCS for text in PROMQL.findall(page.read_text())]
+    assert len(fences) > 20
+    for page, text in fences:
+        for query in re.split(r"\n\s*\n", text):
+            try:
+                parser.parse(query)
+            except QueryError as error:
+                pytest.fail(f"{page.relative_to(ROOT)}: {error}\n{query}", pytrace=False)
+
+
+@pytest.mark.parametrize("folder", ["howto", "learn", "runbooks"])
+def test_the_first_page_of_a_folder_names_all_others(folder: str) -> None:
+    pages = {page.name for page in (ROOT / "docs" / folder).glob("*.md")}
+    named = set(LINK.findall((ROOT / "docs" / folder / "README.md").read_text()))
+    assert pages - named == {"README.md"}
 
 
 @pytest.fixture
@@ -144,3 +169,38 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "site" / "learn" / "xid-and-memory.html").is_file()
+
+
+PAGE = """
+<!-- not run: needs a GPU -->
+```sh
+watchkeeper scan
+```
+
+```
+watchkeeper query 'a | b' \\
+  --json     # as JSON; for programs
+```
+
+```
+Full on Thursday.
+```
+
+```toml
+watchkeeper = true
+```
+"""
+
+
+def test_blocks_of_commands_are_told_from_other_blocks_and_their_marks_are_read(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    first, second = docs_commands.blocks(page)
+    assert (first.commands, first.why_not) == (("watchkeeper scan",), "needs a GPU")
+    assert (second.why_not, second.needs_hub, len(second.commands)) == ("", False, 1)
+    assert docs_commands.programs(second.commands[0]) == {"watchkeeper"}
+
+
+@pytest.mark.parametrize("words", ["scan --no-such-thing", "no-such-command", "rules check --colour"])
+def test_a_command_or_option_that_does_not_exist_is_found(words: str) -> None:
+    assert unknown_word(words.split())

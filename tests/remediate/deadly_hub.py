@@ -42,7 +42,7 @@ FREE = {"pool_percent": 100, "fleet_percent": 100, "starts": 10_000, "breaker_no
 def main(simulator: str, data: str, port: str, speed: str, epoch: str, death: str, budget: str = "") -> None:
     Deadly.when, _, Deadly.kind = death.partition(":")
 
-    def deadly(*_: object) -> Driver:
+    def deadly(*_: object, **__: object) -> Driver:
         return Deadly(simulator)
 
     hub.choose_driver = deadly

@@ -19,7 +19,7 @@ from tests.remediate.cluster import Machine, TestCluster, nodes
 from watchkeeper.cli.main import watchkeeper
 from watchkeeper.client.hub import HubClient
 from watchkeeper.config import settings
-from watchkeeper.errors import HubError
+from watchkeeper.errors import HubError, SettingsError
 from watchkeeper.hub import Hub
 from watchkeeper.kit import clock
 from watchkeeper.model import events, fleet
@@ -90,7 +90,7 @@ def test_a_plan_is_explained_approved_and_carried_out(desk: Desk) -> None:
     assert f"{id}  gpu_fell_off_bus: waits for a person's yes" in told
     assert "mode ask by remediate.mode; no [[remediate.trust]] fits" in told
     assert "from cause.gpu_fell_off_bus of the policy" in told
-    assert "reboot n1   (within 1800 s)" in told
+    assert "reboot n1   (within 30m)" in told
     assert desk.cluster.calls == []
     assert f"{id}.1 is cordoning" in desk.types("approve", id).output
     await_that(lambda: desk.cluster.calls == ["cordon n1", "drain n1", "reboot n1"])
@@ -130,6 +130,18 @@ def test_a_policy_is_played_against_the_incidents_of_the_past(desk: Desk, tmp_pa
     mine.write_text('[cause.nonsense]\nsteps = [{ action = "explode", why = "" }]')
     with pytest.raises(Exception, match=r"cause.nonsense.steps\[0\].action: expected one of"):
         desk.types("test", str(mine))
+
+
+def test_a_policy_is_played_against_the_report_of_an_incident(desk: Desk, tmp_path: Path) -> None:
+    report, mine = tmp_path / "report.json", tmp_path / "mine.toml"
+    report.write_text(json.dumps(desk.client.report(desk.planned())))
+    mine.write_text("[limits]\n")
+    told = desk.types("test", str(mine), str(report)).output
+    assert "cordon → drain → reboot → validate → uncordon" in told
+    assert "1 of 1 would have begun by themselves." in told
+    report.write_text("[]")
+    with pytest.raises(SettingsError, match="not the report of an incident"):
+        desk.types("test", str(mine), str(report))
 
 
 def test_an_incident_without_a_repair_says_why(desk: Desk) -> None:

@@ -167,3 +167,45 @@ def test_whatever_is_out_a_start_never_exceeds_a_share(gone: set[int], pool: int
     if not said(replace(NONE, pool_percent=pool, fleet_percent=fleet), *names):
         assert len(names) + 1 <= guards.most_out(20, fleet)
         assert sum(int(name[1:]) % 2 == 0 for name in names) + 1 <= guards.most_out(10, pool)
+
+
+def test_budgets_refuse_while_nobody_knows_what_others_have_taken_out() -> None:
+    blind = ["kubernetes has never answered"]
+    assert said(NONE, blind=blind) == [
+        "schedulers: nobody knows which of the 20 nodes others have taken out: kubernetes has never answered"
+    ]
+
+
+def test_what_takes_no_node_out_does_not_wait_for_a_silent_scheduler() -> None:
+    standing = count(FLEET, {}, blind=["slurm has never answered"])
+    wish = Wish(place("n0"), "app_illegal_access", Mode.ACT, takes_out=False)
+    assert refusals(wish, standing, NONE, now=NOW) == []
+
+
+def unmapped(name: str, *out_names: str, node: str) -> list[str]:
+    """What the guards say in a fleet of racks where nobody knows that of one node."""
+    fleet = [replace(one, domains={}) if one.name == name else one for one in FLEET]
+    wish = Wish(place(node), "gpu_fell_off_bus", Mode.ACT)
+    found = refusals(wish, count(fleet, out(*out_names)), replace(NONE, domains=("rack",)), now=NOW)
+    return [one.text for one in found]
+
+
+def test_a_node_of_an_unknown_rack_goes_out_alone() -> None:
+    assert unmapped("n0", node="n0") == []
+    assert unmapped("n0", "n7", node="n0") == [
+        "nobody knows the rack of n0, and n7 is out: two nodes of a rack may be, the limit is 1"
+    ]
+    assert unmapped("n7", "n7", node="n0") == [
+        "nobody knows the rack of n7, and n7 is out: two nodes of a rack may be, the limit is 1"
+    ]
+
+
+def test_a_fleet_without_racks_has_none_to_protect() -> None:
+    fleet = [replace(one, domains={}) for one in FLEET]
+    wish = Wish(place("n0"), "gpu_fell_off_bus", Mode.ACT)
+    assert refusals(wish, count(fleet, out("n7")), replace(NONE, domains=("rack",)), now=NOW) == []
+
+
+def test_of_a_fleet_of_one_node_that_node_may_be_repaired() -> None:
+    wish = Wish(place("n0"), "gpu_fell_off_bus", Mode.ACT)
+    assert refusals(wish, count(FLEET[:1], {}), Limits(), now=NOW) == []

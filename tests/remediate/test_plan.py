@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import pytest
 
 from watchkeeper.errors import ActionFailed, ActionRefused
-from watchkeeper.model import alerts, fleet, incidents
+from watchkeeper.model import alerts, diagnosis, fleet, incidents
 from watchkeeper.model.actions import Action, Mode, Plan, Result
 from watchkeeper.remediate.driver import Observed
 from watchkeeper.remediate.drivers.dry_run import DryRun
 from watchkeeper.remediate.plan import dry_run, make_plan
-from watchkeeper.remediate.policy import load
+from watchkeeper.remediate.policy import load, parse
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 NODE = fleet.Place("main", node="n1")
@@ -126,3 +126,13 @@ def test_the_dry_run_driver_speaks_in_commands_and_refuses_to_act() -> None:
     assert texts[2] == "on n1: nvidia-smi --gpu-reset -i GPU-1"
     with pytest.raises(ActionRefused, match="cordon was asked for, but this hub only describes"):
         DryRun().perform(draft.actions[0])
+
+
+def test_who_suffers_from_a_node_is_not_taken_for_the_holder_of_one_gpu() -> None:
+    text = '[cause.gsp_timeout]\nsteps = [{action = "drain", why = "x", arguments = {scope = "gpu"}}]'
+    chosen = parse(text, where="test", over=load())
+    found = diagnosis.Finding("gsp_timeout", 0.9, GPU, "", "", (), ())
+    of_gpu = replace(incident("gsp_timeout"), workloads=("research/train-0",))
+    of_node = replace(of_gpu, place=fleet.Place(GPU.cluster, node=GPU.node))
+    assert make_plan(of_gpu, found, chosen).actions[0].arguments["pods"] == "research/train-0"
+    assert "pods" not in make_plan(of_node, found, chosen).actions[0].arguments

@@ -9,7 +9,7 @@ import pytest
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import SettingsError
 from watchkeeper.model.actions import ActionKind
-from watchkeeper.remediate.policy import HARDWARE_ACTIONS, load, parse
+from watchkeeper.remediate.policy import HARDWARE_ACTIONS, load, parse, with_checks
 
 UNKNOWN = '[cause.unknown]\nsteps = [{ action = "inspect", why = "look" }]\n'
 
@@ -120,6 +120,10 @@ def test_a_file_of_ones_own_replaces_what_it_names_and_leaves_the_rest(tmp_path:
             '[cause.power_cap]\nsteps = [{ action = "cordon", why = "x" }, { action = "uncordon", why = "y" }]',
             "an uncordon without a validate",
         ),
+        (
+            '[cause.gsp_timeout]\nsteps = [{ action = "drain", why = "x" }]',
+            r"cause.gsp_timeout.steps\[0\]: drains a node that was not cordoned, so new work would come",
+        ),
     ],
 )
 def test_a_mistake_in_a_file_of_ones_own_names_its_key(text: str, problem: str) -> None:
@@ -134,3 +138,19 @@ def test_every_shipped_step_has_a_time_and_known_checks() -> None:
             if step.action is ActionKind.VALIDATE:
                 assert step.checks
             assert shipped.limit_seconds(step) >= 60
+
+
+def test_checks_of_the_node_are_added_to_each_validation_and_full_load_only_after_hardware() -> None:
+    text = UNKNOWN + '[cause.gpu_missing]\nhardware = false\nsteps = [{ action = "validate", why = "v" }]\n'
+    more = with_checks(parse(text, where="own", over=load()), ("scan", "diag_3"))
+    checks = {
+        cause: step.checks
+        for cause in ("gpu_fell_off_bus", "gpu_missing")
+        for step in more.steps(cause)
+        if step.action is ActionKind.VALIDATE
+    }
+    own = ("gpus_present", "conditions_clear", "no_new_xid")
+    assert checks == {"gpu_fell_off_bus": (*own, "scan", "diag_3"), "gpu_missing": (*own, "scan")}
+    assert with_checks(load(), ()) == load()
+    with pytest.raises(SettingsError, match=r"remediate.node_checks: unknown check melt; known: scan, diag_2, diag_3"):
+        with_checks(load(), ("melt",))

@@ -100,3 +100,34 @@ def test_a_rule_for_a_cause_that_nobody_knows_is_refused() -> None:
     chosen = replace(settings.Remediate(), trust=(settings.Trust(Mode.ACT, cause="gpu_fel_of"),))
     with pytest.raises(SettingsError, match=r"remediate.trust\[0\].cause: unknown cause 'gpu_fel_of'"):
         ladder_of(chosen)
+
+
+def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: Path) -> None:
+    inventory = nodes(8)
+    cluster = TestCluster({node.name: Machine() for node in inventory})
+
+    async def story() -> tuple[bool, bool, list[str]]:
+        chosen, time = replace(settings.Remediate(), mode=Mode.ACT), ManualClock(NOON)
+        hub = Hub(settings.Settings(settings.Hub(data=str(tmp_path)), remediate=chosen), time=time)
+        hub.driver = cluster
+        hub.open()
+        hub.fleet.expect(inventory, to_ms(NOON))
+        place = fleet.Place("main", node="n1", gpu="GPU-1")
+        await hub.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
+        incident = hub.incidents()[0]
+        hub._pipeline.diagnose(incident, NOON)
+        before = hub.repairs.keeps_cause(incident)
+        for _ in range(200):
+            if "reboot n1" in cluster.calls:
+                break
+            await asyncio.sleep(0.01)
+            await time.advance(0.5)
+        after = [hub.repairs.keeps_cause(incident) for _ in range(2)][-1]
+        told = [entry.text for entry in hub.timeline("INC-1")]
+        hub.close()
+        return before, after, told
+
+    before, after, told = asyncio.run(story())
+    assert (before, after) == (False, True)
+    said = "INC-1.1 is at work on n1: what is seen of it meanwhile does not change the cause, gpu_fell_off_bus"
+    assert told.count(said) == 1

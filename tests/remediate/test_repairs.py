@@ -84,7 +84,7 @@ def test_a_drain_that_never_ends_fails_with_who_is_in_the_way(world: World) -> N
 def test_an_api_server_that_is_away_for_a_while_is_asked_again(world: World) -> None:
     id = broken(world)
     world.settle(2)
-    world.cluster.troubles = Troubles(before=1.0, observe=1.0)
+    world.cluster.troubles = Troubles(before=1.0)
     world.settle(60)
     assert 2 < len(world.cluster.calls) < 15
     world.cluster.troubles = Troubles()

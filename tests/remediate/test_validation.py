@@ -121,3 +121,18 @@ def test_the_journal_is_a_keeper_of_records(tmp_path: Path) -> None:
     assert NoNewXid(journal).check(NODE, NOON, NOON).standing is Standing.FAILED
     assert ConditionsClear(journal).check(NODE, NOON, NOON).standing is Standing.PASSED
     journal.close()
+
+
+def test_a_gpu_that_two_exporters_report_counts_once() -> None:
+    engine = EmbeddedEngine(Head())
+    at = int((NOON + MINUTE).timestamp() * 1000)
+    where = {"cluster": "main", "Hostname": "n1"}
+    seen = [
+        Sample(Labels({"__name__": "DCGM_FI_DEV_GPU_TEMP", "UUID": "GPU-1", "job": job, **where}), at, 40.0)
+        for job in ("dcgm-exporter", "watchkeeper")
+    ]
+    expected = Sample(Labels({"__name__": "watchkeeper_node_expected_gpus", **where}), at, 2.0)
+    engine.append([*seen, expected])
+    verdict = GpusPresent(engine).check(NODE, NOON, NOON + MINUTE)
+    assert (verdict.standing, verdict.text[:15]) == (Standing.UNKNOWN, "1 of 2 GPUs hav")
+    engine.close()

@@ -19,6 +19,7 @@ from watchkeeper.errors import IllegalMove
 from watchkeeper.model.actions import Action, ActionKind, Mode
 from watchkeeper.remediate import guards
 from watchkeeper.remediate.driver import Performed
+from watchkeeper.remediate.ladder import Rung
 
 CAUSES = (
     "gpu_fell_off_bus",
@@ -53,7 +54,7 @@ class Walk:
             *[self.ends] * 2,
             *[self.mends] * 2,
             *(self.reopens, self.somebody_cordons, self.somebody_uncordons, self.killed, self.restarts),
-            *(self.approves, self.rejects, self.says_done, self.stops, self.vanishes),
+            *(self.approves, self.rejects, self.says_done, self.stops, self.vanishes, self.settings_change),
         ]
 
     def _watch(self) -> None:
@@ -104,7 +105,7 @@ class Walk:
         """The troubles end, the machines are well, the incidents are over: nothing of ours may be left."""
         world = self.world
         world.cluster.troubles = Troubles()
-        self.kill_at = None
+        self.kill_at, world.rung = None, None
         if world.repairs.switch.is_stopped:
             world.people.resume(actor="ada", now=world.now)
         for _ in range(3):
@@ -182,6 +183,11 @@ class Walk:
 
     def says_done(self) -> None:
         self._person(lambda one, _: self.world.people.step_done(one, actor="ada", now=self.world.now))
+
+    def settings_change(self) -> None:
+        """The mode is another one from now on, as after a restart with other settings."""
+        mode = self.dice.choice([Mode.ASK, Mode.ASK, Mode.ASK, Mode.SUGGEST])
+        self.world.rung = Rung(mode, f"mode {mode} by the walk") if self.world.rung is None else None
 
     def stops(self) -> None:
         if self.world.repairs.switch.is_stopped:

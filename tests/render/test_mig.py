@@ -86,3 +86,41 @@ def test_one_layout_may_divide_several_models_but_each_once() -> None:
 def test_the_boot_unit_names_a_layout_that_exists() -> None:
     with pytest.raises(SettingsError, match="there is no MIG layout `none`"):
         mig.files(with_layouts(boot="none"))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 80GB"),
+        ("NVIDIA-H100-80GB-HBM3", "H100 80GB"),
+        ("NVIDIA H100 NVL", "H100 NVL 94GB"),
+        ("NVIDIA GH200 480GB", "GH200 96GB"),
+        ("NVIDIA H200", "H200 141GB"),
+        ("A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 80GB"),
+        ("NVIDIA GH200 144G HBM3e", None),
+    ],
+)
+def test_a_gpu_is_known_by_the_name_that_the_driver_gives_it(model: str, gpu: str | None) -> None:
+    found = profiles.of_model(model)
+    assert (found and found.name) == gpu
+
+
+def test_every_gpu_has_its_own_ids_and_names() -> None:
+    for field in ("device_ids", "models"):
+        given = [one for gpu in profiles.gpus().values() for one in getattr(gpu, field)]
+        assert len(given) == len(set(given))
+
+
+@pytest.mark.parametrize("gpu", profiles.gpus())
+def test_the_table_of_a_gpu_agrees_with_itself(gpu: str) -> None:
+    whole, known = profiles.gpus()[gpu], profiles.profiles(gpu)
+    one_slice = min(one.memory_mib for one in known.values() if one.memory == 1)
+    for name, one in known.items():
+        assert name.startswith(f"{one.compute}g."), "a name says its compute slices"
+        # The driver keeps some memory of every instance: never more than the gigabytes of the name, and a larger one
+        # has at least as much as its slices apart.
+        assert one.memory * one_slice <= one.memory_mib <= 1024 * int(name.partition(".")[2].partition("gb")[0]), name
+        assert all(start + one.memory <= whole.memory for start in one.starts)
+        assert profiles.fits(gpu, (name,) * one.most)
+        assert not profiles.fits(gpu, (name,) * (one.most + 1))

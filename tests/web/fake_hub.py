@@ -172,6 +172,7 @@ class FakeHub:
     simulator_url: str | None = None
     orders: Any = None
     repairs: Any = None
+    evidence: Any = None
     fabric: Any = None
     clusters: Any = None
     silent: set[str] = field(default_factory=set)

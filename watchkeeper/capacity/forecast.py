@@ -18,8 +18,6 @@ from watchkeeper.errors import CollectError
 
 # An origin whose weights rest on fewer outcomes is not yet the procedure that is judged.
 LEAST_OUTCOMES = 3
-# Intervals of fewer past forecasts are not what a history of weeks gives, and are not judged.
-LEAST_CALIBRATED = 8
 # So many of them, spread evenly, tell the share that intervals hold to some percent.
 MOST_JUDGED = 24
 # Models that together carry less than this are not worth naming.
@@ -79,8 +77,8 @@ def forecast(series: demand.Series, horizon_seconds: float, *, holidays: Iterabl
     mean = backtest.combined(rolled, weights, now)
     rows = _tested_rows(rolled)
     paths = [backtest.combined(rolled, backtest.weights_at(rolled, missed, row), row) for row in rows]
-    tested = _Tested(rolled, rows, np.array(paths).reshape(len(rows), steps))
-    low, high = intervals.offsets(tested.residuals, tested.origins, rolled, now=len(series))
+    tested = _Tested.of(rolled, rows, np.array(paths).reshape(len(rows), steps))
+    low, high = tested.track.offsets(len(series))
     lowest, highest = bounds(demand.filled(series.values, day=scale.day, week=scale.week), scale.day)
     shares = _shares(rolled, weights)
     return Forecast(
@@ -113,6 +111,12 @@ class _Tested:
     rolled: backtest.Rolled
     rows: list[int]
     paths: Floats
+    track: intervals.Track
+
+    @classmethod
+    def of(cls, rolled: backtest.Rolled, rows: list[int], paths: Floats) -> _Tested:
+        track = intervals.Track.of(rolled.actual[rows] - paths, rolled.origins[rows], rolled)
+        return cls(rolled, rows, paths, track)
 
     @property
     def origins(self) -> backtest.Indexes:
@@ -121,10 +125,6 @@ class _Tested:
     @property
     def actual(self) -> Floats:
         return self.rolled.actual[self.rows]
-
-    @property
-    def residuals(self) -> Floats:
-        return self.actual - self.paths
 
     def judged(self, series: demand.Series) -> Backtest:
         naive = {
@@ -150,13 +150,14 @@ class _Tested:
     def _covered(self) -> float | None:
         """The share of outcomes inside intervals that were made of earlier outcomes only."""
         inside = known = 0
-        residuals, origins = self.residuals, self.origins
-        every = max(1, (len(self.rows) - LEAST_CALIBRATED) // MOST_JUDGED)
-        for at in range(LEAST_CALIBRATED, len(self.rows), every):
-            low, high = intervals.offsets(residuals[:at], origins[:at], self.rolled, now=int(origins[at]))
-            there = ~np.isnan(residuals[at])
+        least = intervals.LEAST_CALIBRATED
+        every = max(1, (len(self.rows) - least) // MOST_JUDGED)
+        for at in range(least, len(self.rows), every):
+            low, high = self.track.offsets(int(self.origins[at]))
+            missed = self.track.residuals[at]
+            there = ~np.isnan(missed)
             known += int(there.sum())
-            inside += int(np.sum((residuals[at] >= low) & (residuals[at] <= high) & there))
+            inside += int(np.sum((missed >= low) & (missed <= high) & there))
         return inside / known if known else None
 
 

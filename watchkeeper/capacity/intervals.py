@@ -1,37 +1,88 @@
 """How far off: intervals from what the same procedure missed before, by how far ahead.
 
-At an origin only residuals count whose outcome was known then, the newer ones more. In each part of the horizon they
-are divided by their own mean size, so that parts can lend each other their tails: 80 % of what was missed lies between
-them. The size never shrinks with distance: a week ahead is not surer than a day ahead, whatever a short history says.
-Where a part was never tested, it goes on as a random walk's would. `forecast` adds the offsets to its path.
+At an origin only residuals count whose outcome was known then, the newer ones more. A history of weeks has few windows
+of a week that do not overlap, so parts of the horizon lend each other what they know: residuals, divided by the mean
+size of their part, give one pair of tails for all, and the sizes are drawn towards one power of the distance, the more
+the fewer windows a part has. That power lies between none and a random walk's. At last the intervals that would have
+been given before are held against what came, and the coming one is widened or narrowed by what would have made those
+hold 80 % (adaptive conformal prediction, shrunk while evidence is thin). `forecast` adds the offsets to its path.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from watchkeeper.capacity.backtest import Indexes, Rolled
 from watchkeeper.capacity.forecast_models import Floats
 
-# Windows that overlap and a fleet that changes make what comes a little wider than what was: 8 % and 92 % of what was
-# missed hold 80 % of what comes (chosen by looking at synthetic series and all public traces).
+HELD = 0.8
+# What comes is a little wider than what was: 8 % and 92 % of what was missed hold 80 % of what comes (first chosen with
+# the public traces in view; how the parts lend was chosen on synthetic series and held on other draws of them).
 TAIL = 0.08
 # A residual of a day ago counts 7 % less: wide weeks of long ago should not make this week wide.
 RESIDUAL_FADES = 0.93
-# What the next part of the horizon says about the tails of this one.
-NEIGHBOUR_SHARE = 0.3
 # Fewer rows than this in a part say nothing about its tails.
 LEAST_ROWS = 3
-# One window that does not overlap others widens by half, ten by a twentieth: a spread of few is too small.
-FEW_WINDOWS = 0.5
+# With so many windows that do not overlap, a part's own size counts as much as the law of all parts.
+OWN_WINDOWS = 5.0
+# The root of the distance, as a random walk's.
+STEEPEST = 0.5
+# Intervals of fewer past forecasts are not what a history of weeks gives, and are not judged.
+LEAST_CALIBRATED = 8
+# With so many windows that do not overlap, past intervals correct the coming one by half of what they should have been;
+# never by more than this factor, since a series that was constant so far has intervals of no width.
+JUDGED_WINDOWS, MOST_CORRECTED = 8.0, 4.0
 # The standard normal distribution has a tenth above this.
 NORMAL_TENTH = 1.2816
 
 
-def offsets(residuals: Floats, origins: Indexes, rolled: Rolled, *, now: int) -> tuple[Floats, Floats]:
-    """What to add to a path made at step `now` for its lower and upper edge, by step ahead."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Track:
+    """What was missed at past origins, and its `ratios` to the edges that were given there: within 1 it was inside."""
+
+    residuals: Floats
+    origins: Indexes
+    rolled: Rolled
+    ratios: Floats
+
+    @classmethod
+    def of(cls, residuals: Floats, origins: Indexes, rolled: Rolled) -> Track:
+        ratios = np.full(residuals.shape, math.nan)
+        for row in range(LEAST_CALIBRATED, len(origins)):
+            low, high = plain_offsets(residuals[:row], origins[:row], rolled, now=int(origins[row]))
+            edges = np.where(residuals[row] < 0, -low, high)
+            ratios[row] = np.abs(residuals[row]) / np.maximum(edges, 1e-9)
+        return cls(residuals, origins, rolled, ratios)
+
+    def offsets(self, now: int) -> tuple[Floats, Floats]:
+        """What to add to a path made at step `now` for its lower and upper edge, by step ahead."""
+        rows = int(np.searchsorted(self.origins, now))
+        low, high = plain_offsets(self.residuals[:rows], self.origins[:rows], self.rolled, now=now)
+        correction = self._correction(rows, now)
+        return low * correction, high * correction
+
+    def _correction(self, rows: int, now: int) -> float:
+        """The factor that past intervals should have had, as far as there are windows apart from each other to tell."""
+        steps, day = self.rolled.steps, self.rolled.scale.day
+        judged = np.arange(rows) >= LEAST_CALIBRATED
+        judged &= self.origins[:rows] + min(day, steps) <= now
+        origins, ratios = self.origins[:rows][judged], self.ratios[:rows][judged]
+        known = (origins[:, None] + np.arange(1, steps + 1) <= now) & ~np.isnan(ratios)
+        if not known.any():
+            return 1.0
+        fading = RESIDUAL_FADES ** ((now - origins) / day)
+        weights = np.broadcast_to(fading[:, None], known.shape)[known]
+        needed = weighted_quantiles(ratios[known], weights, (HELD,))[0]
+        windows = (now - int(origins[0])) / steps
+        share = windows / (windows + JUDGED_WINDOWS)
+        return float(np.clip(needed, 1 / MOST_CORRECTED, MOST_CORRECTED) ** share)
+
+
+def plain_offsets(residuals: Floats, origins: Indexes, rolled: Rolled, *, now: int) -> tuple[Floats, Floats]:
+    """The offsets before they are corrected by how past ones did."""
     ahead = np.arange(1, rolled.steps + 1)
     known = np.where(origins[:, None] + ahead <= now, residuals, math.nan)
     fading = RESIDUAL_FADES ** ((now - origins) / rolled.scale.day)
@@ -45,23 +96,30 @@ def offsets(residuals: Floats, origins: Indexes, rolled: Rolled, *, now: int) ->
             apart.append(1 + float(np.ptp(origins[there.any(axis=1)])) / end)
     if not parts:
         return _as_random_walk(rolled)
-    sizes = np.maximum.accumulate([float(weights @ np.abs(values)) for values, weights in parts])
-    widths = sizes * (1 + FEW_WINDOWS / np.array(apart))
-    tails = np.array([_tails(parts, sizes, at) for at in range(len(parts))])
-    low, high = (_along(ahead, np.array(centres), widths * tails[:, side]) for side in (0, 1))
-    return low, high
+    sizes = np.array([float(weights @ np.abs(values)) for values, weights in parts])
+    scaled = np.concatenate(
+        [values / size if size > 0 else values for (values, _), size in zip(parts, sizes, strict=True)]
+    )
+    low, high = weighted_quantiles(scaled, np.concatenate([weights for _, weights in parts]), (TAIL, 1 - TAIL))
+    drawn = _along(ahead, np.array(centres), by_law(np.array(centres), sizes, apart=np.array(apart)))
+    return drawn * min(0.0, low), drawn * max(0.0, high)
 
 
-def _tails(parts: list[tuple[Floats, Floats]], sizes: Floats, at: int) -> tuple[float, float]:
-    """Both tails at one part of the horizon in units of its size, its neighbours lending theirs."""
-    scaled = [values / size if size > 0 else values for (values, _), size in zip(parts, sizes, strict=True)]
-    weights = [weights * NEIGHBOUR_SHARE ** abs(other - at) for other, (_, weights) in enumerate(parts)]
-    low, high = weighted_quantiles(np.concatenate(scaled), np.concatenate(weights), (TAIL, 1 - TAIL))
-    return min(0.0, low), max(0.0, high)
+def by_law(centres: Floats, sizes: Floats, *, apart: Floats) -> Floats:
+    """Sizes drawn towards one power of the distance; those of many windows apart from each other stay as they are."""
+    if len(sizes) < 2 or not sizes.all():
+        return sizes
+    far, large = np.log(centres), np.log(sizes)
+    middle_far, middle_large = np.average(far, weights=apart), np.average(large, weights=apart)
+    steepness = np.average((far - middle_far) * (large - middle_large), weights=apart)
+    steepness /= np.average((far - middle_far) ** 2, weights=apart)
+    law = middle_large + min(max(steepness, 0.0), STEEPEST) * (far - middle_far)
+    own = apart / (apart + OWN_WINDOWS)
+    return np.asarray(np.exp(own * large + (1 - own) * law))
 
 
 def weighted_quantiles(values: Floats, weights: Floats, levels: tuple[float, ...]) -> list[float]:
-    order = np.argsort(values, kind="stable")
+    order = np.argsort(values)
     position = np.cumsum(weights[order]) - 0.5 * weights[order]
     return [float(found) for found in np.interp(levels, position / weights.sum(), values[order])]
 

@@ -9,11 +9,12 @@ workload of a hub; what is said is advice.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from watchkeeper.catalogue import pack
+from watchkeeper.catalogue import mig, pack
 
 # Activity: what a slice must have beyond the busiest moments, as workloads grow; memory: room for fragments and peaks
 # between two samples.
@@ -24,7 +25,6 @@ BUSY, IDLE = 0.5, 0.01
 BURSTY = 0.25
 # A quarter of a large GPU's SMs is what a smaller model has in all, about.
 LIGHT = 0.25
-SEVENTHS = 7
 
 
 class Fit(StrEnum):
@@ -66,15 +66,6 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    model: str
-    name: str
-    sevenths: int
-    memory_mib: int
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
 class Model:
     name: str
     memory_mib: int
@@ -88,21 +79,13 @@ def models() -> tuple[Model, ...]:
     )
 
 
-@functools.cache
-def profiles() -> tuple[Profile, ...]:
-    return pack.load("mig_profiles.csv", _profile)
-
-
-def _profile(cells: Mapping[str, str]) -> Profile:
-    pack.filled(cells["source"])
-    sevenths, memory, most = (int(cells[name]) for name in ("compute_sevenths", "memory_mib", "most_per_gpu"))
-    return Profile(pack.filled(cells["model"]), pack.filled(cells["profile"]), sevenths, memory, most)
-
-
-def of_model(model: str) -> list[Profile]:
+def of_model(model: str) -> list[mig.Profile]:
     """The slices that a GPU can be cut into, the smallest first; none for models without MIG or that nobody listed."""
-    found = [one for one in profiles() if one.model.lower() in model.lower()]
-    return sorted(found, key=lambda one: (one.sevenths, one.memory_mib))
+    gpu = mig.of_model(model)
+    if gpu is None:
+        return []
+    found = [one for one in mig.profiles(gpu.name).values() if one.compute < gpu.compute and mig.MEDIA not in one.name]
+    return sorted(found, key=lambda one: (one.compute, one.memory_mib))
 
 
 def advise(use: Use) -> Advice:
@@ -132,8 +115,10 @@ def _shared(use: Use, seen: str, *, p95: float, mean: float, memory: float) -> A
     needs = f"{seen}, {memory / 1024:.1f} GiB at most"
     cuts = of_model(use.model)
     for cut in cuts:
-        if cut.sevenths / SEVENTHS >= p95 * COMPUTE_ROOM and cut.memory_mib >= memory * MEMORY_ROOM:
-            why = f"{needs}: {cut.name} has {cut.sevenths}/7 of the SMs and {cut.memory_mib / 1024:.0f} GiB of its own"
+        whole = mig.gpus()[cut.gpu].compute
+        if cut.compute / whole >= p95 * COMPUTE_ROOM and cut.memory_mib >= memory * MEMORY_ROOM:
+            part = f"{cut.compute}/{whole} of the SMs and {cut.memory_mib / 1024:.0f} GiB"
+            why = f"{needs}: {cut.name} has {part} of its own"
             return _say(use, Fit.MIG, why, profile=cut.name, saves=1 - 1 / cut.most)
     if use.memory_mib is None or memory * MEMORY_ROOM > use.memory_mib / 2:
         smaller = _smaller(use, p95=p95, memory=memory)
@@ -174,8 +159,8 @@ class Repartition:
 
 
 def repartition(advice: Iterable[Advice]) -> list[Repartition]:
-    """By model: first fit of the largest slices first, by sevenths and by how many of a profile a GPU can have."""
-    by_model: dict[str, list[Profile]] = {}
+    """By model: the largest slices first, each on the first GPU where it can lie beside those that are there."""
+    by_model: dict[str, list[mig.Profile]] = {}
     for one in advice:
         if one.fit is Fit.MIG:
             cut = next(cut for cut in of_model(one.model) if cut.name == one.profile)
@@ -183,20 +168,14 @@ def repartition(advice: Iterable[Advice]) -> list[Repartition]:
     return [_packed(model, cuts) for model, cuts in sorted(by_model.items())]
 
 
-def _packed(model: str, cuts: Sequence[Profile]) -> Repartition:
-    # A slice takes the larger of its sevenths and its part of the memory: four 1g.20gb fill a GPU as seven 1g.10gb do.
-    rooms: list[float] = []
-    for cut in sorted(cuts, key=lambda cut: (-_part(cut), cut.name)):
-        at = next((at for at, room in enumerate(rooms) if room >= _part(cut) - 1e-9), None)
+def _packed(model: str, cuts: Sequence[mig.Profile]) -> Repartition:
+    by_size = sorted(cuts, key=lambda cut: (-cut.memory, -cut.compute, cut.name))
+    rooms: list[tuple[str, ...]] = []
+    for cut in by_size:
+        at = next((at for at, room in enumerate(rooms) if mig.fits(cut.gpu, (*room, cut.name))), None)
         if at is None:
-            rooms.append(1.0)
-            at = len(rooms) - 1
-        rooms[at] -= _part(cut)
-    slices: dict[str, int] = {}
-    for cut in cuts:
-        slices[cut.name] = slices.get(cut.name, 0) + 1
-    return Repartition(model, len(cuts), len(rooms), len(cuts) - len(rooms), dict(sorted(slices.items())))
-
-
-def _part(cut: Profile) -> float:
-    return max(cut.sevenths / SEVENTHS, 1 / cut.most)
+            rooms.append((cut.name,))
+        else:
+            rooms[at] = (*rooms[at], cut.name)
+    slices = dict(sorted(Counter(cut.name for cut in cuts).items()))
+    return Repartition(model, len(cuts), len(rooms), len(cuts) - len(rooms), slices)

@@ -1,7 +1,8 @@
-"""Which MIG profiles a GPU has and where each can lie, from packs/mig_placements.csv; and whether some fit together.
+"""Which MIG profiles a GPU has, what each gives and where it can lie: packs/mig_profiles.csv; and what fits together.
 
 An instance takes compute slices of the GPU (seven on most models) and a stretch of its memory slices that may begin
-only at certain places. `render.mig` asks before it writes a layout. The GPUs themselves are packs/mig_gpus.csv.
+only at certain places. `render.mig` asks before it writes a layout, `capacity.rightsizing` before it advises a slice.
+The GPUs themselves, with the names that the driver gives them, are packs/mig_gpus.csv.
 """
 
 from __future__ import annotations
@@ -9,19 +10,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from watchkeeper.catalogue import pack
 
-GPUS, PROFILES = "mig_gpus.csv", "mig_placements.csv"
+GPUS, PROFILES = "mig_gpus.csv", "mig_profiles.csv"
 MEDIA = "+me"
+# Before the model in the names that the driver gives.
+MAKER = "nvidia "
+# Layouts that `fits` remembers: the mixes of one model's slices are some hundred.
+MOST_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A model that can be divided, by its PCI device ids; `compute` and `memory` are slices."""
+    """A GPU that can be divided, by its PCI device ids and by the driver's names; `compute` and `memory` are slices."""
 
     name: str
+    models: tuple[str, ...]
     device_ids: tuple[str, ...]
     compute: int
     memory: int
@@ -29,7 +35,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One kind of instance on one GPU model: `memory` slices from one of `starts`, at most `most` of them."""
+    """One kind of instance on one GPU: `memory` slices from one of `starts`, at most `most` of them.
+
+    `memory_mib` is what a program finds in it, by the driver that gives the least.
+    """
 
     gpu: str
     name: str
@@ -37,6 +46,7 @@ class Profile:
     memory: int
     starts: tuple[int, ...]
     most: int
+    memory_mib: int
 
 
 class ImpossibleLayout(ValueError):
@@ -47,6 +57,11 @@ class ImpossibleLayout(ValueError):
 def gpus() -> Mapping[str, Gpu]:
     """The models by name, in the order of the table."""
     return {gpu.name: gpu for gpu in pack.load(GPUS, _gpu)}
+
+
+def of_model(model: str) -> Gpu | None:
+    """The GPU that the driver calls so; a hyphen is a space, since labels of Kubernetes have no spaces."""
+    return _by_model().get(_plain(model))
 
 
 def profiles(gpu: str) -> Mapping[str, Profile]:
@@ -74,6 +89,16 @@ def place(gpu: str, names: Sequence[str]) -> list[tuple[str, int]]:
             f"begin only so: {where}"
         )
     return [(profile.name, start) for profile, start in zip(wanted, found, strict=True)]
+
+
+@lru_cache(MOST_REMEMBERED)
+def fits(gpu: str, names: tuple[str, ...]) -> bool:
+    """Whether these instances fit beside each other."""
+    try:
+        place(gpu, names)
+    except ImpossibleLayout:
+        return False
+    return True
 
 
 def _check_counts(gpu: Gpu, wanted: Sequence[Profile]) -> None:
@@ -108,6 +133,15 @@ def _words(starts: Sequence[int]) -> str:
 
 
 @cache
+def _by_model() -> Mapping[str, Gpu]:
+    return {_plain(model): gpu for gpu in gpus().values() for model in gpu.models}
+
+
+def _plain(model: str) -> str:
+    return model.lower().replace("-", " ").strip().removeprefix(MAKER)
+
+
+@cache
 def _by_gpu() -> Mapping[str, Mapping[str, Profile]]:
     found: dict[str, dict[str, Profile]] = {}
     for profile in pack.load(PROFILES, _profile):
@@ -116,8 +150,10 @@ def _by_gpu() -> Mapping[str, Mapping[str, Profile]]:
 
 
 def _gpu(cells: Mapping[str, str]) -> Gpu:
+    pack.filled(cells["source"])
+    models = tuple(model.strip() for model in pack.filled(cells["models"]).split(";"))
     ids = tuple(pack.filled(cells["device_ids"]).split())
-    return Gpu(pack.filled(cells["gpu"]), ids, int(cells["compute"]), int(cells["memory"]))
+    return Gpu(pack.filled(cells["gpu"]), models, ids, int(cells["compute"]), int(cells["memory"]))
 
 
 def _profile(cells: Mapping[str, str]) -> Profile:
@@ -129,4 +165,5 @@ def _profile(cells: Mapping[str, str]) -> Profile:
         int(cells["memory"]),
         tuple(map(int, cells["starts"].split())),
         int(cells["most"]),
+        int(cells["memory_mib"]),
     )

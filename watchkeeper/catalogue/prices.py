@@ -1,4 +1,4 @@
-"""The price book: what an hour of a GPU costs, by model, region and how it is paid for, from packs/prices.toml or a file.
+"""The price book: what an hour of a GPU costs, by model, region and how it is paid for; packs/prices.toml, or a file.
 
 A book is TOML of the shipped form, or CSV as OpenCost reads it. Holes are allowed: `Book.rate` answers None for a GPU
 that has no price, and `accounting.cost` lists its hours without money. Nothing here converts currencies.
@@ -23,6 +23,7 @@ HOURS_A_YEAR = 8766.0
 # https://github.com/opencost/opencost, configs/pricing_schema.csv
 OPENCOST_COLUMNS = ("InstanceID", "Region", "AssetClass", "MarketPriceHourly")
 MOST_ROWS = 100_000
+FALLBACK = "[cost] dollars_per_gpu_hour"
 
 
 class Kind(StrEnum):
@@ -81,7 +82,7 @@ class Book:
         if fitting:
             return max(fitting, key=lambda price: (bool(price.region), len(price.model)))
         if self.fallback is not None:
-            return Price(model, kind, self.fallback, source="[cost] dollars_per_gpu_hour")
+            return Price(model, kind, self.fallback, source=FALLBACK)
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import click
 
 from watchkeeper.cli import options
 from watchkeeper.client.hub import HubClient
-from watchkeeper.remediate import policy
+from watchkeeper.errors import SettingsError, WireError
+from watchkeeper.kit import durations, wire
+from watchkeeper.model import incidents
+from watchkeeper.remediate import explanation, policy
 
 
 @click.group("act")
@@ -36,7 +40,15 @@ def list_repairs(hub: HubClient, show_all: bool, as_json: bool) -> None:
         click.echo("No repairs.")
         return
     rows = [
-        [one["id"], one["state"], one["mode"], one["node"]["node"], one["cause"], one["made_at"][:19] + "Z", _now(one)]
+        [
+            one["id"],
+            _words(one["state"]),
+            one["mode"],
+            one["node"]["node"],
+            one["cause"],
+            one["made_at"][:19] + "Z",
+            _now(one),
+        ]
         for one in answer["repairs"]
     ]
     options.print_table(["repair", "state", "mode", "node", "cause", "planned", "now"], rows)
@@ -70,7 +82,7 @@ def approve(hub: HubClient, incident: str, digest: str | None) -> None:
             click.echo(line)
         digest = str(told["repair"]["digest"])
     repair = hub.repair_word(incident, "approve", digest=digest)
-    click.echo(f"{repair['id']} is {repair['state']}. {repair['said']}")
+    click.echo(f"{repair['id']} is {_words(repair['state'])}. {repair['said']}")
 
 
 @command.command("reject")
@@ -80,7 +92,7 @@ def approve(hub: HubClient, incident: str, digest: str | None) -> None:
 def reject(hub: HubClient, incident: str, why: str) -> None:
     """Do not carry it out; what was done so far is undone, also a cordon that a failed repair left."""
     repair = hub.repair_word(incident, "reject", why=why)
-    click.echo(f"{repair['id']} is {repair['state']}.")
+    click.echo(f"{repair['id']} is {_words(repair['state'])}.")
 
 
 @command.command("done")
@@ -89,7 +101,7 @@ def reject(hub: HubClient, incident: str, why: str) -> None:
 def done(hub: HubClient, incident: str) -> None:
     """Say that you have done the step that only a person can do."""
     repair = hub.repair_word(incident, "step-done")
-    click.echo(f"{repair['id']} is {repair['state']}. {repair['said']}")
+    click.echo(f"{repair['id']} is {_words(repair['state'])}. {repair['said']}")
 
 
 @command.command("again")
@@ -98,7 +110,7 @@ def done(hub: HubClient, incident: str) -> None:
 def again(hub: HubClient, incident: str) -> None:
     """Ask for another attempt after one that failed, was rejected, or did not help."""
     repair = hub.repair_word(incident, "again")
-    click.echo(f"{repair['id']} is {repair['state']}. {repair['said']}")
+    click.echo(f"{repair['id']} is {_words(repair['state'])}. {repair['said']}")
 
 
 @command.command("stop")
@@ -145,12 +157,23 @@ def show_log(hub: HubClient, last: int, as_json: bool) -> None:
 
 @command.command("test")
 @click.argument("file", metavar="POLICY", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument(
+    "reports", metavar="[REPORT]...", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False)
+)
 @options.as_json
 @options.with_hub
-def test_policy(hub: HubClient, file: Path, as_json: bool) -> None:
-    """Play a policy against the incidents that the hub remembers: which plan each would have got."""
-    policy.load(file)
-    found = hub.test_policy(file.read_text(encoding="utf-8"))
+def test_policy(hub: HubClient, file: Path, reports: tuple[Path, ...], as_json: bool) -> None:
+    """Play a policy against incidents of the past: which plan each would have got.
+
+    Those that the hub remembers, or those of reports (`watchkeeper incidents report INC-7 --json`), for which no hub is
+    asked: in mode act, with the usual limits.
+    """
+    chosen = policy.load(file)
+    if reports:
+        past = [_incident_of(report) for report in reports]
+        found = [wire.to_plain(one) for one in explanation.rehearse_alone(past, chosen)]
+    else:
+        found = hub.test_policy(file.read_text(encoding="utf-8"))
     if as_json:
         options.print_json(found)
         return
@@ -160,13 +183,26 @@ def test_policy(hub: HubClient, file: Path, as_json: bool) -> None:
     click.echo(f"{begun} of {len(found)} would have begun by themselves.")
 
 
+def _incident_of(report: Path) -> incidents.Incident:
+    try:
+        plain = json.loads(report.read_text(encoding="utf-8"))
+        return wire.from_plain(incidents.Incident, plain.get("incident", plain))
+    except (ValueError, AttributeError, WireError) as error:
+        raise SettingsError(
+            f"it is not the report of an incident: {error}",
+            where=str(report),
+            remedy="Write one with `watchkeeper incidents report INC-7 --json`",
+        ) from error
+
+
 def describe(told: dict[str, Any]) -> list[str]:
     """The answer first: what would happen now, then why."""
     repair = told["repair"]
     lines = [f"{told['incident']}  {told['cause']}: {_verdict(told)}", *_halted(told["switch"])]
     if repair is not None:
-        lines.append(f"repair    {repair['id']} is {repair['state']} since {repair['since'][:19]}Z: {repair['said']}")
-        lines += [f"waits     {one}" for one in repair["waits_for"]]
+        why = "" if repair["said"] == told["mode_why"] else f": {repair['said']}"
+        lines.append(f"repair    {repair['id']} is {_words(repair['state'])} since {repair['since'][:19]}Z{why}")
+        lines += [f"waits     for {one}" for one in _waits_for(repair)]
     lines.append(f"plan      {told['digest'] or 'none for a machine'}, from {told['policy_key']} of the policy")
     lines.append(f"mode      {told['mode_why']}")
     lines += [f"guard     {one['guard']}: {one['text']}" for one in told["refusals"]]
@@ -180,7 +216,7 @@ def _verdict(told: dict[str, Any]) -> str:
         return str(told["why_not"])
     repair = told["repair"]
     if repair is not None and repair["state"] not in ("planned", "approved"):
-        return f"its repair is {repair['state']}"
+        return f"its repair is {_words(repair['state'])}"
     if told["refusals"]:
         return f"would be refused by {told['refusals'][0]['guard']}"
     return "waits for a person's yes" if told["mode"] == "ask" else "begins by itself"
@@ -189,14 +225,31 @@ def _verdict(told: dict[str, Any]) -> str:
 def _steps(steps: list[dict[str, Any]]) -> list[str]:
     lines = []
     for at, step in enumerate(steps, 1):
-        limit = "" if step["limit_seconds"] is None else f"   (within {step['limit_seconds']:g} s)"
+        limit = step["limit_seconds"]
+        limit = "" if limit is None else f"   (within {durations.format_seconds(limit)})"
         lines += [f"  {at}. {step['kind']:15} {step['why']}", f"     {step['call']}{limit}"]
     return lines
 
 
 def _now(repair: dict[str, Any]) -> str:
-    waits = f"waits for {', '.join(repair['waits_for'])}" if repair["waits_for"] else repair["said"]
-    return str(waits)[:100]
+    waits_for = _waits_for(repair)
+    if not waits_for:
+        return str(repair["said"])[:100]
+    more = f" (and {len(waits_for) - 1} more)" if len(waits_for) > 1 else ""
+    return f"waits for {waits_for[0][: 100 - len(more)]}{more}"
+
+
+def _waits_for(repair: dict[str, Any]) -> list[str]:
+    """What people should know first: what is wanted of them."""
+    if repair["state"] == "planned" and repair["mode"] == "ask":
+        return [f"a person's yes: `watchkeeper act approve {repair['incident']}`"]
+    if repair["state"] == "planned" and repair["mode"] == "suggest":
+        return ["a person who does it: the mode is suggest"]
+    return list(repair["waits_for"])
+
+
+def _words(state: str) -> str:
+    return state.replace("_", " ")
 
 
 def _fate(one: dict[str, Any]) -> str:

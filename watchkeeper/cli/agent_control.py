@@ -43,6 +43,41 @@ class Commands(click.Group):
         return command
 
 
+# What an order may use of this node, beside its kind.
+TOOL_OPTIONS = (
+    click.option(
+        "--allow-unit",
+        "units",
+        multiple=True,
+        metavar="UNIT",
+        default=order_bench.UNITS,
+        show_default=True,
+        help="A service that `restart_service` may restart; repeatable, and then only those.",
+    ),
+    click.option(
+        "--mig-config",
+        type=PATH,
+        default=order_bench.MIG_CONFIG,
+        show_default=True,
+        help="The layouts that `apply_mig` may apply, a file of nvidia-mig-parted.",
+    ),
+    click.option("--mig-layout", metavar="NAME", help="The layout of that file which this node has."),
+    click.option(
+        "--tool",
+        "tools",
+        multiple=True,
+        metavar="NAME=PATH",
+        help=f"Where a program lies that orders run, where not on PATH: {', '.join(PROGRAMS)}.",
+    ),
+)
+
+
+def _with_tools(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(TOOL_OPTIONS):
+        command = option(command)
+    return command
+
+
 def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of `collect.control`, and hand them to the agent's command as one `control`."""
 
@@ -61,30 +96,7 @@ def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         help="A kind of order that this node takes; repeatable, and then only those.",
     )
-    @click.option(
-        "--allow-unit",
-        "units",
-        multiple=True,
-        metavar="UNIT",
-        default=order_bench.UNITS,
-        show_default=True,
-        help="A service that `restart_service` may restart; repeatable, and then only those.",
-    )
-    @click.option(
-        "--mig-config",
-        type=PATH,
-        default=order_bench.MIG_CONFIG,
-        show_default=True,
-        help="The layouts that `apply_mig` may apply, a file of nvidia-mig-parted.",
-    )
-    @click.option("--mig-layout", metavar="NAME", help="The layout of that file which this node has.")
-    @click.option(
-        "--tool",
-        "tools",
-        multiple=True,
-        metavar="NAME=PATH",
-        help=f"Where a program lies that orders run, where not on PATH: {', '.join(PROGRAMS)}.",
-    )
+    @_with_tools
     @click.option(
         "--log-gpu-context", is_flag=True, help="Log as JSON, with the state of the GPUs that a line is about."
     )

@@ -5,11 +5,13 @@ It finds the nodes, chooses a way to them, lets `probe.preflight` judge, and pri
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -25,8 +27,9 @@ from watchkeeper.readers import hostlist
 EXIT_CODES = {preflight.Word.GO: 0, preflight.Word.NO_GO: 1, preflight.Word.CANNOT_TELL: 3}
 # More nodes than one hub is meant for are a slip of the pen.
 MOST_NODES = 20_000
-# An agent is ordered by kind, so that it runs nothing but what it knows.
-ORDER = "diag_software"
+# What an agent does when it is ordered this is the same.
+DIAG, ORDER = ("diag", "-r", "1", "--json", "--no-keep"), "diag_software"
+FABRIC = ("diag", "fabric", "--json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,9 @@ class Orders:
     cluster: str | None
     name: str = "work orders"
 
-    def check(self, node: str, words: Sequence[str]) -> preflight.Answer:
-        told = {"expected_gpus": words[words.index("--expected-gpus") + 1]} if "--expected-gpus" in words else {}
+    def check(self, node: str, words: Sequence[str]) -> preflight.Answer:  # noqa: ARG002
         try:
-            given = agent_order.give_and_wait(self.hub, node, ORDER, arguments=told, cluster=self.cluster)
+            given = agent_order.give_and_wait(self.hub, node, ORDER, arguments={}, cluster=self.cluster)
         except HubError as error:
             return preflight.Answer(None, str(error))
         receipt = given["receipt"]
@@ -53,35 +55,70 @@ class Orders:
         return preflight.Answer(None, f"{why} with --no-bandwidth")
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The nodes, and the Slurm job that they belong to, if there is one."""
+
+    nodes: Sequence[str]
+    job: str | None
+
+
+def with_nodes(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that name nodes; the command gets them as `asked`."""
+
+    @click.option("--nodes", metavar="LIST", help="Nodes by name, also in Slurm's short form: gpu-[01-16],gpu-20.")
+    @click.option("--slurm-job", metavar="ID", help="Nodes of a job that runs.  [default: the allocation we are in]")
+    @click.option("--selector", metavar="LABELS", help="Kubernetes nodes with these labels, as `kubectl get nodes -l`.")
+    @click.option("--context", metavar="NAME", help="kubectl's context for --selector.")
+    @functools.wraps(body)
+    def wrapper(
+        *args: Any,
+        nodes: str | None,
+        slurm_job: str | None,
+        selector: str | None,
+        context: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        if selector is not None and (nodes or slurm_job) is not None:
+            raise click.UsageError("--selector does not go with --nodes or --slurm-job")
+        return body(*args, asked=_nodes(nodes, slurm_job, selector=selector, context=context), **kwargs)
+
+    return wrapper
+
+
+def with_links(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Options about links; the command gets the words that try them as `links`, None: they are left out."""
+
+    @click.option("--bandwidth/--no-bandwidth", default=True, help="Try the links between the nodes, pair by pair.")
+    @click.option("--python", metavar="PATH", help="The interpreter with torch on the nodes, for the links.")
+    @click.option(
+        "--expected", type=click.FloatRange(0, min_open=True), help="GB/s bus bandwidth that all-reduce must reach."
+    )
+    @functools.wraps(body)
+    def wrapper(*args: Any, bandwidth: bool, python: str | None, expected: float | None, **kwargs: Any) -> Any:
+        words = [*FABRIC]
+        words += [] if python is None else [f"--python={python}"]
+        words += [] if expected is None else [f"--expected={expected:g}"]
+        return body(*args, links=words if bandwidth else None, **kwargs)
+
+    return wrapper
+
+
 @click.command("preflight")
-@click.option("--nodes", metavar="LIST", help="Nodes by name, also in Slurm's short form: gpu-[01-16],gpu-20.")
-@click.option("--slurm-job", metavar="ID", help="The nodes of a job that runs.  [default: the allocation we are in]")
-@click.option("--selector", metavar="LABELS", help="Kubernetes nodes with these labels, as `kubectl get nodes -l`.")
-@click.option("--context", metavar="NAME", help="kubectl's context for --selector.")
+@with_nodes
 @click.option("--ssh", "by_ssh", is_flag=True, help="Reach the nodes by ssh, as you.")
-@click.option(
-    "--command", "program", default="watchkeeper", help="How watchkeeper is called on the nodes, by srun and ssh."
-)
-@click.option("--python", metavar="PATH", help="The interpreter with torch on the nodes, for the links.")
-@click.option("--bandwidth/--no-bandwidth", default=True, help="Try the links between the nodes, pair by pair.")
-@click.option(
-    "--expected", type=click.FloatRange(0, min_open=True), help="GB/s bus bandwidth that all-reduce must reach."
-)
+@click.option("--command", "program", default="watchkeeper", help="How srun and ssh call watchkeeper on the nodes.")
+@with_links
 @click.option("--expected-gpus", type=click.IntRange(0, 1024), help="How many GPUs each node should have.")
 @click.option("--timeout", "seconds", type=click.FloatRange(1, 3600), default=180.0, help="Seconds for each command.")
 @click.option("--cluster", metavar="NAME", help="The nodes' cluster, if it is not the hub's own.")
 @as_json
 @with_hub
 def command(
-    nodes: str | None,
-    slurm_job: str | None,
-    selector: str | None,
-    context: str | None,
+    asked: Asked,
     by_ssh: bool,
     program: str,
-    python: str | None,
-    bandwidth: bool,
-    expected: float | None,
+    links: Sequence[str] | None,
     expected_gpus: int | None,
     seconds: float,
     cluster: str | None,
@@ -95,19 +132,14 @@ def command(
     2 wrong use, 3 cannot tell: a node that does not answer is never a go.
     """
     logs.start(level="critical")
-    if sum(option is not None for option in (selector, slurm_job or nodes)) > 1:
-        raise click.UsageError("--selector does not go with --nodes or --slurm-job")
-    programs = preflight_ways.Programs()
-    job, names = _nodes(nodes, slurm_job, selector=selector, context=context)
-    words = shlex.split(program)
+    programs, words = preflight_ways.Programs(), shlex.split(program)
     way: preflight_ways.Way = Orders(hub, cluster)
     if by_ssh:
         way = preflight_ways.Ssh(words, seconds, programs)
-    elif job is not None:
-        way = preflight_ways.Srun(job, words, seconds, programs)
-    links = _links(python, expected) if bandwidth else None
+    elif asked.job is not None:
+        way = preflight_ways.Srun(asked.job, words, seconds, programs)
     try:
-        found = check(way, names, expected_gpus=expected_gpus, links=links)
+        found = check(way, asked.nodes, expected_gpus=expected_gpus, links=links)
     except KeyboardInterrupt:
         programs.end_all()
         click.echo("\nStopped: nothing runs on the nodes any more, as far as they can be reached.", err=True)
@@ -120,10 +152,8 @@ def command(
     sys.exit(EXIT_CODES[found.word])
 
 
-def _nodes(
-    listed: str | None, job: str | None, *, selector: str | None, context: str | None
-) -> tuple[str | None, list[str]]:
-    """The job, if there is one, and the nodes; of an allocation only those that --nodes names."""
+def _nodes(listed: str | None, job: str | None, *, selector: str | None, context: str | None) -> Asked:
+    """Of an allocation only those that --nodes names."""
     try:
         named = None if listed is None else list(dict.fromkeys(hostlist.expand(listed)))
     except hostlist.BadHostlist as error:
@@ -141,12 +171,7 @@ def _nodes(
         raise click.UsageError("which nodes? --nodes, --slurm-job, --selector, or run it inside a Slurm allocation")
     if not 0 < len(names) <= MOST_NODES:
         raise click.UsageError(f"{len(names)} nodes are named, possible are 1 to {MOST_NODES:,}")
-    return job, names
-
-
-def _links(python: str | None, expected: float | None) -> list[str]:
-    more = [] if python is None else [f"--python={python}"]
-    return ["diag", "fabric", "--json", *more, *([] if expected is None else [f"--expected={expected:g}"])]
+    return Asked(names, job)
 
 
 def check(
@@ -160,9 +185,8 @@ def check(
         done += 1
         progress.say(f"diag -r 1: {done} of {len(nodes)} nodes, last {node}")
 
-    words = ["diag", "-r", "1", "--json", "--no-keep"]
-    words += [] if expected_gpus is None else ["--expected-gpus", str(expected_gpus)]
-    found = preflight.judge_nodes(preflight_ways.ask_all(way, nodes, words, tell=tell))
+    answers = preflight_ways.ask_all(way, nodes, DIAG, tell=tell)
+    found = preflight.judge_nodes(answers, expected_gpus=expected_gpus)
     well = [checked.name for checked in found if checked.word is preflight.Word.GO]
     gpus = sum(checked.gpus or 0 for checked in found if checked.word is preflight.Word.GO)
     tried = None

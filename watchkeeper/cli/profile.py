@@ -152,7 +152,8 @@ def _tell(
     for problem in recorded.problems:
         click.echo(f"watchkeeper: {problem}", err=True)
     if not any(len(track) for track in recorded.recording.tracks):
-        click.echo("watchkeeper: it ended before anything was recorded", err=True)
+        notes = "; ".join(recorded.recording.notes) or "it ended before anything was recorded"
+        click.echo(f"watchkeeper: nothing to judge: {notes}", err=True)
         return
     used = {str(index) for index in recorded.used}
     built = report.build(recorded.recording, used=used, kind=kind, command=words, baseline=earlier)

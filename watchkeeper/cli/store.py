@@ -28,7 +28,9 @@ def with_holdings(command: Callable[..., Any]) -> Callable[..., Any]:
         from watchkeeper.store import backup
 
         configured = loading.load(config_file, {"hub.data": data})
-        kept = backup.Holdings(Path(configured.hub.data), configured.samples_path, configured.journal_path)
+        url_file = configured.journal.url_file
+        journal = configured.journal_path if url_file is None else None
+        kept = backup.Holdings(Path(configured.hub.data), configured.samples_path, journal, url_file)
         return command(*args, kept=kept, **kwargs)
 
     return wrapper
@@ -45,7 +47,8 @@ def command() -> None:
 def backup_command(directory: Path, kept: Any) -> None:
     """Copy samples and journal into a new DIRECTORY; the hub may run meanwhile.
 
-    Blocks are hard links where the disk is the same, and then take no room of their own.
+    Blocks are hard links where the disk is the same, and then take no room of their own. A journal in PostgreSQL is not
+    copied: pg_dump does that.
     """
     from watchkeeper.store import backup
 

@@ -130,6 +130,15 @@ class HubClient:
         """One work order, its state, and its receipt once there is one."""
         return self._ask("GET", f"/api/orders/{urllib.parse.quote(id, safe='')}")
 
+    def bundle(
+        self, *, incident: str | None = None, node: str | None = None, cluster: str | None = None, hides_names: bool
+    ) -> bytes:
+        """Evidence about an incident or a node, as a tar.gz; see docs/howto/bundle.md."""
+        asked = {"incident": incident, "node": node, "cluster": cluster, "hide_names": "1" if hides_names else None}
+        form = urllib.parse.urlencode({name: text for name, text in asked.items() if text is not None})
+        with self._open("GET", f"/api/bundle?{form}", accept="application/gzip") as answer:
+            return answer.read()
+
     def recording(
         self, *, start: str, end: str, matches: Sequence[str] = (), progress: Callable[[int], None] | None = None
     ) -> Iterator[bytes]:
@@ -202,6 +211,12 @@ class HubClient:
         """`forecast`, `now` or `advice` about the fleet's GPUs; see docs/howto/capacity.md."""
         form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
         return self._ask("GET", f"/api/capacity/{question}?{form}")
+
+    def usage(self, question: str = "usage", **asked: Any) -> dict[str, Any]:
+        """`usage`, `cost`, `cost/waste` or `cost/budgets`, by `since`, `until`, `by`, `of`; see docs/howto/cost.md."""
+        names = {"since": "from", "until": "to"}
+        form = {names.get(name, name): value for name, value in asked.items() if value is not None}
+        return self._ask("GET", f"/api/{question}?{urllib.parse.urlencode(form, doseq=True)}")
 
     def simulator(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """A request to the simulated fleet behind this hub; HubError where the fleet is real."""

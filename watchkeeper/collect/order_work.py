@@ -43,6 +43,20 @@ async def scan(bench: Bench, arguments: Mapping[str, str], now: datetime) -> Don
     return Done(f"this node is {verdict}", output)
 
 
+async def diag_software(bench: Bench, arguments: Mapping[str, str], now: datetime) -> Done:  # noqa: ARG001
+    """What `preflight` asks of every node: level 1, which loads no GPU, so that it needs no plan."""
+    return await order_repairs.diag(bench, {"level": "1"}, now)
+
+
+async def describe_gpus(bench: Bench, arguments: Mapping[str, str], now: datetime) -> Done:  # noqa: ARG001
+    """Everything the driver tells of its GPUs, in the words that a vendor asks for."""
+    status, output = await ask([bench.tools.nvidia_smi, "-q"], bench.environment, has_errors=True)
+    if status != 0:
+        raise CollectError(f"{bench.tools.nvidia_smi} -q ended with {status}: {output[-200:].strip()}")
+    return Done("what nvidia-smi -q says", output)
+
+
 WORK: Mapping[str, Work] = {
-    work.__name__: work for work in (profiling_pause, profiling_resume, scan, *order_repairs.WORK)
+    work.__name__: work
+    for work in (profiling_pause, profiling_resume, scan, diag_software, describe_gpus, *order_repairs.WORK)
 }

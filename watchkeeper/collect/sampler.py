@@ -203,6 +203,7 @@ class Sampler:
         if self._is_resting:
             self._drop_reader()
             self._end_probe()
+            self._reap(time.monotonic())
             self._is_at_rest = not self._given_up
             return
         now = time.monotonic()

@@ -337,6 +337,9 @@ class Cost:
 
     # The guides assume 3 and 10 dollars for an A100; the shipped rules use the lower one too.
     dollars_per_gpu_hour: float = setting(3.0, "price of one GPU for one hour", check=not_negative)
+    prices: str | None = setting(
+        None, "price book, TOML or OpenCost's CSV; none: the shipped one, and the price above for models that it lacks"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +403,14 @@ class Remediate:
     quorum: tuple[Quorum, ...] = setting(
         (), "`[[remediate.quorum]]` tables: `gpus` that must stay healthy in a `pool` for jobs of a `job_class`"
     )
+    node_checks: tuple[str, ...] = setting(
+        (),
+        "what a node's agent must find well before its node is given back: `scan`, `diag_2`, and `diag_3`, which is for"
+        " faults of hardware only; needs `hub.order_key_file`, and agents that allow `diag`",
+    )
+    hand_over_after: int = setting(
+        2, "failed repairs of one node for one cause after which it is for people, with evidence", check=at_least_one
+    )
     xid_quiet: str = setting(
         "5m", "how long a repaired node must be without a new Xid before it is given back", check=positive_duration
     )
@@ -419,6 +430,26 @@ class Journal:
 
     path: str | None = setting(None, "SQLite file of the journal; none: `journal.sqlite` in `hub.data`")
     retention: str = setting("90d", "how long events, resolved incidents and audit are kept", check=positive_duration)
+    url_file: str | None = setting(
+        None, "file of the address of a PostgreSQL database, for several hubs; none: the journal is the SQLite file"
+    )
+    lease: str = setting(
+        "10s", "with `url_file`: how long a leader that is not heard of keeps its lead", check=positive_duration
+    )
+    hub_url: str | None = setting(
+        None, "with `url_file`: this hub's own address, which followers name as the leader's; none: from host and port"
+    )
+
+    def __post_init__(self) -> None:
+        server_address("hub_url", self.hub_url)
+        if self.path is not None and self.url_file is not None:
+            raise ValueError("the journal is in a file (`path`) or in PostgreSQL (`url_file`), not in both")
+        if self.lease_seconds < 1:
+            raise ValueError(f"lease: `{self.lease}` is below the smallest possible value, 1s")
+
+    @property
+    def lease_seconds(self) -> float:
+        return durations.parse_seconds(self.lease)
 
     @property
     def retention_seconds(self) -> float:

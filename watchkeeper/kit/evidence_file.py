@@ -88,12 +88,15 @@ def pack(
 def _tar(files: Mapping[str, bytes], now: datetime) -> bytes:
     packed = io.BytesIO()
     # The same evidence makes the same file: no time but the given one, no user.
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=int(now.timestamp())) as squeezed:
-        with tarfile.open(fileobj=squeezed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-            for name, content in files.items():
-                member = tarfile.TarInfo(name)
-                member.size, member.mode, member.mtime = len(content), MODE, int(now.timestamp())
-                archive.addfile(member, io.BytesIO(content))
+    at = int(now.timestamp())
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=at) as squeezed,
+        tarfile.open(fileobj=squeezed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+    ):
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode, member.mtime = len(content), MODE, at
+            archive.addfile(member, io.BytesIO(content))
     return packed.getvalue()
 
 

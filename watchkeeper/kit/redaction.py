@@ -10,14 +10,17 @@ import re
 from collections.abc import Iterable, Mapping
 
 HIDDEN = "[hidden]"
-# Authorization: Bearer abc · "password": "x" · API_TOKEN=x · --token x · secret: x
+WORDS = r"(?:authorization|passw(?:or)?d|passphrase|secret|token|api[-_]?key|credential|cookie)s?"
+# Authorization: Bearer abc · "password": "x" · API_TOKEN=x · secret: x
 NAMED = re.compile(
-    r"(?i)(?P<name>[\"']?\b[\w.-]*(?:authorization|passw(?:or)?d|passphrase|secret|token|api[-_]?key|credential|cookie)"
-    r"s?[\"']?\s*(?:[:=]\s*|\s(?=\S{8})))(?P<quote>\\?[\"']?)(?P<value>(?:bearer|basic)\s+\S+|[^\s\"',;\\}\]]{3,})"
+    rf"(?i)(?P<name>{WORDS}\\?[\"']?\s{{0,4}}[:=]\s{{0,4}})(?P<quote>\\?[\"']?)(?!\\?\[hidden)"
+    r"(?P<value>(?:bearer|basic)\s+\S+|[^\s\"',;\\}\]]{3,})"
 )
+# --token x · --db-password x
+FLAG = re.compile(rf"(?i)(?P<name>--[\w-]{{0,40}}{WORDS}\s+)(?!\[hidden)\S+")
 SHAPES = (
     # https://user:password@host/
-    (re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]{1,20}://)[^\s/@\"']+@"), r"\g<keep>" + HIDDEN + "@"),
+    (re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]{1,20}://)[^\s/@\"']{1,400}@"), r"\g<keep>" + HIDDEN + "@"),
     # -----BEGIN RSA PRIVATE KEY----- … ; the lines may be written as \n
     (
         re.compile(
@@ -26,7 +29,7 @@ SHAPES = (
         HIDDEN,
     ),
     # eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhIn0.c2ln
-    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), HIDDEN),
+    (re.compile(r"\beyJ[\w-]{8,4000}\.[\w-]{8,4000}\.[\w-]*"), HIDDEN),
     # AKIAIOSFODNN7EXAMPLE · ghp_… · xoxb-… · hf_…
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\b(?:gh[pousr]_|hf_|xox[abprs]-|glpat-|sk-)[\w-]{16,}"), HIDDEN),
     # Bearer 8f43c0ffee…
@@ -37,6 +40,7 @@ SHAPES = (
 def hide_secrets(text: str) -> str:
     for pattern, instead in SHAPES:
         text = pattern.sub(instead, text)
+    text = FLAG.sub(rf"\g<name>{HIDDEN}", text)
     return NAMED.sub(lambda found: f"{found['name']}{found['quote']}{HIDDEN}", text)
 
 

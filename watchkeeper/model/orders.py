@@ -53,6 +53,10 @@ KINDS: Mapping[str, Kind] = {
     "profiling_pause": Kind(is_harmless=True, seconds=10.0, arguments=frozenset({"seconds", "by"})),
     "profiling_resume": Kind(is_harmless=True, seconds=10.0),
     "scan": Kind(is_harmless=True, seconds=90.0),
+    # Level 1 of a diagnosis reads and loads no GPU; a driver without persistence mode wakes each first.
+    "diag_software": Kind(is_harmless=True, seconds=180.0),
+    # Serial numbers, VBIOS and all counters, for an evidence bundle.
+    "describe_gpus": Kind(is_harmless=True, seconds=90.0),
     # A test at level 3 loads the GPUs for three minutes, on one after the other where power is short.
     "diag": Kind(is_harmless=False, seconds=2700.0, arguments=frozenset({"level"})),
     "reset_gpu": Kind(is_harmless=False, seconds=300.0, arguments=frozenset({"gpu"})),

@@ -50,7 +50,8 @@ WORDS: Mapping[str, str] = {
 class Table:
     """GPU-hours of a time: `amounts[k, p]` belongs to `keys[k]` and `PARTS[p]`.
 
-    `notes` say what is excluded or stands in for something else; a number is never read without them.
+    `notes` say what is excluded or stands in for something else; a number is never read without them. `first` is when
+    records begin, where that is known.
     """
 
     since: float
@@ -58,6 +59,7 @@ class Table:
     keys: Sequence[Key] = ()
     amounts: Amounts = field(default_factory=lambda: np.zeros((0, len(PARTS))))
     notes: tuple[str, ...] = ()
+    first: float | None = None
 
     def __post_init__(self) -> None:
         if self.amounts.shape != (len(self.keys), len(PARTS)):
@@ -66,6 +68,11 @@ class Table:
     @property
     def hours(self) -> float:
         return (self.until - self.since) / 3600
+
+    @property
+    def recorded_hours(self) -> float:
+        """The part of the window since records begin."""
+        return (self.until - max(self.since, self.first or self.since)) / 3600
 
 
 def total(amounts: Amounts) -> float:
@@ -85,17 +92,3 @@ def shown(value: str) -> str:
 
 def key(**named: str) -> Key:
     return tuple(named.get(name, "") for name in DIMENSIONS)
-
-
-def merge(tables: Sequence[Table], *, since: float, until: float) -> Table:
-    """Tables of several sources as one; equal keys become one row."""
-    places: dict[Key, int] = {}
-    for table in tables:
-        for one in table.keys:
-            places.setdefault(one, len(places))
-    amounts = np.zeros((len(places), len(PARTS)))
-    for table in tables:
-        at = np.fromiter((places[one] for one in table.keys), dtype=np.int64, count=len(table.keys))
-        np.add.at(amounts, at, table.amounts)
-    notes = tuple(dict.fromkeys(note for table in tables for note in table.notes))
-    return Table(since, until, tuple(places), amounts, notes)

@@ -17,8 +17,6 @@ from watchkeeper.probe.verdict import Bound, Verdict, known, percent, sure_beyon
 
 # NVML's counters alone: `gpu_util` reads 99 % during pure copies, so a verdict from it is worth about this much.
 WITHOUT_GPM = 0.72
-# Copies in at least this share of the time, by what `gpu_util` counts beyond kernels.
-COPY_SHARE = 0.2
 # Below this many rows a mean is luck.
 FEW_SAMPLES = 10
 MOST_CONFIDENT = 0.97
@@ -67,7 +65,8 @@ def _doubts(features: Features) -> Iterator[tuple[float, str]]:
 
 def _idle(features: Features) -> Verdict | None:
     rhythm, limit = features.rhythm, limits()["idle_activity"]
-    if rhythm.mean >= limit or (features.dram or 0.0) >= limits()["weak_dominant"] or _has_unseen_copies(features):
+    is_at_work = features.sm_usual or (features.dram or 0.0) >= limits()["weak_dominant"]
+    if rhythm.mean >= limit or is_at_work or _has_unseen_copies(features):
         return None
     sure = 0.95 if rhythm.mean < limit / 5 else 0.75
     return Verdict(Bound.IDLE, sure, f"kernels and copies take {percent(rhythm.mean)} of the time")
@@ -80,10 +79,10 @@ def _has_unseen_copies(features: Features) -> bool:
         return False
     kernels = features.graphics if features.graphics is not None else features.sm
     if kernels is not None:
-        return features.gpu_util - kernels >= COPY_SHARE
+        return features.gpu_util - kernels >= limits()["copy_share"]
     # Copies keep `gpu_util` high at the power of an idle GPU; loops of tiny kernels leave pauses (26 to 47 %).
     over = features.power_over_idle
-    return features.gpu_util >= limits()["busy"] and over is not None and over < 0.05
+    return features.gpu_util >= limits()["busy"] and over is not None and over < limits()["copies_power"]
 
 
 def _communication(features: Features) -> Verdict | None:
@@ -98,10 +97,14 @@ def _communication(features: Features) -> Verdict | None:
         why = f"NVLink carries {percent(nvlink)} of what it can, while tensor and memory stay below {others}"
         return Verdict(Bound.COMM, sure_beyond(nvlink, limits()["nvlink_dominant"]), why)
     graphics, sm = features.graphics or 0.0, features.sm or 0.0
-    if graphics < limits()["busy"] or sm > limits()["narrow_kernel"] * graphics or max(pipes, dram) > 0.15:
+    if (
+        graphics < limits()["busy"]
+        or sm > limits()["narrow_kernel"] * graphics
+        or max(pipes, dram) > limits()["quiet_unit"]
+    ):
         return None
     ways = (features.pcie_in or 0.0, features.pcie_out or 0.0)
-    if min(ways) >= 0.15 and max(ways) < 2 * min(ways):
+    if min(ways) >= limits()["quiet_unit"] and max(ways) < 2 * min(ways):
         why = f"kernels on {percent(sm)} of the SMs, PCIe carries as much out as in ({percent(min(ways))} of its rate)"
         return Verdict(Bound.COMM, 0.6, why)
     if (features.network_gb or 0.0) >= limits()["network_gb_per_second"]:
@@ -125,7 +128,7 @@ def _pcie(features: Features) -> Verdict | None:
         return Verdict(Bound.PCIE, sure_beyond(pcie, limits()["pcie_dominant"]), why)
     is_steady = features.rhythm.gaps < 2 or features.rhythm.quiet_share < 0.5
     # Without GPM's word on kernels, power has to say that there are none.
-    is_light = features.sm is not None or (features.power_over_idle or 0.0) < 0.15
+    is_light = features.sm is not None or (features.power_over_idle or 0.0) < limits()["light_power"]
     is_alone = kernels < 0.1 * pcie and is_steady and is_light
     if pcie >= limits()["pcie_alone"] and is_alone:
         seen = f"{rate:.1f} GB/s ({percent(pcie)} of the link) with SMs active {known(features.sm)}"
@@ -138,7 +141,7 @@ def _bursts(features: Features) -> Verdict | None:
     """Work that stops for long enough to be seen, again and again."""
     rhythm = features.rhythm
     is_rhythm = rhythm.gaps >= 2 or (rhythm.gaps == 1 and rhythm.longest_gap_seconds >= 1.0)
-    if not is_rhythm or rhythm.quiet_share < 0.1:
+    if not is_rhythm or rhythm.quiet_share < limits()["stop_share"]:
         return None
     word = "stop" if rhythm.gaps == 1 else "stops"
     stops = (
@@ -174,7 +177,11 @@ def _fed_by_launches(features: Features) -> Verdict | None:
     is_light = max(features.dram or 0.0, _compute_share(features)[0]) < limits()["weak_dominant"]
     is_tiny = for_each >= limits()["launch_mib_per_busy_percent"] and sm < limits()["wide_kernel"] * graphics
     # Longer kernels, but one launched as soon as the one before has ended.
-    is_pressed = rate >= 3 * limits()["launch_mib_per_second"] and for_each >= 0.8 and graphics < 0.75
+    is_pressed = (
+        graphics < limits()["pressed_busy"]
+        and rate >= 3 * limits()["launch_mib_per_second"]
+        and for_each >= limits()["pressed_mib"]
+    )
     if rate < limits()["launch_mib_per_second"] or not is_light or not (is_tiny or is_pressed):
         return None
     why = (
@@ -217,7 +224,7 @@ def _not_fed(features: Features) -> Verdict | None:
         return Verdict(Bound.DATA_STARVED, sure, why)
     ran = f"a kernel runs {percent(graphics)} of the time, and SMs are active {percent(sm)}"
     why = f"{ran}; nothing is near its ceiling"
-    if features.pcie_in is None and graphics >= 0.08:
+    if features.pcie_in is None and graphics >= limits()["launch_busy_least"]:
         return Verdict(Bound.LAUNCH, 0.55, f"{why}; such small kernels so often are launches, if nobody sleeps")
     return Verdict(Bound.UNDERUTILIZED, 0.85 if graphics < 0.2 else 0.65, why)
 
@@ -250,7 +257,7 @@ def _busiest_unit(features: Features) -> Verdict:
     memory = (features.dram or 0.0) / limits()["dram_practical"] / busy
     pipes /= busy
     # Address arithmetic accompanies memory traffic: integer work counts where memory is quiet.
-    if memory < 0.15 and (features.integer or 0.0) / limits()["fp32_practical"] / busy > pipes:
+    if memory < limits()["quiet_unit"] and (features.integer or 0.0) / limits()["fp32_practical"] / busy > pipes:
         pipes, is_tensor = (features.integer or 0.0) / limits()["fp32_practical"] / busy, False
     told = (("tensor", features.tensor), ("fp32", features.fp32), ("memory", features.dram), ("SMs", features.sm))
     numbers = ", ".join(f"{name} {known(share)}" for name, share in told)
@@ -271,20 +278,20 @@ def _busiest_unit(features: Features) -> Verdict:
     if strongest >= enough and ratio <= limits()["alone"]:
         why = f"{_unit(winner)} at {percent(strongest)} of the practical ceiling, nothing else near ({numbers})"
         return Verdict(winner, 0.6 if strongest >= limits()["weak_dominant"] else 0.45, why)
-    if memory >= 0.15 and pipes < limits()["weak_dominant"] and (features.tensor or 0.0) < 0.05:
+    if limits()["quiet_unit"] <= memory and pipes < limits()["weak_dominant"] and not _has_tensor(features):
         why = f"device memory at {percent(memory)} of the practical ceiling, and no tensor work ({numbers})"
         return Verdict(Bound.MEMORY, 0.45, why)
-    if strongest < limits()["weak_dominant"] and memory < 0.15:
+    if strongest < limits()["weak_dominant"] and memory < limits()["quiet_unit"]:
         return _no_unit(features, pipes, numbers=numbers, is_tensor=is_tensor)
     return Verdict(Bound.MIXED, 0.75 if ratio > 0.6 else 0.6, f"no unit alone explains the time ({numbers})")
 
 
 def _no_unit(features: Features, pipes: float, *, numbers: str, is_tensor: bool) -> Verdict:
     """SMs are busy and no counted unit is: special functions, caches or waiting inside kernels."""
-    if pipes >= 0.15 and not is_tensor:
+    if pipes >= limits()["quiet_unit"] and not is_tensor:
         why = f"SMs busy with arithmetic that is not on the tensor cores, memory quiet ({numbers})"
         return Verdict(Bound.COMPUTE_NO_TENSOR, 0.6, why)
-    if pipes >= 0.15:
+    if pipes >= limits()["quiet_unit"]:
         return Verdict(Bound.MIXED, 0.45, f"kernels too small for the tensor cores to be busy ({numbers})")
     if features.fp32 is None or features.integer is None:
         return Verdict(
@@ -292,7 +299,7 @@ def _no_unit(features: Features, pipes: float, *, numbers: str, is_tensor: bool)
             0.5,
             f"SMs busy without tensor cores or memory; their arithmetic is unknown ({numbers})",
         )
-    if (features.sm or 0.0) >= 0.8:
+    if (features.sm or 0.0) >= limits()["full_sms"]:
         why = f"SMs busy while neither arithmetic nor device memory is: caches or latency inside kernels ({numbers})"
         return Verdict(Bound.MEMORY, 0.4, why)
     return Verdict(Bound.MIXED, 0.4, f"no unit is near its ceiling ({numbers})")
@@ -317,6 +324,10 @@ BASIC: tuple[Rule, ...] = (
     classify_basic.light,
     classify_basic.unit,
 )
+
+
+def _has_tensor(features: Features) -> bool:
+    return (features.tensor or 0.0) >= limits()["some_tensor"]
 
 
 def _unit(bound: Bound) -> str:

@@ -21,9 +21,9 @@ def waiting(features: Features) -> Verdict | None:
     weight = None if over is None else max(0.0, over) / max(busy, 0.01)
     drawn = "power unknown" if over is None else f"power {percent(max(0.0, over))} of the way from idle to the limit"
     why = f"gpu_util {percent(busy)}, {drawn}"
-    if weight is not None and weight >= 0.5:
+    if weight is not None and weight >= limits()["power_weight"]:
         return Verdict(Bound.DATA_STARVED, 0.75, f"{why}: heavy kernels, and waiting in between")
-    if busy >= 0.08 and (rate is None or rate >= limits()["launch_mib_per_second"]):
+    if busy >= limits()["launch_busy_least"] and (rate is None or rate >= limits()["launch_mib_per_second"]):
         return Verdict(
             Bound.LAUNCH, 0.75 if rate is not None else 0.55, f"{why}: busy with hardly any power, many launches"
         )
@@ -33,7 +33,7 @@ def waiting(features: Features) -> Verdict | None:
 def light(features: Features) -> Verdict | None:
     """`gpu_util` is high and power is not: kernels that leave the SMs empty."""
     over, rate = features.power_over_idle, features.pcie_in_mib
-    if over is None or over >= 0.12:
+    if over is None or over >= limits()["light_power"]:
         return None
     why = f"gpu_util {known(features.gpu_util)} with power only {percent(max(0.0, over))} above idle"
     if rate is None or rate >= limits()["launch_mib_per_second"]:
@@ -47,10 +47,10 @@ def unit(features: Features) -> Verdict:
     why = f"gpu_util {known(features.gpu_util)}, mem_copy_util {known(memory)}, power cap {percent(capped)} of the time"
     if memory is None:
         return Verdict(Bound.MIXED, 0.4, why)
-    if memory >= 0.68:
-        return Verdict(Bound.MEMORY, sure_beyond(memory, 0.68) + 0.2, why)
-    if memory >= 0.35:
+    if memory >= limits()["memory_used_dominant"]:
+        return Verdict(Bound.MEMORY, sure_beyond(memory, limits()["memory_used_dominant"]) + 0.2, why)
+    if memory >= limits()["memory_used_mixed"]:
         return Verdict(Bound.MIXED, 0.6, why)
-    if over >= 0.5 and (capped >= 0.5 or memory >= 0.12):
+    if over >= limits()["heavy_power"] and (capped >= 0.5 or memory >= limits()["memory_used_by_products"]):
         return Verdict(Bound.COMPUTE, 0.75, why)
     return Verdict(Bound.COMPUTE_NO_TENSOR, 0.55, f"{why}; whether tensor cores work cannot be seen")

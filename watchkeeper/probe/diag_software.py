@@ -227,11 +227,11 @@ def nvlink(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
 
 
 def fabric(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:
-    state = gpu.number("watchkeeper_gpu_fabric_state")
+    state = gpu.number("DCGM_FI_DEV_FABRIC_MANAGER_STATUS")
     if state is not None:
         wanted = expectations.health_limits()[FABRIC_COMPLETED]
-        words = f"the NVLink fabric's state is {state:g}, {wanted:g} is completed"
-        yield TestResult("fabric", gpu.uuid, Verdict.PASS if state >= wanted else Verdict.FAIL, words)
+        words = f"the NVLink fabric's status is {state:g}, {wanted:g} is set up"
+        yield TestResult("fabric", gpu.uuid, Verdict.PASS if state == wanted else Verdict.FAIL, words)
 
 
 def numa(facts: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResult]:

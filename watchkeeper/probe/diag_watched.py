@@ -1,8 +1,8 @@
 """What the GPUs did while they were tested: readings folded into extremes, the reason to stop at once, and verdicts.
 
-`diag_run` hands over every line of `diag_watch`, asks `stop_reason` after each, and takes `results` at the end. A GPU
-that lowers its clocks because of its power limit does what it should at full load; one that does so because of
-heat, or because the chassis brakes it, does not.
+`diag_work` hands over every line of `diag_watch` and looks at `fatal` after each; `diag_run` takes `results` at the
+end. A GPU that lowers its clocks because of its power limit does what it should at full load; one that does so because
+of heat, or because the chassis brakes it, does not.
 """
 
 from __future__ import annotations

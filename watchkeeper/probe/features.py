@@ -44,6 +44,8 @@ class Features:
     graphics: float | None = None
     graphics_is_guessed: bool = False
     sm: float | None = None
+    # The median of the rows: work that comes in each of them is no idle GPU, however small it is.
+    sm_usual: float | None = None
     occupancy: float | None = None
     tensor: float | None = None
     tensor_fp64: float | None = None
@@ -104,6 +106,7 @@ def measure(track: Track, model: Model, *, idle_watts: float | None = None, whol
         graphics=_kernels(track, known((pcie_in, pcie_out)), ceiling),
         graphics_is_guessed=not track.has("graphics_util"),
         sm=_share(track, "sm_util"),
+        sm_usual=_median(track, "sm_util"),
         occupancy=_share(track, "sm_occupancy"),
         tensor=_tensor(track),
         tensor_fp64=_share(track, "dfma_tensor_util"),
@@ -132,8 +135,8 @@ def measure(track: Track, model: Model, *, idle_watts: float | None = None, whol
     )
 
 
-def activity(track: Track, pcie_ceiling_mib: float) -> list[float | None]:
-    """For each row the share of time in which a kernel or a copy was running, as well as it is known.
+def activity(track: Track, ceiling: float) -> list[float | None]:
+    """For each row the share of time in which a kernel or a copy was running; `ceiling` is PCIe's in MiB/s.
 
     `gpu_util` is the last resort: it reads 99 % during copies, and averages over its own window.
     """
@@ -141,13 +144,11 @@ def activity(track: Track, pcie_ceiling_mib: float) -> list[float | None]:
     if kernels is None or not any(value is not None for value in kernels):
         return [None if value is None else value / 100 for value in track.numbers.get("gpu_util", ())]
     nothing: Sequence[float | None] = [None] * len(track)
-    ways = [track.numbers.get(f"pcie_{way}_per_sec", nothing) for way in ("rx", "tx")]
-    found: list[float | None] = []
-    for row in range(len(track)):
-        copies = max((way[row] or 0.0) / pcie_ceiling_mib for way in ways)
-        kernel = kernels[row]
-        found.append(None if kernel is None else min(1.0, max(kernel / 100, copies)))
-    return found
+    received, sent = (track.numbers.get(f"pcie_{way}_per_sec", nothing) for way in ("rx", "tx"))
+    return [
+        None if kernel is None else min(1.0, max(kernel / 100, (into or 0.0) / ceiling, (out or 0.0) / ceiling))
+        for kernel, into, out in zip(kernels, received, sent, strict=True)
+    ]
 
 
 def _rhythm(track: Track, whole: Track, ceiling: float) -> Rhythm:
@@ -206,6 +207,11 @@ def _mean(track: Track, column: str) -> float | None:
 def _share(track: Track, column: str) -> float | None:
     mean = _mean(track, column)
     return None if mean is None else mean / 100
+
+
+def _median(track: Track, column: str) -> float | None:
+    values = known(track.numbers.get(column, ()))
+    return statistics.median(values) / 100 if values else None
 
 
 def _kernels(track: Track, copies_mib: Sequence[float], ceiling: float) -> float | None:

@@ -6,7 +6,7 @@ milliseconds (energy 4 ms, each PCIe direction 21 ms on an H200) once a second, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -143,16 +143,35 @@ class GpuReader:
             found[fill.column] = number if fill.scale == 1 else round(number * fill.scale, 3)
 
 
-def open_gpus(chosen: Sequence[int] | None = None) -> tuple[Any, list[GpuReader]]:
-    """NVML opened in this process, and its GPUs; NvmlBroken where there is none."""
+class Opened(NamedTuple):
+    """`lost` says by index what the driver said of a GPU that cannot be read."""
+
+    gpus: list[GpuReader]
+    lost: dict[int, str]
+
+
+def open_gpus(chosen: Sequence[int] | None, opening: Callable[[int, Sequence[int]], None]) -> Opened:
+    """NVML opened in this process, and its GPUs; NvmlBroken where there is none.
+
+    `opening` hears each index, and all of them, before the driver is asked about it: that call may hang.
+    """
     nvml = session.load()
     try:
         nvml.nvmlInit()
         count = int(nvml.nvmlDeviceGetCount())
-        wanted = range(count) if chosen is None else [index for index in chosen if index < count]
-        return nvml, [GpuReader(nvml, index) for index in wanted]
     except nvml.NVMLError as error:
         raise session.NvmlBroken(str(error.value), str(error)) from error
+    wanted = range(count) if chosen is None else [index for index in chosen if index < count]
+    found = Opened([], {})
+    for index in wanted:
+        opening(index, wanted)
+        try:
+            found.gpus.append(GpuReader(nvml, index))
+        except nvml.NVMLError as error:
+            found.lost[index] = str(error)
+    if found.lost and not found.gpus:
+        raise session.NvmlBroken("GPU_IS_LOST", "; ".join(f"GPU {index}: {why}" for index, why in found.lost.items()))
+    return found
 
 
 def _text(value: Any) -> str:

@@ -60,11 +60,12 @@ class Preflight:
         return max(found, key=list(Word).index) if self.nodes else Word.CANNOT_TELL
 
 
-def judge_nodes(answers: Mapping[str, Answer]) -> tuple[Checked, ...]:
-    """Each node by its own tests, then against the others: a node with fewer GPUs than most holds a job up."""
+def judge_nodes(answers: Mapping[str, Answer], *, expected_gpus: int | None = None) -> tuple[Checked, ...]:
+    """Each node by its own tests, then by its number of GPUs: as expected, or as many as most nodes have."""
     found = [judge_node(node, answer) for node, answer in answers.items()]
     usual = _usual([checked.gpus for checked in found if checked.gpus is not None])
-    return tuple(_beside(checked, usual) for checked in found)
+    wanted, whose = (usual, "most nodes here have") if expected_gpus is None else (expected_gpus, "expected are")
+    return tuple(_counted(checked, wanted, whose=whose) for checked in found)
 
 
 def judge_node(node: str, answer: Answer) -> Checked:
@@ -83,9 +84,9 @@ def judge_node(node: str, answer: Answer) -> Checked:
     whole = plain.get("verdict")
     if failed or whole == Exit.FAILED:
         return Checked(node, Word.NO_GO, failed or ("it failed without saying why",), warned, len(gpus))
-    if whole != Exit.PASSED or not gpus:
+    if whole != Exit.PASSED:
         stopped = (f"it stopped early: {plain['stopped']}",) if plain.get("stopped") else ()
-        unknown = stopped or skipped or (("it has no GPU",) if not gpus else ("it cannot tell",))
+        unknown = stopped or skipped or ("its `diag` cannot tell",)
         return Checked(node, Word.CANNOT_TELL, unknown, warned, len(gpus))
     return Checked(node, Word.GO, (), warned, len(gpus))
 
@@ -133,8 +134,8 @@ def _usual(counts: Sequence[int]) -> int | None:
     return max(statistics.multimode(counts)) if len(counts) > 1 else None
 
 
-def _beside(checked: Checked, usual: int | None) -> Checked:
-    if usual is None or checked.gpus is None or checked.gpus >= usual or checked.word is Word.CANNOT_TELL:
+def _counted(checked: Checked, wanted: int | None, *, whose: str) -> Checked:
+    if wanted is None or checked.gpus is None or checked.gpus >= wanted:
         return checked
-    why = f"it has {checked.gpus} GPUs, the other nodes have {usual}"
+    why = f"GPUs that answer: {checked.gpus}, {whose} {wanted}"
     return replace(checked, word=Word.NO_GO, reasons=(*checked.reasons, why))

@@ -7,6 +7,7 @@ Ctrl-C ends all of them. Which nodes: a Slurm job's (`slurm_nodes`) or those of 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -160,7 +161,9 @@ class Ssh:
         return _each(rank, nodes, at_once=len(nodes))[nodes[0]]
 
     def _ssh(self, node: str, words: Sequence[str]) -> list[str]:
-        return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", node, *self.command, *words]
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
+        # One text, because a shell over there reads it.
+        return ["ssh", *options, "--", node, shlex.join([*self.command, *words])]
 
 
 def ask_all(way: Way, nodes: Sequence[str], words: Sequence[str], *, tell: Callable[[str], None]) -> dict[str, Answer]:

@@ -1,7 +1,7 @@
 """A workload under the recorder: started here, or found by its pid, or simply whatever the GPUs do for a while.
 
 `cli.profile` calls `run`. The workload keeps its standard input and output, gets the signals that are sent to us, and
-is never ended because a recording is over; its exit status is ours. What was recorded goes to `profile_report`.
+is never ended because a recording is over; its exit status is ours. What was recorded goes to `report`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def run(wish: Wish, show: Show) -> Recorded:
         since = time.monotonic()
         while not _is_over(wish, stop, child=child, seconds=time.monotonic() - since):
             time.sleep(LOOK_SECONDS)
-            problem = recorder.problem()
+            problem = recorder.look_after()
             if problem is not None:
                 problems.append(problem)
                 break

@@ -1,6 +1,7 @@
-"""The other end of `recorder_child`: starts it, gathers its rows, and notices when the driver no longer answers.
+"""The other end of `recorder_child`: starts it, gathers its rows, and goes on without a GPU that no longer answers.
 
-`profile_run` opens one around a workload. Rows are bounded: when there are too many, every second one is dropped and
+`profile_run` opens one around a workload. A call that hangs takes the child with it, so the next child asks the other
+GPUs only. Rows are bounded: when there are too many, every second one is dropped and
 the rate halves, so a recording of any length fits in memory. `finish` gives the recording.
 """
 
@@ -55,51 +56,60 @@ class Recorder:
         self._stride = 1
         self._seen = 0
         self._used: set[int] = set()
+        self._pid: int | None = None
         self._hello = threading.Event()
         self._broken: tuple[str, str] | None = None
-        self._last_row = time.monotonic()
+        self._opening: tuple[int, tuple[int, ...]] | None = None
+        self._silent: dict[int, str] = {}
+        self._last: tuple[float, int | None] = (0.0, None)
         self.facts: dict[int, Mapping[str, Any]] = {}
 
     def __enter__(self) -> Self:
-        command = [
-            sys.executable,
-            "-m",
-            "watchkeeper.probe.recorder_child",
-            f"{self._interval:g}",
-            *map(str, self._gpus),
-        ]
-        path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH", ""))))
-        # A session of its own: Ctrl-C is for the workload, and the recording goes on until we say so.
-        self._child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        if not self._hello.wait(HELLO_SECONDS):
-            self.__exit__(None, None, None)
-            raise NoGpu("HUNG", f"the driver did not answer within {HELLO_SECONDS:.0f} s")
+        self._start(self._gpus)
+        while not self._hello.wait(HELLO_SECONDS):
+            index, others = self._opening or (None, ())
+            rest = [gpu for gpu in others if gpu != index and gpu not in self._silent]
+            self._leave()
+            if index is None or not rest:
+                raise NoGpu("HUNG", f"the driver did not answer within {HELLO_SECONDS:.0f} s")
+            self._silent[index] = f"did not answer within {HELLO_SECONDS:.0f} s when it was opened"
+            self._start(rest)
         if self._broken is not None or not self.facts:
-            self.__exit__(None, None, None)
+            self._leave()
             raise NoGpu(*(self._broken or ("NONE", "the driver knows no GPU of that number")))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        child = self._child
+        self._leave()
+
+    def _start(self, gpus: Sequence[int]) -> None:
+        words = ["-m", "watchkeeper.probe.recorder_child", f"{self._interval:g}", *map(str, gpus)]
+        path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH", ""))))
+        self._hello.clear()
+        self._last = (time.monotonic(), None)
+        # A session of its own: Ctrl-C is for the workload, and the recording goes on until we say so.
+        self._child = subprocess.Popen(
+            [sys.executable, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._child,), daemon=True)
+        self._reader.start()
+
+    def _leave(self, patience_seconds: float = 2.0) -> None:
+        child, self._child = self._child, None
         if child is None:
             return
-        self._child = None
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.close()
         try:
-            child.wait(2.0)
+            child.wait(patience_seconds)
         except subprocess.TimeoutExpired:
             # Stuck in the driver: a signal may not reach it, and nobody waits for it.
             child.kill()
@@ -110,22 +120,39 @@ class Recorder:
 
     def watch(self, pid: int) -> None:
         """From now on the programs under this pid are recorded too."""
+        self._pid = pid
         assert self._child is not None
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(f"{pid}\n".encode())
             self._child.stdin.flush()
         except BrokenPipeError:
-            # It has ended: `problem` says so.
+            # It has ended: `look_after` says so.
             return
 
-    def problem(self) -> str | None:
-        """What is wrong with the recorder now, in words; None while rows come."""
-        silent = time.monotonic() - self._last_row
+    def look_after(self) -> str | None:
+        """Go on without a GPU that hangs; what ends the recording, in words, or None while it goes on."""
+        if self._broken is not None:
+            return self._broken[1]
         if self._child is not None and self._child.poll() is not None:
             return "the recorder ended early: the driver was unloaded, or it ran out of memory"
-        if silent > SILENT_SECONDS:
-            return f"the driver has not answered for {silent:.0f} s, the limit is {SILENT_SECONDS:.0f} s: a call hangs"
+        at, gpu = self._last
+        silent = time.monotonic() - at
+        # A new child opens the driver first.
+        limit = SILENT_SECONDS if gpu is not None else max(SILENT_SECONDS, HELLO_SECONDS)
+        if silent <= limit:
+            return None
+        words = f"has not answered for {silent:.0f} s, the limit is {limit:.0f} s: a call hangs"
+        order = [index for index in self.facts if index not in self._silent]
+        if len(order) < 2:
+            return f"the driver {words}"
+        # A row of each GPU in turn: the next one is it.
+        hung = order[0] if gpu is None else order[(order.index(gpu) + 1) % len(order)]
+        self._silent[hung] = words
+        self._leave(0.0)
+        self._start([index for index in order if index != hung])
+        if self._pid is not None:
+            self.watch(self._pid)
         return None
 
     def recent(self, seconds: float) -> Recording:
@@ -148,9 +175,10 @@ class Recorder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if self._stride == 1:
-            return ()
-        return (f"more than {MOST_ROWS:,} rows: only each {self._stride}th was kept",)
+        hung = [f"GPU {gpu} {why}; the others were recorded on" for gpu, why in self._silent.items()]
+        if self._stride > 1:
+            hung.append(f"more than {MOST_ROWS:,} rows: only each {self._stride}th was kept")
+        return tuple(hung)
 
     def _recording(self, kept: Mapping[int, list[tuple[float, dict[str, float]]]]) -> Recording:
         tracks = []
@@ -159,32 +187,36 @@ class Recorder:
             if rows:
                 numbers = {name: [values.get(name) for _, values in rows] for name in names}
                 tracks.append(Track(str(gpu), [at for at, _ in rows], numbers))
+        silent = [track.gpu for track in tracks if not track.tells_work()]
+        notes = [f"GPU {gpu} tells neither gpu_util nor GPM's counters, as with MIG: not judged" for gpu in silent]
+        tracks = [track for track in tracks if track.gpu not in silent]
         model = next((str(facts["model"]) for facts in self.facts.values()), None)
         facts = {str(gpu): facts for gpu, facts in self.facts.items()}
-        return Recording(tuple(tracks), self.notes, model, facts)
+        return Recording(tuple(tracks), (*self.notes, *notes), model, facts)
 
-    def _read(self) -> None:
-        child = self._child
-        assert child is not None
+    def _read(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
         for line in child.stdout:
             message = json.loads(line)
             if "row" in message:
                 self._take(message["row"])
+            elif "opening" in message:
+                self._opening = (message["opening"], tuple(message["of"]))
             elif "hello" in message:
-                self.facts = {int(gpu["index"]): gpu for gpu in message["hello"]}
+                self.facts |= {int(gpu["index"]): gpu for gpu in message["hello"]}
+                self._silent |= {int(gpu): f"cannot be read: {why}" for gpu, why in message["lost"].items()}
                 self._hello.set()
             elif "broken" in message:
                 self._broken = (message["broken"], message["text"])
                 self._hello.set()
-        if not self._hello.is_set():
+        if child is self._child and not self._hello.is_set():
             self._broken = ("ENDED", "the recorder ended before it could open the driver")
             self._hello.set()
 
     def _take(self, row: dict[str, Any]) -> None:
         gpu = int(row["gpu"])
         with self._lock:
-            self._last_row = time.monotonic()
+            self._last = (time.monotonic(), gpu)
             if row.get("is_used"):
                 self._used.add(gpu)
             rows = self._rows.setdefault(gpu, [])

@@ -3,9 +3,9 @@ hangs nor Python's lock touches whoever watches.
 
     python -m watchkeeper.probe.recorder_child INTERVAL_SECONDS [INDEX…]
 
-Out, one JSON line each: `hello` with the GPUs or `broken` with the reason, then `row` for each GPU and tick. In: one
-line with the pid of the workload, when there is one; the end of the input ends the recorder. `recorder` is the other
-end.
+Out, one JSON line each: `opening` before each GPU, `hello` with the GPUs or `broken` with the reason, then `row` for
+each GPU and tick, always in the same order, so that a call that hangs can be laid to a GPU. In: one line with the pid
+of the workload, when there is one; the end of the input ends the recorder. `recorder` is the other end.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ class Ticks:
 def serve(interval: float, chosen: list[int] | None) -> None:
     inbox = Inbox(sys.stdin.fileno())
     try:
-        _, gpus = gpu_reader.open_gpus(chosen)
+        opened = gpu_reader.open_gpus(chosen, lambda gpu, wanted: _send({"opening": gpu, "of": list(wanted)}))
     except session.NvmlBroken as error:
         _send({"broken": error.reason, "text": str(error)})
         return
-    _send({"hello": [asdict(gpu.facts) for gpu in gpus]})
-    ticks, due = Ticks(gpus, clock.ScaledClock()), time.monotonic()
+    _send({"hello": [asdict(gpu.facts) for gpu in opened.gpus], "lost": opened.lost})
+    ticks, due = Ticks(opened.gpus, clock.ScaledClock()), time.monotonic()
     while not inbox.is_closed:
         due = max(due + interval, time.monotonic())
         while not inbox.is_closed and (left := due - time.monotonic()) > 0:

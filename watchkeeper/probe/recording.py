@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any
 from watchkeeper.errors import WatchkeeperError, quote
 from watchkeeper.probe import columns
 
-# One GPU at 10 Hz for eleven hours; each row takes 2.3 KiB while it is judged.
+# One GPU at 10 Hz for eleven hours; each row takes about 1 KiB while it is judged.
 MOST_ROWS = 400_000
+MOST_KNOWN_CELLS = 200_000
 # Above this share of unreadable rows it is the wrong file, not a damaged one.
 MOST_BAD_SHARE = 0.1
 MOST_NOTES = 8
@@ -48,13 +50,25 @@ class Track:
     def has(self, column: str) -> bool:
         return any(value is not None for value in self.numbers.get(column, ()))
 
+    def tells_work(self, rows: Sequence[int] | None = None) -> bool:
+        """Whether any of these rows, or of all, says if the GPU worked; a slice of MIG, for one, says nothing."""
+        wanted = range(len(self)) if rows is None else rows
+        told = [values for name in columns.ANY_OF if (values := self.numbers.get(name)) is not None]
+        return any(values[row] is not None for row in wanted for values in told)
+
     def part(self, rows: Sequence[int]) -> Track:
-        return Track(
-            self.gpu,
-            [self.times[row] for row in rows],
-            {name: [values[row] for row in rows] for name, values in self.numbers.items()},
-            None if self.labels is None else [self.labels[row] for row in rows],
-        )
+        """Some rows, in ascending order."""
+        take: Callable[[Sequence[Any]], Sequence[Any]] = _taker(rows)
+        numbers = {name: take(values) for name, values in self.numbers.items()}
+        return Track(self.gpu, take(self.times), numbers, None if self.labels is None else take(self.labels))
+
+
+def _taker(rows: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A slice where rows follow each other, which is most often so; both ways run without a step of Python for each."""
+    if not rows or rows[-1] - rows[0] + 1 == len(rows):
+        low, high = (rows[0], rows[-1] + 1) if rows else (0, 0)
+        return lambda values: values[low:high]
+    return operator.itemgetter(*rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +151,12 @@ class _Table:
         self._label = names.index(columns.LABEL) if columns.LABEL in names else None
         self._gpu = next((names.index(word) for word in columns.GPU_WORDS if word in names), None)
         self._numbers = [(at, name) for at, name in enumerate(names) if name in columns.NUMBERS]
+        places = [at for at, _ in self._numbers]
+        # itemgetter of one place gives the cell itself, of a slice a list.
+        one = slice(places[0], places[0] + 1)
+        picked: Any = operator.itemgetter(*places) if len(places) > 1 else operator.itemgetter(one)
+        self._pick: Callable[[list[str]], Sequence[str]] = picked
+        self._known = _Cells()
 
     def _check_header(self) -> None:
         doubled = sorted({name for name in self._names if name and self._names.count(name) > 1})
@@ -170,19 +190,24 @@ class _Table:
             if len(cells) < len(self._names):
                 raise ValueError(f"{len(cells)} cells where the header has {len(self._names)}: half a row")
             at = _time(cells[self._time])
-            values = [_number(cells[place], name) for place, name in self._numbers]
+            values = self._read(cells)
         except ValueError as error:
             self._bad.append(f"line {line}: {error}")
             return
-        for place, (_, name) in enumerate(self._numbers):
-            if name in columns.PERCENTS and not 0 <= (values[place] or 0) <= PERCENT_LIMIT:
-                values[place] = None
-                self._odd[name] = self._odd.get(name, 0) + 1
         gpu = "0" if self._gpu is None else cells[self._gpu].strip() or "0"
         rows = self._rows.setdefault(gpu, [])
         if rows and at < rows[-1][0]:
             self._note(f"line {line}: {at:.3f} is earlier than the row before it; rows were put in order")
         rows.append((at, "" if self._label is None else cells[self._label].strip(), values))
+
+    def _read(self, cells: list[str]) -> list[float | None]:
+        if len(self._known) > MOST_KNOWN_CELLS:
+            self._known.clear()
+        try:
+            return [*map(self._known.__getitem__, self._pick(cells))]
+        except ValueError as error:
+            bad = next(name for place, name in self._numbers if _is_no_number(cells[place]))
+            raise ValueError(f"{bad} {error}") from error
 
     def _note(self, text: str) -> None:
         if len(self._notes) < MOST_NOTES:
@@ -201,10 +226,16 @@ class _Table:
         notes += self._notes
         if self._more_notes:
             notes.append(f"{self._more_notes} rows more were out of order")
+        tracks = tuple(self._track(gpu, rows, notes) for gpu, rows in sorted(self._rows.items()))
         notes += [
             f"{count} values of {name} are no percentage and count as unknown" for name, count in self._odd.items()
         ]
-        return Recording(tuple(self._track(gpu, rows, notes) for gpu, rows in sorted(self._rows.items())), tuple(notes))
+        silent = [track.gpu for track in tracks if not track.tells_work()]
+        if len(silent) == len(tracks):
+            problem = f"{', '.join(columns.ANY_OF)} have no value in any row, so nothing says whether the GPU works"
+            raise RecordingError(problem, where=self._where, remedy=f"A recording has {_wanted()}")
+        notes += [f"gpu {gpu}: left out, because nothing says whether it works" for gpu in silent]
+        return Recording(tuple(track for track in tracks if track.gpu not in silent), tuple(notes))
 
     def _track(self, gpu: str, rows: list[tuple[float, str, list[float | None]]], notes: list[str]) -> Track:
         rows.sort(key=lambda row: row[0])
@@ -213,11 +244,37 @@ class _Table:
             notes.append(
                 f"gpu {gpu}: {len(rows) - len(kept)} rows have the time of another one; the last of each counts"
             )
-        numbers = {name: [row[2][place] for row in kept] for place, (_, name) in enumerate(self._numbers)}
+        whole = zip(*(row[2] for row in kept), strict=True)
+        numbers = {name: self._checked(name, column) for (_, name), column in zip(self._numbers, whole, strict=True)}
         labels = None if self._label is None else [row[1] for row in kept]
         if labels is not None and not any(labels):
             labels = None
         return Track(gpu, [row[0] for row in kept], numbers, labels)
+
+    def _checked(self, name: str, column: Sequence[float | None]) -> Sequence[float | None]:
+        """The column without what cannot be: a percentage below 0 or well above 100."""
+        present = known(column)
+        if name not in columns.PERCENTS or not present or (min(present) >= 0 and max(present) <= PERCENT_LIMIT):
+            return column
+        kept = [value if value is not None and 0 <= value <= PERCENT_LIMIT else None for value in column]
+        self._odd[name] = self._odd.get(name, 0) + len(present) - len(known(kept))
+        return kept
+
+
+class _Cells(dict[str, float | None]):
+    """What each text means. Counters repeat themselves: of 2.5 million cells some 10,000 are different."""
+
+    def __missing__(self, text: str) -> float | None:
+        value = self[text] = _number(text)
+        return value
+
+
+def _is_no_number(text: str) -> bool:
+    try:
+        _number(text)
+    except ValueError:
+        return True
+    return False
 
 
 def _wanted() -> str:
@@ -237,14 +294,14 @@ def _time(text: str) -> float:
     return at
 
 
-def _number(text: str, name: str) -> float | None:
+def _number(text: str) -> float | None:
     if text.strip().lower() in UNKNOWN_WORDS:
         return None
     try:
         # NVML's bit mask is written as 0x4 by some.
         value = float(int(text, 16)) if text.strip().lower().startswith("0x") else float(text)
     except ValueError as error:
-        raise ValueError(f"{name} {quote(text)} is not a number") from error
+        raise ValueError(f"{quote(text)} is not a number") from error
     return value if math.isfinite(value) else None
 
 

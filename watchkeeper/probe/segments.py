@@ -1,8 +1,7 @@
 """From a recording to segments with a class each: by label where there are labels, by change where there are none.
 
-The first seconds of a segment belong to its start-up and are not judged. Without labels a track is cut where its
-numbers change for good (binary segmentation of the shares), and what alternates between work and nothing is put
-together again, because that rhythm is itself an answer. `classify` judges each; the command and the report print them.
+The first seconds of a segment belong to its start-up and are not judged. Without labels `changes` finds the pieces,
+and neighbours of one class are put together. `classify` judges each; the command and the report print them.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from watchkeeper.probe import columns
+from watchkeeper.probe import changes, columns
 from watchkeeper.probe.classify import LEAST_CONFIDENT, classify
 from watchkeeper.probe.features import Features, activity, measure
-from watchkeeper.probe.limits import MIB_PER_GB, Model, default_model, find_model, guess_model
+from watchkeeper.probe.limits import MIB_PER_GB, Model, default_model, find_model, guess_model, limits
 from watchkeeper.probe.recording import Recording, Track, known
 from watchkeeper.probe.verdict import Bound, Verdict
 
@@ -23,25 +22,8 @@ from watchkeeper.probe.verdict import Bound, Verdict
 SETTLE_SECONDS = 3.0
 # Of a shorter segment at least this share is judged.
 LEAST_JUDGED_SHARE = 0.6
-# Shorter stretches are transitions, not workloads.
-SHORTEST_SECONDS = 2.0
 SHORTEST_ROWS = 10
 START_SHARE = 30
-MOST_SEGMENTS = 64
-# A long track is averaged to so many bins before it is cut; 4,096 are seven minutes at ten rows a second.
-MOST_BINS = 4096
-CUT_COLUMNS = (
-    "graphics_util",
-    "sm_util",
-    "any_tensor_util",
-    "dram_bw_util",
-    "fp32_util",
-    "fp64_util",
-    "gpu_util",
-    "mem_copy_util",
-)
-# A cut must explain this much of what is left to explain, in squared shares for each bin.
-CUT_GAIN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +55,10 @@ def judge(recording: Recording, model: Model | None = None) -> Judged:
     ceilings, is_known = model_of(recording, model)
     for track in recording.tracks:
         stretches, skipped = _stretches(track, ceilings)
-        left_out += skipped
+        # Missing is not idle: what says nothing about work belongs to no segment.
+        silent = [rows for _, rows in stretches if not track.tells_work(rows)]
+        stretches = [(label, rows) for label, rows in stretches if rows not in silent]
+        left_out += skipped + sum(map(len, silent))
         floor = idle_watts(track, ceilings)
         found += [_judged(track, label, rows=rows, model=ceilings, floor=floor) for label, rows in stretches]
     return Judged(tuple(found), ceilings, is_known, left_out)
@@ -96,12 +81,12 @@ def working(track: Track, model: Model) -> Track:
 
     Work has begun once a thirtieth of all activity has passed, or a second of it.
     """
-    levels = _filled(activity(track, model.pcie_gb_per_second * MIB_PER_GB))
+    levels = changes.filled(activity(track, _ceiling(model)))
     passed, steps = 0.0, [0.0, *(b - a for a, b in pairwise(track.times))]
     sums = [passed := passed + level * step for level, step in zip(levels, steps, strict=True)]
     edge = min(passed / START_SHARE, 1.0)
     rows = [row for row, total in enumerate(sums) if edge <= total <= passed - edge / 10]
-    if passed <= 0 or track.times[-1] - track.times[0] < 2 * SHORTEST_SECONDS or len(rows) < SHORTEST_ROWS:
+    if passed <= 0 or track.times[-1] - track.times[0] < 2 * changes.SHORTEST_SECONDS or len(rows) < SHORTEST_ROWS:
         return track
     return track.part(range(rows[0], rows[-1] + 1))
 
@@ -177,101 +162,23 @@ def _stretches(track: Track, model: Model) -> tuple[list[tuple[str, list[int]]],
 
 
 def _by_change(track: Track, model: Model) -> tuple[list[tuple[str, list[int]]], int]:
-    """Cut where the numbers change, then put alternation together and name the segments by their number."""
-    floor = idle_watts(track, model)
-    bins = _bins(track, model)
-    size = max(1, -(-len(track) // len(bins)))
-    shortest = max(3, round(SHORTEST_SECONDS / max(1e-3, _interval(track) * size)))
-    edges = [0, *sorted(_cuts(bins, shortest)), len(bins)]
-    pieces = [list(range(a * size, min(b * size, len(track)))) for a, b in pairwise(edges)]
-    pieces = [piece for piece in pieces if piece]
-    # By the whole piece, because a start-up is short here and the rhythm is what counts.
-    bounds = [classify(measure(track.part(piece), model, idle_watts=floor)).bound for piece in pieces]
-    joined = _joined(pieces, bounds, track)
-    return [(str(number), rows) for number, rows in enumerate(joined, start=1)], 0
+    """Cut where what runs changes, put together what is of one class, and name the segments by their number.
 
-
-def _interval(track: Track) -> float:
-    gaps = [b - a for a, b in pairwise(track.times)]
-    return statistics.median(gaps) if gaps else 1.0
-
-
-def _joined(pieces: list[list[int]], bounds: list[Bound], track: Track) -> list[list[int]]:
-    """Neighbours of one class are one segment; so is what goes idle and back to the same class again and again."""
+    With a stop between them two pieces are two programs, or `changes` would not have parted them.
+    """
+    floor, step = idle_watts(track, model), changes.interval(track)
     grown: list[tuple[Bound, list[int]]] = []
-    for piece, bound in zip(pieces, bounds, strict=True):
-        if grown and grown[-1][0] is bound:
-            grown[-1][1].extend(piece)
+    for piece in changes.pieces(track, _ceiling(model)):
+        # By the whole piece, because a start-up is short here and the rhythm is what counts.
+        bound = classify(measure(track.part(piece), model, idle_watts=floor)).bound
+        has_stop = bool(grown) and (piece[0] - grown[-1][1][-1]) * step >= limits()["gap_seconds"]
+        if grown and grown[-1][0] is bound and not has_stop:
+            grown[-1][1].extend(range(grown[-1][1][-1] + 1, piece[-1] + 1))
         else:
             grown.append((bound, list(piece)))
-    at = 0
-    while at + 2 < len(grown):
-        (first, rows), (middle, pause), (last, after) = grown[at : at + 3]
-        is_pause = middle is Bound.IDLE and track.times[pause[-1]] - track.times[pause[0]] <= 5.0
-        if is_pause and first is last and first is not Bound.IDLE:
-            grown[at : at + 3] = [(first, rows + pause + after)]
-        else:
-            at += 1
-    return [rows for _, rows in grown]
+    kept = sum(len(rows) for _, rows in grown)
+    return [(str(number), rows) for number, (_, rows) in enumerate(grown, start=1)], len(track) - kept
 
 
-def _bins(track: Track, model: Model) -> list[list[float]]:
-    """Shares of a few rows each, as square roots: from 0 to 2 % is as much of a change as from 60 to 85 %.
-
-    A column that is absent does not take part, an empty cell keeps the last value.
-    """
-    ceiling = model.pcie_gb_per_second * MIB_PER_GB
-    wholes = dict.fromkeys(CUT_COLUMNS, 100.0) | {f"pcie_{way}_per_sec": ceiling for way in ("rx", "tx")}
-    series = [
-        _filled([None if value is None else value / whole for value in track.numbers[name]])
-        for name, whole in wholes.items()
-        if track.has(name)
-    ]
-    size = max(1, -(-len(track) // MOST_BINS))
-    return [
-        [max(0.0, statistics.fmean(values[at : at + size])) ** 0.5 for values in series]
-        for at in range(0, len(track), size)
-    ]
-
-
-def _filled(values: Sequence[float | None]) -> list[float]:
-    last, found = 0.0, []
-    for value in values:
-        last = last if value is None else value
-        found.append(last)
-    return found
-
-
-def _cuts(bins: list[list[float]], shortest: int) -> set[int]:
-    """Where to cut: again and again the place that explains most, while it explains enough."""
-    sums = _prefix(bins)
-    found: set[int] = set()
-    waiting = [(0, len(bins))]
-    while waiting and len(found) < MOST_SEGMENTS - 1:
-        low, high = waiting.pop()
-        best, gain = 0, 0.0
-        for cut in range(low + shortest, high - shortest + 1):
-            explained = _gain(sums, low, cut=cut, high=high)
-            if explained > gain:
-                best, gain = cut, explained
-        if gain > CUT_GAIN * shortest:
-            found.add(best)
-            waiting += [(low, best), (best, high)]
-    return found
-
-
-def _prefix(bins: list[list[float]]) -> list[list[float]]:
-    sums = [[0.0] * len(bins[0])] if bins else [[]]
-    for row in bins:
-        sums.append([total + value for total, value in zip(sums[-1], row, strict=True)])
-    return sums
-
-
-def _gain(sums: list[list[float]], low: int, *, cut: int, high: int) -> float:
-    """By how much two means fit better than one, in squared shares."""
-    left, right = cut - low, high - cut
-    total = 0.0
-    for a, b, c in zip(sums[low], sums[cut], sums[high], strict=True):
-        difference = (b - a) / left - (c - b) / right
-        total += difference * difference
-    return total * left * right / (left + right)
+def _ceiling(model: Model) -> float:
+    return model.pcie_gb_per_second * MIB_PER_GB

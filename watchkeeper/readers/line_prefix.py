@@ -65,9 +65,13 @@ def read_prefix(line: str) -> Mapping[str, str]:
     found: dict[str, str] = {}
     if (ray := RAY.match(head)) is not None:
         found.update({name: value for name, value in ray.groupdict().items() if value})
-    elif (nccl := NCCL.search(head)) is not None:
+    if (nccl := NCCL.search(head)) is not None:
         found.update(nccl.groupdict())
-    elif (host := SYSLOG.match(head) or SPREAD.match(head)) is not None and host["node"].lower() not in NOT_NODES:
+    elif (
+        ray is None
+        and (host := SYSLOG.match(head) or SPREAD.match(head)) is not None
+        and host["node"].lower() not in NOT_NODES
+    ):
         node = DAEMON.sub("", host["node"])
         found.update({"node": node} if node else {})
     if (rank := RANK.search(head)) is not None:

@@ -2,15 +2,16 @@
 
 Almost every line of a log says nothing, and says it again with other numbers. `interesting_lines` takes
 blocks of a megabyte, strips the digits, passes over every shape of line that it has seen to be dull, and looks
-the words of the others up in a set. The doctor matches its signatures against the lines that remain.
+the words of the others up in a set; a shape with a word is shown once to a judge, who may find it dull all the same.
+The doctor matches its signatures against the lines that remain.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 BLOCK_BYTES = 1 << 20
 # Messages are short; of a line of megabytes only the part around the anchor is kept.
@@ -20,8 +21,9 @@ FOLLOWING_LINES = 3
 FOLLOWING_BYTES = 4096
 # A line without end is cut here, so that one line of gigabytes costs no more than this.
 MAX_LINE_BYTES = 4 << 20
-# Dull shapes kept from block to block; forgetting them costs time, not lines.
+# Shapes kept from block to block; forgetting them costs time, not lines.
 MAX_DULL_BYTES = 32 << 20
+MAX_TELLING_BYTES = 8 << 20
 # Parts of one line of megabytes that are looked at, for each anchor.
 MAX_WINDOWS_OF_A_LINE = 50
 DIGITS = b"0123456789"
@@ -41,13 +43,18 @@ class ByteStream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+Worth = TypeVar("Worth")
+# What a shape of line, in which no digits are, is worth to whoever reads it; None if it is dull.
+Judge = Callable[[bytes, frozenset[bytes]], Worth | None]
+
+
 @dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(Generic[Worth]):
     """A line with some of the words in it; the one before it and a few that follow are read when asked for."""
 
     number: int
     text: str
-    words: frozenset[bytes]
+    worth: Worth
     before: bytes
     after: Sequence[bytes]
 
@@ -72,9 +79,12 @@ def clean(raw: bytes) -> str:
     return text if text.isprintable() else CONTROL.sub(" ", text.rstrip("\r\n"))
 
 
-def interesting_lines(stream: ByteStream, words: Set[bytes]) -> Iterator[LogLine]:
-    """Every line that has one of the words, in order; words are runs of small letters and found in any case."""
-    finder = _Finder(frozenset(words))
+def interesting_lines(stream: ByteStream, words: Set[bytes], judge: Judge[Worth]) -> Iterator[LogLine[Worth]]:
+    """Every line that has one of the words and is worth something to the judge, in order.
+
+    Words are runs of small letters and found in any case.
+    """
+    finder = _Finder(frozenset(words), judge)
     counted, carry, before, more = 1, b"", b"", True
     while more:
         piece = stream.read(BLOCK_BYTES)
@@ -86,42 +96,54 @@ def interesting_lines(stream: ByteStream, words: Set[bytes]) -> Iterator[LogLine
         kept = min(len(lines), FOLLOWING_LINES + 1) if more and not is_endless else 0
         ready = len(lines) - kept
         carry = b"\n".join(lines[ready:])
-        for at, found in finder.find(lines[:ready]):
+        for at, (found, worth) in finder.find(lines[:ready]):
             preceding, following = lines[at - 1] if at else before, lines[at + 1 : at + 1 + FOLLOWING_LINES]
             for part in (lines[at],) if len(lines[at]) <= WINDOW_BYTES else _parts(lines[at], found):
-                yield LogLine(counted + at, clean(part), found, preceding, following)
+                yield LogLine(counted + at, clean(part), worth, preceding, following)
         before = lines[ready - 1] if ready else before
         counted += ready - (1 if is_endless and more else 0)
 
 
-class _Finder:
-    """Remembers which shapes of line have none of the words."""
+@dataclass(slots=True)
+class _Finder(Generic[Worth]):
+    """Remembers which shapes of line are dull, and what the others are worth."""
 
-    def __init__(self, words: frozenset[bytes]) -> None:
-        self.words = words
-        self.dull: set[bytes] = set()
-        self.dull_bytes = 0
+    words: frozenset[bytes]
+    judge: Judge[Worth]
+    dull: set[bytes] = field(default_factory=set)
+    dull_bytes: int = 0
+    telling: dict[bytes, tuple[frozenset[bytes], Worth]] = field(default_factory=dict)
+    telling_bytes: int = 0
 
-    def find(self, lines: Sequence[bytes]) -> Iterator[tuple[int, frozenset[bytes]]]:
+    def find(self, lines: Sequence[bytes]) -> Iterator[tuple[int, tuple[frozenset[bytes], Worth]]]:
         shapes = b"\n".join(lines).translate(None, DIGITS).split(b"\n")
-        telling = self._telling(set(shapes) - self.dull)
-        if telling:
+        different = set(shapes)
+        self._learn(different - self.dull - self.telling.keys())
+        telling = self.telling
+        if not telling.keys().isdisjoint(different):
             yield from ((at, telling[shape]) for at, shape in enumerate(shapes) if shape in telling)
+        if self.telling_bytes > MAX_TELLING_BYTES:
+            self.telling.clear()
+            self.telling_bytes = 0
 
-    def _telling(self, shapes: set[bytes]) -> dict[bytes, frozenset[bytes]]:
-        """Those shapes that have one of the words, and which; the others are dull from here on."""
-        telling: dict[bytes, frozenset[bytes]] = {}
+    def _learn(self, shapes: set[bytes]) -> None:
+        """Look at each shape once: it is telling if it has one of the words and is worth something."""
+        told: dict[bytes, tuple[frozenset[bytes], Worth]] = {}
         for shape in shapes:
             split = shape.translate(LETTERS).split()
             if not self.words.isdisjoint(split):
-                telling[shape] = self.words.intersection(split)
-        dull = shapes.difference(telling)
+                words = self.words.intersection(split)
+                worth = self.judge(shape, words)
+                if worth is not None:
+                    told[shape] = words, worth
+        dull = shapes.difference(told)
+        self.telling |= told
+        self.telling_bytes += sum(map(len, told))
         self.dull_bytes += sum(map(len, dull))
         if self.dull_bytes > MAX_DULL_BYTES:
             self.dull.clear()
             self.dull_bytes = 0
         self.dull |= dull
-        return telling
 
 
 def _parts(line: bytes, words: frozenset[bytes]) -> Iterator[bytes]:

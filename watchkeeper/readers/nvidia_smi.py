@@ -66,7 +66,7 @@ TABLE_SECOND = re.compile(
     r"\s*\|\s*(?P<used>\S+)\s*/\s*(?P<total>\S+)\s*\|\s*(?P<util>\S+)"
 )
 # GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-…)      then      Link 3: 25 GB/s   or   Link 3: <inactive>
-NVLINK_GPU = re.compile(r"^\s*GPU (\d+): .*\(UUID: ((?:GPU|MIG)-[^)]*)\)")
+NVLINK_GPU = re.compile(r"^\s*GPU (\d+): .*\(UUID: ((?:GPU|MIG)-[^)]*|[^)]*)\)")
 NVLINK_LINK = re.compile(r"^\s+Link (\d+): (.+?)\s*$")
 
 

@@ -14,7 +14,7 @@ from watchkeeper.model import actions
 from watchkeeper.model.repairs import BY_PERSON, WAITING, Repair, RepairState, Switch
 from watchkeeper.remediate import progress
 from watchkeeper.remediate.moves import restore
-from watchkeeper.remediate.repairs import Repairs
+from watchkeeper.remediate.repairs import POLICY, Repairs
 from watchkeeper.remediate.wanted import Wanted
 
 # Until here nothing has happened that a cordon taken off does not undo.
@@ -34,18 +34,20 @@ class Approval:
                 raise IllegalMove(
                     "the mode is suggest, so people carry it out", where=repair.id, remedy=_raise_mode(repair)
                 )
+            if repair.is_running and repair.approved_by == POLICY:
+                return self._confirm(repair, digest, actor=actor, now=now)
             if repair.state is not RepairState.PLANNED:
                 raise IllegalMove(f"it is {repair.state}, and only a planned repair can be approved", where=repair.id)
-            if digest != repair.digest:
-                raise IllegalMove(
-                    f"the yes is for plan {digest[:40]}, the plan is {repair.digest}",
-                    where=repair.id,
-                    now="Nothing was approved",
-                    remedy=f"Look at it again with `watchkeeper act explain {repair.incident}`",
-                )
+            _same_plan(repair, digest)
             approved = progress.approved(repair, actor, until=now + self._life, now=now)
             self._repairs.keep(approved, now, text=f"{actor} approved plan {digest}", actor=actor)
             return self._repairs.decide(approved, now)
+
+    def _confirm(self, repair: Repair, digest: str, *, actor: str, now: datetime) -> Repair:
+        """One that began by itself goes on under more careful settings, on a person's word."""
+        _same_plan(repair, digest)
+        text = f"{actor} approved that it goes on with plan {digest}"
+        return self._repairs.keep(replace(repair, approved_by=actor), now, text=text, actor=actor)
 
     def reject(self, id: str, why: str, *, actor: str, now: datetime) -> Repair:
         """Do not carry it out; what was done so far is undone, also the cordon that a failed repair left."""
@@ -85,8 +87,7 @@ class Approval:
     def stop(self, why: str, *, actor: str, now: datetime) -> Switch:
         """Nothing is called any more, from this moment; repairs stay where they are."""
         switch = replace(self._repairs.switch, stopped_at=now, stopped_by=actor, stopped_why=why)
-        # Before the journal has it: what is about to be called must not be.
-        self._repairs.switch = switch
+        self._repairs.stop_at_once(switch)
         with self._repairs.changing(now):
             return self._repairs.turn_switch(switch, now, actor=actor, text=f"{actor} stopped everything: {why}")
 
@@ -118,6 +119,16 @@ class Approval:
     @staticmethod
     def _waits_for_person(repair: Repair) -> bool:
         return repair.is_running and repair.action is not None and repair.action.kind in BY_PERSON
+
+
+def _same_plan(repair: Repair, digest: str) -> None:
+    if digest != repair.digest:
+        raise IllegalMove(
+            f"the yes is for plan {digest[:40]}, the plan is {repair.digest}",
+            where=repair.id,
+            now="Nothing was approved",
+            remedy=f"Look at it again with `watchkeeper act explain {repair.incident}`",
+        )
 
 
 def _raise_mode(repair: Repair) -> str:

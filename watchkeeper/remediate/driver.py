@@ -36,6 +36,14 @@ class Performed:
     waits_for: tuple[str, ...] = ()
 
 
+class Connected(Protocol):
+    """A driver that keeps connections to its cluster."""
+
+    def keep_ready(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Driver(Protocol):
     """`describe` is the dry run: the exact call, without making it. `perform` is idempotent by action id.
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from watchkeeper.errors import QueryError, WatchkeeperError
+from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, evidence_file, own_metrics, redaction
 from watchkeeper.kit.evidence_file import Piece, plain
 from watchkeeper.model import actions, diagnosis, events, fleet, incidents, notices, orders, repairs
+from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.query import engine as engines
 from watchkeeper.store import chain
 
@@ -30,9 +31,11 @@ MOST_EVENTS = 1000
 COUNTERS = (
     "DCGM_FI_DEV_(ECC_.*|RETIRED_.*|.*ROW_REMAP.*|.*REMAPPED_ROWS|BANKS_REMAP.*|XID_ERRORS|PCIE_REPLAY_COUNTER"
     "|NVLINK_.*|GPU_TEMP|MEMORY_TEMP|POWER_USAGE|ENFORCED_POWER_LIMIT|CLOCKS_EVENT_REASONS|.*_VIOLATION)"
-    "|watchkeeper_gpu_(nvlink_.*|recovery_action|sram_.*|unrepairable.*)"
+    "|DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION|watchkeeper_gpu_(nvlink_.*|recovery_action|sram_.*|unrepairable.*)"
 )
 IDENTITY = "DCGM_FI_DEV_GPU_TEMP"
+# Labels of a counter that tell it from its neighbours.
+TOLD = ("UUID", "err_code", "reason", "link", "kind")
 
 
 class Records(Protocol):
@@ -69,7 +72,7 @@ class Inventory(Protocol):
 class Sources:
     records: Records
     engine: engines.Engine
-    fleet: Inventory
+    inventory: Inventory
     version: str
 
     def of_incident(self, id: str, *, now: datetime, hides_names: bool = False) -> bytes | None:
@@ -84,7 +87,7 @@ class Sources:
         self, name: str, *, cluster: str | None = None, now: datetime, hides_names: bool = False
     ) -> bytes | None:
         """The bundle of a node with all its incidents that are known; None if nobody knows the node."""
-        node = self.fleet.node(name, cluster)
+        node = self.inventory.node(name, cluster)
         if node is None:
             return None
         here = [one for one in self.records.incidents(limit=MOST_EVENTS) if _node_of(one.place) == node.place]
@@ -102,7 +105,7 @@ class Sources:
     def _names(self, pieces: Iterable[Piece]) -> dict[str, str]:
         """Nodes that occur, and everybody who is named as a user or an actor."""
         text = "\n".join(piece.content.decode("utf-8", "replace") for piece in pieces if piece.content is not None)
-        nodes = [node.name for node in self.fleet.nodes() if node.name in text]
+        nodes = [node.name for node in self.inventory.nodes() if node.name in text]
         users = set(re.findall(r'"(?:user|actor|assignee|approved_by|by)": "([^"\s]+)"', text))
         users |= set(re.findall(r"pid \d+ \S+ of ([\w.-]+)", text))
         users -= {*nodes, "hub", "policy", "repair", "validation", "root"}
@@ -128,17 +131,19 @@ class Sources:
         yield plain(f"{folder}notices.json", self.records.notices_of(incident.id))
 
     def _node(self, node: fleet.Place, *, since: datetime, now: datetime) -> Iterator[Piece]:
-        known = self.fleet.node(node.node or "", node.cluster)
+        known = self.inventory.node(node.node or "", node.cluster)
         yield (
             plain("node.json", known) if known is not None else Piece("node.json", missing="the fleet has no such node")
         )
-        yield self._identities(node, now)
+        yield _tried("gpus.json", lambda: self._identities(node, now))
         yield from self._events(node, now)
-        yield self._counters(node, since=since, now=now)
+        yield _tried("counters.csv", lambda: self._counters(node, since=since, now=now))
         tried = self.records.repairs_at(node, limit=100)
         yield plain("repairs.json", tried) if tried else Piece("repairs.json", missing="nothing was tried here")
         yield from self._orders(node)
-        yield Piece("nvidia-smi.txt", missing="a hub does not run it; `watchkeeper bundle --local` on the node does")
+        if not any(one.order.kind == "describe_gpus" for one in self._own_orders(node)):
+            asked = "the node was not asked: --ask-node with work orders, or `watchkeeper bundle --local` there"
+            yield Piece("serials, VBIOS and nvidia-smi -q", missing=asked)
 
     def _events(self, node: fleet.Place, now: datetime) -> Iterator[Piece]:
         found = self.records.events_at(node, since=now - HISTORY, until=now, limit=MOST_EVENTS)
@@ -154,17 +159,19 @@ class Sources:
             yield Piece("xid-history.log", missing=f"no Xid within {HISTORY.days} days")
 
     def _orders(self, node: fleet.Place) -> Iterator[Piece]:
-        own = [
-            tracked
-            for tracked in self.records.latest_orders(limit=MOST_ORDERS)
-            if (tracked.order.cluster, tracked.order.node) == (node.cluster, node.node)
-        ]
+        own = self._own_orders(node)
         if not own:
             yield Piece("orders/", missing="no work order was given to this node's agent: no scan or diag of its own")
-        for tracked in reversed(own[:50]):
+        for number, tracked in enumerate(reversed(own[:50]), start=1):
             order, receipt = tracked.order, tracked.receipt
-            name = f"orders/{order.issued_at:%Y%m%dT%H%M%SZ}-{order.kind}"
-            told = {"kind": order.kind, "arguments": order.arguments, "ordered_by": tracked.actor, "why": tracked.why}
+            name = f"orders/{number:02d}-{order.kind}"
+            told = {
+                "kind": order.kind,
+                "ordered_at": order.issued_at,
+                "arguments": order.arguments,
+                "ordered_by": tracked.actor,
+                "why": tracked.why,
+            }
             if receipt is None:
                 yield Piece(f"{name}.json", missing="the agent has not answered")
                 continue
@@ -172,6 +179,11 @@ class Sources:
             yield plain(f"{name}.json", {**told, **came})
             if receipt.output:
                 yield Piece(f"{name}.output", receipt.output.encode())
+
+    def _own_orders(self, node: fleet.Place) -> list[orders.Tracked]:
+        """Newest first."""
+        found = self.records.latest_orders(limit=MOST_ORDERS)
+        return [one for one in found if (one.order.cluster, one.order.node) == (node.cluster, node.node)]
 
     def _identities(self, node: fleet.Place, now: datetime) -> Piece:
         """Whatever the exporters put into labels: UUID, model, bus; serial and VBIOS where they are asked to."""
@@ -185,30 +197,34 @@ class Sources:
         """Before the trouble and now; an empty cell is a number that nobody reported."""
         name = "counters.csv"
         expr = f'{{__name__=~"{COUNTERS}",{_where(node)[1:]}'
-        before, after = self._ask(expr, since - BEFORE), self._ask(expr, now)
+        before, after = (_by_counter(self._ask(expr, at)) for at in (since - BEFORE, now))
         if not before and not after:
             return Piece(name, missing="no counter of this node is in the samples of either time")
         text = io.StringIO()
         table = csv.writer(text)
-        table.writerow(
-            ["metric", "gpu", "labels", f"before {since - BEFORE:%Y-%m-%dT%H:%M:%SZ}", f"now {now:%Y-%m-%dT%H:%M:%SZ}"]
-        )
+        edges = (f"before {since - BEFORE:%Y-%m-%dT%H:%M:%SZ}", f"now {now:%Y-%m-%dT%H:%M:%SZ}")
+        table.writerow(["metric", "gpu", "labels", *edges])
         for labels in sorted({*before, *after}, key=str):
-            found = dict(labels)
-            metric, gpu = found.pop("__name__", ""), found.get("gpu", "")
-            rest = ",".join(
-                f"{key}={value}" for key, value in sorted(found.items()) if key in ("UUID", "err_code", "reason")
-            )
-            table.writerow([metric, gpu, rest, before.get(labels, ""), after.get(labels, "")])
+            rest = ",".join(f"{key}={value}" for key, value in labels.without(METRIC_NAME, "gpu").pairs)
+            numbers = (before.get(labels, ""), after.get(labels, ""))
+            table.writerow([labels.name, labels.get("gpu", ""), rest, *numbers])
         return Piece(name, text.getvalue().encode())
 
-    def _ask(self, expr: str, at: datetime) -> dict[engines.Labels, float]:
-        try:
-            return self.engine.instant(expr, clock.to_ms(at)).latest()
-        except QueryError:
-            raise
-        except WatchkeeperError:
-            return {}
+    def _ask(self, expr: str, at: datetime) -> dict[Labels, float]:
+        return self.engine.instant(expr, clock.to_ms(at)).latest()
+
+
+def _tried(name: str, make: Callable[[], Piece]) -> Piece:
+    """Samples may lie on a server that does not answer, and the rest of the evidence is worth having."""
+    try:
+        return make()
+    except WatchkeeperError as error:
+        return Piece(name, missing=f"the samples could not be asked: {error}")
+
+
+def _by_counter(found: Mapping[Labels, float]) -> dict[Labels, float]:
+    """Without the labels that change while a counter goes on, such as who holds the GPU."""
+    return {labels.only((METRIC_NAME, "gpu", *TOLD)): value for labels, value in found.items()}
 
 
 def _where(node: fleet.Place) -> str:

@@ -92,6 +92,17 @@ def rehearse(past: Iterable[incidents.Incident], rules: Rules) -> list[Rehearsed
     return [stage.play(incident) for incident in sorted(past, key=lambda one: one.opened_at)[-MOST_REHEARSED:]]
 
 
+def rehearse_alone(past: Sequence[incidents.Incident], chosen: Policy) -> list[Rehearsed]:
+    """Incidents of a fleet that is not here: allowed to act, in an inventory of just their nodes, one by one."""
+    found = []
+    for incident in past:
+        place = incident.place
+        nodes = () if place.node is None else (fleet.Node(place.cluster, place.node, ""),)
+        rules = Rules(chosen, Ladder(actions.Mode.ACT), guards.Limits(), nodes)
+        found += rehearse([incident], rules)
+    return found
+
+
 class _Stage:
     """What the guards would have known at the time."""
 

@@ -71,11 +71,15 @@ class Standing:
     out: Mapping[fleet.Place, str]
     starts: Sequence[Start] = ()
     switch: repairs.Switch = field(default_factory=repairs.Switch)
+    # Why it is not known which nodes others have taken out; empty where it is.
+    blind: Sequence[str] = ()
     # GPUs that are sick on nodes that are not out.
     sick_gpus: Mapping[fleet.Place, int] = field(default_factory=dict)
     in_pool: Mapping[str, int] = field(default_factory=dict)
     out_of_pool: Mapping[str, int] = field(default_factory=dict)
     out_of_domain: Mapping[tuple[str, str], tuple[fleet.Place, ...]] = field(default_factory=dict)
+    # For each kind of domain that this fleet has: nodes that are out, of which nobody knows the domain.
+    out_of_nowhere: Mapping[str, tuple[fleet.Place, ...]] = field(default_factory=dict)
     healthy_gpus: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -85,33 +89,59 @@ class Refusal:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The inventory, counted. Of ten thousand nodes that takes a tenth of a second: not to be done for each start."""
+
+    nodes: Mapping[fleet.Place, fleet.Node]
+    in_pool: Mapping[str, int]
+    gpus_of_pool: Mapping[str, int]
+    # The kinds of failure domains that this fleet has.
+    kinds: frozenset[str]
+
+
+def census(nodes: Iterable[fleet.Node]) -> Census:
+    known = {node.place: node for node in nodes}
+    gpus: Counter[str] = Counter()
+    for node in known.values():
+        gpus[node.pool] += node.expected_gpus or 0
+    kinds = frozenset(kind for node in known.values() for kind in node.domains)
+    return Census(known, Counter(node.pool for node in known.values()), gpus, kinds)
+
+
 def count(
-    nodes: Iterable[fleet.Node],
+    nodes: Iterable[fleet.Node] | Census,
     out: Mapping[fleet.Place, str],
     *,
     starts: Sequence[Start] = (),
     switch: repairs.Switch | None = None,
     sick_gpus: Mapping[fleet.Place, int] | None = None,
+    blind: Sequence[str] = (),
 ) -> Standing:
-    known = {node.place: node for node in nodes}
-    sick = sick_gpus or {}
+    counted = nodes if isinstance(nodes, Census) else census(nodes)
+    known, sick = counted.nodes, sick_gpus or {}
     domains: dict[tuple[str, str], tuple[fleet.Place, ...]] = {}
     for place in out:
         for pair in known[place].domains.items() if place in known else ():
             domains[pair] = (*domains.get(pair, ()), place)
-    healthy: Counter[str] = Counter()
-    for place, node in known.items():
-        if place not in out and node.expected_gpus is not None:
-            healthy[node.pool] += max(0, node.expected_gpus - sick.get(place, 0))
+    healthy = Counter(counted.gpus_of_pool)
+    for place in {*out, *sick} & known.keys():
+        expected = known[place].expected_gpus or 0
+        healthy[known[place].pool] -= expected if place in out else min(expected, sick[place])
     return Standing(
         nodes=known,
         out=out,
         starts=starts,
         switch=switch or repairs.Switch(),
+        blind=blind,
         sick_gpus=sick,
-        in_pool=Counter(node.pool for node in known.values()),
+        in_pool=counted.in_pool,
         out_of_pool=Counter(known[place].pool for place in out if place in known),
         out_of_domain=domains,
+        out_of_nowhere={
+            kind: tuple(place for place in out if place in known and kind not in known[place].domains)
+            for kind in counted.kinds
+        },
         healthy_gpus=healthy,
     )
 
@@ -170,13 +200,36 @@ def not_again(wish: Wish, standing: Standing, limits: Limits, now: datetime) -> 
     return f"{about}, the limit is {limits.attempts}: hand it over to the vendor"
 
 
+def counted_nodes(_: Wish, standing: Standing, __: Limits, ___: datetime) -> str | None:
+    """A budget of which nobody knows how much is used has no room."""
+    if not standing.blind:
+        return None
+    return f"nobody knows which of the {len(standing.nodes):,} nodes others have taken out: {standing.blind[0]}"
+
+
 def one_of_a_domain(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> str | None:
-    for kind in limits.domains:
-        name = standing.nodes[wish.node].domains.get(kind) if wish.node in standing.nodes else None
+    node = standing.nodes.get(wish.node)
+    for kind in limits.domains if node is not None else ():
+        name = node.domains.get(kind) if node is not None else None
         others = [place for place in standing.out_of_domain.get((kind, name or ""), ()) if place != wish.node]
         if name and others:
             return f"{others[0].node} of {kind} {name} is out already: {len(others)} nodes of a {kind}, the limit is 1"
+        if (text := _perhaps_shared(wish, standing, kind, is_known=name is not None)) is not None:
+            return text
     return None
+
+
+def _perhaps_shared(wish: Wish, standing: Standing, kind: str, *, is_known: bool) -> str | None:
+    """In a fleet that has racks, a node without one may be in any of them."""
+    unknown = standing.out_of_nowhere.get(kind)
+    if unknown is None:
+        return None
+    others = [place for place in (unknown if is_known else standing.out) if place in standing.nodes]
+    other = next((place.node for place in others if place != wish.node), None)
+    if other is None:
+        return None
+    whose = other if is_known else wish.node.node
+    return f"nobody knows the {kind} of {whose}, and {other} is out: two nodes of a {kind} may be, the limit is 1"
 
 
 def pool_share(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> str | None:
@@ -260,6 +313,7 @@ GUARDS: Mapping[str, Guard] = {
     "breaker": unbroken,
     "inventory": known_node,
     "attempts": not_again,
+    "schedulers": counted_nodes,
     "domain": one_of_a_domain,
     "pool share": pool_share,
     "fleet share": fleet_share,
@@ -268,4 +322,4 @@ GUARDS: Mapping[str, Guard] = {
     "quiet hours": no_quiet_hours,
 }
 # They count nodes that are out of service.
-OF_CAPACITY = frozenset({"domain", "pool share", "fleet share", "quorum"})
+OF_CAPACITY = frozenset({"schedulers", "domain", "pool share", "fleet share", "quorum"})

@@ -7,7 +7,7 @@ done, failed with a reason, or rolled back because there was nothing left to rep
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Mode, Result
@@ -23,6 +23,10 @@ REVERSIBLE = frozenset({ActionKind.LOWER_POWER})
 USUAL_LIMIT_SECONDS = 600.0
 # An uncordon that failed is tried again for as long as the node carries our mark.
 RESTORE_LIMIT_SECONDS = 600.0
+# No pause is longer. One that seems to be was set before the clock was put back.
+LONGEST_PAUSE = timedelta(seconds=60)
+# A yes from later than this was given before the clock was put back: nobody knows how old it is.
+MOST_AHEAD = timedelta(minutes=1)
 
 
 class MoveKind(StrEnum):
@@ -116,6 +120,8 @@ def _approved(repair: Repair, seen: Seen, now: datetime) -> Move:
         return end(RepairState.ROLLED_BACK, "The incident was over before anything was touched", keeps_cordon=False)
     if repair.approved_until is not None and now > repair.approved_until:
         return enter(RepairState.PLANNED, f"The yes of {repair.approved_by} has expired")
+    if repair.approved_until is not None and repair.since - now > MOST_AHEAD:
+        return enter(RepairState.PLANNED, f"The clock was put back: the yes of {repair.approved_by} may have expired")
     if seen.refusal is not None:
         return wait(seen.refusal)
     return enter(state_of(repair.action), f"Approved by {repair.approved_by}, and no guard objects")
@@ -190,10 +196,13 @@ def _step(repair: Repair, seen: Seen, now: datetime) -> Move:
     is_seen = seen.observed is not None and seen.observed.is_schedulable is not True
     if action.kind is ActionKind.CORDON and seen.mark_of is not None and is_seen:
         return Move(MoveKind.NEXT, f"{repair.node.node} is cordoned by us")
-    if repair.retry_at is not None and now < repair.retry_at:
+    if _pauses(repair, now):
         return wait(*repair.waits_for)
     if action.kind is ActionKind.VALIDATE:
         return _validate(seen)
+    if seen.observed is None and action.kind is not ActionKind.CORDON:
+        # Only a cordon looks for itself; whatever follows it needs to know that the node is still ours.
+        return wait(f"a look at {repair.node.node}, which cannot be had now: the cluster does not answer")
     return Move(MoveKind.PERFORM, action.why, action=action)
 
 
@@ -225,7 +234,7 @@ def _restoring(repair: Repair, seen: Seen, now: datetime) -> Move:
         return end(outcome, repair.said, keeps_cordon=False)
     if (late := _late(repair, RESTORE_LIMIT_SECONDS, now)) is not None:
         return end(RepairState.FAILED, late)
-    if repair.retry_at is not None and now < repair.retry_at:
+    if _pauses(repair, now):
         return wait(*repair.waits_for)
     return Move(MoveKind.PERFORM, left[0].why, action=left[0])
 
@@ -233,11 +242,15 @@ def _restoring(repair: Repair, seen: Seen, now: datetime) -> Move:
 def _held(repair: Repair, seen: Seen, now: datetime) -> Move:
     if not seen.is_over:
         return wait("the end of the incident")
-    if repair.retry_at is not None and now < repair.retry_at:
+    if _pauses(repair, now):
         return wait("another try")
     if repair.has_acted and validate_step(repair) is not None:
         return enter(RepairState.VALIDATING, "The incident is over: the node is validated before it is given back")
     return restore(RepairState.ROLLED_BACK, "The incident is over: what was done is undone")
+
+
+def _pauses(repair: Repair, now: datetime) -> bool:
+    return repair.retry_at is not None and timedelta() < repair.retry_at - now <= LONGEST_PAUSE
 
 
 def _late(repair: Repair, limit: float, now: datetime) -> str | None:

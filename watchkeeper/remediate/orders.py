@@ -90,6 +90,10 @@ class Outbox:
         """Call this, from any thread, whenever there is something for a node; with None when the hub stops."""
         self._listeners.append(listener)
 
+    def succeed(self, earlier: Outbox) -> None:
+        """Tell those who listened to an earlier outbox of this hub from now on."""
+        self._listeners = earlier._listeners
+
     def end(self) -> None:
         """The hub stops: nobody need wait any longer. What waits stays in the journal."""
         self._tell(None)

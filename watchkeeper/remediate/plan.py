@@ -95,7 +95,9 @@ def _arguments(step: PolicyStep, incident: incidents.Incident, where: fleet.Plac
         told["checks"] = ",".join(step.checks)
     if step.action is ActionKind.CORDON:
         told["cause"] = incident.cause
-    if step.action is ActionKind.RESTART_APP or (step.action is ActionKind.DRAIN and where.gpu):
+    # Who suffers from an incident of a whole node need not hold this GPU of it.
+    is_exact = where.gpu is None or where.gpu == incident.place.gpu
+    if is_exact and (step.action is ActionKind.RESTART_APP or (step.action is ActionKind.DRAIN and where.gpu)):
         pods = [name for name in incident.workloads if "/" in name]
         jobs = [name for name in incident.workloads if "/" not in name]
         told |= {name: ",".join(found) for name, found in (("pods", pods), ("jobs", jobs)) if found}

@@ -8,8 +8,8 @@ file is used.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from watchkeeper.catalogue import causes
 from watchkeeper.errors import SettingsError, WireError
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, diagnosis
-from watchkeeper.remediate.validation import CHECKS
+from watchkeeper.remediate.validation import AFTER_HARDWARE, CHECKS, NODE_CHECKS
 
 # What only hardware needs; a fault of a workload must never lead to one of these.
 HARDWARE_ACTIONS = frozenset(
@@ -123,6 +123,33 @@ def parse(text: str, *, where: str, over: Policy | None = None) -> Policy:
     return policy if over is None else _overlay(over, policy)
 
 
+def with_checks(policy: Policy, more: Sequence[str]) -> Policy:
+    """The policy, where each validation asks these as well; what needs full load only after a fault of hardware."""
+    if unknown := [name for name in more if name not in NODE_CHECKS]:
+        known = ", ".join(NODE_CHECKS)
+        raise SettingsError(f"unknown check {', '.join(unknown)}; known: {known}", where="remediate.node_checks")
+
+    def added(cause: str, entry: CausePolicy, pool: str) -> CausePolicy:
+        names = [name for name in more if name not in AFTER_HARDWARE or policy.is_hardware(cause, pool)]
+        return replace(entry, steps=tuple(_checked(step, names) for step in entry.steps))
+
+    return replace(
+        policy,
+        cause={cause: added(cause, entry, "") for cause, entry in policy.cause.items()},
+        pool={
+            pool: PoolPolicy({cause: added(cause, entry, pool) for cause, entry in inner.cause.items()})
+            for pool, inner in policy.pool.items()
+        },
+    )
+
+
+def _checked(step: PolicyStep, names: Sequence[str]) -> PolicyStep:
+    if step.action is not actions.ActionKind.VALIDATE or not names:
+        return step
+    # A step that names none asks all that the hub itself can make.
+    return replace(step, checks=tuple(dict.fromkeys((*(step.checks or CHECKS), *names))))
+
+
 def _overlay(under: Policy, top: Policy) -> Policy:
     pools = {
         name: PoolPolicy({**(under.pool[name].cause if name in under.pool else {}), **entry.cause})
@@ -161,6 +188,9 @@ def _entry_problems(key: str, cause: str, entry: CausePolicy) -> Iterator[str]:
         yield f"{key}.steps: has an uncordon without a validate; a node is given back only after it passed"
     for at, step in enumerate(entry.steps):
         yield from _step_problems(f"{key}.steps[{at}]", step)
+        is_of_node = step.action is actions.ActionKind.DRAIN and step.arguments.get("scope") != "gpu"
+        if is_of_node and actions.ActionKind.CORDON not in kinds[:at]:
+            yield f"{key}.steps[{at}]: drains a node that was not cordoned, so new work would come; add a cordon before"
 
 
 def _step_problems(key: str, step: PolicyStep) -> Iterator[str]:
@@ -169,8 +199,8 @@ def _step_problems(key: str, step: PolicyStep) -> Iterator[str]:
         yield f"{key}.arguments: {step.action} has no {', '.join(sorted(strange))}; known: {allowed}"
     if step.checks and step.action is not actions.ActionKind.VALIDATE:
         yield f"{key}.checks: only a validate has checks"
-    if unknown := [name for name in step.checks if name not in CHECKS]:
-        yield f"{key}.checks: unknown check {', '.join(unknown)}; known: {', '.join(CHECKS)}"
+    if unknown := [name for name in step.checks if name not in {**CHECKS, **NODE_CHECKS}]:
+        yield f"{key}.checks: unknown check {', '.join(unknown)}; known: {', '.join((*CHECKS, *NODE_CHECKS))}"
     if step.limit is not None:
         yield from _limit_problems(f"{key}.limit", step.limit)
 

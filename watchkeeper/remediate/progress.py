@@ -14,13 +14,13 @@ from watchkeeper.model.actions import Action, ActionKind, Mode, Receipt, Result
 from watchkeeper.model.repairs import BY_PERSON, ENDED, REPAIR_MOVES, Repair, RepairId, RepairState
 from watchkeeper.remediate.driver import Performed
 from watchkeeper.remediate.ladder import Rung
-from watchkeeper.remediate.moves import Move, end, enter, state_of, validate_step
+from watchkeeper.remediate.moves import LONGEST_PAUSE, Move, end, enter, state_of, validate_step
 from watchkeeper.remediate.wanted import Wanted, numbered
 
 # An action that is not complete is performed again after a tenth of the time it has taken: pods end in a second or in
 # an hour, machines boot in minutes.
 SHORTEST_POLL, LONGEST_POLL = timedelta(milliseconds=200), timedelta(seconds=5)
-FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=1), timedelta(seconds=60)
+FIRST_PAUSE = timedelta(seconds=1)
 # A cordon that a failed repair left is not tried again before this.
 HELD_PAUSE = timedelta(seconds=60)
 TEXT_LIMIT = 500
@@ -113,7 +113,9 @@ def begun(repair: Repair, action: Action) -> Repair:
     """Written before the call: from here on it may have happened."""
     if repair.state is RepairState.RESTORING:
         return replace(repair, is_begun=True)
-    has_cordon = repair.has_cordon or action.kind in (ActionKind.CORDON, ActionKind.DRAIN)
+    # To move what holds one GPU needs no cordon.
+    may_cordon = action.kind is ActionKind.CORDON or (action.kind is ActionKind.DRAIN and action.place.gpu is None)
+    has_cordon = repair.has_cordon or may_cordon
     has_acted = repair.has_acted or repair.state is RepairState.ACTING
     return replace(repair, is_begun=True, has_cordon=has_cordon, has_acted=has_acted)
 

@@ -21,8 +21,9 @@ from watchkeeper.model import actions, events, fleet, incidents
 from watchkeeper.model.repairs import WAITING, Repair, RepairId, RepairState, Switch
 from watchkeeper.remediate import guards, progress, validation
 from watchkeeper.remediate.driver import Observed
-from watchkeeper.remediate.ladder import HANDS_OFF, Rung
-from watchkeeper.remediate.moves import Move, MoveKind, Seen, mark_incident, next_move, restore
+from watchkeeper.remediate.ladder import HANDS_OFF
+from watchkeeper.remediate.late_marks import LateMarks
+from watchkeeper.remediate.moves import MOST_AHEAD, Move, MoveKind, Seen, mark_incident, next_move, restore
 from watchkeeper.remediate.surroundings import Surroundings
 from watchkeeper.remediate.wanted import Wanted
 
@@ -38,11 +39,11 @@ LOOKS = {
     RepairState.VALIDATING: timedelta(seconds=5),
     RepairState.ACTING: timedelta(seconds=2),
 }
-# Nodes of repairs that ended within this time are looked at for marks of ours that came late.
-LATE = timedelta(hours=1)
-LATE_LOOK = timedelta(minutes=5)
 # What is counted may be this old; a change of our own is counted at once.
 COUNTED = timedelta(seconds=5)
+# The inventory is counted this often by the sweep, and at once for a node that it did not have.
+COUNTED_NODES = timedelta(seconds=30)
+JUST_WRITTEN = timedelta(seconds=1)
 MOST_STARTS = 10_000
 MOST_WANTED = 50_000
 # Repairs of one fleet that may wait, run or be held: as many as a hub keeps open incidents.
@@ -56,6 +57,11 @@ class Repairs:
         self._around = around
         self._lock = threading.RLock()
         self._turns: dict[fleet.Place, threading.Lock] = {}
+        # A stop that the journal does not have yet: it holds all the same.
+        self._unwritten: Switch | None = None
+        # Nodes that could not be looked at the last time.
+        self._unseen: set[fleet.Place] = set()
+        self._has_swept = False
         self._restore(now)
 
     def _restore(self, now: datetime) -> None:
@@ -64,7 +70,7 @@ class Repairs:
         self._by_node: dict[fleet.Place, set[RepairId]] = {}
         for one in self._alive.values():
             self._by_node.setdefault(one.node, set()).add(one.id)
-        self.switch = shelf.switch()
+        self.switch = self._unwritten or shelf.switch()
         past = shelf.latest_repairs(limit=MOST_STARTS)
         self._starts = [
             guards.Start(one.started_at, one.node, one.cause, one.gpu)
@@ -72,15 +78,16 @@ class Repairs:
             if one.started_at is not None
         ]
         self._wanted = {one.node: one.made_at for one in reversed(past) if one.mode is not actions.Mode.SUGGEST}
-        # Where a call of ours may have taken effect after we gave it up.
-        self._late = {one.node: one.id for one in reversed(past) if one.ended_at and now - one.ended_at < LATE}
-        self._late_looked: datetime | None = None
+        self._late = LateMarks(reversed(past), now)
         self._looked: dict[RepairId, datetime] = {}
         self._refused: dict[RepairId, str] = {}
         # Begun by this process and not called yet.
         self._fresh: set[RepairId] = set()
         self._counted: tuple[datetime, guards.Standing] | None = None
+        self._inventory: tuple[datetime, guards.Census] | None = None
         self._open: set[str] = shelf.open_incident_ids()
+        # True while memory may have what the journal does not: a transaction broke, and the journal cannot be read.
+        self._is_torn = False
 
     # What is there
 
@@ -98,18 +105,36 @@ class Repairs:
             return known or max(waiting, key=lambda one: (not one.is_ended, one.made_at))
         return next(iter(self._around.shelf.repairs_of(id, limit=1)), None)
 
-    def standing(self, now: datetime) -> guards.Standing:
+    def standing(self, now: datetime, about: fleet.Place | None = None) -> guards.Standing:
         with self._lock:
+            is_new = about is not None and about not in self._census(now).nodes
+            # To look for one node is a tenth of the work of counting all of them.
+            if is_new and any(node.place == about for node in self._around.nodes()):
+                self._census(now, timedelta())
             if self._counted is None or not timedelta() <= now - self._counted[0] < COUNTED:
                 out = {**self._around.out(), **{one.node: one.id for one in self._alive.values() if one.is_out}}
-                sick = self._around.sick_gpus()
-                found = guards.count(self._around.nodes(), out, starts=self._starts, switch=self.switch, sick_gpus=sick)
+                limits = self._around.limits
+                since = now - max(limits.starts_window, limits.attempts_window)
+                found = guards.count(
+                    self._census(now),
+                    out,
+                    starts=[start for start in self._starts if start.at > since],
+                    switch=self.switch,
+                    sick_gpus=self._around.sick_gpus(),
+                    blind=self._around.blind(),
+                )
                 self._counted = (now, found)
             return self._counted[1]
 
+    def _census(self, now: datetime, most_old: timedelta = 2 * COUNTED_NODES) -> guards.Census:
+        if self._inventory is None or not timedelta() <= now - self._inventory[0] < most_old:
+            self._inventory = (now, guards.census(self._around.nodes()))
+            self._counted = None
+        return self._inventory[1]
+
     def refusals(self, repair: Repair, now: datetime) -> list[guards.Refusal]:
         """What every guard that objects would say now."""
-        return guards.refusals(wish_of(repair), self.standing(now), self._around.limits, now=now)
+        return guards.refusals(wish_of(repair), self.standing(now, repair.node), self._around.limits, now=now)
 
     # What plans want
 
@@ -196,14 +221,26 @@ class Repairs:
         """Decide about everything that waits, and say which repairs are to be advanced now."""
         if self.switch.is_stopped:
             return []
-        late = self._look_for_late(now)
+        with self._lock:
+            self._census(now, COUNTED_NODES)
+        late = self._take_off_late(now)
         with self.changing(now):
             self._open = self._around.shelf.open_incident_ids()
-            self._forget_late(now)
             for repair in sorted(self._alive.values(), key=lambda one: one.made_at):
                 if repair.state in WAITING:
                     self.decide(repair, now)
+                elif repair.is_running and (why := self._counts_anew(repair, now)):
+                    self.keep(progress.resumed(repair, now), now, text=f"{why}: its time counts anew", kind=STEP)
+            self._has_swept = True
             return [*late, *(one.id for one in self._alive.values() if self._is_due(one, now))]
+
+    def _counts_anew(self, repair: Repair, now: datetime) -> str | None:
+        """Why the time that a step has taken is not held against it."""
+        if repair.since - now > MOST_AHEAD:
+            return "The clock was put back"
+        # A hub that was away cannot have done it in time; checks go by when the repair ended, and keep that.
+        is_call = repair.is_begun and repair.state is not RepairState.VALIDATING
+        return "The hub was started again" if is_call and not self._has_swept else None
 
     def _is_due(self, repair: Repair, now: datetime) -> bool:
         if not (repair.is_running or repair.is_held):
@@ -237,7 +274,7 @@ class Repairs:
         quick = next((g for g in ("stop", "breaker") if guards.GUARDS[g](wish, empty, limits, now)), None)
         if quick is not None:
             return guards.Refusal(quick, str(guards.GUARDS[quick](wish, empty, limits, now)))
-        return guards.first_refusal(wish, self.standing(now), limits, now=now)
+        return guards.first_refusal(wish, self.standing(now, repair.node), limits, now=now)
 
     def _say_refusal(self, repair: Repair, refusal: guards.Refusal | None, now: datetime) -> Repair:
         """Once for each guard that holds it up."""
@@ -255,14 +292,15 @@ class Repairs:
             repair = self._alive.get(id)
         if repair is None or not (repair.is_running or repair.is_held):
             return None
-        if (rung := self._around.rung(repair)) is not None and rung.mode in HANDS_OFF:
-            self._leave(repair, rung)
+        if (left := self._hands_off(repair)) is not None:
+            self._leave(repair, left, now)
             return None
         with self.turn(repair.node):
+            is_fresh = id in self._fresh and now - repair.since < JUST_WRITTEN
             seen = self._look(repair, now)
-            with self.changing(now):
+            with self._lock:
                 current = self._alive.get(id)
-                if current is None or self.switch.is_stopped:
+                if current is None or self.switch.is_stopped or self._is_torn:
                     return None
                 if current != repair:
                     return now
@@ -270,19 +308,37 @@ class Repairs:
                 self._looked[id] = now
                 if move.kind is MoveKind.WAIT:
                     return self._say_wait(current, move, now)
-                current = self._carry_out(current, move, seen, now=now)
+                # Each transaction asks whether we still lead. One was made a moment ago for a first cordon, and another
+                # would have to wait for the commits of others.
+                if not is_fresh or move.action is None or progress.begun(current, move.action) != current:
+                    with self.changing(now):
+                        current = self._carry_out(current, move, seen, now=now)
             if move.kind is not MoveKind.PERFORM:
                 return now if current.is_running else None
             assert move.action is not None
             return self._perform(current, move.action, now)
 
-    def _leave(self, repair: Repair, rung: Rung) -> None:
-        """It was begun under other settings: nothing is touched, and it says so."""
-        waits_for = (f"a person, or a higher mode: {rung.why}",)
+    def _hands_off(self, repair: Repair) -> str | None:
+        """What a repair that was begun under other settings waits for; None where those of today let it go on."""
+        rung = self._around.rung(repair)
+        if rung is None:
+            return None
+        if rung.mode in HANDS_OFF:
+            return f"a person, or a higher mode: {rung.why}"
+        is_careful = rung.is_below(repair.mode) and repair.approved_by == POLICY
+        # To take back what is ours needs nobody's yes.
+        is_undone = repair.state is RepairState.RESTORING or repair.is_held
+        return f"a person's yes: {rung.why}" if is_careful and not is_undone else None
+
+    def _leave(self, repair: Repair, waits_for: str, now: datetime) -> None:
+        """Nothing is touched, and it says so; a node that stays out of service for it has an open incident."""
         with self._lock:
-            if repair.waits_for != waits_for and repair.id in self._alive:
-                self._alive[repair.id] = replace(repair, waits_for=waits_for)
+            self._looked[repair.id] = now
+            if repair.waits_for != (waits_for,) and repair.id in self._alive:
+                self._alive[repair.id] = replace(repair, waits_for=(waits_for,))
                 self._around.changed()
+            if repair.has_cordon and not self._open.intersection(repair.openings):
+                self._around.report(_still_broken(repair, now))
 
     @contextmanager
     def turn(self, node: fleet.Place) -> Iterator[None]:
@@ -303,9 +359,14 @@ class Repairs:
 
     def _observe(self, node: fleet.Place) -> Observed | None:
         try:
-            return self._around.driver.observe(node)
+            seen = self._around.driver.observe(node)
+            self._unseen.discard(node)
+            return seen
         except (ActionFailed, ActionRefused) as error:
-            log.warning("A node could not be looked at", extra=fields(node=node.node, error=error))
+            # Once, not each second for as long as a cluster is silent.
+            if node not in self._unseen:
+                self._unseen.add(node)
+                log.warning("A node cannot be looked at", extra=fields(node=node.node, error=error))
             return None
 
     def _own_mark(self, observed: Observed) -> incidents.IncidentId | None:
@@ -315,7 +376,9 @@ class Repairs:
             return None
         with self._lock:
             is_known = any(found in self._alive[id].openings for id in self._by_node.get(observed.place, ()))
-        return found if is_known or self._around.shelf.repairs_of(found, limit=1) else None
+        # Another hub counts its incidents as we do: the number alone does not make a mark ours, the node does.
+        past = () if is_known else self._around.shelf.repairs_of(found)
+        return found if is_known or any(one.node == observed.place for one in past) else None
 
     def _validate(self, repair: Repair, now: datetime) -> tuple[validation.Verdict, ...]:
         action = repair.action
@@ -392,8 +455,8 @@ class Repairs:
         with self.changing(now):
             current = self._alive.get(repair.id, repair)
             # Other incidents may have joined meanwhile, and everything may have been stopped and resumed.
-            openings, since = {**after.openings, **current.openings}, max(after.since, current.since)
-            after = replace(after, openings=openings, since=since)
+            since = after.since if current.since == repair.since else max(after.since, current.since)
+            after = replace(after, openings={**after.openings, **current.openings}, since=since)
             kind = STORY if after.state is not repair.state or after.step != repair.step or after.tries == 1 else STEP
             if after != repair:
                 self.keep(after, now, text=text, kind=kind)
@@ -411,21 +474,14 @@ class Repairs:
             self._around.changed()
         return repair.retry_at if repair.retry_at is not None and repair.retry_at > now else None
 
-    # Marks that came late
-
-    def _look_for_late(self, now: datetime) -> list[RepairId]:
-        """A call that we gave up may have taken effect after all: take off what is ours and belongs to nothing."""
-        if self._late_looked is not None and timedelta() <= now - self._late_looked < LATE_LOOK:
-            return []
-        self._late_looked = now
+    def _take_off_late(self, now: datetime) -> list[RepairId]:
+        """Take off what is ours and belongs to nothing."""
         found = []
-        for node, id in list(self._late.items()):
-            if self._by_node.get(node):
-                continue
-            observed = self._observe(node)
-            mark_of = None if observed is None else self._own_mark(observed)
+        for id, observed in self._late.look(self._observe, lambda node: bool(self._by_node.get(node)), now):
+            mark_of = self._own_mark(observed)
             if mark_of is None:
                 continue
+            node = observed.place
             with self.changing(now):
                 past = next((one for one in self._around.shelf.repairs_at(node) if one.id == id), None)
                 if past is not None and not self._by_node.get(node):
@@ -434,27 +490,20 @@ class Repairs:
                     found.append(self.keep(revived, now, text=why).id)
         return found
 
-    def _forget_late(self, now: datetime) -> None:
-        if self._late_looked == now:
-            self._late = {
-                node: id
-                for node, id in self._late.items()
-                if any(
-                    one.ended_at and now - one.ended_at < LATE for one in self._around.shelf.repairs_at(node, limit=1)
-                )
-            }
-
     # Keeping
 
     @contextmanager
     def changing(self, now: datetime) -> Iterator[None]:
         """One transaction under the lock; whatever breaks it, memory goes back to what the journal has."""
         with self._lock:
+            if self._is_torn:
+                self._restore(now)
             try:
                 with self._around.shelf.together():
                     yield
             # Deliberately everything: a repair that only memory has would act on nobody's word.
             except BaseException:
+                self._is_torn = True
                 self._restore(now)
                 raise
 
@@ -468,7 +517,7 @@ class Repairs:
         else:
             self._alive.pop(repair.id, None)
             there.discard(repair.id)
-            self._late[repair.node] = repair.id
+            self._late.remember(repair, now)
             self._refused.pop(repair.id, None)
             self._looked.pop(repair.id, None)
             self._fresh.discard(repair.id)
@@ -481,12 +530,21 @@ class Repairs:
         self._around.changed()
         return repair
 
+    def tell_of_cause(self, repair: Repair, incident: incidents.IncidentId, now: datetime) -> None:
+        """For people who read why a node that does not answer is not an incident of its own."""
+        what = f"{repair.id} is at work on {repair.node.node}"
+        self._tell(incident, f"{what}: what is seen of it meanwhile does not change the cause, {repair.cause}", now)
+
     def _tell(self, incident: incidents.IncidentId, text: str, now: datetime) -> None:
         self._around.shelf.record(STORY, incident, at=now, actor=HUB, body={"text": text})
 
+    def stop_at_once(self, switch: Switch) -> None:
+        """Before the journal has it, and also where the journal cannot take it: nothing is called any more."""
+        self._unwritten = self.switch = switch
+
     def turn_switch(self, switch: Switch, now: datetime, *, actor: str, text: str) -> Switch:
         self._around.shelf.save_switch(switch, at=now, actor=actor, text=text)
-        self.switch, self._counted = switch, None
+        self.switch, self._counted, self._unwritten = switch, None, None
         self._around.changed()
         return switch
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -52,6 +52,8 @@ class Surroundings:
     validators: Mapping[str, validation.Validator] = field(default_factory=dict)
     nodes: Callable[[], Iterable[fleet.Node]] = tuple
     out: Callable[[], Mapping[fleet.Place, str]] = dict
+    # Why `out` cannot be relied on; nothing where it can.
+    blind: Callable[[], Sequence[str]] = tuple
     sick_gpus: Callable[[], Mapping[fleet.Place, int]] = dict
     # A node that we keep out of service without an open incident needs one.
     report: Callable[[events.Event], None] = lambda _: None

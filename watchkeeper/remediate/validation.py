@@ -25,6 +25,14 @@ CHECKS: Mapping[str, str] = {
     "conditions_clear": "no hardware fault of an open incident lasts at the node",
     "no_new_xid": "no Xid that speaks of hardware came since the repair, for some minutes",
 }
+# The same for checks that the node's agent makes, by work orders. A step that names no check asks those above.
+NODE_CHECKS: Mapping[str, str] = {
+    "scan": "the node's own scan says that it is healthy",
+    "diag_2": "its GPUs pass `watchkeeper diag -r 2`: speed and correctness",
+    "diag_3": "its GPUs pass `watchkeeper diag -r 3`: full load too",
+}
+# Full load takes minutes: it is for a node whose hardware was at fault.
+AFTER_HARDWARE = frozenset({"diag_3"})
 # A GPU that is still bad shows it within minutes of being used; longer would only keep the node away.
 QUIET = timedelta(minutes=5)
 PRESENCE_METRIC = "DCGM_FI_DEV_GPU_TEMP"
@@ -100,7 +108,8 @@ class GpusPresent:
         where = f'{{cluster="{own_metrics.escape(place.cluster)}",Hostname="{own_metrics.escape(place.node or "")}"}}'
         expected = self._number(f"max(watchkeeper_node_expected_gpus{where})", now)
         fresh = f"timestamp({PRESENCE_METRIC}{where}) > {since.timestamp():.3f}"
-        found = self._number(f"count({fresh})", now) or 0
+        # Two exporters, or the slices of one GPU, are still one GPU.
+        found = self._number(f"count(count by (UUID) ({fresh}))", now) or 0
         if expected is None:
             return Verdict(self.name, Standing.UNKNOWN, f"{found} GPUs report, and nobody knows how many should")
         standing = Standing.PASSED if found >= expected else Standing.UNKNOWN

@@ -17,23 +17,30 @@ from pathlib import Path
 
 from watchkeeper import errors
 from watchkeeper.kit import files
-from watchkeeper.store import journal_check, wal, wal_replay
+from watchkeeper.store import connection as journal_connection
+from watchkeeper.store import journal_check, journal_file, wal, wal_replay
 from watchkeeper.store.block import Block, ChunkCache, Damage
 from watchkeeper.store.block_writer import SUFFIX, sync_folder
 from watchkeeper.store.index import Patterns
+from watchkeeper.store.journal import Journal
 
 # Compaction may rename blocks while they are listed; it is done within a few of these.
 MAX_LISTINGS = 20
+BROKEN = "entry {} of the journal, or what it wrote, is not as it was written"
 SAMPLES, JOURNAL = "samples", "journal.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Where a hub keeps what it knows."""
+    """Where a hub keeps what it knows. Without `journal` that is in the database whose address `url_file` has.
+
+    A database is verified here, and copied with its own tools.
+    """
 
     data: Path
     samples: Path
-    journal: Path
+    journal: Path | None
+    url_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ def back_up(source: Holdings, target: Path) -> Copied:
         )
         copied += sum(_copy(path, target / SAMPLES) for path in source.samples.glob("metadata.json"))
         linked, more = _link_blocks(source.samples / "blocks", target / SAMPLES / "blocks")
-        copied += more + _copy_journal(source.journal, target / JOURNAL)
+        copied += more + (0 if source.journal is None else _copy_journal(source.journal, target / JOURNAL))
         # Last, so that a directory with the mark is a whole backup.
         files.write_whole(target / files.OWNER_MARK, (source.data / files.OWNER_MARK).read_bytes())
         sync_folder(target)
@@ -82,8 +89,8 @@ def restore(source: Path, target: Holdings) -> list[Damage]:
     try:
         target.data.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source / SAMPLES, target.samples, dirs_exist_ok=True)
-        target.journal.parent.mkdir(parents=True, exist_ok=True)
-        if (source / JOURNAL).exists():
+        if (source / JOURNAL).exists() and target.journal is not None:
+            target.journal.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / JOURNAL, target.journal)
         files.write_whole(target.data / files.OWNER_MARK, (source / files.OWNER_MARK).read_bytes())
         os.sync()
@@ -106,19 +113,30 @@ def damages(kept: Holdings) -> Iterator[Damage]:
             continue
         yield from block.check()
         block.close()
-    if kept.journal.exists():
+    if kept.journal is not None and kept.journal.exists():
         yield from _journal_damages(kept.journal)
+    if kept.url_file is not None:
+        yield from _server_damages(kept.url_file)
+
+
+def _server_damages(url_file: str) -> Iterator[Damage]:
+    opened = journal_connection.follow(url_file)
+    with closing(Journal(opened)) as journal:
+        broken = journal.verify()
+    if broken is not None:
+        yield Damage(Path(str(opened.where)), 0, BROKEN.format(broken))
 
 
 def _journal_damages(path: Path) -> Iterator[Damage]:
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        opened = sqlite3.connect(f"file:{path}?mode=ro", uri=True, factory=journal_file.FileConnection)
+        with closing(opened) as connection, connection.snapshot():
             broken = journal_check.first_broken(connection)
     except sqlite3.Error as error:
         yield Damage(path, 0, f"the journal cannot be read: {error}")
         return
     if broken is not None:
-        yield Damage(path, 0, f"entry {broken} of the journal, or what it wrote, is not as it was written")
+        yield Damage(path, 0, BROKEN.format(broken))
 
 
 def _refuse_filled(folder: Path, *, remedy: str) -> None:

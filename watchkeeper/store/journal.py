@@ -1,8 +1,9 @@
-"""The journal: events, incidents, diagnoses, plans, alert states and the audit of them, in one SQLite file.
+"""The journal: events, incidents, diagnoses, plans, alert states and the audit of them, in SQLite or PostgreSQL.
 
 Every change is one transaction that appends a chained entry (see `chain.py`) and rewrites the rows it
 is about, so after a crash both are there or neither is. The hub owns one Journal and gives it to the
-incidents stage; the web pages read from it. This is the only place in the product that knows SQL.
+incidents stage; the web pages read from it. All SQL of the product is here and in the neighbours `journal_file`,
+`journal_check`, `postgres` and `election`; a statement here is one that both databases understand.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from watchkeeper.model import (
 )
 from watchkeeper.store import chain, journal_check
 from watchkeeper.store.chain import Entry
+from watchkeeper.store.connection import Connection
 from watchkeeper.store.journal_file import open_journal
 
 T = TypeVar("T")
@@ -57,23 +59,18 @@ REPAIR_SWITCH = "repair_switch"
 class Journal:
     """One writer at a time; every method may be called from any thread.
 
-    Opening a journal makes the opener its leader: whoever had it open before gets JournalConflict on
-    the next write instead of writing beside us.
+    A file is led by whoever opened it last: whoever had it open before gets JournalConflict on the next write instead
+    of writing beside us. On a server the connection knows in which epoch it writes, or that it only reads.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, place: Path | Connection) -> None:
         self._lock = threading.RLock()
         self._depth = 0
         self._decoded: dict[tuple[str, str], tuple[int, object]] = {}
-        self._connection = open_journal(path)
+        self._connection: Connection = open_journal(place) if isinstance(place, Path) else place
+        self.path, self.epoch = self._connection.where, self._connection.epoch
         try:
-            with self._guarded():
-                self._connection.execute("BEGIN IMMEDIATE")
-                self._connection.execute("UPDATE number SET value = value + 1 WHERE name = 'epoch'")
-                self._connection.execute("COMMIT")
-                self.epoch = self._number("epoch")
-                self._incident_number = self._number("incident")
+            self._incident_number = self._number("incident")
         except StoreError:
             self._connection.close()
             raise
@@ -87,15 +84,7 @@ class Journal:
         """Everything written inside is kept, or nothing of it; nests."""
         with self._guarded():
             if self._depth == 0:
-                self._connection.execute("BEGIN IMMEDIATE")
-                if self._number("epoch") != self.epoch:
-                    self._connection.execute("ROLLBACK")
-                    raise JournalConflict(
-                        f"this writer's epoch {self.epoch} is not the current one, {self._number('epoch')}",
-                        where=str(self.path),
-                        now="Another hub leads; nothing was written",
-                        remedy="Stop one of the two hubs, or give it a data directory of its own",
-                    )
+                self._connection.begin()
             self._depth += 1
             try:
                 yield
@@ -161,9 +150,9 @@ class Journal:
         """
         where, values = ("TRUE", []) if place is None else _node_condition(place)
         rows = self._rows(
-            "SELECT body, MAX(at || key) FROM event"  # noqa: S608
-            f" WHERE {where} AND at >= ? GROUP BY json_extract(body, '$.place'),"
-            " json_extract(body, '$.kind'), json_extract(body, '$.code') LIMIT ?",
+            "SELECT body FROM (SELECT body, ROW_NUMBER() OVER (PARTITION BY json_extract(body, '$.place'),"  # noqa: S608
+            " json_extract(body, '$.kind'), json_extract(body, '$.code') ORDER BY at DESC, key DESC) AS turn"
+            f" FROM event WHERE {where} AND at >= ?) AS newest WHERE turn = 1 LIMIT ?",
             *values,
             wire.format_time(since),
             MOST_ROWS,
@@ -195,7 +184,8 @@ class Journal:
                 )
             if not known:
                 self._connection.execute(
-                    "UPDATE number SET value = MAX(value, ?) WHERE name = 'incident'", (_number_of(incident.id),)
+                    "UPDATE number SET value = ? WHERE name = 'incident' AND value < ?",
+                    (_number_of(incident.id), _number_of(incident.id)),
                 )
             about = {"state": incident.state, "severity": incident.severity, "cause": incident.cause}
             self._write(
@@ -415,7 +405,7 @@ class Journal:
 
     def verify(self) -> int | None:
         """The number of the first entry that is not as it was written, or whose rows are not; None if all are."""
-        with self._guarded():
+        with self._guarded(), self._connection.snapshot():
             return journal_check.first_broken(self._connection)
 
     def _write(
@@ -436,7 +426,8 @@ class Journal:
         with self.together():
             entry = self.record(kind or table, subject, at=at, actor=actor, body=body)
             self._connection.executemany(
-                f"INSERT OR REPLACE INTO {table} (key, seq, body) VALUES (?, ?, ?)",  # noqa: S608
+                f"INSERT INTO {table} (key, seq, body) VALUES (?, ?, ?)"  # noqa: S608
+                " ON CONFLICT (key) DO UPDATE SET seq = excluded.seq, body = excluded.body",
                 [(key, entry.seq, content) for key, content in rows.items()],
             )
 

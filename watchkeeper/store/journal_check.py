@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from watchkeeper.kit import wire
 from watchkeeper.store import chain
 from watchkeeper.store.chain import Entry
+from watchkeeper.store.connection import Connection
 
 CHECKPOINT = "checkpoint"
 SEAL = "sha256"
@@ -22,6 +22,8 @@ CHANGING_TABLES = (
     *("incident", "diagnosis", "plan", "alert", "work_order", "silence", "notice"),
     *("repair", "repair_switch"),
 )
+# Rows of some kilobytes each.
+PAGE_ROWS = 1_000
 # A copy that an older Watchkeeper made may lack these.
 ADDED_TABLES = frozenset({"work_order", "silence", "notice", "repair", "repair_switch"})
 
@@ -37,14 +39,14 @@ def entry_of(row: tuple[Any, ...]) -> Entry:
     return Entry(seq, wire.parse_time(at), actor, kind, subject, json.loads(body), epoch, prev, hash)
 
 
-def first_broken(connection: sqlite3.Connection) -> int | None:
+def first_broken(connection: Connection) -> int | None:
     broken = {seq for seq in (_broken_entry(connection), _broken_row(connection)) if seq is not None}
     return min(broken, default=None)
 
 
-def _broken_entry(connection: sqlite3.Connection) -> int | None:
+def _broken_entry(connection: Connection) -> int | None:
     expected, prev = _start(connection)
-    for row in connection.execute("SELECT * FROM entry ORDER BY seq"):
+    for row in _paged(connection, "SELECT * FROM entry WHERE seq > ? ORDER BY seq LIMIT ?", after=0):
         if row[0] != expected or not _is_as_written(row, prev):
             return min(expected, int(row[0]))
         entry = entry_of(row)
@@ -65,40 +67,48 @@ def _is_as_written(row: tuple[Any, ...], prev: str) -> bool:
         return False
 
 
-def _start(connection: sqlite3.Connection) -> tuple[int, str]:
+def _start(connection: Connection) -> tuple[int, str]:
     """Where the chain begins: at the first entry ever, or after what the newest checkpoint dropped."""
-    newest = connection.execute(
-        "SELECT json_extract(body, '$.after'), json_extract(body, '$.hash') FROM entry"
-        " WHERE kind = ? AND json_valid(body) ORDER BY seq DESC LIMIT 1",
-        (CHECKPOINT,),
-    ).fetchone()
-    return (int(newest[0]) + 1, str(newest[1])) if newest else (1, chain.GENESIS)
+    for (text,) in connection.execute("SELECT body FROM entry WHERE kind = ? ORDER BY seq DESC", (CHECKPOINT,)):
+        try:
+            body = json.loads(text)
+            return int(body["after"]) + 1, str(body["hash"])
+        except (ValueError, TypeError, KeyError):
+            continue
+    return 1, chain.GENESIS
 
 
-def _seal_of_events(connection: sqlite3.Connection, seq: int) -> dict[str, str]:
+def _seal_of_events(connection: Connection, seq: int) -> dict[str, str]:
     rows = connection.execute("SELECT key, body FROM event WHERE seq = ?", (seq,))
     return seal(dict(rows))[SEAL]
 
 
-def _broken_row(connection: sqlite3.Connection) -> int | None:
+def _broken_row(connection: Connection) -> int | None:
     """The lowest entry number whose incident, diagnosis, plan, alert or order row is not the one it wrote."""
     first, last = connection.execute("SELECT MIN(seq), MAX(seq) FROM entry").fetchone()
     broken = []
-    present = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    present = connection.tables()
     for table in (table for table in CHANGING_TABLES if table not in ADDED_TABLES or table in present):
-        for key, seq, body in connection.execute(f"SELECT key, seq, body FROM {table} ORDER BY seq"):  # noqa: S608
+        statement = f"SELECT key, seq, body FROM {table} WHERE key > ? ORDER BY key LIMIT ?"  # noqa: S608
+        for key, seq, body in _paged(connection, statement, after=""):
             # A row older than the chain's beginning outlived a trim: nothing is left to compare it with.
             if first is not None and seq < first:
                 continue
             if last is None or seq > last or _sealed(connection, seq).get(key) != chain.digest([body]):
                 broken.append(int(seq))
-                break
     return min(broken, default=None)
 
 
-def _sealed(connection: sqlite3.Connection, seq: int) -> dict[str, str]:
+def _sealed(connection: Connection, seq: int) -> dict[str, str]:
     row = connection.execute("SELECT body FROM entry WHERE seq = ?", (seq,)).fetchone()
     try:
         return dict(json.loads(row[0])[SEAL])
     except (ValueError, TypeError, KeyError):
         return {}
+
+
+def _paged(connection: Connection, statement: str, *, after: int | str) -> Iterator[tuple[Any, ...]]:
+    """Rows by their first column, a page at a time: a server's library would bring all of them into memory at once."""
+    while page := connection.execute(statement, (after, PAGE_ROWS)).fetchall():
+        yield from page
+        after = page[-1][0]

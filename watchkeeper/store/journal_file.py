@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
-from watchkeeper.errors import StoreError
+from watchkeeper.errors import JournalConflict, StoreError
 
 # Written into the file's header, so that a database of another program is recognised: "WKJ1".
 APPLICATION_ID = 0x574B4A31
@@ -18,10 +20,47 @@ SCHEMA_VERSION = 1
 BUSY_SECONDS = 5.0
 
 
-def open_journal(path: Path) -> sqlite3.Connection:
-    """A connection in which every commit is on the disk when it returns."""
+class FileConnection(sqlite3.Connection):
+    """A journal's file, as `connection.Connection` wants it."""
+
+    where: Path
+    epoch: int
+
+    def begin(self) -> None:
+        """Begin to write, unless another hub has opened the file since."""
+        self.execute("BEGIN IMMEDIATE")
+        current = self.current_epoch()
+        if current != self.epoch:
+            self.execute("ROLLBACK")
+            raise JournalConflict(
+                f"this writer's epoch {self.epoch} is not the current one, {current}",
+                where=str(self.where),
+                now="Another hub leads; nothing was written",
+                remedy="Stop one of the two hubs, or give it a data directory of its own",
+            )
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Everything read inside is of one moment."""
+        self.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self.execute("ROLLBACK")
+
+    def tables(self) -> set[str]:
+        return {row[0] for row in self.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+    def current_epoch(self) -> int:
+        return int(self.execute("SELECT value FROM number WHERE name = 'epoch'").fetchone()[0])
+
+
+def open_journal(path: Path) -> FileConnection:
+    """A connection in which every commit is on the disk when it returns, and which leads from now on."""
     try:
-        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, factory=FileConnection
+        )
     except sqlite3.Error as error:
         raise _unusable(path, error) from error
     try:
@@ -30,6 +69,10 @@ def open_journal(path: Path) -> sqlite3.Connection:
         # FULL: an acknowledged event must survive a power cut, not only a crash of this process.
         connection.execute("PRAGMA synchronous = FULL")
         _create(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("UPDATE number SET value = value + 1 WHERE name = 'epoch'")
+        connection.where, connection.epoch = path, connection.current_epoch()
+        connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
         raise _unusable(path, error) from error

@@ -24,6 +24,7 @@ from watchkeeper.errors import HubError, IllegalMove, JournalConflict, Watchkeep
 from watchkeeper.kit.logs import fields
 from watchkeeper.web import (
     act_api,
+    bundle_api,
     capacity_api,
     causes_api,
     cluster_api,
@@ -36,6 +37,7 @@ from watchkeeper.web import (
     recording_api,
     slo_api,
     topology_api,
+    usage_api,
 )
 from watchkeeper.web.answers import Answer, Endpoint, ok, read_body, refusal
 from watchkeeper.web.auth import COOKIE, SESSION, Auth, Caller, Proof, Role, is_own_page, names_loopback
@@ -69,6 +71,7 @@ def create_app(hub: HubView, auth: Auth, *, live_interval_seconds: float | None 
         *fleet_api.endpoints(hub),
         *incident_api.endpoints(hub),
         *act_api.endpoints(hub),
+        *bundle_api.endpoints(hub),
         *slo_api.endpoints(hub),
         *topology_api.endpoints(hub),
         *cluster_api.endpoints(hub),
@@ -76,6 +79,7 @@ def create_app(hub: HubView, auth: Auth, *, live_interval_seconds: float | None 
         *causes_api.endpoints(hub),
         *orders_api.endpoints(hub),
         *capacity_api.endpoints(hub),
+        *usage_api.endpoints(hub),
         *pages.endpoints(),
     ]
 

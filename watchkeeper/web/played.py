@@ -70,6 +70,7 @@ class PlayedHub:
     simulator_url = None
     orders = None
     repairs = None
+    evidence = None
     fabric = None
     clusters = None
 

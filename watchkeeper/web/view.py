@@ -26,6 +26,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Silence
 from watchkeeper.query.engine import Answer, Engine, Span
+from watchkeeper.remediate.evidence import Sources
 from watchkeeper.remediate.orders import Outbox
 from watchkeeper.repair_loop import RepairLoop
 from watchkeeper.rules import evaluate, reload, rulefile, slo
@@ -85,6 +86,8 @@ class HubView(Protocol):
     def orders(self) -> Outbox | None: ...
     @property
     def repairs(self) -> RepairLoop | None: ...
+    @property
+    def evidence(self) -> Sources | None: ...
     @property
     def fabric(self) -> fabric_watch.FabricWatch | None: ...
     @property

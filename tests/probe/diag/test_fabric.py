@@ -143,6 +143,12 @@ def test_a_node_takes_its_place_from_slurm_or_from_options() -> None:
     assert meeting({}, nodes=None, node_rank=None, master=None) == (1, 0, "127.0.0.1", 0)
 
 
+def test_a_step_on_some_nodes_of_a_job_meets_at_the_first_of_its_own() -> None:
+    job = {"SLURM_JOB_NUM_NODES": "8", "SLURM_JOB_NODELIST": "gpu-[01-08]", "SLURM_NODEID": "1"}
+    step = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu-[05,07]"}
+    assert meeting(job | step, nodes=None, node_rank=None, master=None) == (2, 1, "gpu-05", PORT)
+
+
 @pytest.mark.parametrize(("nodes", "rank", "master"), [(2, 0, None), (2, 2, "a"), (2, 0, "a:b")])
 def test_a_meeting_that_cannot_be_is_wrong_use(nodes: int, rank: int, master: str | None) -> None:
     with pytest.raises(click.UsageError):

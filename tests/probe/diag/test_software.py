@@ -123,8 +123,9 @@ def test_a_container_with_little_shared_memory_warns() -> None:
         ({"watchkeeper_gpu_nvlink_up": {"0": 1, "1": 0}}, "nvlink", Verdict.FAIL),
         ({"watchkeeper_gpu_nvlink_up": {"0": 1, "1": 1}}, "nvlink", Verdict.PASS),
         ({"watchkeeper_gpu_nvlink_up": {"0": 0, "1": 0}}, "nvlink", None),
-        ({"watchkeeper_gpu_fabric_state": 2}, "fabric", Verdict.FAIL),
-        ({"watchkeeper_gpu_fabric_state": 3}, "fabric", Verdict.PASS),
+        ({"DCGM_FI_DEV_FABRIC_MANAGER_STATUS": 2}, "fabric", Verdict.FAIL),
+        ({"DCGM_FI_DEV_FABRIC_MANAGER_STATUS": 3}, "fabric", Verdict.PASS),
+        ({"DCGM_FI_DEV_FABRIC_MANAGER_STATUS": 4}, "fabric", Verdict.FAIL),
     ],
 )
 def test_what_a_gpu_says_of_itself_is_judged(values: dict[str, Any], test: str, answer: Verdict | None) -> None:

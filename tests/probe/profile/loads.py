@@ -47,6 +47,9 @@ LOADS: Mapping[str, Load] = {
     "pageable_copies": Load(
         "pcie_bound", {"pcie_rx_per_sec": 13_000, "pcie_tx_per_sec": 780, "copies": 30, "mem_copy_util": 1}, watts=128
     ),
+    "copies_into_fresh_memory": Load(
+        "pcie_bound", {"pcie_rx_per_sec": 1.0, "pcie_tx_per_sec": 1_370, "copies": 6}, watts=130
+    ),
     "tiny_kernels": Load(
         "launch_bound",
         {"graphics_util": 30, "sm_util": 8, "fp32_util": 2, "pcie_rx_per_sec": 180, "pcie_tx_per_sec": 19},
@@ -57,6 +60,7 @@ LOADS: Mapping[str, Load] = {
     "few_requests": Load(
         "underutilized", _busy(30, any_tensor_util=2, dram_bw_util=1), on_seconds=0.0025, off_seconds=0.06, watts=150
     ),
+    "tiny_request_each_25_ms": Load("underutilized", {"graphics_util": 0.024, "sm_util": 0.006}, watts=130),
     "four_blocks": Load("underutilized", _busy(3, fp32_util=2.6), watts=133),
     "training": Load(
         "mixed", _busy(88, any_tensor_util=30, dram_bw_util=37, integer_util=25, mem_copy_util=48), watts=640

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,18 @@ def run(environment: dict[str, str], *arguments: str, cwd: Path) -> subprocess.C
 def sleeper(seconds: float, code: int = 0) -> list[str]:
     program = f"import sys, time; print('from the workload', flush=True); time.sleep({seconds}); sys.exit({code})"
     return [sys.executable, "-c", program]
+
+
+def await_rows(running: recorder.Recorder, wanted: dict[str, int]) -> None:
+    """Until each of these GPUs has so many rows."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        assert running.look_after() is None
+        rows = {track.gpu: len(track) for track in running.finish().tracks}
+        if all(rows.get(gpu, 0) >= count for gpu, count in wanted.items()):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"rows {rows}, wanted {wanted}")
 
 
 def test_a_workload_keeps_output_and_exit_code_and_the_report_follows(busy: driver.FakeNvml, tmp_path: Path) -> None:
@@ -103,13 +116,51 @@ def test_a_driver_that_hangs_is_said_and_the_workload_goes_on(
 
     def hang(seconds: float, running: recorder.Recorder) -> None:
         if seconds > 0.5:
-            busy.tell(driver.EVERY, PowerUsage=driver.HANG)
+            busy.tell(driver.EVERY, all=driver.HANG)
+            monkeypatch.setattr(recorder, "HELLO_SECONDS", 1.0)
 
-    recorded = profile_run.run(profile_run.Wish(command=sleeper(6, 5)), hang)
-    assert "the limit is 1 s: a call hangs" in recorded.problems[0]
+    recorded = profile_run.run(profile_run.Wish(command=sleeper(9, 5)), hang)
+    assert "the driver has not answered" in recorded.problems[0]
     assert recorded.exit_code is None
     assert len(recorded.recording.tracks[0]) >= 3
     assert profile_run.wait(recorded) == 5
+
+
+def test_one_gpu_that_hangs_is_named_and_the_others_are_recorded_on(
+    busy: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LD_LIBRARY_PATH", "FAKE_NVML_CONTROL"):
+        monkeypatch.setenv(name, busy.environment[name])
+    monkeypatch.setattr(recorder, "SILENT_SECONDS", 1.0)
+    with recorder.Recorder(0.1) as running:
+        await_rows(running, {"0": 3, "1": 3})
+        busy.tell(0, PowerUsage=driver.HANG)
+        before = len(running.finish().tracks[1])
+        await_rows(running, {"1": before + 10})
+        recorded = running.finish()
+    assert recorded.notes == (
+        "GPU 0 has not answered for 1 s, the limit is 1 s: a call hangs; the others were recorded on",
+    )
+
+
+def test_a_gpu_that_is_lost_from_the_start_does_not_hide_the_other(
+    busy: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LD_LIBRARY_PATH", "FAKE_NVML_CONTROL"):
+        monkeypatch.setenv(name, busy.environment[name])
+    busy.tell(1, all=driver.GPU_IS_LOST)
+    with recorder.Recorder(0.1) as running:
+        await_rows(running, {"0": 2})
+        recorded = running.finish()
+    assert [track.gpu for track in recorded.tracks] == ["0"]
+    assert "GPU 1 cannot be read" in recorded.notes[0]
+
+
+def test_a_gpu_cut_by_mig_that_tells_nothing_is_not_called_idle(fake: driver.FakeNvml, tmp_path: Path) -> None:
+    fake.tell(driver.EVERY, UtilizationRates=driver.NOT_SUPPORTED, gpm=0)
+    ran = run(fake.environment, "--for", "1s", "--output", "out", cwd=tmp_path)
+    assert "tells neither gpu_util nor GPM's counters" in ran.stderr
+    assert "idle" not in ran.stderr
 
 
 def test_without_a_gpu_it_says_so_and_ends_with_3(tmp_path: Path) -> None:

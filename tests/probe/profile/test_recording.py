@@ -94,3 +94,21 @@ def test_no_text_makes_anything_but_a_recording_or_a_recording_error(text: str) 
     except RecordingError:
         return
     assert all(0 < segment.verdict.confidence < 1 for segment in judged.segments)
+
+
+def test_a_file_whose_gpu_never_says_whether_it_works_is_refused_and_never_idle() -> None:
+    rows = "\n".join(f"{at},N/A,{at + 80}" for at in range(30))
+    with pytest.raises(recording.RecordingError, match="nothing says whether the GPU works"):
+        recording.read_text(f"t,gpu_util,power_w\n{rows}", where="mig.csv")
+
+
+def test_a_gpu_that_says_nothing_is_left_out_beside_one_that_does() -> None:
+    rows = "\n".join(f"{at},{gpu},{'N/A' if gpu else 99}" for at in range(30) for gpu in (0, 1))
+    read = recording.read_text(f"t,gpu,gpu_util\n{rows}", where="two.csv")
+    assert [track.gpu for track in read.tracks] == ["0"]
+    assert read.notes == ("gpu 1: left out, because nothing says whether it works",)
+
+
+def test_a_single_column_is_enough() -> None:
+    read = recording.read_text("t,gpu_util\n0,5\n1,99.5\n2,\n", where="one.csv")
+    assert list(read.tracks[0].numbers["gpu_util"]) == [5.0, 99.5, None]

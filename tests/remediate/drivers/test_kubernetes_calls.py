@@ -16,7 +16,7 @@ from watchkeeper.kit import access
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.readers import kubeconfig
 from watchkeeper.remediate.drivers.kubernetes import Kubernetes
-from watchkeeper.remediate.drivers.kubernetes_client import ApiClient
+from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, Call
 
 CORDON, DRAIN, UNCORDON = ActionKind.CORDON, ActionKind.DRAIN, ActionKind.UNCORDON
 MARKS = {"watchkeeper.dev/cordoned-by": "watchkeeper:I-7/1-cordon"}
@@ -117,3 +117,20 @@ def test_a_pod_that_is_not_named_in_full_is_refused(told: str) -> None:
 def test_what_kubernetes_cannot_do_is_refused() -> None:
     with driving() as (_, driver), pytest.raises(ActionRefused, match="has no call for reset_gpu"):
         driver.perform(action(ActionKind.RESET_GPU, "n1"))
+
+
+def test_a_stop_in_the_middle_of_a_drain_evicts_no_further_pod() -> None:
+    second = {"metadata": {**POD["metadata"], "name": "train-1", "uid": "u2"}}
+    with driving(*answers(OURS, {"items": [POD, second]}, {})) as (_, driver):
+        sent: list[str] = []
+        driver._is_stopped = lambda: any("eviction" in one for one in sent)
+        send = driver.client.send
+
+        def noted(call: Call, **more: Any) -> Answer:
+            sent.append(call.path)
+            return send(call, **more)
+
+        driver.client.send = noted  # type: ignore[method-assign, assignment]
+        done = driver.perform(action(DRAIN, "n1"))
+        assert (done.is_complete, sum("eviction" in path for path in sent)) == (False, 1)
+        assert "everything is stopped" in done.waits_for[-1]

@@ -74,7 +74,7 @@ def test_an_action_is_one_order_however_often_it_is_performed(world: World, jour
         ("the agent of n1 to fetch the order for reset_gpu, given at 12:00:00Z",),
     )
     (order,) = world.fetched()
-    assert (order.id, order.kind, order.arguments) == ("watchkeeper:INC-7/3-reset_gpu", "reset_gpu", {"gpu": GPU})
+    assert (order.id, order.kind, order.arguments) == ("INC-7:3-reset_gpu", "reset_gpu", {"gpu": GPU})
     assert "which fetched the order for reset_gpu at 12:00:00Z" in world.driver.perform(RESET).waits_for[0]
     again = World(journal)
     again.driver.perform(RESET)
@@ -99,7 +99,7 @@ def test_what_failed_is_ordered_once_more_and_then_given_up(world: World) -> Non
     with pytest.raises(ActionFailed, match=r"n1: nvidia-smi ended with 255. It is ordered once more"):
         world.driver.perform(RESET)
     assert not world.driver.perform(RESET).is_complete
-    assert [order.id for order in world.fetched()] == ["watchkeeper:INC-7/3-reset_gpu~2"]
+    assert [order.id for order in world.fetched()] == ["INC-7:3-reset_gpu~2"]
     world.answer(Result.FAILED, "and again")
     with pytest.raises(ActionRefused, match="it failed 2 of at most 2 times: and again"):
         world.driver.perform(RESET)
@@ -194,33 +194,39 @@ def test_only_a_real_cluster_with_a_key_has_agents(world: World) -> None:
     assert isinstance(chosen(config.DriverName.SLURM, "key"), together.Together)
 
 
-def test_a_reboot_is_answered_by_the_agent_that_starts_after_it(world: World, tmp_path: Path) -> None:
-    boot, systemctl = tmp_path / "proc/sys/kernel/random/boot_id", tmp_path / "systemctl"
-    boot.parent.mkdir(parents=True)
-    boot.write_text("aaaaaaaa-1\n")
-    systemctl.write_text(f"#!/bin/sh\necho $1 > {tmp_path}/called\n")
-    systemctl.chmod(0o755)
-    tools = order_bench.Tools(systemctl=str(systemctl))
-    bench = order_bench.Bench(profiling.PauseFile(tmp_path), tools=tools, roots=Roots(tmp_path / "proc", tmp_path))
+class Rebooting:
+    """An agent's desk on a machine whose systemctl only writes down that it was called."""
 
-    def desk() -> agents.Desk:
+    def __init__(self, root: Path, world: World) -> None:
+        self.root, self.world = root, world
+        self.boot, systemctl = root / "proc/sys/kernel/random/boot_id", root / "systemctl"
+        self.boot.parent.mkdir(parents=True)
+        systemctl.write_text(f"#!/bin/sh\necho $1 > {root}/called\n")
+        systemctl.chmod(0o755)
+        tools = order_bench.Tools(systemctl=str(systemctl))
+        self.bench = order_bench.Bench(profiling.PauseFile(root), tools=tools, roots=Roots(root / "proc", root))
+
+    def desk(self) -> agents.Desk:
         allowed = agents.Node("main", "n1", KEY, frozenset({"reboot"}))
-        ledger = order_ledger.Ledger(tmp_path / "orders", now=NOON)
-        return agents.Desk(allowed, ledger, bench, time=world.clock, count=Metric("orders", "counter", ""))
+        ledger = order_ledger.Ledger(self.root / "orders", now=NOON)
+        return agents.Desk(allowed, ledger, self.bench, time=self.world.clock, count=Metric("orders", "counter", ""))
 
-    world.driver.perform(replace(REBOOT, arguments={"drained": "yes"}))
-    (envelope,) = world.outbox.waiting("main", "n1", now=NOON)
-
-    async def until_the_machine_goes_down() -> None:
-        work = asyncio.create_task(desk().take(envelope))
-        while not (tmp_path / "called").exists():
+    async def work_until_the_machine_goes_down(self, envelope: orders.Envelope) -> None:
+        work = asyncio.create_task(self.desk().take(envelope))
+        while not (self.root / "called").exists():
             await asyncio.sleep(0.01)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
-    asyncio.run(until_the_machine_goes_down())
-    boot.write_text("bbbbbbbb-2\n")
-    after = desk()
+
+def test_a_reboot_is_answered_by_the_agent_that_starts_after_it(world: World, tmp_path: Path) -> None:
+    machine = Rebooting(tmp_path, world)
+    machine.boot.write_text("aaaaaaaa-1\n")
+    world.driver.perform(replace(REBOOT, arguments={"drained": "yes"}))
+    (envelope,) = world.outbox.waiting("main", "n1", now=NOON)
+    asyncio.run(machine.work_until_the_machine_goes_down(envelope))
+    machine.boot.write_text("bbbbbbbb-2\n")
+    after = machine.desk()
     after.resume()
     ((id, receipt),) = after.ledger.receipts().items()
     world.outbox.take(id, receipt, now=world.clock.now())

@@ -13,18 +13,22 @@ from watchkeeper.diagnose.doctor import cluster_listings, fabric_listings, gpu_l
 from watchkeeper.diagnose.doctor.facts import Facts
 from watchkeeper.diagnose.doctor.scan import excerpt
 from watchkeeper.diagnose.doctor.signatures import Sign, Table
-from watchkeeper.readers import line_prefix, log_text
+from watchkeeper.readers import line_prefix, log_text, shipped_text
 
 MAX_MATCHES_IN_A_LISTING = 500
 
 
 @dataclass(slots=True)
 class Document:
-    """The beginning of one input, as text."""
+    """The beginning of one input, as text, without the prefix that a shipper put before each line.
+
+    `written` has the lines with it: they are shown, and may name a node or a rank.
+    """
 
     name: str
     kind: str
     text: str
+    written: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -40,9 +44,9 @@ READINGS: tuple[Reading, ...] = (
 )
 
 
-def read(name: str, kind: str, head: bytes, *, facts: Facts, table: Table) -> None:
+def read(name: str, kind: str, head: str, *, facts: Facts, table: Table) -> None:
     """Add what the document says to the facts."""
-    document = Document(name, kind, _text(head))
+    document = Document(name, kind, shipped_text.bare(head), head.split("\n"))
     for sign in table.of_listings:
         if any(needed in document.text for needed in sign.needs):
             _search(document, sign, facts)
@@ -50,7 +54,7 @@ def read(name: str, kind: str, head: bytes, *, facts: Facts, table: Table) -> No
         reading(document, facts)
 
 
-def _text(head: bytes) -> str:
+def text_of(head: bytes) -> str:
     raw = log_text.ANSI.sub(b"", head) if b"\x1b" in head else head
     return raw.decode("utf-8", errors="replace").replace("\r\n", "\n")
 
@@ -63,6 +67,6 @@ def _search(document: Document, sign: Sign, facts: Facts) -> None:
             return
         line += document.text.count("\n", at, match.start())
         at = match.start()
-        text = document.lines[line - 1]
+        text = document.written[line - 1]
         fields = dict(line_prefix.read_prefix(text)) | {key: value for key, value in match.groupdict().items() if value}
         facts.add(sign.id, input=document.name, line=line, text=excerpt(text, 0), fields=fields)

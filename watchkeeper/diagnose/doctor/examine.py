@@ -15,7 +15,7 @@ from watchkeeper.diagnose.doctor.judgements import JUDGEMENTS, first_error, gene
 from watchkeeper.diagnose.doctor.opinion import Opinion
 from watchkeeper.diagnose.doctor.recognise import recognise
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.readers import bundles, flight_recorder
+from watchkeeper.readers import bundles, flight_recorder, shipped_text
 from watchkeeper.readers.log_text import ByteStream
 
 WHOLE_DOCUMENTS = frozenset(
@@ -59,11 +59,13 @@ def _read(stream: bundles.Stream, facts: Facts, progress: Callable[[int], None])
     source: ByteStream = (
         _Recoded(stream, start) if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else stream
     )
+    if kind not in WHOLE_DOCUMENTS - {"json"} and (plain := shipped_text.opened(source, start)) is not None:
+        source, kind = plain, "text"
     tee = scan.Tee(source, scan.DOCUMENT_BYTES if kind in WHOLE_DOCUMENTS else scan.HEAD_BYTES, progress)
     scan.scan(stream.name, tee, facts, table=table)
-    head = tee.head
+    head = documents.text_of(tee.head)
     if kind in ("text", "json"):
-        kind = recognise(stream.name, head)
+        kind = recognise(stream.name, shipped_text.bare(head).encode())
     documents.read(stream.name, kind, head, facts=facts, table=table)
     facts.inputs.append(Input(stream.name, kind, stream.problem))
 

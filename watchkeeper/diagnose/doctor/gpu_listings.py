@@ -182,9 +182,13 @@ def _mode_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
     if any("ERR!" in value.text for value in table) or any(
         "Unknown Error" in value.text or "GPU is lost" in value.text for value in gpu.values.values()
     ):
-        fan = gpu.values.get("table/fan")
+        fan, celsius, power = (gpu.values.get(f"table/{name}") for name in ("fan", "celsius", "power"))
         only_fan = fan is not None and fan.text == "ERR!" and sum("ERR!" in value.text for value in table) == 1
-        yield ("smi-fan-error" if only_fan and "table/celsius" in gpu.values else "smi-unreadable"), gpu.line
+        if only_fan and celsius is not None:
+            yield "smi-fan-error", gpu.line
+        elif celsius is None or power is None or not (celsius.text[:1].isdigit() and power.text[:1].isdigit()):
+            # A GPU that still tells its temperature and its power has not left the bus, whatever else it does not tell.
+            yield "smi-unreadable", gpu.line
 
 
 def _read_nvlinks(listing: Listing, facts: Facts) -> None:

@@ -1,7 +1,7 @@
 """Which plain texts a pattern cannot do without: a line that has none of them is passed over without the pattern.
 
 A search for a text costs a fiftieth of a search for a pattern, and almost every line that has a word of a sign
-has nothing else of it. `signatures` asks once for each pattern, `scan` looks for the texts in lines of small letters.
+has nothing else of it. `signatures` asks once for each pattern, `scan` looks for the texts in shapes of small letters.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ _GROUPS = {"SUBPATTERN": -1, "ATOMIC_GROUP": None, "ASSERT": 1}
 _REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
 
 
-def required(pattern: str) -> tuple[str, ...]:
-    """Texts in small letters of which every match has one; empty if no such texts are known."""
-    found = _of_sequence(_parser.parse(pattern, re.MULTILINE))
-    return tuple(sorted(found)) if found is not None else ()
+def clauses(pattern: str) -> tuple[tuple[str, ...], ...]:
+    """Sets of texts of each of which every match has one: the parts of a pattern that follow each other all count."""
+    return tuple(tuple(sorted(found)) for found in _parts_of(_parser.parse(pattern, re.MULTILINE)))
 
 
-def _of_sequence(items: Iterable[tuple[Any, Any]]) -> frozenset[str] | None:
-    """The best of what the parts of a sequence need; neighbouring letters are one text."""
-    best: frozenset[str] | None = None
+def _parts_of(items: Iterable[tuple[Any, Any]]) -> list[frozenset[str]]:
+    """What each part of a sequence needs; neighbouring letters are one text."""
+    found: list[frozenset[str] | None] = []
     run = ""
     for operation, argument in items:
         name = str(operation)
@@ -38,8 +37,17 @@ def _of_sequence(items: Iterable[tuple[Any, Any]]) -> frozenset[str] | None:
             continue
         if name in ("AT", "ASSERT_NOT"):
             continue
-        best, run = _better(_better(best, _usable({run})), _of_part(name, argument)), ""
-    return _better(best, _usable({run}))
+        found += [_usable({run}), _of_part(name, argument)]
+        run = ""
+    return [texts for texts in (*found, _usable({run})) if texts is not None]
+
+
+def _of_sequence(items: Iterable[tuple[Any, Any]]) -> frozenset[str] | None:
+    """The best of what the parts of a sequence need."""
+    best: frozenset[str] | None = None
+    for texts in _parts_of(items):
+        best = _better(best, texts)
+    return best
 
 
 def _of_part(name: str, argument: Any) -> frozenset[str] | None:

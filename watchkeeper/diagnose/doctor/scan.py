@@ -22,11 +22,15 @@ DOCUMENT_BYTES = 64 << 20
 KERNEL_WORDS = frozenset(
     {b"nvrm", b"sxid", b"bus", b"nvlink", b"aer", b"dpc", b"pciehp", b"hardware", b"edac", b"memory", b"mlx", b"linux"}
 )
-NEGATION = re.compile(r"(?i)(?:^|\W)(?:no|0|zero|without|never)\s+$")
-NEGATION_CHARACTERS = 12
+NEGATION = re.compile(r"(?i)(?:^|\W)(?:no|zero|without|never)\s+$|(?:^|[\s(,;|])0\s+$")
+# The first of something is not none of it: `GPU 0 has fallen off the bus`, `rank 0 out of memory`.
+NUMBERED = re.compile(
+    r"(?i)(?:rank|gpu|device|node|link|port|task|worker|slot|cpu|engine|actor|stage|socket)\W{0,2}\s*0\s+$"
+)
+NEGATION_CHARACTERS = 16
 # A traceback quotes the statement that raised; the message itself stands on a line of its own.
 QUOTED_SOURCE = re.compile(r"\s*(?:raise|assert) \w")
-KERNEL_NEEDLES = tuple(needle for needle, _, _ in kernel_log.PATTERNS)
+KERNEL_NEEDLES = tuple(needle.translate(None, log_text.DIGITS) for needle in kernel_log.NEEDLES)
 
 
 @dataclass(slots=True)
@@ -52,35 +56,58 @@ class Tee:
         return b"".join(self._kept)[: self.limit]
 
 
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What lines of one shape may say: something that the kernel's reader knows, or one of some signs.
+
+    A sign comes with the texts that tell with their digits, which a shape has not.
+    """
+
+    is_kernel: bool
+    signs: tuple[tuple[Sign, tuple[str, ...]], ...]
+
+
 def scan(name: str, stream: log_text.ByteStream, facts: Facts, *, table: Table) -> None:
     """Add what the lines of one input say to the facts."""
     words = frozenset(table.behind) | KERNEL_WORDS
     clock: line_prefix.Clock | None = None
-    for line in log_text.interesting_lines(stream, words):
-        if not KERNEL_WORDS.isdisjoint(line.words):
+    for line in log_text.interesting_lines(stream, words, judge):
+        if line.worth.is_kernel:
             clock = _read_kernel_line(name, line, facts, clock=clock)
-        for sign in _candidates(line).values():
-            if facts.count(sign.id) < MAX_SIGHTINGS_OF_A_SIGN:
+        for sign, texts in line.worth.signs:
+            if facts.count(sign.id) < MAX_SIGHTINGS_OF_A_SIGN and (not texts or _has_one(line.text.lower(), texts)):
                 clock = _match(name, line, sign, facts=facts, clock=clock)
 
 
-def _candidates(line: log_text.LogLine) -> dict[str, Sign]:
-    """Signs of which the line has a word and a text."""
-    lowered, found = line.text.lower(), {}
-    for word in line.words:
-        for sign, texts in tests_of(word):
-            for text in texts:
-                if text in lowered:
-                    found[sign.id] = sign
-                    break
-            else:
-                if not texts:
-                    found[sign.id] = sign
-    return found
+def judge(shape: bytes, words: frozenset[bytes]) -> Worth | None:
+    """Which signs a line of this shape may have; None if there is none, so that such lines are passed over."""
+    is_kernel = not KERNEL_WORDS.isdisjoint(words) and any(needle in shape for needle in KERNEL_NEEDLES)
+    lowered = shape.lower().decode("utf-8", errors="replace")
+    found = {
+        test.sign.id: (test.sign, test.with_digits)
+        for word in words
+        for test in tests_of(word)
+        if _has_each(lowered, test.clauses)
+    }
+    return Worth(is_kernel, tuple(found.values())) if found or is_kernel else None
+
+
+def _has_each(lowered: str, clauses: tuple[tuple[str, ...], ...]) -> bool:
+    for texts in clauses:
+        for text in texts:
+            if text in lowered:
+                break
+        else:
+            return False
+    return True
+
+
+def _has_one(lowered: str, texts: tuple[str, ...]) -> bool:
+    return any(text in lowered for text in texts)
 
 
 def _match(
-    name: str, line: log_text.LogLine, sign: Sign, *, facts: Facts, clock: line_prefix.Clock | None
+    name: str, line: log_text.LogLine[Worth], sign: Sign, *, facts: Facts, clock: line_prefix.Clock | None
 ) -> line_prefix.Clock | None:
     """Add the sign if the line has it; the clock of this line, or of an earlier one, is passed on."""
     found = sign.match(line.unwrapped if sign.spans_lines else line.text)
@@ -99,7 +126,8 @@ def _match(
 
 def _is_denied(found: re.Match[str]) -> bool:
     """Whether the words before the find take it back: `no thermal violations detected`, `0 double-bit errors`."""
-    return NEGATION.search(found.string[max(0, found.start() - NEGATION_CHARACTERS) : found.start()]) is not None
+    words = found.string[max(0, found.start() - NEGATION_CHARACTERS) : found.start()]
+    return NEGATION.search(words) is not None and NUMBERED.search(words) is None
 
 
 def excerpt(text: str, at: int) -> str:
@@ -111,10 +139,8 @@ def excerpt(text: str, at: int) -> str:
 
 
 def _read_kernel_line(
-    name: str, line: log_text.LogLine, facts: Facts, *, clock: line_prefix.Clock | None
+    name: str, line: log_text.LogLine[Worth], facts: Facts, *, clock: line_prefix.Clock | None
 ) -> line_prefix.Clock | None:
-    if not any(needle in line.text for needle in KERNEL_NEEDLES):
-        return clock
     fact = kernel_log.read_line(line.text)
     if fact is None:
         return clock
@@ -137,7 +163,7 @@ def _read_kernel_line(
 
 
 def _event(
-    fact: kernel_log.KernelFact, line: log_text.LogLine, name: str, *, fields: Mapping[str, str]
+    fact: kernel_log.KernelFact, line: log_text.LogLine[Worth], name: str, *, fields: Mapping[str, str]
 ) -> dict[str, Any]:
     at = line_prefix.read_time(line.text)
     event: dict[str, Any] = {

@@ -23,6 +23,7 @@ from watchkeeper.errors import PackError
 FOLDER = "signatures"
 # Found by the Xid code that the pattern names: the catalogue knows its cause.
 BY_XID = "by_xid"
+WITHOUT_DIGITS = str.maketrans("", "", "0123456789")
 
 
 class Role(StrEnum):
@@ -81,14 +82,32 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.MULTILINE)
 
 
-@cache
-def tests_of(word: bytes) -> tuple[tuple[Sign, tuple[str, ...]], ...]:
-    """The signs behind a word, each with the texts of which its line has one; worked out when a log has the word.
+@dataclass(frozen=True, slots=True)
+class Test:
+    """What a line must have for a sign: a text of each clause, digits aside, then one of `with_digits` with them."""
 
-    A sign that spans lines may have its text on a later one, so that its word alone counts.
-    """
-    signs = table().behind.get(word, ())
-    return tuple((sign, () if sign.spans_lines else literals.required(sign.pattern or "")) for sign in signs)
+    sign: Sign
+    clauses: tuple[tuple[str, ...], ...]
+    with_digits: tuple[str, ...]
+
+
+@cache
+def tests_of(word: bytes) -> tuple[Test, ...]:
+    """The tests of the signs behind a word, worked out when a log has the word."""
+    return tuple(map(_test, table().behind.get(word, ())))
+
+
+def _test(sign: Sign) -> Test:
+    """A sign that spans lines may have its texts on a later one, so that its word alone counts."""
+    if sign.spans_lines or sign.pattern is None:
+        return Test(sign, (), ())
+    given = literals.clauses(sign.pattern)
+    stripped = [tuple(dict.fromkeys(text.translate(WITHOUT_DIGITS) for text in texts)) for texts in given]
+    telling = [texts for texts in stripped if min(map(len, texts)) >= literals.LEAST_CHARACTERS]
+    # The shortest list is soonest looked through, and mostly the one that is not there.
+    clauses = tuple(sorted(telling, key=len))
+    changed = [texts for texts, without in zip(given, stripped, strict=True) if texts != without]
+    return Test(sign, clauses, changed[0] if changed else ())
 
 
 def lookup(sign: str) -> Sign:

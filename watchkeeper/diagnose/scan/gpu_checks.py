@@ -137,11 +137,14 @@ def nvlink_errors(gpu: GpuFacts, seconds: float) -> Result | None:
 
 
 def fabric(gpu: GpuFacts, _seconds: float) -> Result | None:
-    state = gpu.number("watchkeeper_gpu_fabric_state")
-    if state is None:
+    """DCGM's status and not NVML's state, which is completed also where the probe failed."""
+    status = gpu.number("DCGM_FI_DEV_FABRIC_MANAGER_STATUS")
+    if status is None:
         return None
     row = limits()["fabric_in_progress"]
-    return Result("fabric", "NVLINK", Verdict.HEALTHY if state >= row.limit else row.verdict, f"fabric state {state:g}")
+    return Result(
+        "fabric", "NVLINK", Verdict.HEALTHY if status == row.limit else row.verdict, f"fabric status {status:g}"
+    )
 
 
 def recovery_action(gpu: GpuFacts, _seconds: float) -> Result | None:

@@ -1,8 +1,8 @@
 """The driver of the nodes themselves: an action becomes a work order for the node's agent, and its receipt the answer.
 
-The order's id is the action's mark, so performing an action again finds the order that was given, also after a
-restart of the hub. Nothing waits here: an order that is not answered is an action that is not complete. What failed
-is ordered once more where that can help, under an id of its own; then no other try will.
+The order's id is made of the action's and its incident's, so performing an action again finds the order that was
+given, also after a restart of the hub. Nothing waits here: an order that is not answered is an action that is not
+complete. What failed is ordered once more where that can help, under an id of its own; then no other try will.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ class NodeOrders:
 
 
 def order_id(action: Action, number: int) -> str:
-    return action.mark if number == 1 else f"{action.mark}~{number}"
+    """Of the same parts as the action's mark, without a slash: it is a part of an address when it is answered."""
+    id = f"{action.incident}:{action.id}"
+    return id if number == 1 else f"{id}~{number}"
 
 
 def wanted_of(action: Action) -> Wanted:

@@ -56,10 +56,10 @@ class Job:
         return f"job {self.id} of {self.user}: {self.state.lower()}"
 
 
-def of_settings(settings: config.Settings) -> Slurm:
+def of_settings(settings: config.Settings, *, is_stopped: Callable[[], bool] = lambda: False) -> Slurm:
     own = settings.remediate
     folder = None if own.slurm_commands is None else Path(own.slurm_commands)
-    return Slurm(folder, running_jobs=own.running_jobs, timeout_seconds=own.call_timeout_seconds)
+    return Slurm(folder, running_jobs=own.running_jobs, timeout_seconds=own.call_timeout_seconds, is_stopped=is_stopped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class Slurm:
     running_jobs: config.RunningJobs = config.RunningJobs.WAIT
     timeout_seconds: float = 5.0
     environment: Mapping[str, str] = field(default_factory=dict)
+    is_stopped: Callable[[], bool] = lambda: False
     name: str = "slurm"
 
     def observe(self, place: Place) -> Observed:
@@ -238,7 +239,9 @@ class Slurm:
             raise ActionFailed(f"{' '.join(command)}: {complaint}", where=place.node)
 
     def _complaint(self, command: list[str], place: Place) -> str:
-        """What a command says when it does not do it; empty when it did."""
+        """What a command that changes something says when it does not do it; empty when it did."""
+        if self.is_stopped():
+            raise NotNow("everything is stopped", where=place.node, remedy="`watchkeeper act resume` goes on")
         text, is_good = self._ask(command)
         if is_good:
             return ""

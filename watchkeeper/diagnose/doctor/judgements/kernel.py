@@ -31,6 +31,8 @@ CERTAIN = {
     "pcie_degraded": 0.7,
 }
 HARDWARE = frozenset({"gpu_fell_off_bus", "ecc_uncorrectable", "row_remap_failure", "nvlink_error", "gsp_timeout"})
+# Before this no job runs on the node yet that a port could take down.
+BOOT_SECONDS = 180.0
 MANY_CORRECTED = 3
 # … 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000002 0x00000000 …)
 NVLINK_REGISTERS = re.compile(r"\d, (?:pid=.*?, )?(?P<unit>[A-Z]+_[A-Z_]+) .*\(0x[0-9a-f]+ (?P<status>0x[0-9a-f]+)")
@@ -240,11 +242,18 @@ def lost_links(facts: Facts) -> Iterable[Opinion]:
     """Network ports that lost their link: once may be a cable that somebody pulled, again and again is not."""
     by_port: dict[tuple[str, str], list[Sighting]] = {}
     for seen in facts.of("kernel-link_down"):
+        if _while_booting(seen):
+            continue
         by_port.setdefault((seen.fields.get("node", ""), seen.fields.get("interface", "")), []).append(seen)
     for (_, interface), sightings in by_port.items():
         times = len(sightings)
         why = f"{interface} lost its link {'once' if times == 1 else f'{times} times'}."
         yield opinion("ib_link_degraded", 0.45 if times == 1 else 0.65, why, on=sightings[:MAX_EVIDENCE])
+
+
+def _while_booting(seen: Sighting) -> bool:
+    """A driver says `Link down` for every port that it starts with, before the link is up for the first time."""
+    return seen.clock is not None and seen.clock.since_boot is not None and seen.clock.since_boot < BOOT_SECONDS
 
 
 def machine_checks(facts: Facts) -> Iterable[Opinion]:

@@ -118,13 +118,16 @@ def adapters(facts: Facts) -> Iterable[Opinion]:
 def settings(facts: Facts) -> Iterable[Opinion]:
     """Every setting that a rank shows, against packs/nccl_settings.csv, and RDMA that exists and is not used."""
     given = facts.of("nccl-setting", "env-setting")
-    spread = len(values(facts.of("nccl-rank", "nccl-interface", "nccl-network", "nccl-ib-none"), "node")) > 1
+    nodes = values(facts.of("nccl-rank", "nccl-interface", "nccl-network", "nccl-ib-none"), "node")
+    spread = len(nodes) > 1
+    # A setting that only hurts between nodes is no fault of a job whose ranks all speak from one.
+    may_hurt = spread or not (nodes or facts.has("nccl-rank"))
     advice = []
     for seen in given:
         for row in tables.settings():
             if row.variable == seen.fields["variable"] and row.value.search(seen.fields["value"]):
                 advice.append(f"{row.variable}={seen.fields['value']}: {row.problem}. Change: {row.change}")
-                if row.cause and (spread or not facts.has("nccl-rank")):
+                if row.cause and may_hurt:
                     yield opinion(
                         row.cause,
                         row.confidence if spread else 0.45,

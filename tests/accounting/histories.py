@@ -1,0 +1,68 @@
+"""A small fleet whose history is known minute by minute, told to the shipped rules, and counted by hand beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from watchkeeper.collect import standing
+from watchkeeper.kit import clock
+from watchkeeper.model.labels import METRIC_NAME, Labels
+from watchkeeper.query import embedded
+from watchkeeper.rules import evaluate, rulefile
+from watchkeeper.store import head
+
+RULES = Path(rulefile.__file__).parents[1] / "packs" / "rules" / "usage-hours.yaml"
+START = datetime(2026, 11, 14, 22, 0, tzinfo=UTC)
+EXPECTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """What each of the node's GPUs does in one minute: its holder (or None) and its activity (None: not measured)."""
+
+    gpus: tuple[tuple[str | None, float | None], ...]
+    is_watched: bool = True
+
+
+def empty_engine() -> embedded.EmbeddedEngine:
+    return embedded.EmbeddedEngine(head.Head(retention_ms=400 * 86_400_000))
+
+
+def told(history: list[Minute], *, late_seconds: float = 0.2) -> embedded.EmbeddedEngine:
+    """An engine that has seen the history and has run the shipped rules at each minute of it that was watched."""
+    engine = empty_engine()
+    groups = {group.name: group for group in rulefile.load([RULES]).groups}
+    state: evaluate.State = {}
+    scraped = standing.Standing()
+    for at, minute in enumerate(history):
+        now = START + timedelta(minutes=at)
+        if not minute.is_watched:
+            continue
+        engine.append(scraped.samples(series(minute), clock.to_ms(now)))
+        names = ["usage-minutes", *(["usage-hours"] if at and at % 60 == 0 else [])]
+        for name in names:
+            for result in evaluate.evaluate_each(
+                groups[name], engine, state, now=now + timedelta(seconds=late_seconds)
+            ):
+                state = {**state, result.key: result.state}
+                engine.append(result.samples)
+    return engine
+
+
+def series(minute: Minute) -> dict[Labels, float]:
+    node = {"cluster": "sim", "Hostname": "n1"}
+    made = [
+        (Labels({METRIC_NAME: "watchkeeper_node_info", **node, "pool": "h200"}), 1.0),
+        (Labels({METRIC_NAME: "watchkeeper_node_expected_gpus", **node}), float(EXPECTED)),
+    ]
+    for index, (holder, active) in enumerate(minute.gpus):
+        gpu = {**node, "UUID": f"GPU-{index}", "gpu": str(index)}
+        made.append((Labels({METRIC_NAME: "DCGM_FI_DEV_GPU_TEMP", **gpu, "modelName": "NVIDIA H200"}), 40.0))
+        if active is not None:
+            made.append((Labels({METRIC_NAME: "DCGM_FI_PROF_SM_ACTIVE", **gpu}), active))
+        if holder is not None:
+            owner = {"workload_kind": "pod", "workload": holder, "namespace": holder[0], "team": holder[0]}
+            made.append((Labels({METRIC_NAME: "watchkeeper_gpu_workload_info", **gpu, **owner}), 1.0))
+    return dict(made)

@@ -1,0 +1,113 @@
+"""`watchkeeper usage` and `cost` over a table of jobs, as the platform lead tries them before there is a hub."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from watchkeeper.accounting import written
+from watchkeeper.cli import cost, main, usage
+
+JOBS = """id,team,user,project,model,gpus,started,ended,activity
+1,vision,ana,maps,NVIDIA H200,8,2026-11-01T00:00:00Z,2026-11-02T00:00:00Z,0.5
+2,speech,bob,asr,NVIDIA H100 80GB HBM3,4,2026-11-01T12:00:00Z,2026-11-02T00:00:00Z,0.01
+3,=cmd|'/c calc'!A1,@eve,+1,NVIDIA L40S,2,2026-11-01T00:00:00Z,2026-11-02T00:00:00Z,
+4,<script>alert(1)</script>,mallory,-x,NVIDIA H200,1,2026-11-01T00:00:00Z,2026-11-02T00:00:00Z,
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> str:
+    path = tmp_path / "jobs.csv"
+    path.write_text(JOBS)
+    return str(path)
+
+
+def run(command: object, *arguments: object) -> Result:
+    result = CliRunner().invoke(command, [str(one) for one in arguments])  # type: ignore[arg-type]
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result
+
+
+def test_usage_of_a_table_of_jobs_is_shown_by_team(jobs: str) -> None:
+    shown = run(usage.command, "--jobs", jobs, "--gpus", 20).output.splitlines()
+    assert shown[0] == "2026-11-01 00:00 to 2026-11-02 00:00 UTC (24.0 h); GPU-hours"
+    assert shown[2].split() == ["vision", "192.0", "192.0", "0.0", "96.0", "0.0", "0.0", "0.0", "50%"]
+    total = next(line for line in shown if line.startswith("total"))
+    assert total.split()[1:3] == ["480.0", "312.0"]
+
+
+def test_a_line_drills_down_to_its_jobs_and_they_sum_to_it(jobs: str) -> None:
+    teams = json.loads(run(usage.command, "--jobs", jobs, "--json").output)
+    behind = json.loads(run(usage.command, "--jobs", jobs, "--of", "team=vision", "--json").output)
+    assert [line["job"] for line in behind["lines"]] == ["1"]
+    assert behind["total"]["allocated"] == next(one for one in teams["lines"] if one["team"] == "vision")["allocated"]
+    assert teams["words"]["unknown"].startswith("nobody could say")
+
+
+def test_a_zone_moves_the_window_of_a_plain_date(jobs: str) -> None:
+    window = ("--from", "2026-11-01", "--to", "2026-11-02", "--zone", "America/New_York")
+    answer = json.loads(run(usage.command, "--jobs", jobs, *window, "--json").output)
+    assert (answer["until"] - answer["since"]) / 3600 == 25
+    # From 04:00Z on, twenty hours of fifteen GPUs less those of the job that comes at noon.
+    assert answer["total"]["allocated"] == pytest.approx(20 * 11 + 12 * 4)
+
+
+def test_names_from_outside_are_defused_in_csv(jobs: str) -> None:
+    text = run(cost.command, "report", "--jobs", jobs, "--by", "team", "--by", "user", "--format", "csv").stdout
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert {"'=cmd|'/c calc'!A1", "vision", "total"} <= {row["team"] for row in rows}
+    assert "'@eve" in {row["user"] for row in rows}
+    assert sum(float(row["money"]) for row in rows[:-1]) == pytest.approx(float(rows[-1]["money"]))
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx", "\rx"])
+def test_no_cell_can_be_a_formula(text: str) -> None:
+    assert written.harmless(text).startswith("'")
+
+
+def test_a_page_shows_what_it_rests_on_and_runs_nothing(jobs: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    run(cost.command, "report", "--jobs", jobs, "--format", "html", "-o", page)
+    text = page.read_text()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "<script" not in text
+    assert "48.0 GPU-hours of NVIDIA L40S have no price and are in no sum of money" in text
+    assert "no price" in text
+
+
+def test_a_statement_is_written_for_each_team(jobs: str, tmp_path: Path) -> None:
+    run(cost.command, "statement", "--jobs", jobs, "--month", "2026-11", "-o", tmp_path / "pages")
+    names = sorted(path.name for path in (tmp_path / "pages").iterdir())
+    assert names[-2:] == ["2026-11-speech.html", "2026-11-vision.html"]
+    assert len(names) == 4
+    text = (tmp_path / "pages" / "2026-11-speech.html").read_text()
+    assert "GPU statement of speech, 2026-11" in text
+    assert "Held and not used" in text
+    assert "Jobs behind these numbers" in text
+
+
+def test_parquet_says_which_package_it_needs(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("pyarrow") is not None:
+        pytest.skip("pyarrow is installed")
+    with pytest.raises(SystemExit):
+        main.main(["cost", "report", "--jobs", jobs, "--format", "parquet"])
+    assert "Parquet needs the package pyarrow" in capsys.readouterr().err
+
+
+def test_a_price_book_of_ones_own_is_used_and_its_policy_named(jobs: str, tmp_path: Path) -> None:
+    book = tmp_path / "book.toml"
+    book.write_text('currency = "EUR"\n[[price]]\nmodel = "L40S"\nper_gpu_hour = 1.0\nsource = "us"\n')
+    arguments = ("--jobs", jobs, "--prices", book, "--policy", "even", "--gpus", 20, "--model", "NVIDIA L40S")
+    answer = json.loads(run(cost.command, "report", *arguments, "--json").output)
+    assert answer["currency"] == "EUR"
+    assert answer["policy_words"].startswith("chargeback: shared cost split evenly")
+    # 168 idle hours at 1, shared by four teams, and 48 hours of those who held an L40S.
+    assert answer["money"] == pytest.approx(168 + 48)
+    assert answer["holes"] == pytest.approx({"NVIDIA H200": 216, "NVIDIA H100 80GB HBM3": 48})

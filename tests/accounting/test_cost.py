@@ -1,0 +1,205 @@
+"""Money: whatever the policy and however lines are cut, they sum to the bill; holes are listed and never guessed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.accounting import budgets, cost, summary
+from watchkeeper.accounting.tally import nobody
+from watchkeeper.catalogue import prices
+from watchkeeper.errors import PackError
+from watchkeeper.model import usage
+
+DAY = 86_400.0
+BOOK = prices.Book(
+    prices=(
+        prices.Price("H200", prices.Kind.ON_DEMAND, 5.0),
+        prices.Price("H200", prices.Kind.RESERVED, 3.0),
+        prices.Price("H100 80GB", prices.Kind.ON_DEMAND, 4.0),
+        prices.Price("A100", prices.Kind.OWN, 1.0),
+    ),
+    pools={"own": prices.Pool("own", prices.Kind.OWN), "kept": prices.Pool("kept", prices.Kind.RESERVED)},
+    pue=1.5,
+    power_per_kwh=0.2,
+    overhead_per_month=cost.MONTH_HOURS,
+)
+
+
+def row(team: str, *, model: str = "NVIDIA H200", pool: str = "", **parts: float) -> tuple[usage.Key, list[float]]:
+    owner = {"model": model, "pool": pool}
+    key = nobody(**owner) if team == usage.NOBODY else usage.key(team=team, job=f"{team}-job", user="ana", **owner)
+    return key, [parts.get(name, 0.0) for name in usage.PARTS]
+
+
+def table(*rows: tuple[usage.Key, list[float]]) -> usage.Table:
+    return usage.Table(0.0, DAY, tuple(key for key, _ in rows), np.array([amounts for _, amounts in rows]))
+
+
+FLEET = table(
+    row("vision", allocated=10, used=6, wasted=2),
+    row("speech", model="NVIDIA H100 80GB HBM3", allocated=30, used=6),
+    row("speech", model="NVIDIA A100-SXM4-80GB", pool="own", allocated=4, used=1, kwh=2.0),
+    row(usage.NOBODY, idle=8, lost=2, unknown=1),
+    row(usage.NOBODY, pool="kept", idle=5),
+)
+
+
+def money(policy: cost.Policy, by: str = "team") -> dict[str, float]:
+    return {line.names[0]: line.money for line in cost.report(FLEET, BOOK, [by], policy=policy).lines}
+
+
+def test_showback_leaves_what_nobody_held_as_a_line_of_its_own() -> None:
+    # 11 hours at 5, 5 reserved ones at 3, and 24 hours of overhead at 1.
+    assert money(cost.Policy.NONE) == pytest.approx(
+        {"vision": 50.0, "speech": 120 + 4 + 2 * 1.5 * 0.2, "(nobody)": 55 + 15 + 24}
+    )
+    shared = cost.report(FLEET, BOOK, ["team"]).shared
+    assert shared == pytest.approx({"idle": 40, "lost": 10, "unknown": 5, "reserved, idle": 15, "overhead": 24})
+
+
+@pytest.mark.parametrize(
+    ("policy", "vision"),
+    [(cost.Policy.ALLOCATION, 94 * 10 / 44), (cost.Policy.USE, 94 * 6 / 13), (cost.Policy.EVEN, 47)],
+)
+def test_chargeback_splits_it_by_the_named_policy(policy: cost.Policy, vision: float) -> None:
+    assert money(policy)["vision"] == pytest.approx(50 + vision)
+    assert money(policy)["(nobody)"] == 0
+
+
+amounts = st.fixed_dictionaries({name: st.floats(0, 100) for name in usage.PARTS})
+teams = st.sampled_from(["a", "b", "c", usage.NOBODY])
+models = st.sampled_from(["NVIDIA H200", "NVIDIA A100-SXM4-80GB", "GeForce"])
+drawn = st.lists(st.tuples(teams, models, st.sampled_from(["", "own", "kept"]), amounts), min_size=1, max_size=8)
+
+
+@given(drawn, st.sampled_from(list(cost.Policy)), st.sampled_from(usage.DIMENSIONS))
+def test_lines_sum_to_the_bill_however_they_are_cut(
+    rows: list[tuple[str, str, str, dict[str, float]]], policy: cost.Policy, by: str
+) -> None:
+    found = table(*(row(team, model=model, pool=pool, **parts) for team, model, pool, parts in rows))
+    bill = cost.report(found, BOOK, ["team"]).money
+    whole = cost.report(found, BOOK, [by], policy=policy)
+    assert whole.money == pytest.approx(bill, rel=1e-9, abs=1e-9)
+    hours = sum(usage.total(line.hours) for line in whole.lines)
+    assert hours == pytest.approx(usage.total(summary.total(found)))
+
+
+@pytest.mark.parametrize("policy", list(cost.Policy))
+def test_jobs_of_a_team_sum_to_what_the_team_pays(policy: cost.Policy) -> None:
+    jobs = cost.report(FLEET, BOOK, ["job", "model"], policy=policy, of={"team": "speech"})
+    assert [line.names for line in jobs.lines] == [
+        ("speech-job", "NVIDIA H100 80GB HBM3"),
+        ("speech-job", "NVIDIA A100-SXM4-80GB"),
+    ]
+    assert jobs.money == pytest.approx(money(policy)["speech"])
+
+
+def test_a_hole_in_the_book_is_listed_and_in_no_sum() -> None:
+    found = cost.report(table(row("a", model="GeForce", allocated=7), row("b", model="", allocated=2)), BOOK, ["team"])
+    assert found.holes == {"GeForce": 7, "an unknown model": 2}
+    assert [line.unpriced_hours for line in found.lines if line.names[0] in "ab"] == [7, 2]
+    assert "7.0 GPU-hours of GeForce have no price and are in no sum of money" in found.notes
+    assert "2.0 GPU-hours of an unknown model have no price and are in no sum of money" in found.notes
+
+
+def test_idle_money_has_its_owner_named() -> None:
+    assert cost.wasted(FLEET, BOOK) == [cost.Waste("vision", "ana", "vision-job", 2.0, 10.0)]
+
+
+def test_nobody_to_charge_is_said() -> None:
+    found = cost.report(table(row(usage.NOBODY, idle=1)), BOOK, ["team"], policy=cost.Policy.USE)
+    assert found.money == pytest.approx(5 + 24)
+    assert "nobody can be charged by use: the shared cost stays a line of its own" in found.notes
+
+
+def test_the_shipped_book_has_sources_and_dates() -> None:
+    book = prices.shipped()
+    assert book.prices
+    assert not book.problems
+    assert all(price.source and price.checked for price in book.prices)
+    assert book.rate("NVIDIA L40S", "") is None
+
+
+def test_own_hardware_is_depreciated_over_its_years() -> None:
+    bought = "purchase_per_gpu=40000\nresidual_per_gpu=4936\nyears=4\noverhead_per_gpu_hour=0.5"
+    text = f'[[price]]\nmodel="H200"\nkind="own"\n{bought}'
+    assert prices.read(f'kind="own"\n{text}', where="x").rate("NVIDIA H200", "") == prices.Price(
+        "H200", prices.Kind.OWN, pytest.approx(35_064 / (4 * 8766) + 0.5)
+    )
+
+
+def test_a_region_has_its_price_before_any_and_names_match_by_whole_words() -> None:
+    book = prices.Book(
+        prices=(
+            prices.Price("H100", prices.Kind.ON_DEMAND, 4.0),
+            prices.Price("H100", prices.Kind.ON_DEMAND, 6.0, region="eu"),
+        ),
+        pools={"north": prices.Pool("north", region="eu")},
+    )
+    rates = {pool: book.rate("NVIDIA H100 80GB HBM3", pool) for pool in ("", "north")}
+    assert {pool: rate and rate.per_gpu_hour for pool, rate in rates.items()} == {"": 4.0, "north": 6.0}
+    assert book.rate("NVIDIA GH1000", "") is None
+
+
+def test_opencost_csv_is_read_and_its_bad_rows_are_named() -> None:
+    text = (
+        "EndTimestamp,InstanceID,Region,AssetClass,InstanceIDField,InstanceType,MarketPriceHourly,Version\n"
+        "2026-01-01 00:00:00 UTC,Quadro_RTX_4000,,gpu,nvidia.com/gpu_type,,0.75,\n"
+        ",A100,,gpu,gpu.nvidia.com/class,,dear,\n"
+        ",worker-a,,node,metadata.name,,0.24,\n"
+    )
+    book = prices.read(text, where="opencost.csv")
+    rate = book.rate("Quadro RTX 4000", "")
+    assert rate is not None
+    assert rate.per_gpu_hour == 0.75
+    assert book.problems[0].startswith("opencost.csv:3: could not convert string to float")
+    assert "1 rows price nodes or volumes" in book.problems[1]
+
+
+def test_rows_of_a_book_that_cannot_be_used_are_named_one_by_one() -> None:
+    text = (
+        '[[price]]\nmodel="H200"\nper_gpu_hour=-1\n[[price]]\nmodel="A100"\n[[price]]\nmodel="L4"\nkind="rented"\n'
+        '[budgets]\nvision="much"\n'
+    )
+    found = prices.read(text, where="book.toml")
+    assert not found.prices
+    for said in ("price 1 ('H200'): per_gpu_hour of -1", "price 2 ('A100'): per_gpu_hour is missing", "budgets.vision"):
+        assert any(said in problem for problem in found.problems)
+    with pytest.raises(PackError, match="this is no price book"):
+        prices.read("not = [", where="book.toml")
+    with pytest.raises(PackError, match=r"pue of 0\.2 must be a number of at least 1"):
+        prices.read("pue = 0.2", where="book.toml")
+
+
+def test_the_run_rate_and_its_interval_judge_a_budget() -> None:
+    rest, low, high = budgets.run_rate([10, 12, 8, 10], 10)
+    assert rest == 100
+    assert low is not None
+    assert high is not None
+    assert low < 100 < high
+    assert budgets.run_rate([10], 10) == (100, None, None)
+    found = budgets.judge(
+        {"a": [10, 10, 10], "b": [10, 10, 10], "c": [8, 12, 10], "d": [1, 1, 1]},
+        {"a": 30, "b": 30, "c": 30, "d": 3},
+        {"a": 29, "b": 100, "c": 135, "d": 100},
+        days_left=10,
+    )
+    assert [(one.team, one.state.value) for one in found] == [
+        ("a", "over"), ("b", "will_be_over"), ("c", "may_be_over"), ("d", "within"),
+    ]  # fmt: skip
+
+
+def test_a_better_forecast_may_be_handed_in() -> None:
+    found = budgets.judge({}, {"a": 5}, {}, days_left=3, forecast=lambda days, left: (left, None, None))
+    assert found[0].forecast == 8
+
+
+def test_a_fleet_of_half_a_day_has_a_run_rate_too() -> None:
+    day = usage.Table(0.0, DAY / 2, FLEET.keys, FLEET.amounts)
+    found = budgets.of_month([day], BOOK, policy=cost.Policy.NONE, ends=DAY / 2 + 10 * DAY)
+    by_team = {one["team"]: one for one in found["budgets"]}
+    assert by_team["vision"]["forecast"] == pytest.approx(50 + 10 * 100)
+    assert by_team["vision"]["low"] is None

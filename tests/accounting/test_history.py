@@ -1,0 +1,85 @@
+"""Two hours of a node, told to the shipped rules minute by minute: what is reported is what counting by hand finds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.accounting.histories import EXPECTED, START, Minute, told
+from watchkeeper.accounting import books, ledger, summary
+from watchkeeper.model import usage
+from watchkeeper.query import embedded
+
+SINCE = START.timestamp()
+MINUTES = 124
+
+
+def history() -> list[Minute]:
+    """Holders change at any minute, a GPU falls off the bus, one is not measured, and the hub is away for a while."""
+    dice, made = random.Random(14), []
+    holders: list[str | None] = ["a1", "b1", None]
+    for at in range(MINUTES):
+        if dice.random() < 0.1:
+            holders[dice.randrange(3)] = dice.choice(["a1", "a2", "b1", None])
+        there = 2 if 30 <= at < 50 else 3
+        active = [None if index == 1 and at < 20 else dice.choice([0.2, 0.9]) for index in range(there)]
+        made.append(Minute(tuple(zip(holders[:there], active, strict=True)), is_watched=not 70 <= at < 90))
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine() -> embedded.EmbeddedEngine:
+    return told(history())
+
+
+def by_hand(minutes: list[Minute]) -> dict[str, float]:
+    found = dict.fromkeys(("allocated", "used", "unmeasured", "idle", "lost", "unknown"), 0.0)
+    for minute in minutes:
+        if not minute.is_watched:
+            found["unknown"] += EXPECTED / 60
+            continue
+        found["lost"] += (EXPECTED - len(minute.gpus)) / 60
+        for holder, active in minute.gpus:
+            found["idle" if holder is None else "allocated"] += 1 / 60
+            if holder is not None:
+                found["unmeasured" if active is None else "used"] += (active if active is not None else 1.0) / 60
+    return found
+
+
+@pytest.mark.slow
+def test_recorded_hours_are_what_counting_finds(engine: embedded.EmbeddedEngine) -> None:
+    table = books.table(engine, None, since=SINCE, until=SINCE + 7200, by_job=True)
+    found, expected = summary.plain_amounts(summary.total(table)), by_hand(history()[:120])
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert found["total"] == pytest.approx(2 * EXPECTED, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", usage.DIMENSIONS)
+def test_lines_of_every_dimension_sum_to_the_total(engine: embedded.EmbeddedEngine, name: str) -> None:
+    table = books.table(engine, None, since=SINCE, until=SINCE + 7200, by_job=True)
+    summed = sum(line.amounts for line in summary.lines(table, [name]))
+    assert summed == pytest.approx(summary.total(table), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_jobs_sum_to_teams_and_the_ledger_says_the_same_as_the_engine(
+    engine: embedded.EmbeddedEngine, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    kept = ledger.Ledger(tmp_path_factory.mktemp("ledger"))
+    # From 22:00 to midnight; the day is closed five minutes into the next one.
+    assert books.keep_up(engine, kept, now=SINCE + 7200 + 600) == 1
+    assert books.keep_up(engine, kept, now=SINCE + 7200 + 600) == 0
+    window = {"since": SINCE, "until": SINCE + 7200}
+    teams = books.table(engine, None, **window, by_job=False)
+    for by_job in (True, False):
+        again = books.table(engine, kept, **window, by_job=by_job)
+        assert summary.total(again) == pytest.approx(summary.total(teams), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_minutes_stand_in_for_an_hour_that_is_not_recorded_yet(engine: embedded.EmbeddedEngine) -> None:
+    table = books.table(engine, None, since=SINCE + 7200, until=SINCE + 7200 + 180, by_job=True)
+    found, expected = summary.plain_amounts(summary.total(table)), by_hand(history()[120:123])
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,123 @@
+"""Tables of jobs: every bad line is named, nothing is guessed, and hours are what counting minutes finds."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.accounting import job_files, summary
+from watchkeeper.errors import CollectError
+from watchkeeper.model import usage
+
+UTC = ZoneInfo("UTC")
+TRACES = Path(__file__).parents[3] / "shared" / "corpus" / "traces"
+SACCT = """JobID|User|Account|Partition|Start|End|AllocTRES|State
+101|ana|vision|h200|2026-11-01T08:00:00|2026-11-02T08:00:00|cpu=64,gres/gpu=8,gres/gpu:h200=8|COMPLETED
+101.batch|ana|vision|h200|2026-11-01T08:00:00|2026-11-02T08:00:00|cpu=64,gres/gpu=8|COMPLETED
+102|bob|speech|h200|2026-11-01T10:00:00|Unknown|gres/gpu=2|RUNNING
+103|bob|speech|h200|2026-11-02T10:00:00|2026-11-01T10:00:00|gres/gpu=2|FAILED
+101|ana|vision|h200|2026-11-01T08:00:00|2026-11-02T08:00:00|gres/gpu=8|COMPLETED
+104|bob|speech|h200|yesterday|2026-11-01T12:00:00|gres/gpu=1|COMPLETED
+105|bob|speech|h200|2026-11-01T10:00:00
+106|bob|speech|h200|2026-11-01T10:00:00|2026-11-01T12:00:00|cpu=4|COMPLETED
+"""
+
+
+def read(text: str, **told: str) -> job_files.Jobs:
+    return job_files.read(text, where="jobs.csv", zone=UTC, told=told)
+
+
+def test_bad_lines_of_sacct_are_named_and_counted() -> None:
+    found = read(SACCT)
+    assert [job.key[usage.DIMENSIONS.index("job")] for job in found.jobs] == ["101", "102"]
+    assert found.problems.lines() == [
+        "jobs.csv:5: cannot be used: it ends 86,400 s before it starts",
+        "jobs.csv:6: job id stands twice: '101': the first is used",
+        "jobs.csv:7: cannot be used: 'yesterday' is not a time such as 2026-01-31T09:00:00 or 1769850000",
+        "jobs.csv:8: wrong number of cells: 5 of 8",
+    ]
+    table = job_files.table(found, since=found.since, until=found.until, capacity=10)
+    assert {line.names[0]: float(line.amounts[0]) for line in summary.lines(table, ["team"])} == {
+        "vision": 192.0, "speech": 44.0, "(nobody)": 0.0,
+    }  # fmt: skip
+    assert {line.names[0] for line in summary.lines(table, ["model"])} == {"h200", "unmapped"}
+    assert usage.total(summary.total(table)) == pytest.approx(240.0)
+    for said in (
+        "jobs without an end, taken as running: 1",
+        "steps of jobs: 1",
+        "excluded rows, job id stands twice: 1",
+    ):
+        assert said in table.notes
+
+
+def test_named_lines_are_bounded_and_the_rest_is_counted() -> None:
+    rows = "".join(f"{id},1,never,\n" for id in range(100))
+    found = read(f"id,gpus,started,ended\n{rows}ok,1,0,3600\n")
+    assert len(found.problems.lines()) == job_files.MOST_NAMED + 1
+    assert found.problems.lines()[-1] == "jobs.csv: and 80 more lines like these"
+
+
+jobs = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 200), st.sampled_from([0.5, 1, 2, 8])), min_size=1)
+
+
+@given(jobs, st.lists(st.integers(0, 600), min_size=2, max_size=5, unique=True).map(sorted))
+def test_hours_are_what_counting_minutes_finds_and_any_partition_sums(
+    drawn: list[tuple[int, int, float]], cuts: list[int]
+) -> None:
+    rows = "".join(
+        f"{at},{gpus},{start * 60},{(start + length) * 60}\n" for at, (start, length, gpus) in enumerate(drawn)
+    )
+    found = read("id,gpus,started,ended\n" + rows)
+
+    def held(first: int, last: int) -> float:
+        return float(job_files.table(found, since=first * 60, until=last * 60).amounts[:, usage.ALLOCATED].sum())
+
+    counted = sum(
+        gpus / 60
+        for start, length, gpus in drawn
+        for minute in range(start, start + length)
+        if cuts[0] <= minute < cuts[-1]
+    )
+    assert held(cuts[0], cuts[-1]) == pytest.approx(counted)
+    assert sum(map(held, cuts, cuts[1:])) == pytest.approx(counted)
+
+
+def test_a_time_without_a_zone_is_in_the_zone_that_is_told_also_when_clocks_change() -> None:
+    text = "id,gpus,started,ended\na,1,2026-10-25T00:00:00,2026-10-26T00:00:00\n"
+    found = job_files.read(text, where="x", zone=ZoneInfo("Europe/Berlin"))
+    assert (found.until - found.since) / 3600 == 25
+
+
+def test_activity_makes_hours_used_or_wasted() -> None:
+    found = read("id,gpus,started,ended,activity\na,1,0,3600,50\nb,1,0,3600,0.01\nc,1,0,3600,\n")
+    amounts = summary.total(job_files.table(found, since=0, until=3600))
+    parts = (usage.ALLOCATED, usage.USED, usage.WASTED, usage.UNMEASURED)
+    assert [float(amounts[at]) for at in parts] == pytest.approx([3, 0.51, 0.99, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b\n1,2\n", "which column is the start of a job"),
+        ("", "this is no table"),
+        ("id,gpus,started,ended\nx,0,1,2\n", "no row is a job that held a GPU"),
+        ("id,gpus,started,ended\nx,-1,1,2\n", "between 0 and 1,000,000"),
+    ],
+)
+def test_a_table_that_cannot_be_used_says_why(text: str, said: str) -> None:
+    with pytest.raises(CollectError, match=said):
+        read(text)
+
+
+@pytest.mark.skipif(not TRACES.exists(), reason="the traces are not in this checkout")
+def test_a_public_trace_adds_up_to_its_own_hourly_allocation() -> None:
+    found = read((TRACES / "alibaba2025_dlrm_instances.csv").read_text())
+    with (TRACES / "alibaba2025_dlrm_hourly_alloc.csv").open() as file:
+        hourly = [float(row["gpus_allocated"]) for row in csv.DictReader(file)]
+    table = job_files.table(found, since=0, until=len(hourly) * 3600)
+    assert float(summary.total(table)[usage.ALLOCATED]) == pytest.approx(sum(hourly), rel=1e-3)

@@ -1,0 +1,145 @@
+"""Closing the books: recorded hours with gaps, overlaps and unseen minutes; any partition of any history sums."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.accounting.histories import empty_engine
+from watchkeeper.accounting import books, ledger, recorded, summary
+from watchkeeper.accounting.tally import HOUR, nobody
+from watchkeeper.model import usage
+from watchkeeper.model.labels import METRIC_NAME, Labels
+from watchkeeper.model.samples import Sample
+from watchkeeper.query import embedded
+
+# 2026-11-01T00:00Z
+DAY = 1_793_491_200.0
+TEAMS = ("vision", "speech", "")
+hours = st.dictionaries(
+    st.integers(0, 30), st.tuples(st.floats(0, 8), st.floats(0, 8), st.integers(1, 60)), min_size=1, max_size=12
+)
+
+
+def engine_of(recorded_hours: dict[int, tuple[float, float, int]], *, offset: float = 0.4) -> embedded.EmbeddedEngine:
+    """An engine with recorded hours: GPUs of vision, GPUs that are idle, and minutes that were seen."""
+    engine = empty_engine()
+    for hour, (held, idle, minutes) in sorted(recorded_hours.items()):
+        at = round((DAY + (hour + 1) * HOUR + offset) * 1000)
+        share = minutes / 60
+        team = {METRIC_NAME: "watchkeeper:team_gpu_hours:sum", "cluster": "main", "modelName": "NVIDIA H200"}
+        engine.append(
+            [
+                Sample(Labels({METRIC_NAME: "watchkeeper:usage_minutes:count", "cluster": "main"}), at, float(minutes)),
+                Sample(Labels({**team, "team": "vision", "part": "allocated"}), at, held * share),
+                Sample(Labels({**team, "team": usage.NOBODY, "part": "idle"}), at, idle * share),
+            ]
+        )
+    return engine
+
+
+def totals(engine: embedded.EmbeddedEngine, since: float, until: float) -> usage.Amounts:
+    return summary.total(books.table(engine, None, since=since, until=until, by_job=False))
+
+
+@settings(deadline=None, max_examples=40)
+@given(hours)
+def test_every_hour_since_the_first_is_accounted_for(found: dict[int, tuple[float, float, int]]) -> None:
+    amounts = totals(engine_of(found), DAY, DAY + 31 * HOUR)
+    last, expected = 0.0, 0.0
+    for hour in range(min(found), 31):
+        if hour in found:
+            last = found[hour][0] + found[hour][1]
+        # What was not seen of the very first hour lies before the records.
+        minutes = found[hour][2] if hour == min(found) > 0 else 60
+        expected += last * (1 if minutes >= 48 else minutes / 60)
+    assert usage.total(amounts) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(hours, st.lists(st.integers(0, 31 * 60), min_size=1, max_size=4, unique=True).map(sorted), st.floats(0, 3599))
+def test_windows_that_tile_a_time_sum_to_it(
+    found: dict[int, tuple[float, float, int]], cuts: list[int], offset: float
+) -> None:
+    whole_hours = {hour: (held, idle, 60) for hour, (held, idle, _) in found.items()}
+    engine = engine_of(whole_hours, offset=offset)
+    edges = [DAY, *(DAY + cut * 60 for cut in cuts if 0 < cut < 31 * 60), DAY + 31 * HOUR]
+    pieces = [totals(engine, since, until) for since, until in itertools.pairwise(edges)]
+    whole = totals(engine, edges[0], edges[-1])
+    # Unknown needs the hour before a gap, which a window of its own does not have.
+    known = [usage.ALLOCATED, usage.IDLE]
+    assert np.sum(pieces, axis=0)[known] == pytest.approx(whole[known], rel=1e-6, abs=1e-6)
+
+
+def test_a_gap_is_unknown_and_never_idle_and_both_are_said() -> None:
+    engine = engine_of({2: (6.0, 2.0, 60), 5: (6.0, 2.0, 60)})
+    table = books.table(engine, None, since=DAY, until=DAY + 6 * HOUR, by_job=False)
+    amounts = summary.total(table)
+    assert amounts[usage.UNKNOWN] == pytest.approx(16.0)
+    assert amounts[usage.IDLE] == pytest.approx(4.0)
+    assert any("records begin at 2026-11-01T02:00Z; the 2.0 hours before are excluded" in note for note in table.notes)
+    assert any("nothing was recorded for 2.0 hours" in note for note in table.notes)
+
+
+def test_hours_that_overlap_after_a_restart_count_once() -> None:
+    engine = engine_of({0: (8.0, 0.0, 60), 1: (8.0, 0.0, 60)})
+    engine.append(engine_with_offset_hour())
+    assert totals(engine, DAY, DAY + 3 * HOUR)[usage.ALLOCATED] == pytest.approx(8 * 2.5, rel=1e-3)
+
+
+def engine_with_offset_hour() -> list[Sample]:
+    """A second evaluator's hour from 1:30 to 2:30."""
+    labels = {METRIC_NAME: "watchkeeper:team_gpu_hours:sum", "cluster": "main", "modelName": "NVIDIA H200"}
+    at = round((DAY + 2.5 * HOUR) * 1000)
+    return [Sample(Labels({**labels, "team": "vision", "part": "allocated"}), at, 8.0)]
+
+
+def hours_of_a_day(day: float, rows: int = 24) -> recorded.Hours:
+    keys = [usage.key(cluster="main", team=team, model="NVIDIA H200") for team in TEAMS] + [nobody(cluster="main")]
+    amounts = np.zeros((rows * len(keys), len(usage.PARTS)))
+    amounts[:, usage.ALLOCATED] = np.tile([3.0, 2.0, 1.0, 0.0], rows)
+    amounts[:, usage.IDLE] = np.tile([0.0, 0.0, 0.0, 2.0], rows)
+    starts = np.repeat(day + np.arange(rows) * HOUR, len(keys))
+    return recorded.Hours(starts, keys * rows, amounts, {"main": {day + at * HOUR: 1.0 for at in range(rows)}})
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 71), st.integers(1, 72))
+def test_a_ledger_gives_back_any_window(tmp_path_factory: pytest.TempPathFactory, first: int, length: int) -> None:
+    kept = ledger.Ledger(tmp_path_factory.mktemp("ledger"))
+    for day in range(3):
+        found = hours_of_a_day(DAY + day * 86_400)
+        kept.keep(DAY + day * 86_400, found, found)
+    last = min(first + length, 72)
+    table = books.table(empty_engine(), kept, since=DAY + first * HOUR, until=DAY + last * HOUR, by_job=False)
+    assert usage.total(summary.total(table)) == pytest.approx(8.0 * (last - first), rel=1e-6)
+    assert {line.names[0]: round(float(line.amounts[0])) for line in summary.lines(table, ["team"])} == {
+        "vision": 3 * (last - first), "speech": 2 * (last - first), "unmapped": last - first, usage.NOBODY: 0,
+    }  # fmt: skip
+
+
+def test_a_day_is_never_replaced_by_one_with_fewer_hours(tmp_path: Path) -> None:
+    kept = ledger.Ledger(tmp_path)
+    assert kept.lacks(DAY, hours_of_a_day(DAY))
+    kept.keep(DAY, hours_of_a_day(DAY), hours_of_a_day(DAY))
+    assert not kept.lacks(DAY, hours_of_a_day(DAY, rows=9))
+
+
+def test_a_broken_day_is_said_and_counts_as_unknown(tmp_path: Path) -> None:
+    kept = ledger.Ledger(tmp_path)
+    for day in range(3):
+        kept.keep(DAY + day * 86_400, hours_of_a_day(DAY + day * 86_400), hours_of_a_day(DAY + day * 86_400))
+    (tmp_path / "2026-11-02.npz").write_bytes(b"PK nonsense")
+    table = books.table(empty_engine(), kept, since=DAY, until=DAY + 3 * 86_400, by_job=False)
+    assert summary.total(table)[usage.UNKNOWN] == pytest.approx(24 * 8)
+    assert any("the ledger of 2026-11-02 cannot be read" in note for note in table.notes)
+
+
+def test_nothing_recorded_says_when_it_will_be() -> None:
+    table = books.table(empty_engine(), None, since=DAY, until=DAY + HOUR, by_job=False)
+    assert "usage begins when the rules of usage-hours.yaml have run" in table.notes[0]

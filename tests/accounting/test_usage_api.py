@@ -1,0 +1,135 @@
+"""Usage and cost over a real socket: from recorded hours, by the price book of the settings, asked by the commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.accounting.histories import empty_engine
+from tests.web.fake_hub import START, FakeHub
+from tests.web.running import Site, serving
+from watchkeeper.cli import cost, usage
+from watchkeeper.kit import clock
+from watchkeeper.model.labels import METRIC_NAME, Labels
+from watchkeeper.model.samples import Sample
+
+HOURS = 72
+NOW = clock.to_ms(START)
+BOOK = """
+[[price]]
+model = "H200"
+per_gpu_hour = 2.0
+source = "a test"
+[budgets]
+vision = 100
+speech = 1000000
+"""
+
+
+PARTS = (
+    ("vision", "allocated", 6.0),
+    ("vision", "used", 3.0),
+    ("vision", "wasted", 1.0),
+    ("speech", "allocated", 2 / 7),
+    ("speech", "unmeasured", 2 / 7),
+    ("(nobody)", "idle", 1.0),
+)
+
+
+def recorded() -> Iterator[Sample]:
+    """Three days in which vision held six GPUs, speech two slices of one, and one was idle."""
+    for hour in range(HOURS):
+        at = NOW // 3_600_000 * 3_600_000 - hour * 3_600_000
+        yield Sample(Labels({METRIC_NAME: "watchkeeper:usage_minutes:count", "cluster": "main"}), at, 60.0)
+        own = {"cluster": "main", "modelName": "NVIDIA H200"}
+        for team, part, value in PARTS:
+            name = "fleet" if team == "(nobody)" else "workload"
+            job = (
+                {} if name == "fleet" else {"workload": f"{team}-1", "namespace": team, "user": "ana", "Hostname": "n1"}
+            )
+            labels = {**own, "team": team, "part": part}
+            space = {} if name == "fleet" else {"namespace": team}
+            yield Sample(Labels({METRIC_NAME: f"watchkeeper:{name}_gpu_hours:sum", **labels, **job}), at, value)
+            yield Sample(Labels({METRIC_NAME: "watchkeeper:team_gpu_hours:sum", **labels, **space}), at, value)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("hub")
+    (folder / "book.toml").write_text(BOOK)
+    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    of_hub = dataclasses.replace(hub.settings.hub, data=str(folder))
+    of_cost = dataclasses.replace(hub.settings.cost, prices=str(folder / "book.toml"))
+    hub.settings = dataclasses.replace(hub.settings, hub=of_hub, cost=of_cost)
+    hub.engine = empty_engine()  # type: ignore[assignment]
+    hub.engine.append(sorted(recorded(), key=lambda sample: sample.at_ms))
+    with serving(hub) as running:
+        yield running
+
+
+def run(site: Site, command: Any, *arguments: str) -> Result:
+    return CliRunner().invoke(command, [*arguments, "--hub", site.url])
+
+
+def asked(site: Site, command: Any, *arguments: str) -> dict[str, Any]:
+    result = run(site, command, *arguments, "--json")
+    assert result.exit_code in (0, 1), result.output
+    answer: dict[str, Any] = json.loads(result.output)
+    return answer
+
+
+def test_usage_is_answered_by_team_and_by_job_alike(site: Site) -> None:
+    window = ("--from", "-2d")
+    teams = asked(site, usage.command, *window)
+    jobs = asked(site, usage.command, *window, "--by", "job")
+    # The minutes since the last full hour are not recorded yet, and so unknown.
+    assert teams["total"]["total"] == pytest.approx((7 + 2 / 7) * 48, rel=1e-4)
+    assert jobs["total"] == pytest.approx(teams["total"])
+    assert [line["team"] for line in teams["lines"]] == ["vision", "speech", "(nobody)"]
+
+
+def test_cost_drills_down_to_jobs_that_sum_to_the_team(site: Site) -> None:
+    teams = asked(site, cost.command, "report", "--from", "-1d", "--policy", "allocation")
+    behind = asked(site, cost.command, "report", "--from", "-1d", "--policy", "allocation", "--of", "team=vision")
+    assert behind["money"] == pytest.approx(next(one["money"] for one in teams["lines"] if one["team"] == "vision"))
+    assert behind["waste"][0]["job"] == "vision/vision-1"
+
+
+def test_a_budget_that_is_over_is_trouble(site: Site) -> None:
+    result = run(site, cost.command, "budget")
+    assert result.exit_code == 1
+    lines = [line for line in result.output.splitlines() if line.startswith(("vision", "speech"))]
+    assert [line.split()[-1] for line in lines] == ["over", "within"]
+
+
+def test_statements_come_from_a_hub_with_the_budget_on_them(site: Site, tmp_path: Path) -> None:
+    result = run(site, cost.command, "statement", "--team", "vision", "-o", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    text = next(tmp_path.iterdir()).read_text()
+    assert "budget of the month" in text
+    assert "vision-1" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/api/usage?by=colour", "cannot be seen by `colour`"),
+        ("/api/usage?from=5&to=4", "must be before"),
+        ("/api/usage?from=0", "days; the most is"),
+        ("/api/usage?of=vision", "write it like team=vision"),
+        ("/api/cost?policy=fair", "there are none, use, allocation, even"),
+        ("/api/cost/budgets?month=soon", "write it like 2026-11"),
+        ("/api/cost/budgets?zone=Mars", "write it like Europe/Berlin"),
+        ("/api/usage?by=team,user,job,node,pool", "the most is 4"),
+    ],
+)
+def test_questions_that_cannot_be_answered_say_why(site: Site, path: str, said: str) -> None:
+    reply = site.ask(path)
+    assert reply.status == 400
+    assert said in reply.json["error"]

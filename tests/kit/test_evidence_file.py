@@ -1,0 +1,63 @@
+"""A bundle is checked by anybody with tar and sha256sum, is its owner's alone, and says what it lacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from watchkeeper.errors import StoreError
+from watchkeeper.kit import evidence_file
+from watchkeeper.kit.evidence_file import Piece
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+PIECES = (
+    Piece("kernel.log", b"gpu-1: token=abcdefgh Xid 79\n"),
+    Piece("diag.json", missing="nobody ran it on gpu-1"),
+    evidence_file.plain("orders/01-scan.json", {"at": NOON, "node": "gpu-1"}),
+)
+
+
+def test_a_bundle_is_redacted_listed_and_checked(tmp_path: Path) -> None:
+    hidden = evidence_file.Redaction({"gpu-1": "node-1"})
+    path = tmp_path / "b.tar.gz"
+    evidence_file.save(path, evidence_file.pack(PIECES, {"subject": "gpu-1"}, now=NOON, hidden=hidden))
+    assert path.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert (tmp_path / "kernel.log").read_text() == "node-1: token=[hidden] Xid 79\n"
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert (manifest["subject"], manifest["redacted"]) == ("node-1", "secrets and names")
+    assert manifest["pieces"][1] == {"name": "diag.json", "missing": "nobody ran it on node-1"}
+    checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=tmp_path, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout.count(b": OK")) == (0, 3)
+    assert [name.name for name in tmp_path.iterdir() if name.name.startswith(".")] == []
+
+
+def test_the_same_evidence_makes_the_same_file() -> None:
+    first, second = (evidence_file.pack(PIECES, {}, now=NOON) for _ in range(2))
+    assert first == second
+    assert set(evidence_file.read(first)) == {"manifest.json", "SHA256SUMS", "kernel.log", "orders/01-scan.json"}
+
+
+def test_a_piece_that_is_too_long_is_cut_and_the_manifest_has_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence_file, "MOST_PIECE_BYTES", 10)
+    found = evidence_file.read(evidence_file.pack([Piece("a", b"x" * 25)], {}, now=NOON))
+    assert found["a"] == b"x" * 10
+    assert "it has 25 bytes, there was room for 10" in found["manifest.json"].decode()
+
+
+def test_a_bundle_that_was_changed_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    evidence_file.save(tmp_path / "b.tar.gz", evidence_file.pack(PIECES, {}, now=NOON))
+    subprocess.run(["gunzip", "b.tar.gz"], cwd=tmp_path, check=True)
+    path.write_bytes(path.read_bytes().replace(b"Xid 79", b"Xid 13"))
+    subprocess.run(["gzip", "b.tar"], cwd=tmp_path, check=True)
+    with pytest.raises(StoreError, match=r"kernel\.log is not as it was packed"):
+        evidence_file.read((tmp_path / "b.tar.gz").read_bytes())
+    with pytest.raises(StoreError, match="this is not a bundle"):
+        evidence_file.read(b"something else")

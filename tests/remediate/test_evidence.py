@@ -1,0 +1,140 @@
+"""The evidence about an incident: what is known is there, and what is not is said with its reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.remediate.test_orders import HUB_KEY, KEY
+from tests.remediate.test_validation import GPU, NODE, NOON, xid
+from watchkeeper.errors import QueryError
+from watchkeeper.kit import evidence_file
+from watchkeeper.model import alerts, fleet, incidents, orders
+from watchkeeper.model.actions import Result
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import Sample
+from watchkeeper.query.embedded import EmbeddedEngine
+from watchkeeper.query.engine import Answer
+from watchkeeper.remediate.evidence import Sources
+from watchkeeper.remediate.orders import Outbox, Wanted
+from watchkeeper.store.head import Head
+from watchkeeper.store.journal import Journal
+
+LATER = NOON + timedelta(hours=1)
+INCIDENT = incidents.Incident(
+    incidents.IncidentId("INC-1"),
+    GPU,
+    "GPU-1 on n1",
+    alerts.Severity.CRITICAL,
+    incidents.IncidentState.OPEN,
+    NOON,
+    "ecc_uncorrectable",
+    "memory",
+    (),
+    assignee="ada",
+)
+
+
+@dataclass
+class Inventory:
+    known: fleet.Node
+
+    def node(self, name: str, cluster: str | None = None) -> fleet.Node | None:
+        return self.known if (name, cluster or "main") == ("n1", "main") else None
+
+    def nodes(self) -> list[fleet.Node]:
+        return [self.known]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with closing(Journal(tmp_path / "journal.db")) as opened:
+        opened.save_incident(INCIDENT, at=NOON, actor="hub", kind="opened", text="opened")
+        yield opened
+
+
+@pytest.fixture
+def sources(journal: Journal) -> Sources:
+    engine = EmbeddedEngine(Head(max_series=100))
+    return Sources(journal, engine, Inventory(fleet.Node("main", "n1", pool="train")), "1.0")
+
+
+def files(made: bytes | None) -> tuple[dict[str, bytes], dict[str, str]]:
+    """What is in a bundle, and what is missing in it with the reason."""
+    assert made is not None
+    found = evidence_file.read(made)
+    pieces = json.loads(found["manifest.json"])["pieces"]
+    return found, {piece["name"]: piece["missing"] for piece in pieces if "missing" in piece}
+
+
+def test_what_is_not_known_is_said(sources: Sources) -> None:
+    found, missing = files(sources.of_incident("INC-1", now=LATER))
+    assert json.loads(found["incident.json"])["cause"] == "ecc_uncorrectable"
+    assert missing == {
+        "diagnosis.json": "none was made",
+        "plan.json": "none was made",
+        "gpus.json": "no GPU of this node has reported within a day",
+        "events.json": "no event of this node within 30 days",
+        "counters.csv": "no counter of this node is in the samples of either time",
+        "repairs.json": "nothing was tried here",
+        "orders/": "no work order was given to this node's agent: no scan or diag of its own",
+        "serials, VBIOS and nvidia-smi -q": (
+            "the node was not asked: --ask-node with work orders, or `watchkeeper bundle --local` there"
+        ),
+    }
+    assert sources.of_incident("INC-2", now=LATER) is None
+    assert sources.of_node("n2", now=LATER) is None
+
+
+def test_counters_are_told_before_and_after_whoever_held_the_gpu(sources: Sources) -> None:
+    def report(value: float, at: timedelta, pod: str) -> None:
+        name = {"__name__": "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "gpu": "0", "UUID": "GPU-1", "pod": pod}
+        at_ms = round((NOON + at).timestamp() * 1000)
+        sources.engine.append([Sample(Labels({**name, "cluster": "main", "Hostname": "n1"}), at_ms, value)])
+
+    report(0.0, timedelta(minutes=-6), "train-0")
+    report(2.0, timedelta(minutes=59), "")
+    found, _ = files(sources.of_incident("INC-1", now=LATER))
+    assert found["counters.csv"].decode().splitlines() == [
+        "metric,gpu,labels,before 2026-05-04T11:55:00Z,now 2026-05-04T13:00:00Z",
+        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL,0,UUID=GPU-1,0.0,2.0",
+    ]
+
+
+def test_events_and_receipts_of_the_node_are_in_it_and_of_no_other(sources: Sources, journal: Journal) -> None:
+    journal.take_events([xid(48, NOON), replace(xid(79, NOON), place=fleet.Place("main", node="n2"))], NOON)
+    outbox = Outbox(journal, HUB_KEY, now=NOON)
+    for node in ("n1", "n2"):
+        outbox.give(Wanted("main", node, "scan", id=f"WO-{node}"), now=NOON, actor="ann")
+    receipt = orders.Receipt(orders.OrderId("WO-n1"), NOON, Result.DONE, "this node is healthy", "{}")
+    outbox.take("WO-n1", orders.seal(receipt, KEY), now=NOON)
+    found, missing = files(sources.of_node("n1", now=LATER))
+    assert found["xid-history.log"] == b"2026-05-04T12:00:00Z Xid 48\n"
+    assert json.loads(found["orders/01-scan.json"])["text"] == "this node is healthy"
+    assert found["orders/01-scan.output"] == b"{}"
+    assert "incidents/INC-1/incident.json" in found
+    assert not any("n2" in name or b"WO-n2" in content for name, content in found.items())
+    assert "orders/" not in missing
+
+
+def test_names_of_people_and_nodes_are_replaced_throughout(sources: Sources) -> None:
+    found, _ = files(sources.of_incident("INC-1", now=LATER, hides_names=True))
+    told = json.loads(found["incident.json"])
+    assert (told["assignee"], told["place"]["node"], told["title"]) == ("person-1", "node-1", "GPU-1 on node-1")
+
+
+def test_a_server_of_samples_that_is_away_costs_only_its_pieces(sources: Sources) -> None:
+    class Away(EmbeddedEngine):
+        def instant(self, expr: str, at_ms: int) -> Answer:
+            raise QueryError("connection refused")
+
+    found, missing = files(replace(sources, engine=Away(Head(max_series=1))).of_incident("INC-1", now=LATER))
+    assert missing["counters.csv"] == "the samples could not be asked: connection refused"
+    assert "timeline.json" in found
+    assert NODE.node == "n1"

@@ -1,0 +1,94 @@
+"""A node whose repairs keep failing is handed over once, with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.remediate.test_evidence import Inventory, files
+from tests.remediate.world import World
+from watchkeeper.model import fleet
+from watchkeeper.model.repairs import Repair, RepairState
+from watchkeeper.query.embedded import EmbeddedEngine
+from watchkeeper.remediate.evidence import Sources
+from watchkeeper.remediate.hand_over import HandOver, failed_before
+from watchkeeper.store.head import Head
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with closing(World(tmp_path, count=4)) as made:
+        yield made
+
+
+def desk(world: World) -> HandOver:
+    node = fleet.Node("main", world.nodes[0].name)
+    sources = Sources(world.journal, EmbeddedEngine(Head(max_series=10)), Inventory(node), "1.0")
+    return HandOver(world.journal, sources, world.folder / "bundles", limit=2)
+
+
+def fail(world: World, id: str) -> Repair:
+    """Let the repair of an incident run against a node that stays sick."""
+    name = world.nodes[0].name
+    for _ in range(400):
+        world.cluster.machines[name].is_sick = True
+        world.step()
+        if world.state(id) == RepairState.FAILED:
+            break
+    found = world.repairs.find(id)
+    assert found is not None
+    assert found.is_held, found.said
+    return found
+
+
+def told(world: World, id: str) -> list[str]:
+    return [text for text in world.story(id) if "it is for people now" in text]
+
+
+def test_a_node_is_handed_over_after_the_second_failed_repair_and_only_once(world: World) -> None:
+    incident = world.breaks(world.nodes[0].name)
+    world.take(incident)
+    fail(world, incident.id)
+    handing = desk(world)
+    assert handing.look(world.repairs.all(), world.now) == []
+    want = world.wants(incident)
+    assert want is not None
+    world.people.again(want, actor="ada", now=world.now)
+    last = fail(world, incident.id)
+    assert handing.look(world.repairs.all(), world.now) == [incident.id]
+    (text,) = told(world, incident.id)
+    path = world.folder / "bundles" / f"{last.id}.tar.gz"
+    assert text.startswith(f"2 repairs of {world.nodes[0].name} have failed, the limit is 2")
+    assert f"The evidence is in {path}" in text
+    assert path.stat().st_mode & 0o777 == 0o600
+    found, _ = files(path.read_bytes())
+    assert b"Validation failed" in found["repairs.json"]
+    world.restart()
+    assert desk(world).look(world.repairs.all(), world.now) == []
+
+
+def test_evidence_that_cannot_be_kept_is_said_and_the_node_is_handed_over_all_the_same(world: World) -> None:
+    (world.folder / "bundles").write_text("in the way")
+    incident = world.breaks(world.nodes[0].name)
+    world.take(incident)
+    fail(world, incident.id)
+    handing = HandOver(world.journal, desk(world)._sources, world.folder / "bundles", limit=1)
+    assert handing.look(world.repairs.all(), world.now) == [incident.id]
+    assert "No evidence could be kept" in told(world, incident.id)[0]
+
+
+def test_only_repairs_that_did_something_about_the_same_cause_count(world: World) -> None:
+    incident = world.breaks(world.nodes[0].name)
+    world.take(incident)
+    repair = fail(world, incident.id)
+    others = [
+        replace(repair, cause="thermal_throttle"),
+        replace(repair, has_acted=False),
+        replace(repair, state=RepairState.ROLLED_BACK),
+    ]
+    assert failed_before(repair, [repair, *others]) == [repair]
+    assert failed_before(replace(repair, has_acted=False), others) == []

@@ -1,0 +1,230 @@
+"""What is not known refuses, what is not allowed any more waits, and what is not ours is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.remediate.cluster import Troubles
+from tests.remediate.world import World
+from watchkeeper.errors import ActionFailed, IllegalMove, StoreError
+from watchkeeper.model.actions import Mode
+from watchkeeper.model.repairs import Repair
+from watchkeeper.remediate import policy
+from watchkeeper.remediate.driver import Observed
+from watchkeeper.remediate.ladder import Rung
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def begun(world: World, mode: Mode = Mode.ACT) -> Repair:
+    """A repair of n1, cordoned and about to be drained."""
+    incident = world.breaks("n1")
+    made = world.take(incident, mode)
+    assert made is not None
+    if mode is Mode.ASK:
+        world.people.approve(made.id, made.digest, actor="ada", now=world.now)
+    world.step()
+    world.step()
+    assert world.cluster.calls == ["cordon n1"]
+    found = world.repairs.find(made.id)
+    assert found is not None
+    return found
+
+
+def test_a_node_that_cannot_be_looked_at_is_not_drained_or_rebooted(world: World) -> None:
+    made = begun(world)
+    world.cluster.troubles = Troubles(observe=1.0)
+    world.settle(20)
+    assert world.cluster.calls == ["cordon n1"]
+    assert "cannot be had now" in world.repairs.all()[0].waits_for[0]
+    world.cluster.troubles = Troubles()
+    world.settle(30)
+    assert world.state(made.incident) == "done"
+
+
+def test_a_node_that_nobody_can_look_at_for_too_long_is_kept_out_and_said_so(world: World) -> None:
+    made = begun(world)
+    world.cluster.troubles = Troubles(observe=1.0)
+    world.settle(80, seconds=60)
+    assert world.state(made.id) == "failed"
+    assert "the limit is 3600 s, waiting for a look at n1" in world.repairs.all()[0].said
+
+
+def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: World) -> None:
+    made = begun(world)
+    world.rung = Rung(Mode.ASK, "mode ask by remediate.mode")
+    world.settle(20)
+    assert world.cluster.calls == ["cordon n1"]
+    assert world.repairs.all()[0].waits_for == ("a person's yes: mode ask by remediate.mode",)
+    with pytest.raises(IllegalMove, match="the yes is for plan"):
+        world.people.approve(made.id, "another", actor="ada", now=world.now)
+    world.people.approve(made.id, made.digest, actor="ada", now=world.now)
+    world.settle(30)
+    assert world.state(made.incident) == "done"
+
+
+def test_what_a_person_approved_goes_on_under_ask(world: World) -> None:
+    made = begun(world, Mode.ASK)
+    world.rung = Rung(Mode.ASK, "mode ask by remediate.mode")
+    world.settle(30)
+    assert world.state(made.incident) == "done"
+
+
+def test_under_ask_our_own_cordon_is_taken_off_without_a_yes_when_it_is_over(world: World) -> None:
+    made = begun(world)
+    world.rung = Rung(Mode.ASK, "mode ask by remediate.mode")
+    world.ends(made.incident)
+    world.settle(10)
+    assert world.cluster.ours() == ["n1"]
+    world.people.approve(made.id, made.digest, actor="ada", now=world.now)
+    world.settle(10)
+    assert (world.state(made.incident), world.cluster.ours()) == ("rolled_back", [])
+
+
+def test_a_node_that_a_lowered_mode_leaves_cordoned_keeps_an_open_incident(world: World) -> None:
+    made = begun(world)
+    world.rung = Rung(Mode.OBSERVE, "mode observe by remediate.mode")
+    world.ends(made.incident)
+    world.settle(5)
+    assert world.cluster.ours() == ["n1"]
+    assert world.reported[0].fields["repair"] == made.id
+
+
+def test_a_clock_that_was_put_back_does_not_lengthen_a_yes(world: World) -> None:
+    world.limits = replace(world.limits, fleet_percent=0)
+    world.open()
+    incident = world.breaks("n1")
+    made = world.take(incident, Mode.ASK)
+    assert made is not None
+    world.people.approve(made.id, made.digest, actor="ada", now=world.now)
+    world.now -= timedelta(hours=5)
+    world.step()
+    assert world.state(made.id) == "planned"
+    assert "clock was put back" in world.repairs.all()[0].said
+
+
+def test_a_clock_that_was_put_back_does_not_keep_a_repair_waiting(world: World) -> None:
+    made = begun(world)
+    world.cluster.troubles = Troubles(before=1.0)
+    world.step()
+    world.cluster.troubles = Troubles()
+    world.now -= timedelta(hours=5)
+    world.settle(30)
+    assert world.state(made.incident) == "done"
+
+
+def test_the_mark_of_another_hub_with_the_same_number_is_not_ours(world: World) -> None:
+    first = world.breaks("n0")
+    world.take(first)
+    world.settle(30)
+    assert world.state(first.id) == "done"
+    foreign = f"watchkeeper:{first.id}/1-cordon"
+    second = world.breaks("n1")
+    world.cluster.machines["n1"].cordon = foreign
+    world.take(second)
+    world.settle(30)
+    assert world.cluster.machines["n1"].cordon == foreign
+    assert world.state(second.id) == "rolled_back"
+
+
+def test_a_stop_that_the_journal_cannot_keep_holds_all_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(world)
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(world.journal, "save_switch", full)
+        with pytest.raises(StoreError):
+            world.people.stop("let me look", actor="ada", now=world.now)
+    world.settle(20)
+    assert world.repairs.switch.is_stopped
+    assert world.cluster.calls == ["cordon n1"]
+    world.people.resume(actor="ada", now=world.now)
+    world.settle(30)
+    assert world.cluster.calls[-1] == "uncordon n1"
+
+
+def test_nothing_is_called_for_an_intent_that_the_journal_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    incident = world.breaks("n1")
+
+    def gone(*_: object, **__: object) -> None:
+        raise StoreError("the disk is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(world.journal, "record", gone)
+        broken.setattr(world.journal, "open_incident_ids", gone)
+        broken.setattr(world.journal, "alive_repairs", gone)
+        with pytest.raises(StoreError):
+            world.take(incident)
+    for one in world.repairs.all():
+        world.repairs.advance(one.id, world.now)
+    assert world.cluster.calls == []
+    world.settle(5)
+    assert world.cluster.calls == []
+
+
+def test_a_late_mark_is_found_although_its_cluster_was_silent_for_hours(world: World) -> None:
+    made = begun(world)
+    world.people.reject(made.id, "no", actor="ada", now=world.now)
+    world.settle(5)
+    assert world.state(made.incident) == "rejected"
+    world.cluster.troubles = Troubles(observe=1.0)
+    world.settle(3, seconds=3600)
+    world.cluster.machines["n1"].cordon = made.actions[0].mark
+    world.cluster.troubles = Troubles()
+    world.settle(5, seconds=301)
+    assert world.cluster.ours() == []
+
+
+def test_a_silent_cluster_is_asked_for_late_marks_once_not_once_for_each_node(world: World) -> None:
+    for name in ("n0", "n1", "n2"):
+        made = world.take(world.breaks(name), Mode.ASK)
+        assert made is not None
+        world.people.reject(made.id, "no", actor="ada", now=world.now)
+    asked: list[str] = []
+
+    def silent(place: object) -> Observed:
+        asked.append(str(place))
+        raise ActionFailed("no answer within 5 s")
+
+    world.cluster.observe = silent  # type: ignore[method-assign]
+    world.step()
+    assert len(asked) == 1
+
+
+def test_a_gpu_drain_without_a_cordon_is_not_taken_for_a_lost_cordon(world: World) -> None:
+    text = '[cause.ecc_uncorrectable]\nsteps = [{action = "drain", why = "x", arguments = {scope = "gpu"}}]'
+    world.policy = policy.parse(text, where="test", over=world.policy)
+    incident = world.breaks("n1", "ecc_uncorrectable")
+    world.cluster.troubles = Troubles(slow=1.0)
+    made = world.take(incident)
+    assert made is not None
+    world.settle(5)
+    assert world.state(made.id) == "draining"
+    world.cluster.troubles = Troubles()
+    world.settle(5)
+    assert world.state(made.incident) == "done"
+
+
+def test_the_time_that_a_hub_was_away_is_not_held_against_a_step(world: World) -> None:
+    made = begun(world)
+    world.cluster.troubles = Troubles(slow=1.0)
+    world.settle(3)
+    world.now += timedelta(hours=5)
+    world.restart()
+    world.settle(3)
+    assert world.state(made.incident) == "draining"
+    world.cluster.troubles = Troubles()
+    world.settle(30)
+    assert world.state(made.incident) == "done"

@@ -1,0 +1,119 @@
+"""What is asked of the journal's tables has the same answer in a file and on a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from tests.store import places
+from tests.store.test_journal import GPU, NOON, an_incident, minutes, xid
+from watchkeeper.model import actions, alerts, fleet, incidents, notices, orders, repairs, silences
+from watchkeeper.store.journal import Journal
+
+NODE = fleet.Place("main", node="n1")
+
+
+def a_repair(id: str, state: repairs.RepairState, *, has_cordon: bool = False) -> repairs.Repair:
+    incident = incidents.IncidentId("INC-1")
+    return repairs.Repair(
+        id=repairs.RepairId(id),
+        incident=incident,
+        node=NODE,
+        pool="",
+        cause="gpu_fell_off_bus",
+        mode=actions.Mode.ACT,
+        mode_why="a rule",
+        digest="d",
+        actions=(),
+        state=state,
+        said="",
+        made_at=NOON,
+        since=NOON,
+        openings={incident: 0},
+        has_cordon=has_cordon,
+    )
+
+
+def a_notice(id: str, state: notices.NoticeState) -> notices.Notice:
+    return notices.Notice(id, "INC-1", "pager", notices.Occasion.OPENED, alerts.Severity.CRITICAL, state, NOON, NOON)
+
+
+def test_open_incidents_are_found_by_node_and_counted_by_severity(journal: Journal) -> None:
+    journal.save_incident(an_incident("INC-1"), kind="opened", text="", at=NOON)
+    journal.save_incident(an_incident("INC-2"), kind="opened", text="", at=NOON)
+    done = incidents.move(an_incident("INC-2"), incidents.IncidentState.RESOLVED, at=minutes(1))
+    journal.save_incident(done, kind="resolved", text="", at=minutes(1))
+    assert journal.open_incidents_at(NODE) == ["INC-1"]
+    assert journal.open_incidents_at(fleet.Place("main", node="n2")) == []
+    assert journal.open_incident_ids() == {"INC-1"}
+    assert journal.count_open()[alerts.Severity.CRITICAL] == 1
+
+
+def test_repairs_that_run_or_hold_a_node_are_alive(journal: Journal) -> None:
+    states = repairs.RepairState
+    for id, state, has_cordon in (
+        ("R-1", states.DRAINING, False),
+        ("R-2", states.FAILED, True),
+        ("R-3", states.FAILED, False),
+        ("R-4", states.DONE, True),
+    ):
+        journal.save_repair(a_repair(id, state, has_cordon=has_cordon), at=NOON, actor="hub", text=state, kind="repair")
+    assert [one.id for one in journal.alive_repairs()] == ["R-1", "R-2"]
+    assert [one.id for one in journal.repairs_at(NODE)] == ["R-4", "R-3", "R-2", "R-1"]
+    assert [one.id for one in journal.repairs_of("INC-1", limit=1)] == ["R-4"]
+    assert len(journal.timeline("INC-1")) == 4
+    journal.save_switch(repairs.Switch(stopped_at=NOON), at=NOON, actor="ada", text="stopped")
+    assert journal.switch().is_stopped
+    assert journal.verify() is None
+
+
+def test_orders_wait_until_they_are_answered_or_expire(journal: Journal) -> None:
+    order = orders.Order(orders.OrderId("WO-1"), "main", "n1", "scan", NOON, minutes(10), nonce="n")
+    journal.save_order(orders.Tracked(order, "ada", "why"), at=NOON, actor="ada", text="ordered")
+    assert [one.order.id for one in journal.open_orders(minutes(5))] == ["WO-1"]
+    assert journal.open_orders(minutes(11)) == []
+    receipt = orders.Receipt(order.id, minutes(1), actions.Result.DONE, "clean")
+    journal.save_order(orders.Tracked(order, "ada", "why", receipt=receipt), at=NOON, actor="n1", text="done")
+    assert journal.open_orders(minutes(5)) == []
+    assert [one.receipt for one in journal.latest_orders()] == [receipt]
+
+
+def test_silences_and_notices_come_back_by_time_and_state(journal: Journal) -> None:
+    matcher = silences.Matcher("node", "n1")
+    for count in (1, 2):
+        silence = silences.Silence(f"S-{count}", (matcher,), "ada", "known", NOON, minutes(count))
+        journal.save_silence(silence, at=NOON, actor="ada", text="silenced")
+    assert [one.id for one in journal.silences(NOON)] == ["S-2", "S-1"]
+    assert [one.id for one in journal.silences(NOON + timedelta(seconds=90))] == ["S-2"]
+    for id, state in (("a", notices.NoticeState.WAITING), ("b", notices.NoticeState.SENT)):
+        journal.save_notice(a_notice(id, state), at=NOON, text=state)
+    assert [one.id for one in journal.notices_on_the_way()] == ["a"]
+    assert [one.id for one in journal.notices_of("INC-1")] == ["a", "b"]
+
+
+def test_a_text_with_any_character_comes_back_as_it_was(journal: Journal) -> None:
+    odd = replace(xid(1), text='NUL \0, line\n, quote ", \\u0000, 溫度 🔥', fields={"?": "%s %", "\0": "\0"})
+    assert [replace(event, received_at=None) for event in journal.take_events([odd], NOON)] == [odd]
+    kept = journal.event(odd.id)
+    assert kept is not None
+    assert replace(kept, received_at=None) == odd
+    assert [event.id for event in journal.events_at(GPU, since=NOON, until=NOON)] == [odd.id]
+    assert journal.verify() is None
+
+
+def test_what_was_changed_behind_its_back_is_noticed(journal: Journal, place: places.Place) -> None:
+    journal.take_events([xid(1), xid(2)], NOON)
+    journal.save_incident(an_incident(), kind="opened", text="it began", at=NOON)
+    journal.record("note", "INC-1", at=NOON, actor="ada", body={"text": "seen"})
+    assert journal.verify() is None
+    place.spoil("UPDATE incident SET body = replace(body, 'fell', 'feel')")
+    assert journal.verify() == 2
+    place.spoil("DELETE FROM event WHERE key = 'main/n1/boot/kmsg/2'")
+    assert journal.verify() == 1
+
+
+def test_a_removed_entry_is_noticed(journal: Journal, place: places.Place) -> None:
+    for seq in range(3):
+        journal.record("note", "INC-1", at=NOON, actor="ada", body={"text": f"{seq}"})
+    place.spoil("DELETE FROM entry WHERE seq = 2")
+    assert journal.verify() == 2

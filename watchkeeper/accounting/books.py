@@ -1,0 +1,81 @@
+"""Usage of a window from whatever knows it: the ledger first, then recorded hours, then the minutes of the newest hour.
+
+`web/usage_api` asks for tables, the hub calls `keep_up` so that the ledger has every hour before the store forgets it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from watchkeeper.accounting import recorded, spans
+from watchkeeper.accounting.ledger import DAY, Ledger
+from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, Tally
+from watchkeeper.model import usage
+from watchkeeper.query.engine import Engine
+
+# A recorded hour is there this long after its end at the latest; until then its day is not closed.
+SETTLE_SECONDS = 300.0
+# A hub that was away catches up with so many days at once: what the store still has of them.
+MOST_DAYS = 31
+BY_JOB = frozenset({"node", "user", "kind", "job"})
+
+
+def needs_jobs(dimensions: frozenset[str]) -> bool:
+    """Whether a question needs the table of jobs; the one of teams is smaller by far."""
+    return bool(dimensions & BY_JOB)
+
+
+def table(engine: Engine, ledger: Ledger | None, *, since: float, until: float, by_job: bool) -> usage.Table:
+    """Who had what in a window."""
+    tally = Tally(since, until)
+    covered = [] if ledger is None else ledger.add(tally, by_job=by_job)
+    for start, end in _worth_asking(covered, since, until):
+        piece = Tally(start, end)
+        hours = recorded.hours(engine, start, end, by_job=by_job)
+        covered += recorded.add_hours(piece, hours)
+        tally.take(piece)
+    for start, end in _worth_asking(covered, since, until):
+        recorded.add_minutes(tally, engine, (max(start, end - recorded.MOST_MINUTES_SECONDS), end))
+    found = tally.table()
+    return found if len(found.keys) else _empty(found)
+
+
+def keep_up(engine: Engine, ledger: Ledger, *, now: float) -> int:
+    """Write the days whose hours are recorded and not all kept yet; returns how many files were written."""
+    today = now // DAY * DAY
+    kept = ledger.days()
+    day = max(kept[-1] if kept else today - DAY, today - MOST_DAYS * DAY)
+    written = 0
+    while day <= today:
+        until = min(day + DAY, now - SETTLE_SECONDS)
+        if until - day >= HOUR:
+            teams = _hours(engine, day, until, by_job=False)
+            if ledger.lacks(day, teams):
+                ledger.keep(day, teams, _hours(engine, day, until, by_job=True))
+                written += 1
+        day += DAY
+    return written
+
+
+def _hours(engine: Engine, since: float, until: float, *, by_job: bool) -> recorded.Hours:
+    """The whole hours of a window: as recorded, and summed from minutes where an evaluation was missed."""
+    found = recorded.hours(engine, since, until, by_job=by_job)
+    known = set(found.starts.tolist())
+    missed = [start for start in np.arange(since, until - HOUR + 1, HOUR).tolist() if start not in known]
+    return recorded.joined(found, recorded.hours_of_minutes(engine, missed, by_job=by_job))
+
+
+def _worth_asking(covered: list[tuple[float, float]], since: float, until: float) -> list[tuple[float, float]]:
+    return [
+        (start, end)
+        for start, end in spans.gaps(covered, since=since, until=until)
+        if end - start > LEAST_GAP_SECONDS and end - start >= recorded.MINUTE
+    ]
+
+
+def _empty(found: usage.Table) -> usage.Table:
+    note = (
+        "nothing is recorded in this time; usage begins when the rules of usage-hours.yaml have run for a minute on a "
+        "fleet that is watched"
+    )
+    return usage.Table(found.since, found.until, notes=(*found.notes, note))

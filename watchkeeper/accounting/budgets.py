@@ -1,0 +1,134 @@
+"""Budgets of a month: what is spent, where the run rate leads, and whether that is too much.
+
+The plain forecast is the mean of the full days so far, with an interval from how much days differ. Whoever has a better
+one hands it in as a function; this stage knows no other. `watchkeeper cost budget` fails when one is over or will be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from watchkeeper.accounting import cost
+from watchkeeper.catalogue import prices
+from watchkeeper.kit import wire
+from watchkeeper.model import usage
+
+# Two-sided 80 %: nine months of ten end below the upper edge.
+EDGE = 1.2816
+# Fewer days say nothing about how much days differ.
+LEAST_DAYS = 3
+
+# A day on which clocks go forward has 23 hours.
+SHORTEST_DAY_HOURS = 22.9
+DAY_SECONDS = 86_400.0
+MOST_NOTES = 50
+
+# Money of each full day so far and the days that are left; answers the sum of the rest with low and high.
+Forecast = Callable[[Sequence[float], float], tuple[float, float | None, float | None]]
+
+
+class State(StrEnum):
+    OVER = "over"
+    WILL_BE_OVER = "will_be_over"
+    MAY_BE_OVER = "may_be_over"
+    WITHIN = "within"
+    NO_BUDGET = "no_budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """One team's month. `low` and `high` are None where too few days are known."""
+
+    team: str
+    budget: float | None
+    spent: float
+    forecast: float
+    low: float | None
+    high: float | None
+    state: State
+
+
+def run_rate(days: Sequence[float], days_left: float) -> tuple[float, float | None, float | None]:
+    """What the rest of the month costs if days go on like those so far, with an 80 % interval."""
+    if not days:
+        return 0.0, None, None
+    mean = sum(days) / len(days)
+    rest = mean * days_left
+    if len(days) < LEAST_DAYS:
+        return rest, None, None
+    deviation = math.sqrt(sum((day - mean) ** 2 for day in days) / (len(days) - 1))
+    # Each day that comes differs, and so may the mean that was taken from so few.
+    width = EDGE * deviation * math.sqrt(days_left + days_left**2 / len(days))
+    return rest, max(rest - width, 0.0), rest + width
+
+
+def judge(
+    daily: Mapping[str, Sequence[float]],
+    spent: Mapping[str, float],
+    limits: Mapping[str, float],
+    *,
+    days_left: float,
+    forecast: Forecast = run_rate,
+) -> list[Budget]:
+    """Every team that spent something or has a budget, the worst first."""
+    found = []
+    for team in sorted({*spent, *limits}):
+        rest, low, high = forecast(daily.get(team, ()), days_left)
+        so_far = spent.get(team, 0.0)
+        found.append(
+            Budget(
+                team,
+                limits.get(team),
+                so_far,
+                so_far + rest,
+                None if low is None else so_far + low,
+                None if high is None else so_far + high,
+                _state(limits.get(team), so_far, so_far + rest, None if high is None else so_far + high),
+            )
+        )
+    order = list(State)
+    return sorted(found, key=lambda one: (order.index(one.state), -one.forecast))
+
+
+def of_month(
+    days: Sequence[usage.Table],
+    book: prices.Book,
+    *,
+    policy: cost.Policy,
+    ends: float,
+    forecast: Forecast = run_rate,
+) -> dict[str, Any]:
+    """Budgets by team from the days of a month so far, the last of which may be a part of a day."""
+    money: dict[str, list[float]] = {}
+    notes: dict[str, None] = {}
+    begun = [day for day in days if len(day.keys)]
+    for at, day in enumerate(begun):
+        found = cost.report(day, book, ["team"], policy=policy)
+        notes |= dict.fromkeys(found.notes)
+        for line in found.lines:
+            if usage.NOBODY not in line.names:
+                money.setdefault(line.names[0], [0.0] * len(begun))[at] = line.money
+    whole = [at for at, day in enumerate(begun) if day.recorded_hours >= SHORTEST_DAY_HOURS]
+    # On its first day a fleet has no whole one yet: the part of it stands for a day.
+    scale = [1.0 if whole else 24 / max(day.recorded_hours, 1 / 60) for day in begun]
+    taken = whole or list(range(len(begun)))
+    daily = {team: [spent[at] * scale[at] for at in taken] for team, spent in money.items()}
+    until = days[-1].until if days else ends
+    left = max(ends - until, 0.0) / DAY_SECONDS
+    spent = {team: sum(each) for team, each in money.items()}
+    judged = judge(daily, spent, book.budgets, days_left=left, forecast=forecast)
+    return {"until": until, "budgets": wire.to_plain(judged), "notes": list(notes)[:MOST_NOTES]}
+
+
+def _state(limit: float | None, spent: float, expected: float, high: float | None) -> State:
+    if limit is None:
+        return State.NO_BUDGET
+    if spent > limit:
+        return State.OVER
+    if expected > limit:
+        return State.WILL_BE_OVER
+    return State.MAY_BE_OVER if high is not None and high > limit else State.WITHIN

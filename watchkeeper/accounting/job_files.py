@@ -1,0 +1,294 @@
+"""Usage out of a table of jobs (`sacct`, or any CSV), for those who have no hub yet.
+
+Which column is what is found by packs/usage_columns.csv or said by the caller. A line that cannot be used is named and
+counted, the first of a job id that stands twice is used, and a job without an end runs until the window's end. Nothing
+in such a table says how active a GPU was, so all of it is unmeasured unless there is a column of utilisation.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from watchkeeper.accounting.tally import HOUR, nobody
+from watchkeeper.catalogue import pack
+from watchkeeper.errors import CollectError, quote
+from watchkeeper.model import usage
+from watchkeeper.readers import slurm_records
+
+FIELDS = frozenset({"gpus", "tres", "milli", "submitted", "started", "ended", "seconds", "share", *usage.DIMENSIONS})
+EMPTY = frozenset({"", "null", "none", "nan", "n/a", "unknown", "none assigned"})
+# Seconds since 1970 end here; what is larger counts milliseconds.
+LARGEST_SECONDS = 1e11
+MOST_NAMED = 20
+MOST_GPUS = 1_000_000.0
+LONGEST_BYTES = 1 << 30
+NO_JOB_STEPS = "steps of jobs"
+
+
+@dataclass(slots=True)
+class Problems:
+    """What could not be used, line by line as far as people read, and all of it counted."""
+
+    where: str
+    named: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, line: int, detail: str = "") -> None:
+        self.counts[kind] += 1
+        if len(self.named) < MOST_NAMED:
+            self.named.append(f"{self.where}:{line}: {kind}{f': {detail}' if detail else ''}")
+
+    def lines(self) -> list[str]:
+        unnamed = self.counts.total() - len(self.named)
+        return [*self.named, *([f"{self.where}: and {unnamed} more lines like these"] if unnamed > 0 else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job that held GPUs; `ended` None is still running, `share` its mean activity where the table has one."""
+
+    key: usage.Key
+    gpus: float
+    started: float
+    ended: float | None
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    jobs: tuple[Job, ...]
+    rows: int
+    problems: Problems
+    counts: Mapping[str, int]
+
+    @property
+    def since(self) -> float:
+        """The first moment that the table names."""
+        return min(at for job in self.jobs for at in (job.started, job.ended) if at is not None and math.isfinite(at))
+
+    @property
+    def until(self) -> float:
+        return max(at for job in self.jobs for at in (job.started, job.ended) if at is not None and math.isfinite(at))
+
+
+@functools.cache
+def columns() -> Mapping[str, str]:
+    """Column of a table, in small letters, to what it holds."""
+    return dict(pack.load("usage_columns.csv", _column_row))
+
+
+def _column_row(cells: Mapping[str, str]) -> tuple[str, str]:
+    pack.filled(cells["source"])
+    return pack.filled(cells["column"]), pack.one_of(cells["field"], FIELDS)
+
+
+def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | None = None, model: str = "") -> Jobs:
+    """The jobs of a table; `told` maps our words to its columns, `model` is the GPU of rows that name none.
+
+    A time without a zone is in `zone`.
+    """
+    problems = Problems(where)
+    header, rows = _table(text, where=where)
+    places = _places(header, told or {}, where=where)
+    found: dict[str, Job] = {}
+    counts: Counter[str] = Counter()
+    read_rows = 0
+    for line, cells in rows:
+        read_rows += 1
+        if len(cells) != len(header):
+            problems.add("wrong number of cells", line, f"{len(cells)} of {len(header)}")
+            continue
+        named = {name: cells[at].strip() for name, at in places.items()}
+        try:
+            job = _job(named, line, counts, zone=zone, model=model)
+        except ValueError as error:
+            problems.add("cannot be used", line, str(error))
+            continue
+        if job is None:
+            continue
+        id = named.get("job") or f"line {line}"
+        if id in found:
+            problems.add("job id stands twice", line, f"{quote(id)}: the first is used")
+            continue
+        found[id] = job
+    if not found:
+        raise CollectError("no row is a job that held a GPU", where=where, now="; ".join(problems.lines()[:3]) or None)
+    return Jobs(tuple(found.values()), read_rows, problems, counts)
+
+
+def _table(text: str, *, where: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    if len(text) > LONGEST_BYTES:
+        raise CollectError(f"{len(text):,} characters; the most is {LONGEST_BYTES:,}", where=where)
+    text = text.removeprefix("\ufeff")
+    first = text.partition("\n")[0]
+    separator = max(",;\t|", key=first.count)
+    if not first.strip() or "\0" in text:
+        raise CollectError("this is no table: the first line must name the columns", where=where)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    header = [name.strip() for name in next(reader)]
+    return header, _lines(reader, where)
+
+
+def _lines(reader: Iterator[list[str]], where: str) -> Iterator[tuple[int, list[str]]]:
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield reader.line_num, cells  # type: ignore[attr-defined]
+    except csv.Error as error:
+        raise CollectError(f"this is no table: {error}", where=where) from error
+
+
+def _places(header: list[str], told: Mapping[str, str], *, where: str) -> dict[str, int]:
+    """Where each thing that we know stands; a table needs a start, and how many GPUs."""
+    found: dict[str, int] = {}
+    for at, name in enumerate(header):
+        meaning = columns().get(name.casefold())
+        if meaning is not None:
+            found.setdefault(meaning, at)
+    for meaning, name in told.items():
+        if meaning not in FIELDS or name not in header:
+            has = ", ".join(header[:20])
+            known = ", ".join(sorted(FIELDS))
+            raise CollectError(
+                f"--column {meaning[:40]}={name[:40]} cannot be used",
+                where=where,
+                remedy=f"Columns: {has}. Words: {known}",
+            )
+        found[meaning] = header.index(name)
+    if "started" not in found or not {"gpus", "tres", "milli"} & set(found):
+        raise CollectError(
+            "which column is the start of a job, and which its GPUs?",
+            where=where,
+            now=f"It has {', '.join(header[:12])[:200]}",
+            remedy="Say it: --column started=… --column gpus=… --column ended=… (or seconds=…) --column team=…",
+        )
+    return found
+
+
+def _job(named: Mapping[str, str], line: int, counts: Counter[str], *, zone: ZoneInfo, model: str) -> Job | None:
+    """None for a row that is no job with GPUs; ValueError for one that should be and cannot be used."""
+    # `4711.batch` is a step of a Slurm job: its GPUs are the job's.
+    if "tres" in named and "." in named.get("job", ""):
+        counts[NO_JOB_STEPS] += 1
+        return None
+    gpus = _gpus(named)
+    if not gpus:
+        counts["rows without GPUs"] += 1
+        return None
+    started, ended = _moment(named.get("started", ""), zone), _moment(named.get("ended", ""), zone)
+    seconds = _number(named.get("seconds", ""))
+    if started is None and named.get("submitted", "?") not in EMPTY:
+        counts["jobs that never started"] += 1
+        return None
+    if started is None:
+        # A table that writes down when jobs come, and not when this one did, begins while it runs.
+        counts["jobs that began before the table does"] += 1
+        started = -math.inf
+    if ended is None and seconds is not None:
+        ended = started + seconds
+    if ended is None:
+        counts["jobs without an end, taken as running"] += 1
+    elif ended < started:
+        raise ValueError(f"it ends {started - ended:,.0f} s before it starts")
+    share = _number(named.get("share", ""))
+    # 0.5 and 50 are both written for a half.
+    share = None if share is None else share / 100 if share > 1 else share
+    if share is not None and not 0 <= share <= 1:
+        raise ValueError(f"an activity of {share:g} is not between 0 and 1")
+    owner = {name: named.get(name, "") for name in usage.DIMENSIONS}
+    owner["job"] = owner["job"] or f"line {line}"
+    owner["model"] = owner["model"] or _model(named.get("tres", "")) or model
+    return Job(usage.key(**owner), gpus, started, ended, share)
+
+
+def _model(tres: str) -> str:
+    """`h200` of gres/gpu:h200=4; a site chooses the word, and may choose none."""
+    return next((match["type"] for match in slurm_records.GPUS.finditer(tres) if match["type"]), "")
+
+
+def _gpus(named: Mapping[str, str]) -> float | None:
+    if "tres" in named:
+        return slurm_records.gpu_count(named["tres"])
+    gpus, milli = _number(named.get("gpus", "")), _number(named.get("milli", ""))
+    # A share is of one GPU: `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
+    if milli is not None and (gpus is None or (gpus == 1 and 0 < milli < 1000)):
+        gpus = milli / 1000
+    if gpus is not None and not 0 <= gpus <= MOST_GPUS:
+        raise ValueError(f"{gpus:g} GPUs; between 0 and {MOST_GPUS:,.0f} are possible")
+    return gpus
+
+
+def _number(text: str) -> float | None:
+    if text.lower() in EMPTY:
+        return None
+    try:
+        found = float(text)
+    except ValueError as error:
+        raise ValueError(f"{quote(text)} is not a number") from error
+    if not math.isfinite(found):
+        raise ValueError(f"{quote(text)} is not a number")
+    return found
+
+
+def _moment(text: str, zone: ZoneInfo) -> float | None:
+    if text.lower() in EMPTY:
+        return None
+    try:
+        count = float(text)
+    except ValueError:
+        try:
+            at = datetime.fromisoformat(text.replace("/", "-"))
+            return (at if at.tzinfo is not None else at.replace(tzinfo=zone)).timestamp()
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{quote(text)} is not a time such as 2026-01-31T09:00:00 or 1769850000") from error
+    if not math.isfinite(count):
+        raise ValueError(f"{quote(text)} is not a time")
+    return count / 1000 if abs(count) > LARGEST_SECONDS else count
+
+
+def table(found: Jobs, *, since: float, until: float, capacity: float | None = None, model: str = "") -> usage.Table:
+    """The hours that each job had in a window; with the GPUs that there are, what nobody had is idle."""
+    rows: dict[usage.Key, usage.Amounts] = {}
+    for job in found.jobs:
+        end = until if job.ended is None else job.ended
+        hours = (min(end, until) - max(job.started, since)) / HOUR * job.gpus
+        if hours <= 0:
+            continue
+        row = rows.setdefault(job.key, np.zeros(len(usage.PARTS)))
+        row[usage.ALLOCATED] += hours
+        if job.share is None:
+            row[usage.UNMEASURED] += hours
+        else:
+            row[usage.USED] += hours * job.share
+            row[usage.WASTED] += hours * (1 - job.share) if job.share < usage.WASTE_FLOOR else 0.0
+    notes = [f"{found.problems.where}: {len(found.jobs):,} jobs of {found.rows:,} rows"]
+    notes += [f"{what}: {count:,}" for what, count in sorted(found.counts.items())]
+    notes += [f"excluded rows, {what}: {count:,}" for what, count in sorted(found.problems.counts.items())]
+    if capacity is None:
+        notes.append("how many GPUs there are is not said: nothing is known about idle ones")
+    else:
+        notes += _add_idle(rows, capacity * (until - since) / HOUR, model)
+    amounts = np.array(list(rows.values())) if rows else np.zeros((0, len(usage.PARTS)))
+    return usage.Table(since, until, tuple(rows), amounts, tuple(notes))
+
+
+def _add_idle(rows: dict[usage.Key, usage.Amounts], capacity_hours: float, model: str) -> list[str]:
+    held = sum(float(row[usage.ALLOCATED]) for row in rows.values())
+    if held > capacity_hours:
+        return [
+            f"jobs held {held:,.0f} GPU-hours, more than the {capacity_hours:,.0f} that there were: nothing is idle"
+        ]
+    row = np.zeros(len(usage.PARTS))
+    row[usage.IDLE] = capacity_hours - held
+    rows[nobody(model=model)] = row
+    return []

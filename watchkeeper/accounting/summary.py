@@ -1,0 +1,106 @@
+"""A table of usage seen from one side: lines by team, job, node or anything else, and the total that they sum to.
+
+`of` keeps only what a person drills into (`team=vision`); what nobody held is then left out, because it is nobody's.
+The command line and the API show these lines; `cost` puts money on the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from watchkeeper.errors import CollectError
+from watchkeeper.model import usage
+
+# Lines that an answer has at most; the rest is one line, so that the sum stays whole.
+MOST_LINES = 10_000
+REST = "(all others)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    names: tuple[str, ...]
+    amounts: usage.Amounts
+
+    def plain(self, by: Sequence[str]) -> dict[str, object]:
+        return {**dict(zip(by, self.names, strict=True)), **plain_amounts(self.amounts)}
+
+
+def plain_amounts(amounts: usage.Amounts) -> dict[str, float]:
+    parts = {name: float(amounts[at]) for at, name in enumerate(usage.PARTS)}
+    return {"total": usage.total(amounts), **parts, "spare": usage.spare(amounts)}
+
+
+def lines(table: usage.Table, by: Sequence[str], *, most: int = MOST_LINES) -> list[Line]:
+    """One line for each value of the dimensions, the largest first, nobody's last."""
+    wanted = [dimension(name) for name in by]
+    sums: dict[tuple[str, ...], usage.Amounts] = {}
+    for key, row in zip(table.keys, table.amounts, strict=True):
+        names = tuple(key[at] for at in wanted)
+        found = sums.get(names)
+        if found is None:
+            found = sums[names] = np.zeros(len(usage.PARTS))
+        found += row
+    shown: dict[tuple[str, ...], usage.Amounts] = {}
+    for names, row in sums.items():
+        said = tuple(usage.shown(name) for name in names)
+        shown[said] = shown[said] + row if said in shown else row
+    made = [Line(names, row) for names, row in shown.items()]
+    made.sort(key=lambda line: (usage.NOBODY in line.names, -float(line.amounts[usage.ALLOCATED]), line.names))
+    if len(made) > most:
+        rest = np.sum([line.amounts for line in made[most - 1 :]], axis=0)
+        made = [*made[: most - 1], Line((REST,) * len(by), rest)]
+    return made
+
+
+def total(table: usage.Table) -> usage.Amounts:
+    summed: usage.Amounts = table.amounts.sum(axis=0)
+    return summed
+
+
+def only(table: usage.Table, wanted: Mapping[str, str]) -> usage.Table:
+    """The rows that have all these values; `unmapped` finds what nobody has said."""
+    if not wanted:
+        return table
+    places = {dimension(name): value for name, value in wanted.items()}
+    kept = [
+        at
+        for at, key in enumerate(table.keys)
+        if all(usage.shown(key[place]) == value for place, value in places.items())
+    ]
+    return usage.Table(
+        table.since, table.until, tuple(table.keys[at] for at in kept), table.amounts[kept], table.notes, table.first
+    )
+
+
+def dimension(name: str) -> int:
+    try:
+        return usage.DIMENSIONS.index(name)
+    except ValueError as error:
+        known = ", ".join(usage.DIMENSIONS)
+        raise CollectError(f"usage cannot be seen by `{name[:40]}`", remedy=f"It can by {known}") from error
+
+
+def report(table: usage.Table, by: Sequence[str], *, of: Mapping[str, str] | None = None) -> dict[str, object]:
+    """What `watchkeeper usage --json` and GET /api/usage answer."""
+    chosen = only(table, of or {})
+    return {
+        "since": table.since,
+        "until": table.until,
+        "by": list(by),
+        "of": dict(of or {}),
+        "lines": [line.plain(by) for line in lines(chosen, by)],
+        "total": plain_amounts(total(chosen)),
+        "notes": [*chosen.notes, *_said(total(chosen))],
+        "words": dict(usage.WORDS),
+    }
+
+
+def _said(amounts: usage.Amounts) -> Iterable[str]:
+    if amounts[usage.USED_BY_UTIL] > 0:
+        share = amounts[usage.USED_BY_UTIL] / amounts[usage.USED] if amounts[usage.USED] else 1.0
+        yield f"{share:.0%} of used is by GPU_UTIL, which counts any kernel: there is no profiling field on those GPUs"
+    if amounts[usage.UNMEASURED] > 0:
+        yield f"{amounts[usage.UNMEASURED]:,.1f} allocated GPU-hours are unmeasured: neither used nor wasted"

@@ -1,0 +1,131 @@
+"""Adding slots of usage up to a table, with a line for what nobody could say.
+
+`recorded`, `ledger` and `job_files` put in slots; `table` closes the books of a window. A cluster's GPUs are in service
+from its first slot on: minutes of a slot that were not seen, and slots that are not there, count as unknown at the size
+that the cluster had when it was last seen. What lies before the first slot is excluded, and a note says so.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+
+from watchkeeper.accounting import spans
+from watchkeeper.model import usage
+
+HOUR = 3600.0
+# A gap below this is the jitter of clocks, not an absence.
+LEAST_GAP_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What is known of one cluster in a stretch of time: the share of it that was seen, and its GPU-hours."""
+
+    start: float
+    end: float
+    seen: float
+    gpu_hours: float
+
+    @property
+    def gpus(self) -> float | None:
+        """GPUs in service while it was seen."""
+        hours = (self.end - self.start) / HOUR * self.seen
+        return self.gpu_hours / hours if hours > 0 else None
+
+
+@dataclass(slots=True)
+class Tally:
+    since: float
+    until: float
+    notes: list[str] = field(default_factory=list)
+    _places: dict[usage.Key, int] = field(default_factory=dict)
+    _pieces: list[tuple[npt.NDArray[np.int64], usage.Amounts]] = field(default_factory=list)
+    _slots: dict[str, list[Slot]] = field(default_factory=dict)
+
+    def add(self, keys: Sequence[usage.Key], amounts: usage.Amounts) -> None:
+        places = self._places
+        at = np.fromiter((places.setdefault(one, len(places)) for one in keys), dtype=np.int64, count=len(keys))
+        self._pieces.append((at, amounts))
+
+    def saw(self, cluster: str, slot: Slot) -> None:
+        self._slots.setdefault(cluster, []).append(slot)
+
+    def take(self, piece: Tally) -> None:
+        """Everything that was put into a piece of this window."""
+        keys = list(piece._places)
+        for at, amounts in piece._pieces:
+            self.add([keys[one] for one in at.tolist()], amounts)
+        for cluster, slots in piece._slots.items():
+            self._slots.setdefault(cluster, []).extend(slots)
+        self.notes += piece.notes
+
+    def table(self) -> usage.Table:
+        for cluster, slots in sorted(self._slots.items()):
+            self._fill(cluster, slots)
+        amounts = np.zeros((len(self._places), len(usage.PARTS)))
+        for at, piece in self._pieces:
+            np.add.at(amounts, at, piece)
+        first = min((slots[0].start for slots in self._slots.values()), default=None)
+        return usage.Table(self.since, self.until, tuple(self._places), amounts, tuple(self.notes), first)
+
+    def _fill(self, cluster: str, slots: list[Slot]) -> None:
+        slots.sort(key=lambda slot: slot.start)
+        if slots[0].start > self.since + LEAST_GAP_SECONDS:
+            slots[0] = _begun_late(slots[0])
+        first = max(slots[0].start, self.since)
+        if first - self.since > LEAST_GAP_SECONDS:
+            self.notes.append(
+                f"cluster {usage.shown(cluster)}: records begin at {moment(first)}; the "
+                f"{(first - self.since) / HOUR:,.1f} hours before are excluded"
+            )
+        unknown = sum(self._unseen(slot) for slot in slots)
+        missing = [
+            (start, end)
+            for start, end in spans.gaps([(slot.start, slot.end) for slot in slots], since=first, until=self.until)
+            if end - start > LEAST_GAP_SECONDS
+        ]
+        gap_hours = sum(end - start for start, end in missing) / HOUR
+        sized = [(slot.end, slot.gpus) for slot in slots if slot.gpus is not None]
+        ends = [end for end, _ in sized]
+        for start, end in missing if sized else ():
+            before = bisect.bisect_right(ends, start + LEAST_GAP_SECONDS) - 1
+            unknown += sized[max(before, 0)][1] * (end - start) / HOUR
+        if gap_hours:
+            where = f"from {moment(missing[0][0])}" + (f", in {len(missing)} pieces" if len(missing) > 1 else "")
+            self.notes.append(
+                f"cluster {usage.shown(cluster)}: nothing was recorded for {gap_hours:,.1f} hours ({where}); its GPUs "
+                "count as unknown"
+            )
+        if unknown > 0:
+            row = np.zeros((1, len(usage.PARTS)))
+            row[0, usage.UNKNOWN] = unknown
+            self.add([nobody(cluster=cluster)], row)
+
+    def _unseen(self, slot: Slot) -> float:
+        """GPU-hours of the part of a slot in which nobody looked."""
+        inside = min(slot.end, self.until) - max(slot.start, self.since)
+        gpus = slot.gpus
+        return 0.0 if gpus is None or inside <= 0 else gpus * inside / HOUR * (1 - slot.seen)
+
+
+def _begun_late(slot: Slot) -> Slot:
+    """The first hour of all records: what was not seen of it lies before they begin."""
+    if slot.end - slot.start != HOUR or not 0 < slot.seen < 1:
+        return slot
+    return Slot(slot.end - HOUR * slot.seen, slot.end, 1.0, slot.gpu_hours)
+
+
+def nobody(**named: str) -> usage.Key:
+    """The key of hours that no workload had."""
+    owner = dict.fromkeys(("team", "project", "namespace", "user", "kind", "job"), usage.NOBODY)
+    return usage.key(**{**owner, **named})
+
+
+def moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%MZ")

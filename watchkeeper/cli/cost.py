@@ -1,0 +1,225 @@
+"""`watchkeeper cost`: what GPUs cost whom: reports, monthly statements and budgets, from a hub or a table of jobs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from watchkeeper.cli import options, usage
+from watchkeeper.cli.capacity import read_text
+from watchkeeper.client.hub import HubClient
+from watchkeeper.errors import CollectError
+
+POLICIES = ("none", "use", "allocation", "even")
+TROUBLE = frozenset({"over", "will_be_over"})
+policy_option = click.option(
+    "--policy", type=click.Choice(POLICIES), default="none", help="Split of idle GPUs and overhead; none is showback."
+)
+prices_option = click.option("--prices", "prices_path", metavar="FILE", help="With --jobs: a price book; TOML or CSV.")
+
+
+@click.group("cost")
+def command() -> None:
+    """What GPUs cost whom: reports, monthly statements and budgets."""
+
+
+@command.command("report")
+@click.option("--by", type=click.Choice(usage.BY), multiple=True, help="One line each; repeatable.  [default: team]")
+@click.option("--format", "form", type=click.Choice(["table", "csv", "json", "html", "parquet"]), default="table")
+@click.option("--output", "-o", metavar="FILE", help="Write here instead of to the standard output.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@policy_option
+@prices_option
+@usage.with_window
+@options.with_hub
+def report(hub: HubClient, by: tuple[str, ...], form: str, output: str | None, as_json: bool, **asked: Any) -> None:
+    """Cost by team, job or anything else, with hours, energy and what nobody used.
+
+    `--of team=vision` lists the jobs behind a line. `--policy allocation` makes a showback a chargeback.
+    """
+    chosen = by or (("job",) if asked["of"] else ("team",))
+    found, waste = _ask(hub, chosen, asked)
+    form = "json" if as_json else form
+    if form == "table":
+        _show(found, waste)
+        return
+    content = _written(found, waste, form=form, asked=asked)
+    if output:
+        _write(Path(output), content)
+    else:
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+
+
+def _ask(hub: HubClient, by: tuple[str, ...], asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    if asked["jobs_path"]:
+        from watchkeeper.accounting import cost, summary
+
+        table, book = usage.job_table(asked), _book(asked["prices_path"])
+        made = cost.report(table, book, by, policy=cost.Policy(asked["policy"]), of=dict(asked["of"]))
+        waste = cost.wasted(summary.only(table, dict(asked["of"])), book)
+        return cost.plain(made), [asdict(one) for one in waste]
+    if asked["prices_path"]:
+        raise click.UsageError("--prices is for --jobs; a hub has its own price book: [cost] prices")
+    window = usage.asked(asked, hub)
+    answer = hub.usage("cost", by=list(by), policy=asked["policy"], **window)
+    answer.pop("ok", None)
+    return answer, hub.usage("cost/waste", **window)["waste"]
+
+
+def _book(path: str | None) -> Any:
+    from watchkeeper.catalogue import prices
+
+    return prices.shipped() if path is None else prices.read(read_text(path), where=path)
+
+
+def _written(found: Mapping[str, Any], waste: list[dict[str, Any]], *, form: str, asked: Mapping[str, Any]) -> bytes:
+    from watchkeeper.accounting import statement, written
+
+    if form == "json":
+        import json
+
+        return (json.dumps({**found, "waste": waste}, indent=2, ensure_ascii=False) + "\n").encode()
+    if form == "html":
+        of = "".join(f", {name} {value}" for name, value in asked["of"])
+        title = f"GPU cost by {', '.join(found['by'])}{of}"
+        return statement.render(statement.Page(title, found, asked["zone"], waste=waste)).encode()
+    return written.to_csv(found).encode() if form == "csv" else written.to_parquet(found)
+
+
+def _show(found: Mapping[str, Any], waste: list[dict[str, Any]]) -> None:
+    click.echo(f"{usage.span(found)}; {found['currency']}; {found['policy_words']}")
+    names = list(found["by"])
+    header = [*names, "GPU-hours", "used", "wasted", "direct", "energy", "shared", "cost"]
+    rows = [[*(line[name] for name in names), *_cells(line)] for line in found["lines"]]
+    rows.append(["total", *[""] * (len(names) - 1), *_cells(_total(found["lines"]))])
+    usage.print_numbers(header, rows, names=len(names))
+    if found["shared"]:
+        said = ", ".join(f"{item} {money:,.2f}" for item, money in found["shared"].items())
+        click.echo(f"shared cost: {said}")
+    if found["kwh"]:
+        pue = f", {found['kwh_with_pue']:,.1f} kWh with PUE {found['pue']:g}" if found["pue"] else ""
+        click.echo(f"energy: {found['kwh']:,.1f} kWh at the GPUs{pue}")
+    for one in waste[:5]:
+        money = "no price" if one["money"] is None else f"{one['money']:,.2f} {found['currency']}"
+        click.echo(f"held and not used: {one['job']} of {one['team']}, {one['gpu_hours']:,.1f} GPU-hours, {money}")
+    usage.notes(found["notes"])
+
+
+def _cells(line: Mapping[str, Any]) -> list[str]:
+    hours = line["hours"]
+    cost = "no price" if line["unpriced_hours"] and not line["money"] else f"{line['money']:,.2f}"
+    return [
+        f"{hours['total']:,.1f}",
+        f"{hours['used']:,.1f}",
+        f"{hours['wasted']:,.1f}",
+        *(f"{line[name]:,.2f}" for name in ("direct", "energy", "shared")),
+        cost,
+    ]
+
+
+def _total(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    parts = ("money", "direct", "energy", "shared", "unpriced_hours")
+    hours = {name: sum(line["hours"][name] for line in lines) for name in ("total", "used", "wasted")}
+    return {**{name: sum(line[name] for line in lines) for name in parts}, "hours": hours}
+
+
+@command.command("statement")
+@click.option("--month", metavar="YYYY-MM", help="Which month; without it, this one so far.")
+@click.option("--team", "teams", multiple=True, help="Only this team; repeatable.  [default: every team]")
+@click.option("--output", "-o", "folder", metavar="DIR", default=".", help="Where the pages go, one for each team.")
+@policy_option
+@prices_option
+@usage.with_window
+@options.with_hub
+def statement_command(hub: HubClient, month: str | None, teams: tuple[str, ...], folder: str, **asked: Any) -> None:
+    """A page for each team, to read or to print: what it held and used, what that cost, and the jobs behind it."""
+    from watchkeeper.accounting import spans, statement
+
+    text = month or _this_month(hub, asked)
+    try:
+        since, until = spans.month(text, asked["zone"])
+    except ValueError as error:
+        raise click.UsageError(f"--month `{text[:40]}`: write it like 2026-11") from error
+    asked |= {"since": _rfc(since), "until": _rfc(until)}
+    if not asked["jobs_path"]:
+        asked["until"] = _rfc(min(until, datetime.fromisoformat(hub.status()["now"]).timestamp()))
+    found, _ = _ask(hub, ("team",), asked)
+    budgets = {} if asked["jobs_path"] else _budgets(hub, text, asked)
+    chosen = teams or [line["team"] for line in found["lines"] if line["team"] != "(nobody)"]
+    if not chosen:
+        raise CollectError(f"no team held a GPU in {text}", remedy="Look at `watchkeeper usage --from … --to …`")
+    for team in chosen:
+        part = {**asked, "of": (*asked["of"], ("team", team))}
+        by_project, waste = _ask(hub, ("project", "user", "model"), part)
+        jobs, _ = _ask(hub, ("job", "model"), part)
+        title = f"GPU statement of {team}, {text}"
+        page = statement.Page(title, by_project, asked["zone"], jobs, waste, budgets.get(team))
+        path = Path(folder) / f"{text}-{re.sub(r'[^A-Za-z0-9_.-]', '_', team)}.html"
+        _write(path, statement.render(page).encode())
+        click.echo(f"{path}: {by_project['money']:,.2f} {found['currency']}")
+
+
+def _this_month(hub: HubClient, asked: Mapping[str, Any]) -> str:
+    if asked["jobs_path"]:
+        raise click.UsageError("--jobs needs --month")
+    return f"{datetime.fromisoformat(hub.status()['now']).astimezone(asked['zone']):%Y-%m}"
+
+
+def _budgets(hub: HubClient, month: str, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    found = hub.usage("cost/budgets", month=month, zone=str(asked["zone"]), policy=asked["policy"])
+    return {one["team"]: one for one in found["budgets"]}
+
+
+@command.command("budget")
+@click.option("--month", metavar="YYYY-MM", help="Which month; without it, this one.")
+@click.option("--zone", type=usage.Zone(), default="UTC", help="Time zone of days and months.")
+@policy_option
+@options.as_json
+@options.with_hub
+def budget(hub: HubClient, month: str | None, zone: Any, policy: str, as_json: bool) -> None:
+    """What each team has spent this month, and where that leads by its end.
+
+    Budgets are in the price book. Exits with 1 when one is over, or will be at the run rate so far.
+    """
+    found = hub.usage("cost/budgets", month=month, zone=str(zone), policy=policy)
+    found.pop("ok", None)
+    if as_json:
+        options.print_json(found)
+    else:
+        click.echo(f"{found['month']}; {found['currency']}")
+        header = ["team", "spent", "at month end", "80 % interval", "budget", "state"]
+        rows = [
+            [
+                one["team"],
+                f"{one['spent']:,.2f}",
+                f"{one['forecast']:,.2f}",
+                "too few days" if one["low"] is None else f"{one['low']:,.0f} to {one['high']:,.0f}",
+                "-" if one["budget"] is None else f"{one['budget']:,.2f}",
+                one["state"].replace("_", " "),
+            ]
+            for one in found["budgets"]
+        ]
+        usage.print_numbers(header, rows, names=1)
+        usage.notes(found["notes"])
+    if any(one["state"] in TROUBLE for one in found["budgets"]):
+        raise SystemExit(1)
+
+
+def _rfc(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise CollectError(f"cannot be written: {error}", where=str(path)) from error

@@ -1,0 +1,156 @@
+"""`watchkeeper usage`: who held which GPUs, what they did with them, and what was idle, lost or unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import click
+
+from watchkeeper.cli import options, times
+from watchkeeper.cli.capacity import Pair, read_text
+from watchkeeper.client.hub import HubClient
+
+BY = ("team", "project", "namespace", "user", "job", "model", "node", "pool", "cluster", "kind")
+HOURS = ("total", "allocated", "used", "wasted", "idle", "lost", "unknown")
+
+
+class Zone(click.ParamType[ZoneInfo]):
+    """`Europe/Berlin`."""
+
+    name = "ZONE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ZoneInfo:
+        if isinstance(value, ZoneInfo):
+            return value
+        try:
+            return ZoneInfo(str(value))
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            self.fail(f"`{str(value)[:40]}` is no time zone such as Europe/Berlin", param, ctx)
+
+
+def with_window(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that say which hours: a window, a zone, a part, or a table of jobs instead of a hub."""
+    for option in (
+        click.option(
+            "--from", "since", metavar="TIME", help="Begin; without it, a day ago, or where the table begins."
+        ),
+        click.option("--to", "until", metavar="TIME", help="End; without it, now, or where the table ends."),
+        click.option("--zone", type=Zone(), default="UTC", help="Time zone of days, and of times without one."),
+        click.option("--of", "of", type=Pair(), multiple=True, help="Only these, such as team=vision."),
+        click.option("--jobs", "jobs_path", metavar="FILE", help="A table of jobs (sacct, CSV) instead of a hub."),
+        click.option("--gpus", type=click.FloatRange(min=0), help="With --jobs: how many GPUs there are."),
+        click.option("--model", default="", help="With --jobs: the GPU of jobs that name none."),
+        click.option("--column", "columns", type=Pair(), multiple=True, help="With --jobs: a column, as team=account."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("usage")
+@click.option("--by", type=click.Choice(BY), multiple=True, help="One line each; repeatable.  [default: team]")
+@with_window
+@options.as_json
+@options.with_hub
+def command(hub: HubClient, by: tuple[str, ...], as_json: bool, **window: Any) -> None:
+    """Who held which GPUs, what they did with them, and what was idle, lost or unknown, in GPU-hours.
+
+    Every number can be looked into: `--of team=vision` lists the jobs behind a line. Without a hub:
+
+    \b
+    sacct -aPX -S 2026-11-01 -o JobID,User,Account,Partition,Start,End,AllocTRES > jobs.csv
+    watchkeeper usage --jobs jobs.csv
+    """
+    chosen = by or (("job",) if window["of"] else ("team",))
+    if window["jobs_path"]:
+        from watchkeeper.accounting import summary
+
+        answer: dict[str, Any] = summary.report(job_table(window), chosen, of=dict(window["of"]))
+    else:
+        answer = hub.usage("usage", by=list(chosen), **asked(window, hub))
+        answer.pop("ok", None)
+    if as_json:
+        options.print_json(answer)
+    else:
+        _show(answer)
+
+
+def asked(window: Mapping[str, Any], hub: HubClient) -> dict[str, Any]:
+    """The window as the hub is asked for it."""
+    since, until = times.window(local(window["since"] or "-1d", window), local(window["until"] or "now", window), hub)
+    return {
+        "since": times.seconds(since),
+        "until": times.seconds(until),
+        "of": [f"{name}={value}" for name, value in window["of"]],
+    }
+
+
+def local(text: str, window: Mapping[str, Any]) -> str:
+    """A time without a zone is in the zone that was chosen."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return text if at.tzinfo is not None else at.replace(tzinfo=window["zone"]).astimezone(UTC).isoformat()
+
+
+def job_table(window: Mapping[str, Any]) -> Any:
+    """A table of usage out of a table of jobs; lines that could not be used are said on the standard error."""
+    from watchkeeper.accounting import job_files
+
+    path = window["jobs_path"]
+    found = job_files.read(
+        read_text(path), where=path, zone=window["zone"], told=dict(window["columns"]), model=window["model"]
+    )
+    for line in found.problems.lines():
+        click.echo(line, err=True)
+    now = datetime.now(UTC)
+    since = times.read(local(window["since"], window), now).timestamp() if window["since"] else found.since
+    until = times.read(local(window["until"], window), now).timestamp() if window["until"] else found.until
+    if since >= until:
+        raise click.UsageError(f"--from ({since:,.0f}) must be before --to ({until:,.0f})")
+    return job_files.table(found, since=since, until=until, capacity=window["gpus"], model=window["model"])
+
+
+def _show(answer: Mapping[str, Any]) -> None:
+    click.echo(f"{span(answer)}; GPU-hours")
+    lines = answer["lines"]
+    # A column that is nought throughout is left out, but never one that says what is not known.
+    parts = [name for name in HOURS if name == "unknown" or any(line[name] for line in [*lines, answer["total"]])]
+    if any(line["unmeasured"] for line in lines):
+        parts.insert(parts.index("allocated") + 1, "unmeasured")
+    has_energy = any(line["kwh"] for line in lines)
+    header = [*answer["by"], *parts, "use", *(["kWh"] if has_energy else [])]
+    rows = [[*(line[name] for name in answer["by"]), *_cells(line, parts, has_energy=has_energy)] for line in lines]
+    rows.append(["total", *[""] * (len(answer["by"]) - 1), *_cells(answer["total"], parts, has_energy=has_energy)])
+    print_numbers(header, rows, names=len(answer["by"]))
+    notes(answer["notes"])
+
+
+def _cells(line: Mapping[str, Any], parts: Sequence[str], *, has_energy: bool) -> list[str]:
+    measured = line["allocated"] - line["unmeasured"]
+    use = f"{line['used'] / measured:.0%}" if measured > 0 else "-"
+    return [*(f"{line[name]:,.1f}" for name in parts), use, *([f"{line['kwh']:,.1f}"] if has_energy else [])]
+
+
+def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]], *, names: int) -> None:
+    """A table whose first columns are names and whose others are numbers, aligned where numbers are compared."""
+    widths = [max(len(row[at]) for row in [header, *rows]) for at in range(len(header))]
+    for row in [header, *rows]:
+        cells = [
+            cell.ljust(width) if at < names else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def notes(said: Sequence[str]) -> None:
+    for note in said:
+        click.echo(f"note: {note}")
+
+
+def span(answer: Mapping[str, Any]) -> str:
+    since, until = (datetime.fromtimestamp(answer[name], UTC) for name in ("since", "until"))
+    return f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC ({(until - since).total_seconds() / 3600:,.1f} h)"

@@ -1,0 +1,217 @@
+"""What log shippers, mail and web pages put around lines, taken off again.
+
+A log rarely comes as its program wrote it: journald and Docker wrap each line in JSON, a thread quotes it with `> `,
+a web page escapes it, and collectors put a prefix before each line. The doctor opens a stream with `opened` before it
+looks for signs, and reads listings, whose lines must begin where the tool began them, through `bare`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from watchkeeper.readers.log_text import ByteStream
+
+Opening = Callable[[bytes], bytes]
+
+# Enough lines to see a habit, few enough to look at each.
+LOOKED_AT_LINES = 200
+# A paste often has a sentence before and after what it quotes.
+USUAL_SHARE = 0.8
+LEAST_LINES = 3
+# A line without end is cut here, as `log_text` does.
+MAX_LINE_BYTES = 4 << 20
+
+# Where structured logs keep their text (journald, Docker, zap, Python loggers, Loki), their time and their node.
+MESSAGES = ("MESSAGE", "message", "msg", "log", "text")
+TIMES = ("time", "timestamp", "ts", "@timestamp", "asctime")
+NODES = ("_HOSTNAME", "hostname", "host", "node")
+PROGRAMS = ("SYSLOG_IDENTIFIER", "_COMM", "logger")
+LEVELS = ("level", "levelname", "severity", "stream")
+GRAVE = ("error", "fatal", "critical")
+REALTIME = "__REALTIME_TIMESTAMP"
+
+QUOTE = re.compile(rb"^ {0,3}(?:> ?)+")
+ENTITY = re.compile(rb"&(?:lt|gt|amp|quot|nbsp|#39|#x27|#34|#x2F);")
+MARKUP = re.compile(rb"(?i)</?(?:pre|code|p|div|span|blockquote|samp|tt|li)(?: [^<>]{0,200})?>")
+LINE_BREAK = re.compile(rb"(?i)<br ?/?>")
+
+PREFIXES = (
+    # 2026-08-10T05:36:05.101234+00:00 gpu07 health-check[4711]: …
+    re.compile(r"^\d{4}-\d\d-\d\dT\S+ [\w.-]+ [\w./@-]+(?:\[\d+\])?: "),
+    # 2026-08-10T05:36:05.101234567Z stderr F …      (container runtimes; also without the stream, from CI systems)
+    re.compile(
+        r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: std(?:out|err) [FP]| \[rank\d+\]:)? ?"
+    ),
+    # [pod/trainer-0/main] …      (kubectl logs --prefix)
+    re.compile(r"^\[pod/[^\]]{1,300}\] ?"),
+    # (RayWorker pid=4711, ip=10.0.0.7) …      (VllmWorker rank=3 pid=4711) ERROR 08-10 05:36:05 [executor.py:470] …
+    re.compile(
+        r"^\([\w:.-]+(?:\([^)]*\))? (?:rank=\d+ )?pid=\d+(?:, ip=[\w.:-]+)?\) ?"
+        r"(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\] ?)?"
+    ),
+    # [default3]:…      [rank3]: …      (torchrun)
+    re.compile(r"^\[(?:default|rank)\d+\]: ?"),
+    # Aug 10 20:36:51 gpu07 health-check[4711]: …
+    re.compile(r"^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w./@-]+(?:\[\d+\])?: "),
+    # 2026-08-10 05:36:05.101 | ERROR    | train:main:42 - …      (loguru)
+    re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d+ \| \w+ +\| \S+ - "),
+    # E0810 05:36:05.101234 140000 launcher.py:96] …      (glog, klog, absl)
+    re.compile(r"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w.-]+:\d+\] ?"),
+    # │ … │      (a box around the text)
+    re.compile(r"^[│┃] ?|\s*[│┃]$"),
+    # trainer-1  | …      (docker compose)
+    re.compile(r"^[\w.-]+ +\| "),
+)
+# A column of names before a bar is also what some listings look like: a shipper repeats the same few names.
+MOST_PREFIXES = 16
+
+
+def opened(source: ByteStream, start: bytes) -> ByteStream | None:
+    """The stream without what is around its lines, told from its beginning; None if nothing is."""
+    opening = opening_of(start)
+    return None if opening is None else Opened(source, opening)
+
+
+def opening_of(start: bytes) -> Opening | None:
+    """How a line is taken out of what is around it, from the beginning of an input; None if lines have none."""
+    lines = [line for line in start.split(b"\n")[:LOOKED_AT_LINES] if line.strip()]
+    if lines and _usual(lines, lambda line: line.lstrip().startswith(b"{") and _message(line) is not None, least=1):
+        return _from_json
+    if start.lstrip()[:1] in (b"{", b"["):
+        return None
+    steps: list[Opening] = []
+    if sum(line.startswith(b">") for line in lines) >= LEAST_LINES:
+        steps.append(_unquote)
+    if b"<nvidia_smi_log" not in start and any(map(_is_marked_up, lines)):
+        steps.append(_from_html)
+    if not steps:
+        return None
+    return steps[0] if len(steps) == 1 else lambda line: _from_html(_unquote(line))
+
+
+def _usual(lines: Sequence[bytes], test: Callable[[bytes], bool], *, least: int = LEAST_LINES) -> bool:
+    return sum(map(test, lines)) >= max(least, USUAL_SHARE * len(lines))
+
+
+def _is_marked_up(line: bytes) -> bool:
+    return any(pattern.search(line) is not None for pattern in (ENTITY, LINE_BREAK, MARKUP))
+
+
+def _unquote(line: bytes) -> bytes:
+    return QUOTE.sub(b"", line)
+
+
+def _from_html(line: bytes) -> bytes:
+    plain = MARKUP.sub(b"", LINE_BREAK.sub(b"", line)) if b"<" in line else line
+    if b"&" not in plain:
+        return plain
+    return html.unescape(plain.decode("utf-8", errors="replace")).replace("\xa0", " ").encode()
+
+
+def _message(line: bytes) -> tuple[Mapping[str, Any], str] | None:
+    """The fields of a structured line and which of them has the text; an object of Kubernetes is no log line."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict) or "apiVersion" in fields:
+        return None
+    name = next((name for name in MESSAGES if isinstance(fields.get(name), str)), None)
+    return None if name is None else (fields, name)
+
+
+def _from_json(line: bytes) -> bytes:
+    """The line as syslog would have it: time, node, program, text, then what else the fields say in words."""
+    found = _message(line)
+    if found is None:
+        return line
+    fields, name = found
+    node, program = (_first(fields, names) for names in (NODES, PROGRAMS))
+    place = f"{node} {program or 'log'}: " if node else ""
+    rank = f"[rank{fields['rank']}]: " if isinstance(fields.get("rank"), int | str) else ""
+    used = {name, *TIMES, *NODES, *PROGRAMS, *LEVELS, "rank"}
+    level = next((f" level={fields[key]}" for key in LEVELS if str(fields.get(key)).lower() in GRAVE), "")
+    more = level + "".join(
+        f" {key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in fields.items()
+        if isinstance(value, str | dict | list) and value and key not in used and not _is_journald(key)
+    )
+    time = _time(fields)
+    text = f"{time + ' ' if time else ''}{place}{rank}{fields[name].rstrip()}{more}"
+    return text.replace("\n", " ").encode("utf-8", errors="replace")
+
+
+def _is_journald(key: str) -> bool:
+    """Fields of the journal that say who wrote a line and how it came there."""
+    return key.startswith("_") or key.isupper()
+
+
+def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    return next((fields[name] for name in names if isinstance(fields.get(name), str)), None)
+
+
+def _time(fields: Mapping[str, Any]) -> str | None:
+    written = _first(fields, TIMES)
+    if written is not None:
+        return written
+    seconds = fields.get("ts")
+    try:
+        if isinstance(seconds, int | float):
+            return datetime.fromtimestamp(seconds, UTC).isoformat()
+        if REALTIME in fields:
+            return datetime.fromtimestamp(int(fields[REALTIME]) / 1_000_000, UTC).isoformat()
+    except (ValueError, TypeError, OverflowError, OSError):
+        return None
+    return None
+
+
+@dataclass(slots=True)
+class Opened:
+    """A stream whose lines are taken out of what is around them; a line stays one line, so that numbers stay true."""
+
+    source: ByteStream
+    opening: Opening
+    _carry: list[bytes] = field(default_factory=list)
+    _carried: int = 0
+
+    def read(self, size: int, /) -> bytes:
+        while piece := self.source.read(size):
+            whole, end, rest = piece.rpartition(b"\n")
+            if not end and self._carried + len(piece) < MAX_LINE_BYTES:
+                self._keep(piece)
+                continue
+            lines = b"".join((*self._carry, whole if end else piece)).split(b"\n")
+            self._carry, self._carried = [], 0
+            self._keep(rest if end else b"")
+            return b"\n".join(map(self.opening, lines)) + end
+        last, self._carry = b"".join(self._carry), []
+        return self.opening(last) if last else b""
+
+    def _keep(self, piece: bytes) -> None:
+        self._carry.append(piece)
+        self._carried += len(piece)
+
+
+def bare(text: str) -> str:
+    """A listing without the prefix that most of its lines have, and without their common indentation."""
+    lines = text.split("\n")
+    looked_at = [line for line in lines[:LOOKED_AT_LINES] if line.strip()]
+    for pattern in PREFIXES:
+        found = [match[0] for line in looked_at if (match := pattern.search(line)) is not None]
+        if len(found) >= max(LEAST_LINES, USUAL_SHARE * len(looked_at)) and _repeats(found):
+            return "\n".join(pattern.sub("", line) for line in lines)
+    depth = min((len(line) - len(line.lstrip()) for line in looked_at), default=0)
+    return "\n".join(line[depth:] for line in lines) if depth and len(looked_at) >= LEAST_LINES else text
+
+
+def _repeats(prefixes: Sequence[str]) -> bool:
+    """Whether these are few texts again and again, times and numbers aside."""
+    kinds = Counter(re.sub(r"\d+", "", prefix) for prefix in prefixes)
+    return len(kinds) <= min(MOST_PREFIXES, max(1, len(prefixes) // 2))

@@ -63,7 +63,8 @@ PROGRAMS = {
     "mariadbd": Program(("mariadbd", "/usr/sbin/mariadbd"), ("mariadb-server",)),
     # Debian puts the server's programs where no PATH looks; they differ by the release's version.
     "postgres": Program(
-        tuple(f"/usr/lib/postgresql/{version}/bin/postgres" for version in range(20, 12, -1)), ("postgresql",)
+        (*(f"/usr/lib/postgresql/{version}/bin/postgres" for version in range(20, 12, -1)), "postgres"),
+        ("postgresql",),
     ),
     # What a Kubernetes API server keeps its objects in; the server itself is built by scripts/kubernetes.
     "etcd": Program(("etcd",), ("etcd-server",)),

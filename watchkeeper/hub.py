@@ -231,11 +231,10 @@ class Hub:
             self._repeat("usage", self._keep_usage, LEDGER_SECONDS),
             self._repeat("samples", self._keep_samples, 0.0),
             self._repeat("blocks", self._keep_blocks, BLOCK_SECONDS),
-            self.lead.run(leadership.Stages(self._join_stages, self._leading_loops)),
         ]
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
-            await stop.wait()
+            await self.lead.run(leadership.Stages(self._join_stages, self._leading_loops), stop)
         finally:
             if self.orders is not None:
                 self.orders.end()

@@ -85,7 +85,11 @@ class Leadership:
         return self._election is None or (self._epoch > 0 and _now() < self._led_until)
 
     def fenced(self, behind: driver.Driver) -> driver.Driver:
-        return behind if self._settings.url_file is None else Fenced(behind, self.may_act)
+        """The driver for this lead: what was decided under it is not done under a later one."""
+        if self._settings.url_file is None:
+            return behind
+        epoch = self._epoch
+        return Fenced(behind, lambda: self._epoch == epoch and self.may_act())
 
     def open(self) -> journals.Journal:
         """The journal to begin with, led if nobody else leads it."""
@@ -116,16 +120,18 @@ class Leadership:
                 self._epoch = 0
                 self._election.close()
 
-    async def run(self, stages: Stages) -> None:
-        """Until cancelled: do a leader's work while we lead, and change sides when that changes."""
+    async def run(self, stages: Stages, stop: asyncio.Event) -> None:
+        """Until `stop` is set: do a leader's work while we lead, and change sides when that changes."""
         at_work: list[asyncio.Task[None]] = []
         turned, loop = asyncio.Event(), asyncio.get_running_loop()
         if self._election is not None:
             # A thread of its own: a busy loop must not cost the lead.
             watch = threading.Thread(target=self._watch, args=(loop, turned), name="leadership", daemon=True)
             watch.start()
+        stopped = asyncio.create_task(stop.wait())
+        stopped.add_done_callback(lambda _: turned.set())
         try:
-            while True:
+            while not stop.is_set():
                 if self._joined is not self._newest or not self.is_leading:
                     await _end(at_work)
                     at_work = []
@@ -138,16 +144,16 @@ class Leadership:
                 turned.clear()
         finally:
             self._is_closed.set()
-            await _end(at_work)
+            await _end([*at_work, stopped])
 
     async def _join(self, stages: Stages, newest: journals.Journal) -> None:
         before, self._joined = self._joined, newest
         try:
             await asyncio.to_thread(stages.join, newest)
-            self._is_built = True
-        except WatchkeeperError as error:
-            # Whoever cannot read the journal must not keep the others from trying.
-            log.error("The journal could not be read", extra=fields(error=error))
+            self._is_built = self._newest is newest
+        except Exception as error:  # Deliberately everything: whoever cannot lead must not keep the others from it.
+            known = isinstance(error, WatchkeeperError)
+            log.error("The journal could not be read", extra=fields(error=error), exc_info=None if known else error)
             await asyncio.to_thread(self._give_up, error)
         finally:
             if before is not None:
@@ -196,13 +202,15 @@ class Leadership:
         is_old = self._seen_epoch != lead.epoch or asked - self._joined_at > REFRESH_SECONDS
         self._follow(f"this hub follows {lead}, which leads")
         if is_broken or is_old:
-            self._open_another(0, str(lead))
+            self._change(self._opened(0, str(lead)))
             self._seen_epoch, self._joined_at = lead.epoch, asked
 
     def _begin(self, epoch: int, asked: float) -> None:
-        self._open_another(epoch)
+        opened = self._opened(epoch)
+        # In this order: `run` looks on from another thread, and begins to work when the last of them is so.
         self._epoch = self._seen_epoch = epoch
         self._led_until, self._joined_at = asked + self._lease, asked
+        self._change(opened)
         log.warning("This hub leads now", extra=fields(epoch=epoch))
         self._leads.set(1)
         self._changes.add()
@@ -215,7 +223,7 @@ class Leadership:
         self._leads.set(0)
         self._why_not = why
 
-    def _give_up(self, error: WatchkeeperError) -> None:
+    def _give_up(self, error: Exception) -> None:
         with self._lock, contextlib.suppress(StoreError):
             if self._connection is not None:
                 self._connection.cut()
@@ -224,14 +232,16 @@ class Leadership:
             if self._election is not None and epoch:
                 self._election.release(epoch)
 
-    def _open_another(self, epoch: int, leader: str = "") -> None:
+    def _opened(self, epoch: int, leader: str = "") -> postgres.ServerConnection:
         from watchkeeper.store import postgres
 
         assert self._election is not None
-        server = self._election.server
-        opened = postgres.ServerConnection(server, epoch, leader=leader, idle_seconds=self._lease)
+        return postgres.ServerConnection(self._election.server, epoch, leader=leader, idle_seconds=self._lease)
+
+    def _change(self, opened: postgres.ServerConnection) -> None:
         unused = self._newest if self._newest is not self._joined else None
-        self._newest, self._connection, self._is_built = journals.Journal(opened), opened, False
+        newest = journals.Journal(opened)
+        self._is_built, self._connection, self._newest = False, opened, newest
         if unused is not None:
             unused.close()
 
@@ -273,7 +283,7 @@ def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

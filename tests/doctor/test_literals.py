@@ -33,7 +33,8 @@ def test_the_example_of_each_sign_is_worth_a_look_once_its_digits_are_gone(sign:
     shape = sign.example.encode().translate(None, log_text.DIGITS)
     words = frozenset(shape.translate(log_text.LETTERS).split()) & frozenset(signatures.table().behind)
     worth = scan.judge(shape, words)
-    assert worth is not None and sign.id in {found.id for found, _ in worth.signs}
+    assert worth is not None
+    assert sign.id in {found.id for found, _ in worth.signs}
 
 
 @given(st.data())

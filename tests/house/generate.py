@@ -22,7 +22,7 @@ import yaml
 from tests.house.tree import PACKAGE, ROOT, Source, sources, summary
 from watchkeeper.catalogue import causes
 from watchkeeper.cli import main as cli_main
-from watchkeeper.collect import cluster_series
+from watchkeeper.collect import cluster_series, diag_page
 from watchkeeper.config import settings
 from watchkeeper.rules import slo
 
@@ -37,6 +37,7 @@ ADDED_SERIES = {
     "watchkeeper_gpu_attribution": "workloads that hold the GPU; `reason` says why there are none",
     "watchkeeper_scheduler_node_state": "1 for each GPU node of Slurm, with its state in sinfo's own word",
     "watchkeeper_fleet_moved_gpus_total": "GPUs that turned up on another node than before",
+    **diag_page.FAMILIES,
     **cluster_series.HELP,
     "watchkeeper_fabric_sweep_ok": "1 while the last sweep of the fabric was whole, else 0",
     "watchkeeper_fabric_sweep_seconds": "duration of the last sweep of the fabric",

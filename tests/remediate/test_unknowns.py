@@ -36,6 +36,7 @@ def begun(world: World, mode: Mode = Mode.ACT) -> Repair:
     world.step()
     world.step()
     assert world.cluster.calls == ["cordon n1"]
+    world.cluster.machines["n1"].is_sick = False
     found = world.repairs.find(made.id)
     assert found is not None
     return found

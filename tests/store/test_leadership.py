@@ -64,8 +64,8 @@ def test_the_second_hub_follows_until_the_first_one_lets_go(first: Leadership, u
 def test_nothing_is_called_once_the_lease_may_be_over(first: Leadership) -> None:
     place, id = fleet.Place("main", node="n1"), incidents.IncidentId("INC-1")
     action = actions.Action(actions.ActionId("A-1"), actions.ActionKind.CORDON, place, id, "because")
-    cluster = first.fenced(dry_run.DryRun())
     with closing(first.open()):
+        cluster = first.fenced(dry_run.DryRun())
         # Where the call is made, this driver says no.
         with pytest.raises(ActionRefused):
             cluster.perform(action)
@@ -74,6 +74,9 @@ def test_nothing_is_called_once_the_lease_may_be_over(first: Leadership) -> None
             cluster.perform(action)
         first._turn()
         with pytest.raises(ActionRefused):
+            cluster.perform(action)
+        first._epoch += 1
+        with pytest.raises(ActionFailed):
             cluster.perform(action)
 
 
@@ -86,7 +89,8 @@ def test_a_leader_whose_loop_hangs_is_not_renewed(first: Leadership) -> None:
 
 def test_a_hub_that_cannot_read_the_journal_lets_another_one_lead(url_file: Path) -> None:
     async def story() -> None:
-        first, second, at_work = a_hub(url_file, lease="1s"), a_hub(url_file), asyncio.Event()
+        first, second = a_hub(url_file, lease="1s"), a_hub(url_file)
+        at_work, stop = asyncio.Event(), asyncio.Event()
 
         def join(_: Journal) -> None:
             raise StoreError("a row is not a readable Event")
@@ -96,14 +100,14 @@ def test_a_hub_that_cannot_read_the_journal_lets_another_one_lead(url_file: Path
             await asyncio.Event().wait()
 
         with closing(first.open()):
-            running = asyncio.create_task(first.run(Stages(join, lambda: [work()])))
+            running = asyncio.create_task(first.run(Stages(join, lambda: [work()]), stop))
             await at_work.wait()
             assert first._connection is not None
             first._connection.cut()
             while "readable" not in str(first.not_leading_because):
                 await asyncio.sleep(0.01)
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            stop.set()
+            await running
             second.open().close()
             assert second.is_leading
             assert first._joined is not None

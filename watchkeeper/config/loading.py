@@ -23,8 +23,8 @@ from watchkeeper.kit import wire
 TOML_PLACE = re.compile(r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
 SECRET_KEYS = ("headers_file", "bearer_token_file", "password_file", "ca_file", "client_cert_file", "client_key_file")
 PATH_KEYS = (
-    *("hub.data", "hub.tokens", "journal.path", "journal.url_file", "fleet.sd_files", "fleet.prometheus_config", "rules.files"),
-    *("fleet.kubeconfig", "fleet.inventory", "fleet.slurm_token_file"),
+    *("hub.data", "hub.tokens", "journal.path", "journal.url_file", "rules.files"),
+    *("fleet.sd_files", "fleet.prometheus_config", "fleet.kubeconfig", "fleet.inventory", "fleet.slurm_token_file"),
     *("remediate.policy",),
     *("hub.order_key_file", "rules.slos", "notify.routes", "remediate.kubeconfig", "remediate.slurm_commands"),
     *(f"query.{key}" for key in ("data", *SECRET_KEYS)),

@@ -41,7 +41,9 @@ def sure_beyond(value: float, limit: float) -> float:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
+    """Rounded, but never to 0 what is not: the least work of a GPU is some thousandths of a percent."""
+    digits = 0 if share >= 0.095 else 1 if share >= 0.0005 or share == 0 else 3
+    return f"{100 * share:.{digits}f} %"
 
 
 def known(share: float | None) -> str:

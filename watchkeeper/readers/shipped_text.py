@@ -35,7 +35,12 @@ NODES = ("_HOSTNAME", "hostname", "host", "node")
 PROGRAMS = ("SYSLOG_IDENTIFIER", "_COMM", "logger")
 LEVELS = ("level", "levelname", "severity", "stream")
 GRAVE = ("error", "fatal", "critical")
+# Docker's own lines have these alone, and there are many of them: they take the short way.
+DOCKER = frozenset({"log", "stream", "time"})
 REALTIME = "__REALTIME_TIMESTAMP"
+# Fields that have a place of their own in the line.
+PLACED = frozenset({*TIMES, *NODES, *PROGRAMS, *LEVELS, "rank"})
+DECODER = json.JSONDecoder()
 
 QUOTE = re.compile(rb"^ {0,3}(?:> ?)+")
 ENTITY = re.compile(rb"&(?:lt|gt|amp|quot|nbsp|#39|#x27|#34|#x2F);")
@@ -118,13 +123,15 @@ def _from_html(line: bytes) -> bytes:
 def _message(line: bytes) -> tuple[Mapping[str, Any], str] | None:
     """The fields of a structured line and which of them has the text; an object of Kubernetes is no log line."""
     try:
-        fields = json.loads(line)
+        fields = DECODER.decode(line.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return None
     if not isinstance(fields, dict) or "apiVersion" in fields:
         return None
-    name = next((name for name in MESSAGES if isinstance(fields.get(name), str)), None)
-    return None if name is None else (fields, name)
+    for name in MESSAGES:
+        if name in fields and isinstance(fields[name], str):
+            return fields, name
+    return None
 
 
 def _from_json(line: bytes) -> bytes:
@@ -133,15 +140,20 @@ def _from_json(line: bytes) -> bytes:
     if found is None:
         return line
     fields, name = found
+    if fields.keys() <= DOCKER:
+        return f"{fields.get('time', '')} {fields[name].rstrip()}".replace("\n", " ").encode("utf-8", errors="replace")
     node, program = (_first(fields, names) for names in (NODES, PROGRAMS))
     place = f"{node} {program or 'log'}: " if node else ""
     rank = f"[rank{fields['rank']}]: " if isinstance(fields.get("rank"), int | str) else ""
-    used = {name, *TIMES, *NODES, *PROGRAMS, *LEVELS, "rank"}
-    level = next((f" level={fields[key]}" for key in LEVELS if str(fields.get(key)).lower() in GRAVE), "")
+    level = next((f" level={fields[key]}" for key in LEVELS if key in fields and str(fields[key]).lower() in GRAVE), "")
     more = level + "".join(
         f" {key}={value if isinstance(value, str) else json.dumps(value)}"
         for key, value in fields.items()
-        if isinstance(value, str | dict | list) and value and key not in used and not _is_journald(key)
+        if isinstance(value, str | dict | list)
+        and value
+        and key not in PLACED
+        and key != name
+        and not _is_journald(key)
     )
     time = _time(fields)
     text = f"{time + ' ' if time else ''}{place}{rank}{fields[name].rstrip()}{more}"
@@ -154,7 +166,10 @@ def _is_journald(key: str) -> bool:
 
 
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    return next((fields[name] for name in names if isinstance(fields.get(name), str)), None)
+    for name in names:
+        if name in fields and isinstance(fields[name], str):
+            return str(fields[name])
+    return None
 
 
 def _time(fields: Mapping[str, Any]) -> str | None:

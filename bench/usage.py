@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from watchkeeper.accounting import books, cost, ledger, recorded, summary
+from watchkeeper.accounting import books, cost, ledger, recorded, summary, usage
 from watchkeeper.catalogue import prices
-from watchkeeper.model import usage
 from watchkeeper.query import embedded
 from watchkeeper.store import head
 

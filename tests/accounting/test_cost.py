@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.accounting import budgets, cost, summary
+from watchkeeper.accounting import budgets, cost, summary, usage
 from watchkeeper.accounting.tally import nobody
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import PackError
-from watchkeeper.model import usage
 
 DAY = 86_400.0
 BOOK = prices.Book(

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from tests.accounting.histories import EXPECTED, START, Minute, told
-from watchkeeper.accounting import books, ledger, summary
-from watchkeeper.model import usage
+from watchkeeper.accounting import books, ledger, summary, usage
 from watchkeeper.query import embedded
 
 SINCE = START.timestamp()

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.accounting import job_files, summary
+from watchkeeper.accounting import job_files, summary, usage
 from watchkeeper.errors import CollectError
-from watchkeeper.model import usage
 
 UTC = ZoneInfo("UTC")
 TRACES = Path(__file__).parents[3] / "shared" / "corpus" / "traces"

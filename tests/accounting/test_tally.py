@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.accounting.histories import empty_engine
-from watchkeeper.accounting import books, ledger, recorded, summary
+from watchkeeper.accounting import books, ledger, recorded, summary, usage
 from watchkeeper.accounting.tally import HOUR, nobody
-from watchkeeper.model import usage
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded

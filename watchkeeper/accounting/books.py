@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from watchkeeper.accounting import recorded, spans
+from watchkeeper.accounting import recorded, spans, usage
 from watchkeeper.accounting.ledger import DAY, Ledger
 from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, Tally
-from watchkeeper.model import usage
 from watchkeeper.query.engine import Engine
 
 # A recorded hour is there this long after its end at the latest; until then its day is not closed.

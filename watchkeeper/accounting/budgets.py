@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from watchkeeper.accounting import cost
+from watchkeeper.accounting import cost, usage
 from watchkeeper.catalogue import prices
 from watchkeeper.kit import wire
-from watchkeeper.model import usage
 
 # Two-sided 80 %: nine months of ten end below the upper edge.
 EDGE = 1.2816

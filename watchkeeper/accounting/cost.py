@@ -14,9 +14,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from watchkeeper.accounting import summary
+from watchkeeper.accounting import summary, usage
 from watchkeeper.catalogue import prices
-from watchkeeper.model import usage
 
 # A mean month; overhead of a part of it is its share by time.
 MONTH_HOURS = prices.HOURS_A_YEAR / 12

@@ -19,10 +19,10 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
+from watchkeeper.accounting import usage
 from watchkeeper.accounting.tally import HOUR, nobody
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.model import usage
 from watchkeeper.readers import slurm_records
 
 FIELDS = frozenset({"gpus", "tres", "milli", "submitted", "started", "ended", "seconds", "share", *usage.DIMENSIONS})

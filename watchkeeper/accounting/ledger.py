@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from watchkeeper.accounting import recorded, spans
+from watchkeeper.accounting import recorded, spans, usage
 from watchkeeper.accounting.tally import HOUR, Slot, Tally
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import files
-from watchkeeper.model import usage
 
 DAY = 86_400.0
 # Changes whenever a file written by one version cannot be read by another.

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.accounting import spans
+from watchkeeper.accounting import spans, usage
 from watchkeeper.accounting.tally import HOUR, Slot, Tally
-from watchkeeper.model import usage
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Answer, Engine
 

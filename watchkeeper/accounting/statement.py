@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from watchkeeper.model import usage
+from watchkeeper.accounting import usage
 
 # A page is read by people; beyond this it is a file for programs.
 MOST_ROWS = 200

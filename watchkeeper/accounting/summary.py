@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from watchkeeper.accounting import usage
 from watchkeeper.errors import CollectError
-from watchkeeper.model import usage
 
 # Lines that an answer has at most; the rest is one line, so that the sum stays whole.
 MOST_LINES = 10_000

@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 import numpy as np
 import numpy.typing as npt
 
-from watchkeeper.accounting import spans
-from watchkeeper.model import usage
+from watchkeeper.accounting import spans, usage
 
 HOUR = 3600.0
 # A gap below this is the jitter of clocks, not an absence.

@@ -19,10 +19,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.accounting import books, budgets, cost, ledger, spans, summary
+from watchkeeper.accounting import books, budgets, cost, ledger, spans, summary, usage
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import CollectError, PackError
-from watchkeeper.model import usage
 from watchkeeper.web import prometheus_form as form
 from watchkeeper.web.answers import Endpoint, ok
 from watchkeeper.web.auth import Role

@@ -160,6 +160,9 @@ def _values(dice: random.Random) -> Iterator[tuple[Labels, list[float | None]]]:
         yield _series("node", Hostname=node, **rack), [1.0] * SAMPLES
         yield _series("watchkeeper_node_info", cluster="c", Hostname=node, rack="r1"), [1.0] * SAMPLES
         yield _series("watchkeeper_node_expected_gpus", cluster="c", Hostname=node), [4.0] * SAMPLES
+        model = _series("watchkeeper:node_model:group", cluster="c", Hostname=node, modelName="H100")
+        missing = _series("watchkeeper:fleet_missing:sum", cluster="c", Hostname=node, part="lost")
+        yield from ((model, [1.0] * SAMPLES), (missing, [0.5] * SAMPLES))
         yield _series("up", cluster="c", instance=f"{node}:9400", job="dcgm"), [float(number != 3)] * SAMPLES
         for gpu in range(4):
             yield from _gpu(node, gpu, dice)
@@ -188,6 +191,7 @@ def _gpu(node: str, gpu: int, dice: random.Random) -> Iterator[tuple[Labels, lis
     yield _series("energy", **own), list(energy)
     xid = [0.0 if turn < 60 else 79.0 if gpu == 0 else 48.0 for turn in range(SAMPLES)]
     yield _series("xid", **own), list(xid)
+    yield from _usage(dcgm, gpu)
     gpu_metrics = {
         "DCGM_FI_DEV_GPU_TEMP": temp if (node, gpu) != ("n2", 3) else temp[:30],
         "DCGM_FI_DEV_GPU_MAX_OP_TEMP": [87.0] * SAMPLES,
@@ -202,6 +206,21 @@ def _gpu(node: str, gpu: int, dice: random.Random) -> Iterator[tuple[Labels, lis
     }
     for name, values in gpu_metrics.items():
         yield _series(name, **dcgm), [*values, *[None] * (SAMPLES - len(values))]
+
+
+def _usage(dcgm: dict[str, str], gpu: int) -> Iterator[tuple[Labels, list[float | None]]]:
+    """What the rules about usage record of a GPU, which one of them joins with another: one series of each."""
+    own = {name: dcgm[name] for name in ("cluster", "Hostname", "UUID")}
+    place, work = {**own, "modelName": "H100", "pool": "train"}, {"workload": f"train-{gpu}", "team": "research"}
+    recorded = (
+        (_series("watchkeeper:gpu_place:group", **place), 1.0),
+        (_series("watchkeeper:gpu_holder:group", **own, **work), 1.0),
+        (_series("watchkeeper:gpu_held:share", **place, **work), 0.5),
+        (_series("watchkeeper:gpu_active:ratio", **own, measured="sm_active"), 0.25 * gpu),
+        (_series("watchkeeper:gpu_power:watts", **own), 300.0 + gpu),
+        (_series("watchkeeper:gpu_free:share", **place), 0.5),
+    )
+    return ((labels, [value] * SAMPLES) for labels, value in recorded)
 
 
 def _for_rules(dice: random.Random, known: set[str]) -> Iterator[tuple[Labels, list[float | None]]]:

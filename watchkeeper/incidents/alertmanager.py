@@ -30,6 +30,8 @@ from watchkeeper.model.labels import Labels
 
 # An alert ends four repetitions after the last one, as Prometheus has it.
 REPEAT = timedelta(seconds=30)
+# One that did not answer is asked again soon: it may only have been restarted.
+RETRY = timedelta(seconds=5)
 KEPT = 4 * REPEAT
 # One that is over is told so for as long as Alertmanager may have been away for a restart.
 TOLD_OVER = timedelta(minutes=15)

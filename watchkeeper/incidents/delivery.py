@@ -269,7 +269,8 @@ class Desk:
         while True:
             now, current = time.now(), self._current
             versions = [(str(one.id), one.version) for one in current]
-            if versions != sent or not sent_at <= now < sent_at + alertmanager.REPEAT:
+            pause = alertmanager.RETRY if said else alertmanager.REPEAT
+            if versions != sent or not sent_at <= now < sent_at + pause:
                 try:
                     problem = await self._repeat(feed, {one.id: one for one in (*late, *current)}.values(), now)
                     late = ()

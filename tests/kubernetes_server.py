@@ -297,7 +297,7 @@ def _copy(source: socket.socket, drain: socket.socket) -> None:
 
 
 def _start_etcd(cluster: Cluster) -> None:
-    cluster.etcd_port = servers.free_port() + 1
+    cluster.etcd_port = servers.free_ports(2)
     peer = f"http://127.0.0.1:{cluster.etcd_port + 1}"
     client = f"http://127.0.0.1:{cluster.etcd_port}"
     flags = {

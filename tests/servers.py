@@ -8,6 +8,7 @@ it is ready. `python -m tests.servers` prints the packages that are missing, for
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -24,6 +25,11 @@ import pytest
 
 STOP_SECONDS = 5.0
 READY_SECONDS = 20.0
+FIRST_PORT, LAST_PORT = 20_000, 32_000
+# Two runs beside each other begin at different places.
+_ports = itertools.islice(
+    itertools.cycle(range(FIRST_PORT, LAST_PORT)), os.getpid() * 97 % (LAST_PORT - FIRST_PORT), None
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +106,26 @@ def require(name: str) -> Path:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago, below the range that outgoing connections take theirs from."""
-    for port in range(20_000 + os.getpid() % 5_000, 32_000):
-        with socket.socket() as trial, contextlib.suppress(OSError):
-            trial.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no free port between 20000 and 32000")
+    """A port that is free now and that this process gave to nobody yet, so that nobody who starts slowly loses it."""
+    return free_ports(1)
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` free ports in a row, below the range that outgoing connections take theirs from."""
+    for _ in range(LAST_PORT - FIRST_PORT):
+        first = next(_ports)
+        if first + count <= LAST_PORT and all(_is_free(port) for port in range(first, first + count)):
+            for _ in range(count - 1):
+                next(_ports)
+            return first
+    raise RuntimeError(f"no {count} free ports in a row between {FIRST_PORT} and {LAST_PORT}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as trial, contextlib.suppress(OSError):
+        trial.bind(("", port))
+        return True
+    return False
 
 
 @contextlib.contextmanager

@@ -377,6 +377,9 @@ class Hub:
     async def take_events(self, batch: Sequence[events.Event]) -> int:
         """Keep a push of events, and open what they mean; returns how many were new. Answered after commit."""
         now = self.clock.now()
+        for event in batch:
+            if event.place.gpu is not None and "gpu" in event.fields:
+                self.fleet.hear_of_gpu(event.place.gpu, event.fields["gpu"])
         taken = await self._at_clerk(lambda: self._pipeline.take_events(batch, now))
         self.repairs.urgent(taken.changed)
         self._event_counts.count(taken.events)

@@ -21,7 +21,7 @@ export function PlanPanel({ detail, version, done }: { detail: Detail; version: 
   const { plan, diagnosis, incident } = detail, steps = diagnosis?.findings[0]?.actions ?? [];
   const { answer: told, problem } = useAsk<Told>(`/api/incidents/${encodeURIComponent(incident.id)}/repair`, version);
   const repair = told?.repair, began = repair && repair.state !== "planned" && repair.state !== "approved";
-  const hint = began ? `${repair.id} · ${words(repair.state)}` : plan ? `mode ${plan.mode} · dry run, nothing is touched` : "no plan";
+  const hint = began ? `${repair.id} · ${words(repair.state)}` : plan ? `mode ${plan.mode} · nothing has been done yet` : "no plan";
   return (
     <Panel title="Plan" hint={hint} id="plan-panel">
       {problem && <Problem>{problem.message}</Problem>}

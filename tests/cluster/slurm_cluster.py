@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import stat
 import subprocess
 import time
@@ -169,7 +168,7 @@ def running(folder: Path, *, nodes: int = 3, accounting: bool = False) -> Iterat
     require_all(*(("slurmdbd", "mariadbd") if accounting else ()))
     folder.chmod(0o755)
     cluster = Cluster(folder, {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")})
-    ports = _ports(nodes + 3)
+    ports = [servers.free_port() for _ in range(nodes + 3)]
     _write(folder, nodes=nodes, ports=ports, accounting=accounting)
     try:
         _start_munge(cluster)
@@ -187,18 +186,6 @@ def running(folder: Path, *, nodes: int = 3, accounting: bool = False) -> Iterat
         yield cluster
     finally:
         cluster.stop()
-
-
-def _ports(count: int) -> list[int]:
-    found: list[int] = []
-    first = servers.free_port()
-    for port in range(first, first + 200):
-        with socket.socket() as trial, contextlib.suppress(OSError):
-            trial.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise RuntimeError("no free ports for Slurm")
 
 
 def _write(folder: Path, *, nodes: int, ports: list[int], accounting: bool) -> None:

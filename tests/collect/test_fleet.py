@@ -99,3 +99,12 @@ def test_join_series_tell_each_node_and_claim_no_expectation_that_is_unknown() -
         'watchkeeper_node_expected_gpus{Hostname="gpu-r07-12", cluster="sim"}': 8.0,
         'watchkeeper_node_info{Hostname="n2", cluster="sim"}': 1.0,
     }
+
+
+def test_a_gpu_that_breaks_before_its_first_page_is_called_as_the_event_calls_it() -> None:
+    place, known = Place("sim", node="n1", gpu="GPU-a"), Fleet()
+    assert known.place_name(place) == "GPU-a on n1"
+    known.hear_of_gpu("GPU-a", "three")
+    assert known.place_name(place) == "GPU-a on n1"
+    known.hear_of_gpu("GPU-a", "3")
+    assert known.place_name(place) == "GPU 3 on n1"

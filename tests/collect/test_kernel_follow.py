@@ -52,7 +52,7 @@ def test_an_xid_becomes_an_event_at_the_gpu_with_a_stable_id() -> None:
     (event,) = events_of(line(XID), inventory=[Gpu(UUID, index=3, pci="0000:5d:00")])
     assert (event.id, event.kind, event.code) == ("sim/n1/boot-1/kmsg/1042", EventKind.XID, 79)
     assert event.place == Place("sim", node="n1", gpu=UUID)
-    assert (event.at, event.text, event.fields) == (START, XID, {"pci": "0000:5d:00"})
+    assert (event.at, event.text, event.fields) == (START, XID, {"pci": "0000:5d:00", "gpu": "3"})
     assert event.process is not None
     assert (event.process.pid, event.process.name) == (7, "python")
 

@@ -281,7 +281,7 @@ def start_alertmanager(
     stack: ExitStack, folder: Path, hub_port: int = 0, *, port: int | None = None, receiver: str | None = None
 ) -> str:
     """A real one; it tells the hub, or another receiver, each incident as a group of its own."""
-    port = port or servers.free_port() + 1
+    port = port or servers.free_port()
     told_at = receiver or f"http://127.0.0.1:{hub_port}/api/alertmanager"
     (folder / "am.yml").write_text(
         "route: {receiver: hub, group_wait: 1s, group_interval: 1s, repeat_interval: 1h, group_by: [...]}\n"

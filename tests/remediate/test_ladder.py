@@ -20,11 +20,16 @@ LADDER = Ladder(
 @pytest.mark.parametrize(
     ("cause", "pool", "mode", "why"),
     [
-        ("gsp_timeout", "lab", "suggest", "mode suggest by remediate.mode; no [[remediate.trust]] fits"),
+        (
+            "gsp_timeout",
+            "lab",
+            "suggest",
+            "mode suggest, which remediate.mode sets for everything without a rule of its own",
+        ),
         ("gpu_fell_off_bus", "lab", "act", "mode act by [[remediate.trust]] for cause gpu_fell_off_bus"),
         ("gpu_fell_off_bus", "prod", "observe", "the more careful of those that fit best"),
         ("ecc_uncorrectable", "prod", "ask", "for cause ecc_uncorrectable and pool prod, the most exact"),
-        ("ecc_uncorrectable", "lab", "suggest", "no [[remediate.trust]] fits"),
+        ("ecc_uncorrectable", "lab", "suggest", "without a rule of its own"),
     ],
 )
 def test_the_rule_that_holds_is_named(cause: str, pool: str, mode: str, why: str) -> None:

@@ -201,7 +201,7 @@ def describe(answer: dict[str, Any]) -> list[str]:
     if (diagnosis or {}).get("tell_apart"):
         lines += ["", f"To be sure: {(diagnosis or {})['tell_apart']}"]
     if plan:
-        lines += ["", f"Plan ({plan['mode']}, dry run): {plan['next_step']}"]
+        lines += ["", f"Plan (mode {plan['mode']}; `watchkeeper act explain` says more): {plan['next_step']}"]
         lines += [
             f"  {at}. {receipt['action']['kind']:12} {receipt['text']}"
             for at, receipt in enumerate(plan["receipts"], 1)

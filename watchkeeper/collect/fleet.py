@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 # GPUs and nodes that left are remembered up to this many; then the one gone longest is forgotten.
 MAX_GONE = 10_000
+# GPUs that broke before their first page; more means that no page comes at all.
+MAX_TOLD = 10_000
 # Nodes that nobody expects but whose GPUs report; more than this is a Hostname label gone wrong.
 MAX_LEARNED_NODES = 20_000
 # Twice the longest usual scrape interval, a minute: after more than that nobody knows what was between.
@@ -73,6 +75,7 @@ class Fleet:
         self._key_of_name: dict[str, NodeKey] = {}
         self._gpus: dict[str, SeenGpu] = {}
         self._gone_gpus: dict[str, None] = {}
+        self._told_indexes: dict[str, int] = {}
         self._reported: dict[NodeKey, dict[str, frozenset[str]]] = {}
         self._uuids: dict[NodeKey, set[str]] = {}
         self._uuid_at: dict[tuple[NodeKey, str], str] = {}
@@ -183,7 +186,7 @@ class Fleet:
         """A place as people say it: `GPU 3 on gpu-r07-12`."""
         if place.gpu is not None:
             seen = self._gpus.get(place.gpu)
-            index = seen.gpu.index if seen is not None else None
+            index = seen.gpu.index if seen is not None else self._told_indexes.get(place.gpu)
             called = f"GPU {index}" if index is not None else place.gpu
             part = f"{called} slice {place.slice}" if place.slice is not None else called
             return f"{part} on {place.node}"
@@ -192,6 +195,11 @@ class Fleet:
         if place.domain is not None:
             return place.domain.replace("=", " ", 1)
         return place.node or f"cluster {place.cluster}"
+
+    def hear_of_gpu(self, uuid: str, index: str) -> None:
+        """What an event calls a GPU: one that breaks before its first page has no other name."""
+        if uuid not in self._gpus and index.isdecimal() and len(self._told_indexes) < MAX_TOLD:
+            self._told_indexes[uuid] = int(index)
 
     def hold(self, source: str, holders: Iterable[labels.Labels]) -> None:
         """Take over who holds the GPUs of a page (`source`); nobody is known any more for a page without holders."""

@@ -20,6 +20,8 @@ from watchkeeper.readers import nvidia_proc
 # An inventory that did not know an address is asked again after this time: the GPU may have come up since.
 ASK_AGAIN = timedelta(seconds=60)
 # Nodes and boots whose addresses are remembered; far above any fleet of one hub.
+# As many GPUs as the simulator has at most; a node has 16.
+MAX_INDEXES = 100_000
 MAX_BOOTS = 50_000
 
 AskInventory = Callable[[str], Awaitable[Sequence[fleet.Gpu]]]
@@ -32,6 +34,11 @@ class GpuAddresses:
         self._ask = ask
         self._uuids: dict[tuple[str, str], dict[str, str]] = {}
         self._asked_at: dict[tuple[str, str], datetime] = {}
+        self._indexes: dict[str, int] = {}
+
+    def index_of(self, uuid: str) -> int | None:
+        """The number that people call the GPU by, where the inventory told it."""
+        return self._indexes.get(uuid)
 
     def learn(self, node: str, boot: str, *, pci: str, uuid: str) -> None:
         if (node, boot) not in self._uuids and len(self._uuids) >= MAX_BOOTS:
@@ -56,8 +63,14 @@ class GpuAddresses:
             for gpu in gpus:
                 if gpu.pci is not None:
                     self.learn(node, boot, pci=gpu.pci, uuid=gpu.uuid)
+            self._learn_indexes(gpus)
         found = self._uuids.get(key, {}).get(pci)
         return found, "" if found else f"the inventory of {node} has no GPU at {pci}"
+
+    def _learn_indexes(self, gpus: Sequence[fleet.Gpu]) -> None:
+        if len(self._indexes) + len(gpus) > MAX_INDEXES:
+            self._indexes.clear()
+        self._indexes.update((gpu.uuid, gpu.index) for gpu in gpus if gpu.index is not None)
 
 
 def ask_simulator(origin: str) -> AskInventory:

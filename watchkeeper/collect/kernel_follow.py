@@ -128,6 +128,8 @@ class KernelEvents:
             uuid, why = await self._addresses.find(line.node, line.boot, pci=fact.pci, now=line.at)
         else:
             uuid, why = None, "the kernel line names no PCI address"
+        if uuid is not None and (index := self._addresses.index_of(uuid)) is not None:
+            named["gpu"] = str(index)
         # A switch or a bridge has an address too, and is no GPU.
         if uuid is None and fact.kind in KINDS_OF_A_GPU:
             named["gpu_unknown_because"] = why

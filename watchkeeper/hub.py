@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from watchkeeper import __version__, diagnosis_queue, leadership, pipeline, repair_loop, rule_loops
+from watchkeeper import __version__, choices, diagnosis_queue, leadership, pipeline, repair_loop, rule_loops
 from watchkeeper.accounting import books, ledger
 from watchkeeper.collect import (
     clusters,
@@ -30,7 +30,7 @@ from watchkeeper.collect import (
 )
 from watchkeeper.config import settings as config
 from watchkeeper.diagnose import lessons
-from watchkeeper.errors import HubError, SettingsError, WatchkeeperError
+from watchkeeper.errors import HubError, WatchkeeperError
 from watchkeeper.incidents import delivery, message, silencing, subject
 from watchkeeper.kit import broadcast, clock, files, own_metrics
 from watchkeeper.kit.logs import fields
@@ -38,11 +38,11 @@ from watchkeeper.model import actions, alerts, diagnosis, events, notices
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import Silence
-from watchkeeper.query import embedded, engine, prometheus
-from watchkeeper.remediate import driver, evidence, node_checks, orders
-from watchkeeper.remediate.drivers import dry_run, kubernetes, simulated, slurm, together
+from watchkeeper.query import embedded, engine
+from watchkeeper.remediate import evidence, node_checks, orders
+from watchkeeper.remediate.drivers import kubernetes, together
 from watchkeeper.rules import evaluate, reload, rulefile, slo
-from watchkeeper.store import chain, durable, head, journal
+from watchkeeper.store import chain, durable, journal
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -82,13 +82,12 @@ class Hub:
         self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=kept)
         self.policy = repair_loop.policy_of(settings.remediate)
         self.repairs = repair_loop.RepairLoop(settings.remediate, time=time, metrics=self.metrics)
-        self.driver: driver.Driver = choose_driver(settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped)
-        self._cluster_driver = self.driver
-        self.driver = together.with_nodes(self.driver, settings, lambda: self.orders, time=time)
+        self._cluster_driver = choices.driver_of(settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped)
+        self.driver = together.with_nodes(self._cluster_driver, settings, lambda: self.orders, time=time)
         self.orders: orders.Outbox | None = None
         self.lead = leadership.Leadership(settings, metrics=self.metrics)
         self._unread_because: str | None = "the fleet has not been read yet"
-        self.engine = choose_engine(settings)
+        self.engine = choices.engine_of(settings)
         self._directory = files.DataDirectory(Path(settings.hub.data))
         # Incidents and the journal belong to one thread: no locks above it, and no fsync on the event loop.
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="clerk")
@@ -558,37 +557,3 @@ class Hub:
             return response.status, response.body
         finally:
             await connection.aclose()
-
-
-def choose_engine(settings: config.Settings) -> embedded.EmbeddedEngine | prometheus.PrometheusEngine:
-    """Where samples live: in this process, or in a server that speaks Prometheus' API."""
-    if settings.query.engine is config.QueryEngine.EMBEDDED:
-        # `open` puts the store of the data directory in its place.
-        return embedded.EmbeddedEngine(head.Head(max_series=settings.query.max_series))
-    listed = settings.fleet.sd_files or settings.fleet.sd_urls or settings.fleet.prometheus_config
-    if (listed or settings.fleet.reads_pods) and settings.query.write_url is None:
-        raise SettingsError(
-            "targets are to be scraped, but there is no place to write their samples",
-            where="query.write_url",
-            remedy="Set it to the server's remote-write address, or let the server scrape and remove the targets",
-        )
-    return prometheus.PrometheusEngine(settings.query)
-
-
-def choose_driver(
-    settings: config.Settings, simulator_url: str | None, *, is_stopped: Callable[[], bool] = lambda: False
-) -> driver.Driver:
-    """The cluster that plans are made for; a simulated one needs its address."""
-    if settings.remediate.driver is config.DriverName.SIMULATED:
-        if simulator_url is None:
-            raise SettingsError(
-                "the driver `simulated` needs a simulated fleet",
-                where="remediate.driver",
-                remedy="Start it with `watchkeeper up`",
-            )
-        return simulated.Simulated(simulator_url)
-    if settings.remediate.driver is config.DriverName.KUBERNETES:
-        return kubernetes.of_settings(settings, is_stopped=is_stopped)
-    if settings.remediate.driver is config.DriverName.SLURM:
-        return slurm.of_settings(settings, is_stopped=is_stopped)
-    return dry_run.DryRun()

@@ -62,6 +62,28 @@ def repeat(run: Callable[[], Any], count: int) -> Step:
     return step
 
 
+def quiet(run: Callable[[], Any]) -> Step:
+    """Without gradients, as a model that serves runs."""
+    torch = torch_module()
+
+    def step() -> None:
+        with torch.no_grad():
+            run()
+
+    return step
+
+
+def then_sleep(run: Callable[[], Any], seconds: float) -> Step:
+    torch = torch_module()
+
+    def step() -> None:
+        run()
+        torch.cuda.synchronize()
+        time.sleep(seconds)
+
+    return step
+
+
 def matmul(kind: str, size: int, count: int) -> Step:
     torch = torch_module()
     a = torch.randn(size, size, device="cuda").to(getattr(torch, kind))

@@ -13,34 +13,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.profile_record import Step, copies, linear_model, matmul, repeat, torch_module, training_on, workload
+from bench.gpu.profile_record import (
+    Step,
+    copies,
+    linear_model,
+    matmul,
+    quiet,
+    repeat,
+    then_sleep,
+    torch_module,
+    training_on,
+    workload,
+)
 
 CHAIN = """
 template <typename T> T chain(T x) {
   for (int i = 0; i < 300; i++) { x = sin(x) * T(1.01) + cos(x); }
   return x;
 }"""
-
-
-def _quiet(run: Any) -> Any:
-    torch = torch_module()
-
-    def step() -> None:
-        with torch.no_grad():
-            run()
-
-    return step
-
-
-def _then_sleep(run: Any, seconds: float) -> Step:
-    torch = torch_module()
-
-    def step() -> None:
-        run()
-        torch.cuda.synchronize()
-        time.sleep(seconds)
-
-    return step
 
 
 def _work_for(run: Any, seconds: float) -> None:
@@ -86,7 +76,7 @@ def third_to_gpu_pinned_256m() -> Step:
 def third_sleeping_loader() -> Step:
     torch = torch_module()
     a = torch.randn(8192, 8192, device="cuda").bfloat16()
-    return _then_sleep(lambda: [a @ a for _ in range(4)], 0.04)
+    return then_sleep(lambda: [a @ a for _ in range(4)], 0.04)
 
 
 @workload("compute_bound_no_tensor")
@@ -131,21 +121,21 @@ def third_conv_fp16() -> Step:
     torch = torch_module()
     layer = torch.nn.Conv2d(256, 256, 3, padding=1).cuda().half().to(memory_format=torch.channels_last)
     x = torch.randn(128, 256, 64, 64, device="cuda").half().to(memory_format=torch.channels_last)
-    return repeat(_quiet(lambda: layer(x)), 10)
+    return repeat(quiet(lambda: layer(x)), 10)
 
 
 @workload("underutilized")
 def third_small_request_each_25ms() -> Step:
     torch = torch_module()
     a = torch.randn(512, 512, device="cuda").half()
-    return _then_sleep(lambda: a @ a, 0.025)
+    return then_sleep(lambda: a @ a, 0.025)
 
 
 @workload("memory_bound")
 def third_layer_norm_and_residual() -> Step:
     torch = torch_module()
     layer, x = torch.nn.LayerNorm(8192).cuda().bfloat16(), torch.randn(32768, 8192, device="cuda").bfloat16()
-    return repeat(_quiet(lambda: x + layer(x)), 20)
+    return repeat(quiet(lambda: x + layer(x)), 20)
 
 
 @workload("pcie_bound")
@@ -174,7 +164,7 @@ def third_embedding_gather() -> Step:
     torch = torch_module()
     table = torch.nn.Embedding(2**22, 512, device="cuda", dtype=torch.float16)
     index = torch.randint(0, 2**22, (4096, 256), device="cuda")
-    return repeat(_quiet(lambda: table(index)), 20)
+    return repeat(quiet(lambda: table(index)), 20)
 
 
 @workload("launch_bound")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any
 
 from bench.gpu.profile_record import (
     Step,
@@ -17,7 +16,9 @@ from bench.gpu.profile_record import (
     kernel,
     linear_model,
     matmul,
+    quiet,
     repeat,
+    then_sleep,
     torch_module,
     training_on,
     transformer,
@@ -33,16 +34,6 @@ extern "C" __global__ void work(double* out, int rounds) {
   }
   out[blockIdx.x * blockDim.x + threadIdx.x] = x + y;
 }"""
-
-
-def _quiet(run: Any) -> Any:
-    torch = torch_module()
-
-    def step() -> None:
-        with torch.no_grad():
-            run()
-
-    return step
 
 
 @workload("compute_bound")
@@ -100,7 +91,7 @@ def embedding_lookup() -> Step:
     torch = torch_module()
     table = torch.nn.Embedding(2**21, 1024, device="cuda", dtype=torch.bfloat16)
     index = torch.randint(0, 2**21, (2**19,), device="cuda")
-    return repeat(_quiet(lambda: table(index)), 20)
+    return repeat(quiet(lambda: table(index)), 20)
 
 
 @workload("memory_bound")
@@ -114,7 +105,7 @@ def decode_batch8_eager() -> Step:
     torch = torch_module()
     weights = [torch.randn(16384, 8192, device="cuda").bfloat16() for _ in range(24)]
     x = torch.randn(8, 8192, device="cuda").bfloat16()
-    return repeat(_quiet(lambda: [torch.nn.functional.linear(x, weight) for weight in weights]), 5)
+    return repeat(quiet(lambda: [torch.nn.functional.linear(x, weight) for weight in weights]), 5)
 
 
 @workload("pcie_bound")
@@ -153,24 +144,13 @@ def small_convnet_training() -> Step:
 def transformer_decode_small() -> Step:
     torch = torch_module()
     model, x = transformer(512, 12).eval(), torch.randn(1, 1, 512, device="cuda").bfloat16()
-    return repeat(_quiet(lambda: model(x)), 50)
-
-
-def _waits(run: Any, seconds: float) -> Step:
-    torch = torch_module()
-
-    def step() -> None:
-        run()
-        torch.cuda.synchronize()
-        time.sleep(seconds)
-
-    return step
+    return repeat(quiet(lambda: model(x)), 50)
 
 
 @workload("data_starved")
 def starved_memory_kernels() -> Step:
     x = torch_module().randn(2**30, device="cuda")
-    return _waits(lambda: x.mul_(1.0001), 0.015)
+    return then_sleep(lambda: x.mul_(1.0001), 0.015)
 
 
 @workload("data_starved")
@@ -180,7 +160,7 @@ def starved_resnet() -> Step:
 
     model = torchvision.models.resnet50().cuda().bfloat16().eval()
     host = torch.randn(128, 3, 224, 224).bfloat16()
-    return _waits(_quiet(lambda: model(host.cuda())), 0.1)
+    return then_sleep(quiet(lambda: model(host.cuda())), 0.1)
 
 
 @workload("data_starved")
@@ -190,7 +170,7 @@ def starved_training_slow_disk() -> Step:
         training_on(linear_model(4096, 4), rows=8192, width=4096),
         torch.randn(8192, 4096).bfloat16().pin_memory(),
     )
-    return _waits(lambda: train(host.cuda(non_blocking=True)), 0.4)
+    return then_sleep(lambda: train(host.cuda(non_blocking=True)), 0.4)
 
 
 @workload("stalls_input_or_io")
@@ -231,14 +211,14 @@ def resnet_one_image_seldom() -> Step:
     import torchvision
 
     model, x = torchvision.models.resnet18().cuda().eval(), torch.randn(1, 3, 224, 224, device="cuda")
-    return _waits(_quiet(lambda: model(x)), 0.1)
+    return then_sleep(quiet(lambda: model(x)), 0.1)
 
 
 @workload("underutilized")
 def tiny_graph_polling() -> Step:
     torch = torch_module()
     model, x = linear_model(512, 12).eval(), torch.randn(1, 512, device="cuda").bfloat16()
-    return _waits(graph(_quiet(lambda: model(x))).replay, 0.002)
+    return then_sleep(graph(quiet(lambda: model(x))).replay, 0.002)
 
 
 @workload("mixed")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from watchkeeper.accounting import job_files, summary, usage
 from watchkeeper.errors import CollectError
+from watchkeeper.readers.table import MOST_NAMED
 
 UTC = ZoneInfo("UTC")
 TRACES = Path(__file__).parents[3] / "shared" / "corpus" / "traces"
@@ -35,12 +36,12 @@ def test_bad_lines_of_sacct_are_named_and_counted() -> None:
     found = read(SACCT)
     assert [job.key[usage.DIMENSIONS.index("job")] for job in found.jobs] == ["101", "102"]
     assert found.problems.lines() == [
+        "jobs.csv:8: wrong number of cells: 5 of 8",
         "jobs.csv:5: cannot be used: it ends 86,400 s before it starts",
         "jobs.csv:6: job id stands twice: '101': the first is used",
-        "jobs.csv:7: cannot be used: 'yesterday' is not a time such as 2026-01-31T09:00:00 or 1769850000",
-        "jobs.csv:8: wrong number of cells: 5 of 8",
+        "jobs.csv:7: cannot be used: 'yesterday' is not a time such as 2026-01-31 09:00:00 or 1769850000",
     ]
-    table = job_files.table(found, since=found.since, until=found.until, capacity=10)
+    table = job_files.hours(found, since=found.since, until=found.until, capacity=10)
     assert {line.names[0]: float(line.amounts[0]) for line in summary.lines(table, ["team"])} == {
         "vision": 192.0, "speech": 44.0, "(nobody)": 0.0,
     }  # fmt: skip
@@ -57,7 +58,7 @@ def test_bad_lines_of_sacct_are_named_and_counted() -> None:
 def test_named_lines_are_bounded_and_the_rest_is_counted() -> None:
     rows = "".join(f"{id},1,never,\n" for id in range(100))
     found = read(f"id,gpus,started,ended\n{rows}ok,1,0,3600\n")
-    assert len(found.problems.lines()) == job_files.MOST_NAMED + 1
+    assert len(found.problems.lines()) == MOST_NAMED + 1
     assert found.problems.lines()[-1] == "jobs.csv: and 80 more lines like these"
 
 
@@ -74,7 +75,7 @@ def test_hours_are_what_counting_minutes_finds_and_any_partition_sums(
     found = read("id,gpus,started,ended\n" + rows)
 
     def held(first: int, last: int) -> float:
-        return float(job_files.table(found, since=first * 60, until=last * 60).amounts[:, usage.ALLOCATED].sum())
+        return float(job_files.hours(found, since=first * 60, until=last * 60).amounts[:, usage.ALLOCATED].sum())
 
     counted = sum(
         gpus / 60
@@ -94,7 +95,7 @@ def test_a_time_without_a_zone_is_in_the_zone_that_is_told_also_when_clocks_chan
 
 def test_activity_makes_hours_used_or_wasted() -> None:
     found = read("id,gpus,started,ended,activity\na,1,0,3600,50\nb,1,0,3600,0.01\nc,1,0,3600,\n")
-    amounts = summary.total(job_files.table(found, since=0, until=3600))
+    amounts = summary.total(job_files.hours(found, since=0, until=3600))
     parts = (usage.ALLOCATED, usage.USED, usage.WASTED, usage.UNMEASURED)
     assert [float(amounts[at]) for at in parts] == pytest.approx([3, 0.51, 0.99, 1])
 
@@ -118,5 +119,5 @@ def test_a_public_trace_adds_up_to_its_own_hourly_allocation() -> None:
     found = read((TRACES / "alibaba2025_dlrm_instances.csv").read_text())
     with (TRACES / "alibaba2025_dlrm_hourly_alloc.csv").open() as file:
         hourly = [float(row["gpus_allocated"]) for row in csv.DictReader(file)]
-    table = job_files.table(found, since=0, until=len(hourly) * 3600)
+    table = job_files.hours(found, since=0, until=len(hourly) * 3600)
     assert float(summary.total(table)[usage.ALLOCATED]) == pytest.approx(sum(hourly), rel=1e-3)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.capacity import demand, jobs, table
+from watchkeeper.capacity import demand, jobs
 from watchkeeper.capacity.stock import Node, Shape
 from watchkeeper.errors import CollectError
+from watchkeeper.readers import table
 
 TRACES = Path(__file__).parents[3] / "shared" / "corpus" / "traces"
 SACCT = """JobID|Submit|Start|End|AllocTRES|State|

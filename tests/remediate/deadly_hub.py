@@ -13,9 +13,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from watchkeeper import agent, hub
+from watchkeeper import agent, choices
 from watchkeeper.cli import hub as hub_command
 from watchkeeper.cli import processes, up
+from watchkeeper.config import settings as config
 from watchkeeper.kit import clock
 from watchkeeper.model.actions import Action, Mode
 from watchkeeper.remediate.driver import Driver, Performed
@@ -41,35 +42,39 @@ FREE = {"pool_percent": 100, "fleet_percent": 100, "starts": 10_000, "breaker_no
 
 def main(simulator: str, data: str, port: str, speed: str, epoch: str, death: str, budget: str = "") -> None:
     Deadly.when, _, Deadly.kind = death.partition(":")
-
-    def deadly(*_: object, **__: object) -> Driver:
-        return Deadly(simulator)
-
-    hub.choose_driver = deadly
-    time = clock.ScaledClock(speed=float(speed), epoch_seconds=float(epoch))
     configured = up.demo_settings("127.0.0.1", int(port), directory=data, tokens=None)
     chosen = replace(configured.remediate, mode=Mode.ACT, xid_quiet="30s", **(FREE if budget == "free" else {}))
-    configured = replace(configured, remediate=chosen)
+    time = clock.ScaledClock(speed=float(speed), epoch_seconds=float(epoch))
+    run(replace(configured, remediate=chosen), Deadly(simulator), time=time)
+
+
+def run(configured: config.Settings, cluster: Simulated, *, time: clock.Clock) -> None:
+    """A hub with this driver, and an agent that tells it of the driver's simulated fleet, until they are stopped."""
+
+    def chosen(*_: object, **__: object) -> Driver:
+        return cluster
+
+    choices.driver_of = chosen
     watcher = agent.AgentSettings(
-        hub_url=f"http://127.0.0.1:{port}",
-        spool_directory=Path(data) / "spool",
+        hub_url=f"http://127.0.0.1:{configured.hub.port}",
+        spool_directory=Path(configured.hub.data) / "spool",
         cluster=configured.fleet.cluster,
-        simulator_url=simulator,
+        simulator_url=cluster.url,
     )
 
-    async def run(stop: asyncio.Event) -> None:
+    async def serve(stop: asyncio.Event) -> None:
         with hub_command.opened(configured) as door:
             await hub_command.serve(
-                hub_command.with_discovery(configured, f"{simulator}/sd"),
+                hub_command.with_discovery(configured, f"{cluster.url}/sd"),
                 door,
                 time=time,
                 stop=stop,
-                simulator_url=simulator,
+                simulator_url=cluster.url,
                 beside=(lambda: agent.run(watcher, time, stop),),
                 say="up",
             )
 
-    asyncio.run(processes.until_stopped(run))
+    asyncio.run(processes.until_stopped(serve))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,11 @@ in such a table says how active a GPU was, so all of it is unmeasured unless the
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -23,34 +20,11 @@ from watchkeeper.accounting import usage
 from watchkeeper.accounting.tally import HOUR, nobody
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.readers import slurm_records
+from watchkeeper.readers import slurm_records, table
 
 FIELDS = frozenset({"gpus", "tres", "milli", "submitted", "started", "ended", "seconds", "share", *usage.DIMENSIONS})
-EMPTY = frozenset({"", "null", "none", "nan", "n/a", "unknown", "none assigned"})
-# Seconds since 1970 end here; what is larger counts milliseconds.
-LARGEST_SECONDS = 1e11
-MOST_NAMED = 20
 MOST_GPUS = 1_000_000.0
-LONGEST_BYTES = 1 << 30
 NO_JOB_STEPS = "steps of jobs"
-
-
-@dataclass(slots=True)
-class Problems:
-    """What could not be used, line by line as far as people read, and all of it counted."""
-
-    where: str
-    named: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, kind: str, line: int, detail: str = "") -> None:
-        self.counts[kind] += 1
-        if len(self.named) < MOST_NAMED:
-            self.named.append(f"{self.where}:{line}: {kind}{f': {detail}' if detail else ''}")
-
-    def lines(self) -> list[str]:
-        unnamed = self.counts.total() - len(self.named)
-        return [*self.named, *([f"{self.where}: and {unnamed} more lines like these"] if unnamed > 0 else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +42,7 @@ class Job:
 class Jobs:
     jobs: tuple[Job, ...]
     rows: int
-    problems: Problems
+    problems: table.Problems
     counts: Mapping[str, int]
 
     @property
@@ -97,18 +71,14 @@ def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | Non
 
     A time without a zone is in `zone`.
     """
-    problems = Problems(where)
-    header, rows = _table(text, where=where)
-    places = _places(header, told or {}, where=where)
+    problems = table.Problems(where)
+    rows = table.read(text, where=where, problems=problems)
+    places = _places(rows.columns, told or {}, where=where)
     found: dict[str, Job] = {}
     counts: Counter[str] = Counter()
-    read_rows = 0
-    for line, cells in rows:
-        read_rows += 1
-        if len(cells) != len(header):
-            problems.add("wrong number of cells", line, f"{len(cells)} of {len(header)}")
-            continue
-        named = {name: cells[at].strip() for name, at in places.items()}
+    read_rows = len(rows.rows) + problems.counts.total()
+    for row in rows.rows:
+        line, named = row.line, {name: row.cells[column] for name, column in places.items()}
         try:
             job = _job(named, line, counts, zone=zone, model=model)
         except ValueError as error:
@@ -126,35 +96,13 @@ def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | Non
     return Jobs(tuple(found.values()), read_rows, problems, counts)
 
 
-def _table(text: str, *, where: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    if len(text) > LONGEST_BYTES:
-        raise CollectError(f"{len(text):,} characters; the most is {LONGEST_BYTES:,}", where=where)
-    text = text.removeprefix("\ufeff")
-    first = text.partition("\n")[0]
-    separator = max(",;\t|", key=first.count)
-    if not first.strip() or "\0" in text:
-        raise CollectError("this is no table: the first line must name the columns", where=where)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    header = [name.strip() for name in next(reader)]
-    return header, _lines(reader, where)
-
-
-def _lines(reader: Iterator[list[str]], where: str) -> Iterator[tuple[int, list[str]]]:
-    try:
-        for cells in reader:
-            if any(cell.strip() for cell in cells):
-                yield reader.line_num, cells  # type: ignore[attr-defined]
-    except csv.Error as error:
-        raise CollectError(f"this is no table: {error}", where=where) from error
-
-
-def _places(header: list[str], told: Mapping[str, str], *, where: str) -> dict[str, int]:
-    """Where each thing that we know stands; a table needs a start, and how many GPUs."""
-    found: dict[str, int] = {}
-    for at, name in enumerate(header):
+def _places(header: Sequence[str], told: Mapping[str, str], *, where: str) -> dict[str, str]:
+    """The column of each thing that we know; a table needs a start, and how many GPUs."""
+    found: dict[str, str] = {}
+    for name in header:
         meaning = columns().get(name.casefold())
         if meaning is not None:
-            found.setdefault(meaning, at)
+            found.setdefault(meaning, name)
     for meaning, name in told.items():
         if meaning not in FIELDS or name not in header:
             has = ", ".join(header[:20])
@@ -164,7 +112,7 @@ def _places(header: list[str], told: Mapping[str, str], *, where: str) -> dict[s
                 where=where,
                 remedy=f"Columns: {has}. Words: {known}",
             )
-        found[meaning] = header.index(name)
+        found[meaning] = name
     if "started" not in found or not {"gpus", "tres", "milli"} & set(found):
         raise CollectError(
             "which column is the start of a job, and which its GPUs?",
@@ -185,9 +133,9 @@ def _job(named: Mapping[str, str], line: int, counts: Counter[str], *, zone: Zon
     if not gpus:
         counts["rows without GPUs"] += 1
         return None
-    started, ended = _moment(named.get("started", ""), zone), _moment(named.get("ended", ""), zone)
-    seconds = _number(named.get("seconds", ""))
-    if started is None and named.get("submitted", "?") not in EMPTY:
+    started, ended = (table.moment(named.get(name, ""), zone=zone) for name in ("started", "ended"))
+    seconds = table.number(named.get("seconds", ""))
+    if started is None and named.get("submitted", "?") not in table.EMPTY:
         counts["jobs that never started"] += 1
         return None
     if started is None:
@@ -200,7 +148,7 @@ def _job(named: Mapping[str, str], line: int, counts: Counter[str], *, zone: Zon
         counts["jobs without an end, taken as running"] += 1
     elif ended < started:
         raise ValueError(f"it ends {started - ended:,.0f} s before it starts")
-    share = _number(named.get("share", ""))
+    share = table.number(named.get("share", ""))
     # 0.5 and 50 are both written for a half.
     share = None if share is None else share / 100 if share > 1 else share
     if share is not None and not 0 <= share <= 1:
@@ -219,7 +167,7 @@ def _model(tres: str) -> str:
 def _gpus(named: Mapping[str, str]) -> float | None:
     if "tres" in named:
         return slurm_records.gpu_count(named["tres"])
-    gpus, milli = _number(named.get("gpus", "")), _number(named.get("milli", ""))
+    gpus, milli = table.number(named.get("gpus", "")), table.number(named.get("milli", ""))
     # A share is of one GPU: `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
     if milli is not None and (gpus is None or (gpus == 1 and 0 < milli < 1000)):
         gpus = milli / 1000
@@ -228,35 +176,7 @@ def _gpus(named: Mapping[str, str]) -> float | None:
     return gpus
 
 
-def _number(text: str) -> float | None:
-    if text.lower() in EMPTY:
-        return None
-    try:
-        found = float(text)
-    except ValueError as error:
-        raise ValueError(f"{quote(text)} is not a number") from error
-    if not math.isfinite(found):
-        raise ValueError(f"{quote(text)} is not a number")
-    return found
-
-
-def _moment(text: str, zone: ZoneInfo) -> float | None:
-    if text.lower() in EMPTY:
-        return None
-    try:
-        count = float(text)
-    except ValueError:
-        try:
-            at = datetime.fromisoformat(text.replace("/", "-"))
-            return (at if at.tzinfo is not None else at.replace(tzinfo=zone)).timestamp()
-        except (ValueError, OverflowError) as error:
-            raise ValueError(f"{quote(text)} is not a time such as 2026-01-31T09:00:00 or 1769850000") from error
-    if not math.isfinite(count):
-        raise ValueError(f"{quote(text)} is not a time")
-    return count / 1000 if abs(count) > LARGEST_SECONDS else count
-
-
-def table(found: Jobs, *, since: float, until: float, capacity: float | None = None, model: str = "") -> usage.Table:
+def hours(found: Jobs, *, since: float, until: float, capacity: float | None = None, model: str = "") -> usage.Table:
     """The hours that each job had in a window; with the GPUs that there are, what nobody had is idle."""
     rows: dict[usage.Key, usage.Amounts] = {}
     for job in found.jobs:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from watchkeeper.capacity import table
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import durations
+from watchkeeper.readers import table
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

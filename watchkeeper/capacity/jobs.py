@@ -10,11 +10,10 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from watchkeeper.capacity import table
 from watchkeeper.capacity.stock import WHOLE, Node, Shape
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError
-from watchkeeper.readers import slurm_records
+from watchkeeper.readers import slurm_records, table
 
 FIELDS = ("id", "gpus", "milli", "share", "tres", "models", "submitted", "started", "ended", "seconds")
 # A cut GPU has at most seven parts, and no allocation of one job comes near this.

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from watchkeeper.capacity import advice, demand, fullness, table
+from watchkeeper.capacity import advice, demand, fullness
 from watchkeeper.capacity.forecast import Forecast, forecast
 from watchkeeper.kit import durations, wire
+from watchkeeper.readers import table
 
 
 def forecast_report(

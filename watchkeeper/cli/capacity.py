@@ -115,7 +115,8 @@ def forecast(hub: HubClient, csv_path: str | None, as_json: bool, **told: Any) -
 
 def forecast_table(path: str, **told: Any) -> dict[str, Any]:
     # numpy takes a tenth of a second to load, which only this way needs.
-    from watchkeeper.capacity import demand, report, table
+    from watchkeeper.capacity import demand, report
+    from watchkeeper.readers import table
 
     text = read_text(path)
     first = table.read(text[: text.find("\n") + 1] or text, where=path, problems=table.Problems(path)).columns

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from watchkeeper.capacity import table
 from watchkeeper.cli import chart
 from watchkeeper.kit import durations
+from watchkeeper.readers import table
 
 UNKNOWN = "unknown"
 MOST_ROWS = 20

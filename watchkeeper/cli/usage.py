@@ -111,7 +111,7 @@ def job_table(window: Mapping[str, Any]) -> Any:
     until = times.read(local(window["until"], window), now).timestamp() if window["until"] else found.until
     if since >= until:
         raise click.UsageError(f"--from ({since:,.0f}) must be before --to ({until:,.0f})")
-    return job_files.table(found, since=since, until=until, capacity=window["gpus"], model=window["model"])
+    return job_files.hours(found, since=since, until=until, capacity=window["gpus"], model=window["model"])
 
 
 def _show(answer: Mapping[str, Any]) -> None:

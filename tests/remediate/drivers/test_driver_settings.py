@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.house.tree import ROOT
-from watchkeeper import hub
+from watchkeeper import choices
 from watchkeeper.catalogue import pack
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
@@ -33,7 +33,7 @@ def settings(tmp_path: Path, text: str) -> config.Settings:
 
 
 def chosen(tmp_path: Path, text: str) -> object:
-    return hub.choose_driver(settings(tmp_path, text), None)
+    return choices.driver_of(settings(tmp_path, text), None)
 
 
 WATCHED = """

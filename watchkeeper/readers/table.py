@@ -1,8 +1,8 @@
 """Tables that people bring: CSV or what `sacct --parsable` prints, read row by row, with every bad line named.
 
 A row that cannot be used is left out and said, never guessed; the list of what is said is bounded, the counts are
-not. `demand` and `jobs` read through here; the command line prints `Problems` beside the answer, and every answer says
-how much of the table it rests on.
+not. Demand, jobs to replay and usage are read through here; the command line prints `Problems` beside the answer, and
+every answer says how much of the table it rests on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 
 from watchkeeper.errors import CollectError, quote
 
@@ -103,8 +103,8 @@ def number(text: str) -> float | None:
     return found
 
 
-def moment(text: str, *, unit_seconds: float | None = None) -> float | None:
-    """Seconds since 1970 of a time as tools write it, or None for an empty cell; a time without a zone is UTC."""
+def moment(text: str, *, unit_seconds: float | None = None, zone: tzinfo = UTC) -> float | None:
+    """Seconds since 1970 of a time as tools write it, or None for an empty cell; one without a zone is in `zone`."""
     if text.lower() in EMPTY:
         return None
     if NUMBER.fullmatch(text) is not None:
@@ -114,7 +114,7 @@ def moment(text: str, *, unit_seconds: float | None = None) -> float | None:
         return count / 1000 if abs(count) > LARGEST_SECONDS else count
     try:
         at = datetime.fromisoformat(f"{text}-01" if MONTH.fullmatch(text) else text.replace("/", "-"))
-        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+        return (at if at.tzinfo is not None else at.replace(tzinfo=zone)).timestamp()
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{quote(text)} is not a time such as 2026-01-31 09:00:00 or 1769850000") from error
 

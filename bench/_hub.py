@@ -1,5 +1,6 @@
 """A hub whose memory is filled with telemetry, served as users reach it: `python -m bench._hub FOLDER PORT GPUS SLOTS`.
 
+With `kept` behind that it reads what lies in its folder instead.
 Its clock stands still at the end of the telemetry, it has no targets and one rule that never fires, so that nothing
 but the questions of a bench takes time. Samples come in as after a restart.
 """
@@ -15,7 +16,7 @@ import numpy as np
 from bench import telemetry
 from watchkeeper import hub
 from watchkeeper.config import settings
-from watchkeeper.kit import clock
+from watchkeeper.kit import clock, memory
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.store import durable
 from watchkeeper.web import app, auth, server
@@ -32,7 +33,7 @@ def fill(store: durable.DurableStore, fleet: telemetry.Telemetry) -> None:
         store.head.load_scrapes(f"node-{node}", ids, fleet.times_ms(node), values=rows)
 
 
-async def serve(folder: Path, port: int, fleet: telemetry.Telemetry) -> None:
+async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept: bool) -> None:
     (folder / "rules.yml").write_text(SILENT_RULES)
     configured = settings.Settings(
         hub=settings.Hub(data=str(folder / "hub"), port=port),
@@ -44,7 +45,8 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry) -> None:
     watch.open()
     assert isinstance(watch.engine, EmbeddedEngine)
     assert isinstance(watch.engine.head, durable.DurableStore)
-    fill(watch.engine.head, fleet)
+    if not is_kept:
+        fill(watch.engine.head, fleet)
     stop = asyncio.Event()
     listener = server.listen("127.0.0.1", port)
     async with asyncio.TaskGroup() as group:
@@ -53,4 +55,6 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), telemetry.Telemetry(int(sys.argv[3]), int(sys.argv[4]))))
+    memory.give_back_early()
+    told = telemetry.Telemetry(int(sys.argv[3]), int(sys.argv[4]))
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), told, is_kept="kept" in sys.argv[5:]))

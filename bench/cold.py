@@ -1,6 +1,7 @@
 """A restart: how long until a hub's samples are there again, from the log alone and from blocks, and the first answers.
 
-The store is filled here and opened in a process of its own, so that nothing is warm but the disk's cache.
+The store is filled here and opened in a process of its own, so that nothing is warm but the disk's cache. `ratio` is
+the whole hub beside Prometheus, both with everything in their logs: seconds from the start to the first right answer.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import telemetry
+from bench import _restart, telemetry
 from bench.disk import HOUR_MS, load
+from tests import servers
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Span
 from watchkeeper.store import durable
@@ -42,7 +44,17 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             path = Path(folder) / kind
             fill(fleet, path, with_blocks=kind == "blocks")
             numbers |= {f"{kind}_{name}": number for name, number in reopened(path, fleet).items()}
+        numbers |= beside_prometheus(Path(folder), fleet)
     return numbers | {"load_average": round(os.getloadavg()[0], 2)}
+
+
+def beside_prometheus(folder: Path, fleet: telemetry.Telemetry) -> dict[str, float]:
+    fill(fleet, _restart.kept_samples(folder), with_blocks=False)
+    numbers = {"hub_seconds": _restart.ours(folder, fleet).seconds}
+    if servers.find("prometheus"):
+        numbers["prometheus_seconds"] = _restart.prometheus(folder, fleet).seconds
+        numbers["ratio"] = round(numbers["prometheus_seconds"] / numbers["hub_seconds"], 2)
+    return numbers
 
 
 def end_ms(fleet: telemetry.Telemetry) -> int:

@@ -1,7 +1,7 @@
-"""Memory of a store: a process that holds a fleet's last two hours, and nothing else.
+"""Memory: what a hub holds with a fleet's last two hours in it, beside Prometheus with the same; and the store alone.
 
-The store is filled here and read by a process of its own, as after a restart. `bare_megabytes` is what the same
-samples would take as float64 and nothing else.
+Everything is filled here and read by a process of its own, as after a restart. `ratio` is Prometheus' resident memory
+in units of the hub's. `bare_megabytes` is what the same samples would take as float64 and nothing else.
 """
 
 from __future__ import annotations
@@ -11,22 +11,29 @@ import os
 import tempfile
 from pathlib import Path
 
-from bench import telemetry
+from bench import _restart, telemetry
 from bench.cold import fill, reopened
+from tests import servers
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpus", type=int, default=1000, help="size of the fleet")
+    parser.add_argument("--gpus", type=int, default=1000, help="size of the fleet; 10000 is the one that counts")
     parser.add_argument("--slots", type=int, default=480, help="readings of each GPU, 15 s apart")
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     fleet = telemetry.Telemetry(options.gpus, options.slots)
+    beside: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        fill(fleet, Path(folder), with_blocks=False)
-        found = reopened(Path(folder), fleet)
+        kept = _restart.kept_samples(Path(folder))
+        fill(fleet, kept, with_blocks=False)
+        found = reopened(kept, fleet)
+        beside["hub_mebibytes"] = _restart.ours(Path(folder), fleet).mebibytes
+        if servers.find("prometheus"):
+            beside["prometheus_mebibytes"] = _restart.prometheus(Path(folder), fleet).mebibytes
+            beside["ratio"] = round(beside["prometheus_mebibytes"] / beside["hub_mebibytes"], 2)
     bare = fleet.samples * 8 / 2**20
-    return {
+    return beside | {
         "samples": fleet.samples,
         "series": fleet.gpus * len(telemetry.METRICS),
         "bare_megabytes": round(bare, 1),

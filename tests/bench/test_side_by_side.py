@@ -50,7 +50,7 @@ def test_the_range_bench_compares_with_both_servers() -> None:
 def test_the_ingest_bench_counts_what_every_scraper_read() -> None:
     servers.require("prometheus")
     servers.require("victoria-metrics")
-    found = bench("ingest", "--gpus", "16", "--seconds", "4", "--slots", "3")
+    found = bench("ingest", "--gpus", "16", "--seconds", "4", "--slots", "3", "--warm", "5")
     assert found["samples_per_second"] > 0
     assert {name for name in found if name.endswith("_cpu_second")} == {
         f"{name}_samples_per_cpu_second" for name in ("watchkeeper", "prometheus", "victoria-metrics")

@@ -163,6 +163,9 @@ def _values(dice: random.Random) -> Iterator[tuple[Labels, list[float | None]]]:
         model = _series("watchkeeper:node_model:group", cluster="c", Hostname=node, modelName="H100")
         missing = _series("watchkeeper:fleet_missing:sum", cluster="c", Hostname=node, part="lost")
         yield from ((model, [1.0] * SAMPLES), (missing, [0.5] * SAMPLES))
+        age = _series("watchkeeper:training_last_step_age:seconds", cluster="c", job_name=f"j{number}")
+        limit = _series("watchkeeper:training_stall_limit:seconds", cluster="c", job_name=f"j{number}")
+        yield from ((age, [300.0 * number] * SAMPLES), (limit, [400.0] * SAMPLES))
         yield _series("up", cluster="c", instance=f"{node}:9400", job="dcgm"), [float(number != 3)] * SAMPLES
         for gpu in range(4):
             yield from _gpu(node, gpu, dice)

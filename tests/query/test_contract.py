@@ -14,6 +14,7 @@ import pytest
 
 from tests.query import contract, engines
 from watchkeeper import errors
+from watchkeeper.kit import durations
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import engine as interface
@@ -25,6 +26,7 @@ LONG_MS = 100 * 366 * 86_400_000
 # Where Prometheus and MetricsQL look at windows differently, a rule over them may mean something else; see KNOWN.
 WINDOWS = re.compile(r"\b(?:rate|increase|delta|changes)\(")
 KEPT_NAME = re.compile(r"(?:avg|min|max|quantile|last)_over_time\(")
+SUBQUERY = re.compile(r"\[(\w+):")
 SERVERS = [pytest.param(name, marks=pytest.mark.servers) for name in ("prometheus", "victoria-metrics")]
 EVERYONE = ["embedded", *SERVERS]
 ANY_NODE = [[interface.Matcher("__name__", interface.MatchOp.EQUAL, "node")]]
@@ -123,6 +125,9 @@ def test_a_shipped_rule_means_the_same_on_a_server(name: str, expr: str, running
     if name == "victoria-metrics" and KEPT_NAME.match(expr):
         # A rule gives its result a name of its own, so a kept one makes no difference to it.
         expr = f"sum without () ({expr})"
+    if name == "prometheus":
+        # The steps of a subquery meet its left edge, which 2.42 includes: without a millisecond of it, nobody does.
+        expr = SUBQUERY.sub(lambda found: f"[{durations.parse_ms(found[1]) - 1}ms:", expr)
     assert difference(name, expr, running) == []
 
 

@@ -37,7 +37,7 @@ class FakeEngine:
     def series(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
         raise NotImplementedError
 
-    def append(self, samples: Iterable[Sample]) -> engine.Appended:
+    def append(self, samples: Iterable[Sample], *, together: str | None = None) -> engine.Appended:
         kept = list(samples)
         self.appended += kept
         for sample in kept:

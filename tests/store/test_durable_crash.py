@@ -46,5 +46,6 @@ def test_dozens_of_kills_lose_nothing_that_was_synced_and_corrupt_nothing(tmp_pa
         for worker, labels in enumerate(SERIES):
             assert found.get(labels, []) == [(at * SECOND, float(worker + at)) for at in range(kept)]
         first = kept
-    assert first > 1000
+    # How many depends on how busy the machine is; a few for each life are enough to be cut into blocks.
+    assert first > 5 * KILLS
     assert list((tmp_path / "blocks").glob("*.block"))

@@ -67,7 +67,11 @@ def test_the_labels_of_many_series_fill_several_records_and_all_come_back(tmp_pa
     rig.scrape("node", many, MINUTE, [float(gpu) for gpu in range(len(many))])
     rig.reopen()
     [segment] = rig.segments()
-    assert [len(one.definitions) for one in wal_replay.records(segment)] == [4096, 4096, 1]
+    assert [len(one.definitions) for one in wal_replay.records(segment)] == [
+        wal.MAX_DEFINITIONS,
+        wal.MAX_DEFINITIONS,
+        1,
+    ]
     found = rig.store.select([equals("__name__", "temp")], 0, MINUTE)
     assert sorted(found.values[:, 0].tolist()) == [float(gpu) for gpu in range(len(many))]
     rig.store.close()

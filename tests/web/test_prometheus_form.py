@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine
 from watchkeeper.web import prometheus_form as form
+
+STAMPS = (0, 1.5, 1_760_000_400.123)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,11 @@ def test_numbers_are_written_as_prometheus_writes_them(value: float, text: str) 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_written_number_reads_back_exactly(value: float) -> None:
     assert float(form.write_value(value)) == value
+
+
+@given(st.lists(st.integers(-(2**54), 2**54).map(float) | st.just(-0.0)))
+def test_whole_numbers_written_together_are_written_as_each_alone(values: list[float]) -> None:
+    assert form.write_values(values) == [form.write_value(value) for value in values]
 
 
 @given(st.lists(st.floats() | st.integers(-(10**17), 10**17).map(float) | st.sampled_from([-0.0, 10.05, 1e16])))
@@ -87,10 +95,38 @@ def test_absent_points_are_left_out_and_nan_is_kept() -> None:
     values, present = np.array([[1.0, math.nan, 3.5]]), np.array([[True, True, False]])
     frame = engine.Frame([Labels({"a": "b"})], np.array([1000, 1500, 2000]), values, present)
     answer = engine.Answer(engine.Kind.MATRIX, frame)
-    assert form.write_answer(answer, None) == {
+    assert orjson.loads(orjson.dumps(form.write_answer(answer, None))) == {
         "resultType": "matrix",
         "result": [{"metric": {"a": "b"}, "values": [[1, "1"], [1.5, "NaN"]]}],
     }
+
+
+@given(
+    st.lists(st.lists(st.none() | st.floats(), min_size=3, max_size=3), max_size=4)
+    | st.lists(st.lists(st.integers(0, 10_001).map(float) | st.just(-0.0), min_size=3, max_size=3), max_size=4),
+    st.sampled_from([1, 4, form.PIECE_POINTS]),
+)
+def test_a_matrix_has_each_present_point_of_each_series(rows: list[list[float | None]], piece: int) -> None:
+    values = np.array([[0.0 if one is None else one for one in row] for row in rows]).reshape(len(rows), 3)
+    present = np.array([[one is not None for one in row] for row in rows], dtype=bool).reshape(len(rows), 3)
+    series = [Labels({"text": f'a"{number}\n'}) for number in range(len(rows))]
+    frame = engine.Frame(series, np.array([0, 1500, 1_760_000_400_123]), values, present)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(form, "PIECE_POINTS", piece)
+        written = orjson.loads(orjson.dumps(form.write_answer(engine.Answer(engine.Kind.MATRIX, frame), None)))
+    assert written["result"] == [
+        {"metric": dict(labels.pairs), "values": points}
+        for labels, row in zip(series, rows, strict=True)
+        if (points := [[at, form.write_value(one)] for at, one in zip(STAMPS, row, strict=True) if one is not None])
+    ]
+
+
+def test_a_limit_keeps_the_first_series_that_have_points() -> None:
+    values, present = np.ones((3, 1)), np.array([[False], [True], [True]])
+    frame = engine.Frame([Labels({"a": name}) for name in "xyz"], np.array([0]), values, present)
+    answer = engine.Answer(engine.Kind.VECTOR, frame)
+    assert form.first_series(answer, 2) is answer
+    assert [labels["a"] for labels in form.first_series(answer, 1).frame.labels] == ["y"]
 
 
 def test_scalars_and_strings_have_a_time_and_a_text() -> None:

@@ -9,6 +9,7 @@ nothing here does anything.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
 # Numbers of mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
@@ -17,6 +18,8 @@ ARENAS = 2
 # 192 KiB: merging such columns left 20 MiB of holes while they came from the heap.
 MAPPED_BYTES = 128 * 1024
 KEPT_FREE_BYTES = 1024 * 1024
+# For a store of a large fleet, whose queries pass arrays of megabytes: mapping each anew takes as long as the query.
+SCRATCH_MAPPED_BYTES, SCRATCH_FREE_BYTES = 32 << 20, 64 << 20
 
 
 def give_back() -> None:
@@ -28,11 +31,16 @@ def give_back() -> None:
 
 def give_back_early() -> None:
     """Return freed memory as soon as it is free, from now on; the hub and the simulator call it before they start."""
+    _set({M_ARENA_MAX: ARENAS, M_TRIM_THRESHOLD: KEPT_FREE_BYTES, M_MMAP_THRESHOLD: MAPPED_BYTES})
+
+
+def keep_scratch() -> None:
+    """Keep some freed memory for the next query, from now on; a store calls it when it has grown large."""
+    _set({M_TRIM_THRESHOLD: SCRATCH_FREE_BYTES, M_MMAP_THRESHOLD: SCRATCH_MAPPED_BYTES})
+
+
+def _set(options: Mapping[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        for option, value in (
-            (M_ARENA_MAX, ARENAS),
-            (M_TRIM_THRESHOLD, KEPT_FREE_BYTES),
-            (M_MMAP_THRESHOLD, MAPPED_BYTES),
-        ):
+        for option, value in options.items():
             mallopt(option, value)

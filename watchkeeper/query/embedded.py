@@ -30,7 +30,8 @@ from watchkeeper.store.index import Cardinality
 from watchkeeper.store.reading import SampleStore
 
 REMEMBERED_EXPRESSIONS = 2048
-NO_TIMES: Millis = np.empty(0, dtype=np.int64)
+# Points of an answer that the event loop makes itself: 0.3 ms.
+POINTS_AT_HAND = 8_000
 
 
 class EmbeddedEngine:
@@ -84,6 +85,19 @@ class EmbeddedEngine:
         warnings, infos = (*self.head.warnings(), *asked.notes.warnings(expr)), asked.notes.infos(expr)
         return Answer(Kind.MATRIX, _frame(value, span.times), warnings=warnings, infos=infos)
 
+    def range_at_hand(self, expr: str, span: Span) -> Answer | None:
+        """The answer where it is there sooner than another thread would be; None where it may take longer.
+
+        A panel of one node is: a selector of few series that was asked before. The way to a thread and back takes
+        0.15 ms, a third of what such an answer does, and far more on a busy machine.
+        """
+        tree = self._parsed.get(expr)
+        if not isinstance(tree, ast.Selector) or tree.offset_ms or tree.at is not None:
+            return None
+        steps = (span.end_ms - span.start_ms) // span.step_ms + 1
+        count = self.head.at_hand(tree.matchers, span.start_ms - self._limits.lookback_ms)
+        return self.range(expr, span) if count is not None and count * steps <= POINTS_AT_HAND else None
+
     def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
         found = {labels for each in matchers for labels in self.head.series(each, start_ms, end_ms)}
         return sorted(found)
@@ -123,8 +137,8 @@ class EmbeddedEngine:
         """Which metrics, labels and pairs have the most series; what /api/v1/status/tsdb shows."""
         return self.head.cardinality(limit)
 
-    def append(self, samples: Iterable[Sample], *, now_ms: int | None = None) -> Appended:
-        outcome = self.head.append(samples, now_ms=now_ms)
+    def append(self, samples: Iterable[Sample], *, together: str | None = None, now_ms: int | None = None) -> Appended:
+        outcome = self.head.append(samples, together=together, now_ms=now_ms)
         return Appended(outcome.kept, outcome.dropped)
 
     def series_id(self, labels: Labels) -> int:

@@ -114,7 +114,7 @@ class PrometheusEngine:
         with self._reading():
             return answers.exemplars(found)
 
-    def append(self, samples: Iterable[Sample]) -> Appended:
+    def append(self, samples: Iterable[Sample], *, together: str | None = None) -> Appended:  # noqa: ARG002
         """Write samples to the server and wait for its word; StoreError when it cannot be reached."""
         return self._writer().send(samples)
 

@@ -8,6 +8,7 @@ changes to incidents. A rule that fails is reported and does not stop its group.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -47,11 +48,13 @@ class Health(StrEnum):
 class RuleState:
     """What is remembered of one rule: its alerts, the series it wrote last, and how the last evaluation went.
 
+    `named` is what each series of the last answer was recorded as: mostly the next answer has the same ones.
     `holds_until` is set after a restart: until then a firing alert does not end.
     """
 
     alerts: Mapping[Labels, Alert] = field(default_factory=dict)
     written: frozenset[Labels] = frozenset()
+    named: Mapping[Labels, Labels] = field(default_factory=dict)
     health: Health = Health.UNKNOWN
     last_error: str = ""
     evaluated_at: datetime | None = None
@@ -255,13 +258,17 @@ def _rows(engine: engines.Engine, at_ms: int, expr: str) -> list[dict[str, objec
 
 
 def _record(rule: RecordingRule, vector: Mapping[Labels, float], before: RuleState, *, now: datetime) -> _Outcome:
-    values: dict[Labels, float] = {}
-    for series, value in vector.items():
-        labels = Labels({**series, **rule.labels, METRIC_NAME: rule.name})
-        if labels in values:
-            raise QueryError(f"{rule.name}: two series become the same {labels}")
-        values[labels] = value
-    return _written(RuleState(health=Health.OK), values, before=before, now=now)
+    known = before.named
+    named = {series: known.get(series) or _recorded(rule, series) for series in vector}
+    values = dict(zip(named.values(), vector.values(), strict=True))
+    if len(values) < len(named):
+        twice = next(labels for labels, count in Counter(named.values()).items() if count > 1)
+        raise QueryError(f"{rule.name}: two series become the same {twice}")
+    return _written(RuleState(health=Health.OK, named=named), values, before=before, now=now)
+
+
+def _recorded(rule: RecordingRule, series: Labels) -> Labels:
+    return Labels({**series, **rule.labels, METRIC_NAME: rule.name})
 
 
 def _alert(

@@ -135,6 +135,8 @@ class DurableStore:
         self._replayed = wal_replay.replay(
             self._log_folder, self.head, since_ms=self._loaded_ms, until_ms=now_ms + MAX_AHEAD_MS
         )
+        # Slots were gathered for whole rows: 0.5 KiB for each series.
+        memory.give_back()
         for damage in self._replayed.damages:
             self._report(damage)
         if self._replayed.torn_bytes:
@@ -172,8 +174,10 @@ class DurableStore:
     ) -> Outcome:
         return self.head.append_scrape(group_key, series_ids, at_ms, values, now_ms=now_ms)
 
-    def append(self, samples: Iterable[sample_model.Sample], *, now_ms: int | None = None) -> Outcome:
-        return self.head.append(samples, now_ms=now_ms)
+    def append(
+        self, samples: Iterable[sample_model.Sample], *, together: str | None = None, now_ms: int | None = None
+    ) -> Outcome:
+        return self.head.append(samples, together=together, now_ms=now_ms)
 
     def sync(self) -> int:
         """Bring what was accepted to the disk; returns how many samples. StoreError if the disk refuses."""
@@ -202,6 +206,10 @@ class DurableStore:
             since_ms = max(start_ms, floor_ms - 1)
             parts.append(self.head.select(matchers, since_ms, max(end_ms, since_ms), max_samples=left))
         return parts[0] if len(parts) == 1 else join(parts, self._unions)
+
+    def at_hand(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:
+        is_in_memory = start_ms + 1 >= self._floor_ms(self._past)
+        return self.head.at_hand(matchers, start_ms) if is_in_memory else None
 
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         if start_ms + 1 >= self._floor_ms(self._past):

@@ -20,6 +20,8 @@ TIMES = np.zeros(1, dtype=np.int64)
 # Expired slots are cleared away once they are this part of a row: rarely enough to be cheap, and a row
 # that holds 2 h at 15 s (480 slots) then stays at 512.
 EXPIRED_SHARE = 16
+# The times of so many groups are counted faster than bisected: 16 µs instead of 110 for the one group of a panel.
+FEW_GROUPS = 16
 
 
 def grown(column: Ints, size: int, *, fill: int) -> Ints:
@@ -206,6 +208,9 @@ class Ledger:
         if not len(asked):
             return found
         rows, high = self.time_row[groups[asked]], found[asked]
+        if len(asked) <= FEW_GROUPS:
+            found[asked] = np.count_nonzero(self.times[slab].read_rows(rows).view(np.int64) <= at_ms, axis=1)
+            return found
         low = np.zeros(len(asked), dtype=np.int64)
         for _ in range(self.slabs[slab].capacity.bit_length()):
             middle = (low + high) // 2

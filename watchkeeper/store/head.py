@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -22,8 +22,9 @@ import numpy as np
 from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
+from watchkeeper.store import whereabouts
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_absent, plain
-from watchkeeper.store.groups import NOBODY, Ledger, grown
+from watchkeeper.store.groups import Ledger, grown
 from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex, SeriesSet
 from watchkeeper.store.metadata import Metadata
 from watchkeeper.store.placing import Horizon, Placing
@@ -47,15 +48,6 @@ class Log(Protocol):
     def note_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None: ...
 
     def note_samples(self, ids: Ints, times: Ints, values: Floats) -> None: ...
-
-
-@dataclass(slots=True)
-class _Grouping:
-    """The groups of some series and each series' place among them, as they were at one version of the ledger."""
-
-    version: int = -1
-    groups: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    index: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 class Head:
@@ -125,16 +117,18 @@ class Head:
             is_current = self._uses[numbers] == ids >> NUMBER_BITS
             if not is_current.all():
                 dropped["forgotten"] = int(np.count_nonzero(~is_current))
-                ids, numbers, numbers_read = ids[is_current], numbers[is_current], numbers_read[is_current]
-            self._placing.place_scrape(("scrape", group_key), numbers, at_ms, values=numbers_read, dropped=dropped)
-            accepted = self._accepted(numbers)
-            if self.log is not None and len(numbers):
-                self.log.note_scrape(group_key, ids[accepted], at_ms, numbers_read[accepted])
+                numbers, numbers_read = numbers[is_current], numbers_read[is_current]
+            self._place_together(group_key, numbers, at_ms, values=numbers_read, dropped=dropped)
             self._expire_sometimes()
             return Outcome(total - sum(dropped.values()), dict(dropped))
 
-    def append(self, samples: Iterable[sample_model.Sample], *, now_ms: int | None = None) -> Outcome:
-        """Keep samples of any series at any times; those of one series come in the order of time."""
+    def append(
+        self, samples: Iterable[sample_model.Sample], *, together: str | None = None, now_ms: int | None = None
+    ) -> Outcome:
+        """Keep samples of any series at any times; those of one series come in the order of time.
+
+        `together` names who brings these series again and again at one time: they share a clock, as a target's do.
+        """
         with self.lock:
             dropped: Counter[str] = Counter()
             now_ms = self._now_ms(now_ms)
@@ -142,7 +136,10 @@ class Head:
             total = len(numbers) + sum(dropped.values())
             if len(numbers):
                 self._advance(int(times.max()), now_ms)
-            self._place(numbers, times, values, dropped)
+            if together is not None and len(numbers) and (times == times[0]).all():
+                self._place_together(together, numbers, int(times[0]), values=values, dropped=dropped)
+            else:
+                self._place(numbers, times, values, dropped)
             self._expire_sometimes()
             return Outcome(total - sum(dropped.values()), dict(dropped))
 
@@ -154,40 +151,45 @@ class Head:
             return self._columns(self._index.select(matchers), start_ms, end_ms, max_samples=max_samples)
 
     def _columns(self, chosen: Selection, start_ms: int, end_ms: int, *, max_samples: int | None) -> Columns:
-        groups, group_index, slabs = self._grouped(chosen)
-        lows, highs = np.zeros(len(groups), dtype=np.int64), np.zeros(len(groups), dtype=np.int64)
-        for slab in np.unique(slabs[slabs != NOBODY]).tolist():
-            inside = slabs == slab
-            lows[inside] = self._ledger.slots_up_to(groups[inside], start_ms, slab=slab)
-            highs[inside] = self._ledger.slots_up_to(groups[inside], end_ms, slab=slab)
+        lying = whereabouts.of(chosen, self._ledger)
+        lows, highs = np.zeros(len(lying.groups), dtype=np.int64), np.zeros(len(lying.groups), dtype=np.int64)
+        for part in lying.parts:
+            groups = lying.groups[part.groups]
+            lows[part.groups] = self._ledger.slots_up_to(groups, start_ms, slab=part.slab)
+            highs[part.groups] = self._ledger.slots_up_to(groups, end_ms, slab=part.slab)
         counts = highs - lows
-        refuse_above(int(counts[group_index].sum()), max_samples)
-        return self._copy(chosen, group_index, groups=groups, slabs=slabs, lows=lows, counts=counts)
+        refuse_above(int(counts[lying.group_index].sum()), max_samples)
+        return self._copy(chosen, lying, lows=lows, counts=counts)
 
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         """For each series its newest sample with start < time ≤ end: times, and values (ABSENT where there is none)."""
         with self.lock:
-            chosen = self._index.select(matchers)
-            groups, group_index, slabs = self._grouped(chosen)
+            chosen, ledger = self._index.select(matchers), self._ledger
+            lying = whereabouts.of(chosen, ledger)
             times, values = np.zeros(len(chosen.numbers), dtype=np.int64), np.full(len(chosen.numbers), ABSENT)
-            for slab in np.unique(slabs[slabs != NOBODY]).tolist():
-                inside = slabs == slab
-                highs, lows = np.zeros_like(groups), np.zeros_like(groups)
-                highs[inside] = self._ledger.slots_up_to(groups[inside], end_ms, slab=slab)
-                lows[inside] = self._ledger.slots_up_to(groups[inside], start_ms, slab=slab)
-                rows = np.flatnonzero(inside[group_index])
-                slots, floors = highs[group_index[rows]] - 1, lows[group_index[rows]]
+            for part in lying.parts:
+                groups, highs, lows = (
+                    lying.groups[part.groups],
+                    np.zeros_like(lying.groups),
+                    np.zeros_like(lying.groups),
+                )
+                highs[part.groups] = ledger.slots_up_to(groups, end_ms, slab=part.slab)
+                lows[part.groups] = ledger.slots_up_to(groups, start_ms, slab=part.slab)
+                series, rows, owners = part.series, part.rows, lying.group_index[part.series]
+                slots, floors = highs[owners] - 1, lows[owners]
                 # Nearly all series have a sample in the newest slot; the others step back one slot at a time.
-                while len(rows):
-                    reachable = slots >= floors
-                    rows, slots, floors = rows[reachable], slots[reachable], floors[reachable]
-                    numbers = chosen.numbers[rows]
-                    found = self._ledger.slabs[slab].get(self._ledger.row_of[numbers], slots)
+                while len(series):
+                    left = slots >= floors
+                    if not left.all():
+                        series, rows, owners = series[left], rows[left], owners[left]
+                        slots, floors = slots[left], floors[left]
+                    found = ledger.slabs[part.slab].get(rows, slots)
                     missing = is_absent(found)
-                    values[rows] = found
-                    time_rows = self._ledger.time_row[groups[group_index[rows]]]
-                    times[rows] = self._ledger.times[slab].get(time_rows, slots).view(np.int64)
-                    rows, slots, floors = rows[missing], slots[missing] - 1, floors[missing]
+                    values[series] = found
+                    time_rows = ledger.time_row[lying.groups[owners]]
+                    times[series] = ledger.times[part.slab].get(time_rows, slots).view(np.int64)
+                    series, rows, owners = series[missing], rows[missing], owners[missing]
+                    slots, floors = slots[missing] - 1, floors[missing]
             return chosen.series, times, values
 
     def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
@@ -198,6 +200,12 @@ class Head:
                 self._placing.born_ms[chosen.numbers] <= end_ms
             )
             return chosen.series.labels_of(np.flatnonzero(lived).tolist())
+
+    def at_hand(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:  # noqa: ARG002 (all is in memory)
+        """How many series a selector means, where that was asked before and all since `start_ms` is in memory."""
+        with self.lock:
+            known = self._index.remembered(matchers)
+            return None if known is None else len(known.numbers)
 
     def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[str]:
         """Names of labels of the series that lived in the time, from the index."""
@@ -249,6 +257,15 @@ class Head:
             if self.log is not None and len(chosen):
                 ids = self._uses[numbers[chosen]] << NUMBER_BITS | numbers[chosen]
                 self.log.note_samples(ids, times[chosen], values[chosen])
+
+    def _place_together(
+        self, key: Hashable, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]
+    ) -> None:
+        self._placing.place_scrape(("scrape", key), numbers, at_ms, values=values, dropped=dropped)
+        accepted = self._accepted(numbers)
+        if self.log is not None and len(numbers):
+            ids = self._uses[numbers] << NUMBER_BITS | numbers
+            self.log.note_scrape(key, ids[accepted], at_ms, values[accepted])
 
     def _accepted(self, numbers: Ints) -> Mask | slice:
         """Which of the samples placed last found a place."""
@@ -394,36 +411,20 @@ class Head:
             self._uses[silent] += 1
         return len(silent)
 
-    def _grouped(self, chosen: Selection) -> tuple[Ints, Ints, Ints]:
-        """The groups of the chosen series, each series' place among them, and their slabs; NOBODY without samples."""
-        known = chosen.series.derive("groups", lambda _: _Grouping())
-        if known.version != self._ledger.version:
-            known.groups, known.index = np.unique(self._ledger.group_of[chosen.numbers], return_inverse=True)
-            known.version = self._ledger.version
-        groups, index = known.groups, known.index
-        slabs = np.full(len(groups), NOBODY, dtype=np.int64)
-        slabs[groups != NOBODY] = self._ledger.slab_of[groups[groups != NOBODY]]
-        return groups, index, slabs
-
-    def _copy(
-        self, chosen: Selection, group_index: Ints, *, groups: Ints, slabs: Ints, lows: Ints, counts: Ints
-    ) -> Columns:
-        ledger = self._ledger
+    def _copy(self, chosen: Selection, lying: whereabouts.Whereabouts, *, lows: Ints, counts: Ints) -> Columns:
+        ledger, group_index = self._ledger, lying.group_index
         width = int(counts.max()) if len(counts) else 0
-        times = np.full((len(groups), width), NEVER_MS, dtype=np.int64)
+        times = np.full((len(lying.groups), width), NEVER_MS, dtype=np.int64)
         values: Floats | None = None
-        for slab in np.unique(slabs[slabs != NOBODY]).tolist():
-            inside = np.flatnonzero(slabs == slab)
-            times[inside] = (
-                ledger.times[slab].gather(ledger.time_row[groups[inside]], lows[inside], width=width).view(np.int64)
-            )
-            rows = np.flatnonzero((slabs == slab)[group_index])
-            found = ledger.slabs[slab].gather(ledger.row_of[chosen.numbers[rows]], lows[group_index[rows]], width=width)
-            if len(rows) == len(chosen.numbers):
+        for part in lying.parts:
+            found_times = ledger.times[part.slab].gather(part.time_rows, lows[part.groups], width=width)
+            times[part.groups] = found_times.view(np.int64)
+            found = ledger.slabs[part.slab].gather(part.rows, lows[group_index[part.series]], width=width)
+            if len(part.series) == len(chosen.numbers):
                 values = found
                 break
             values = np.full((len(chosen.numbers), width), ABSENT) if values is None else values
-            values[rows] = found
+            values[part.series] = found
         if values is None:
             values = np.full((len(chosen.numbers), width), ABSENT)
         least = int(counts.min()) if len(counts) else width

@@ -70,10 +70,12 @@ class SeriesSet:
     """An immutable list of label sets that remembers what was worked out about it.
 
     `before` is the set that this one takes the place of: series came or went, but the work on those that stayed is
-    not done again (`mapped`).
+    not done again (`mapped`), and what comes out the same is the same object, with all that is known about it
+    (`replacing`): a pod that takes a GPU changes the series of its metrics, and none of the sums by node over them.
+    `has_one_name` says that all series are of one metric.
     """
 
-    __slots__ = ("_before", "_derived", "_labels", "pairs")
+    __slots__ = ("_before", "_derived", "_labels", "has_one_name", "pairs")
 
     def __init__(
         self,
@@ -81,8 +83,10 @@ class SeriesSet:
         labels: Sequence[label_sets.Labels] | None = None,
         *,
         before: SeriesSet | None = None,
+        has_one_name: bool = False,
     ) -> None:
         self.pairs = pairs
+        self.has_one_name = has_one_name
         self._labels: list[label_sets.Labels | None] | None = None if labels is None else list(labels)
         self._derived: dict[Hashable, object] = {}
         self._before = before
@@ -114,18 +118,45 @@ class SeriesSet:
             self._derived[key] = known
         return known  # type: ignore[return-value]  # the key stands for the type
 
+    def earlier(self, key: Hashable) -> tuple[object, Ints] | None:
+        """What was worked out under this key about the set before, and each row's row there, -1 for one that is new."""
+        before = self._before
+        known = None if before is None else before._derived.get(key)
+        if before is None or known is None:
+            return None
+        return known, self.derive("stayed", lambda rows: _stayed(before.pairs, rows))
+
     def mapped(self, key: Hashable, change: Callable[[Pairs], Pairs]) -> SeriesSet:
         """The set with each label set changed, row by row, worked out once per key and label set."""
 
         def build(rows: Sequence[Pairs]) -> SeriesSet:
-            old = None if self._before is None else self._before._derived.get(key)
-            if self._before is None or not isinstance(old, SeriesSet):
-                return SeriesSet([DERIVED.share(change(pairs)) for pairs in rows])
-            # The sets before keep their label sets alive, so an id stands for one of them.
-            known = dict(zip(map(id, self._before.pairs), old.pairs, strict=True))
-            return SeriesSet([known.get(id(pairs)) or DERIVED.share(change(pairs)) for pairs in rows], before=old)
+            match self.earlier(key):
+                case SeriesSet() as old, stayed:
+                    known = [*old.pairs, None]
+                    found = [known[row] for row in stayed.tolist()]
+                    return replacing(old, [one or DERIVED.share(change(rows[at])) for at, one in enumerate(found)])
+            return SeriesSet([DERIVED.share(change(pairs)) for pairs in rows])
 
         return self.derive(key, build)
+
+    def derive_with(self, other: SeriesSet, key: Hashable, build: Callable[[T | None], T]) -> T:
+        """What follows from this set and another one, worked out once; `build` hears what did from those before."""
+
+        def anew(_: Sequence[Pairs]) -> T:
+            return build((self._before or self)._derived.get((key, other._before or other)))  # type: ignore[arg-type]
+
+        return self.derive((key, other), anew)
+
+
+def _stayed(before: Sequence[Pairs], rows: Sequence[Pairs]) -> Ints:
+    # Both sets keep their label sets alive, so an id stands for one of them.
+    row_of = dict(zip(map(id, before), range(len(before)), strict=True))
+    return np.array([row_of.get(one, -1) for one in map(id, rows)], dtype=np.int64)
+
+
+def replacing(old: SeriesSet | None, pairs: list[Pairs]) -> SeriesSet:
+    """A set in place of an old one: the old one itself where nothing is different."""
+    return old if old is not None and old.pairs == pairs else SeriesSet(pairs, before=old)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -323,11 +354,18 @@ class SeriesIndex:
         numbers = self._matching(key)
         labels = [found for number in numbers.tolist() if (found := self.labels[number]) is not None]
         before = None if known is None else known.series
-        chosen = Selection(numbers, SeriesSet([each.pairs for each in labels], labels, before=before), version)
+        is_named = any(matcher.name == label_sets.METRIC_NAME and matcher.op == "=" for matcher in key)
+        series = SeriesSet([each.pairs for each in labels], labels, before=before, has_one_name=is_named)
+        chosen = Selection(numbers, series, version)
         self._selections[key] = chosen
         if len(self._selections) > REMEMBERED_SELECTIONS:
             self._selections.popitem(last=False)
         return chosen
+
+    def remembered(self, matchers: Sequence[MatcherLike]) -> Selection | None:
+        """What `select` would answer without any work."""
+        known = self._selections.get(tuple(matchers))
+        return known if known is not None and known.version == self._version_for(matchers) else None
 
     def of_metric(self, name: str) -> Selection:
         """All series of one metric, or those without a name; not remembered."""

@@ -39,8 +39,9 @@ SEGMENT_BYTES = 64 << 20
 WHOLE_EVERY = 32
 # Noted samples that wait for a disk without room: 64 MB. Older ones then go unlogged, and are counted.
 MAX_WAITING = 8_000_000
-# A segment begins with the labels of every series; in one record those of 36,000 series would take 40 MB for a moment.
-MAX_DEFINITIONS = 4096
+# A segment begins with the labels of every series. In one record those of 36,000 series would take 40 MB for a moment,
+# and what a moment takes while series are made stays as holes between them.
+MAX_DEFINITIONS = 512
 NUMBER_MASK = 0xFFFF_FFFF
 
 Scrape = tuple[str, Ints, int, Floats]

@@ -22,6 +22,7 @@ from watchkeeper.store.block import Damage
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints
 from watchkeeper.store.groups import grown
 from watchkeeper.store.head import Head
+from watchkeeper.store.index import Pairs
 from watchkeeper.store.wal import MAGIC, MARK, NUMBER_MASK, PARTS, RECORD, SUFFIX, Segment
 
 UNKNOWN, UNASKED = -1, -2
@@ -140,7 +141,10 @@ class _Reader:
     def __init__(self, head: Head, outcome: Replayed, *, since_ms: int, until_ms: int) -> None:
         self._head, self._outcome = head, outcome
         self._since_ms, self._until_ms = since_ms, until_ms
-        self._labels: dict[int, list[tuple[str, str]]] = {}
+        # Labels of series that no sample asked for yet. Pairs are shared at once: a record's own, two strings for each
+        # label, would stay until then and leave 2 KiB of holes for each series.
+        self._labels: dict[int, Pairs] = {}
+        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
         # Indexed by the numbers in the log: the id that a number stands for, its id in the head, and whether it is
         # part of a layout.
         self._old = np.empty(0, dtype=np.int64)
@@ -178,7 +182,8 @@ class _Reader:
         number = old & NUMBER_MASK
         self._make_room(number)
         self._old[number], self._new[number] = old, UNASKED
-        self._labels[number] = pairs
+        own = [(name, value) for name, value in pairs]
+        self._labels[number] = tuple([self._pairs.setdefault(pair, pair) for pair in own])
 
     def _make_room(self, number: int) -> None:
         self._old = grown(self._old, number + 1, fill=UNKNOWN)
@@ -191,8 +196,7 @@ class _Reader:
         self._make_room(int(numbers.max()) if len(numbers) else 0)
         for number in np.unique(numbers[self._new[numbers] == UNASKED]).tolist():
             try:
-                labels = label_sets.Labels([(name, value) for name, value in self._labels.pop(number)])
-                self._new[number] = self._head.series_id(labels)
+                self._new[number] = self._head.series_id(label_sets.Labels(self._labels.pop(number)))
             except errors.StoreError:
                 self._new[number] = UNKNOWN
         return np.where(self._old[numbers] == ids, self._new[numbers], UNKNOWN)

@@ -26,7 +26,7 @@ from watchkeeper.query.promql import printer
 from watchkeeper.web import prometheus_exchange as exchange
 from watchkeeper.web import prometheus_form as form
 from watchkeeper.web import prometheus_status as status
-from watchkeeper.web import prometheus_tree
+from watchkeeper.web import prometheus_tree, prometheus_words
 from watchkeeper.web.answers import PROMETHEUS_PREFIX, Answer, Endpoint, json_answer, prometheus_error, read_body
 from watchkeeper.web.auth import Role
 from watchkeeper.web.prometheus_form import Form
@@ -53,7 +53,8 @@ class _Manner:
     async def wait_for(self, asking: Awaitable[engine.Answer]) -> engine.Answer:
         began = time.perf_counter()
         try:
-            answer = await asyncio.wait_for(asking, self.timeout_seconds)
+            async with asyncio.timeout(self.timeout_seconds):
+                answer = await asking
         except TimeoutError as error:
             raise _TooSlow(f"query timed out in expression evaluation after {self.timeout_seconds:g} s") from error
         self.took_seconds = time.perf_counter() - began
@@ -159,9 +160,22 @@ def endpoints(hub: HubView) -> list[Endpoint]:
         (get, "metadata", api.metadata),
         *((get, path, _shown(page)) for path, page in pages.table()),
     ]
-    table = [Endpoint(ways, PROMETHEUS_PREFIX + path, Role.VIEWER, _answering(method)) for ways, path, method in rows]
-    table.append(Endpoint(get, "/federate", Role.VIEWER, _answering(doors.federate)))
-    table.append(Endpoint(("POST",), PROMETHEUS_PREFIX + "write", Role.AGENT, doors.write, changes=True))
+    table = [
+        Endpoint(
+            ways,
+            PROMETHEUS_PREFIX + path,
+            Role.VIEWER,
+            _answering(method),
+            words=prometheus_words.WORDS[path][0],
+            asks=prometheus_words.WORDS[path][1],
+        )
+        for ways, path, method in rows
+    ]
+    said, asks = prometheus_words.FEDERATE, (prometheus_words.MATCH,)
+    federate = _answering(doors.federate)
+    table.append(Endpoint(get, "/federate", Role.VIEWER, federate, words=said, asks=asks, media="text/plain"))
+    write, said = PROMETHEUS_PREFIX + "write", prometheus_words.WRITE
+    table.append(Endpoint(("POST",), write, Role.AGENT, doors.write, changes=True, words=said, media="text/plain"))
     return table
 
 
@@ -232,10 +246,9 @@ async def _write(answer: engine.Answer, at_ms: int | None, manner: _Manner) -> R
     """Rendering a large answer takes longer than asking for it, so it leaves the event loop as well."""
 
     def render() -> Response:
-        content, warnings = form.write_answer(answer, at_ms), list(answer.warnings)
-        is_list = content["resultType"] in ("vector", "matrix")
-        if manner.limit is not None and is_list and len(content["result"]) > manner.limit:
-            content["result"] = content["result"][: manner.limit]
+        shown = answer if manner.limit is None else form.first_series(answer, manner.limit)
+        content, warnings = form.write_answer(shown, at_ms), list(answer.warnings)
+        if shown is not answer:
             warnings.append(TRUNCATED)
         if manner.with_stats:
             seconds = manner.took_seconds

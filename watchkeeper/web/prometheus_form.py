@@ -6,14 +6,18 @@ Pure functions between text and values; `prometheus_api` calls them. A wrong par
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from decimal import Decimal
+from itertools import compress
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
 from watchkeeper.errors import QueryError
@@ -27,6 +31,15 @@ from watchkeeper.query.promql import ast, parser
 POINT_LIMIT = 11_000
 # Go's time.Time as used by Prometheus ends here; datetime ends in the year 9999.
 LAST_SECOND = 253_402_300_799.0
+
+# Up to here every whole number is a float, and its shortest text is its digits.
+LARGEST_EXACT = 2.0**53
+# Expressions up to this length are remembered.
+REMEMBERED_LENGTH = 1000
+# Numbers from 0 on whose texts are kept, 60 kB; a power of ten.
+SMALL_NUMBERS = 10_000
+# Points of a range query that are written at once; each takes some 200 bytes while it is.
+PIECE_POINTS = 1 << 16
 
 ESCAPED_NAME = "U__"
 ESCAPED_PART = re.compile("_([0-9a-fA-F]{1,6})_|__")
@@ -122,9 +135,15 @@ def read_span(start: str | None, end: str | None, step: str | None) -> engine.Sp
 def parse(name: str, text: str) -> ast.Expr:
     """The tree of an expression; the caller's fault if it is not PromQL, unlike one that fails while it runs."""
     try:
-        return parser.parse(text)
+        return _parsed(text) if len(text) <= REMEMBERED_LENGTH else parser.parse(text)
     except QueryError as error:
         raise BadParameter(f'invalid parameter "{name}": {error}') from error
+
+
+# A page asks the same again and again; a tree takes some hundred times its text.
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> ast.Expr:
+    return parser.parse(text)
 
 
 def matchers(name: str, text: str) -> tuple[engine.Matcher, ...]:
@@ -181,18 +200,45 @@ def write_value(value: float) -> str:
     return text if abs(value) < 1e-6 or abs(value) >= 1e21 else f"{Decimal(text):f}"
 
 
-def write_values(values: list[float]) -> list[str]:
+def write_values(values: list[float] | engine.Floats) -> list[str]:
     """What `write_value` makes of each; orjson writes them all at once, which takes a tenth of the time."""
-    packed = orjson.dumps(values).decode()[1:-1] + ","
+    if not len(values):
+        return []
+    floats = np.asarray(values, dtype=np.float64)
+    whole = _whole(floats)
+    if whole is not None:
+        return orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY).decode()[1:-1].split(",")
+    packed = orjson.dumps(floats, option=orjson.OPT_SERIALIZE_NUMPY).decode()[1:-1] + ","
+    texts = packed.replace(".0,", ",")[:-1].split(",")
     # An exponent, or the `null` that stands for NaN and the infinities: Prometheus writes these in another way.
-    if not values or "e" in packed or "n" in packed:
-        return [write_value(value) for value in values]
-    return packed.replace(".0,", ",")[:-1].split(",")
+    if "e" in packed or "n" in packed:
+        pairs = zip(texts, floats.tolist(), strict=True)
+        return [write_value(value) if "e" in text or "n" in text else text for text, value in pairs]
+    return texts
+
+
+def _whole(values: engine.Floats) -> npt.NDArray[np.int64] | None:
+    """The values as integers where all are, as of most GPU metrics: these are written in a third of the time."""
+    with np.errstate(invalid="ignore"):
+        whole = values.astype(np.int64)
+    if (whole != values).any() or np.abs(values).max() > LARGEST_EXACT or np.signbit(values[whole == 0]).any():
+        return None
+    return whole
 
 
 def write_time(at_ms: int) -> float | int:
     """Seconds since 1970; whole ones without a fraction."""
     return at_ms // 1000 if at_ms % 1000 == 0 else at_ms / 1000
+
+
+def first_series(answer: engine.Answer, limit: int) -> engine.Answer:
+    """The answer with at most so many series; the same object where it has no more."""
+    frame, rows = answer.frame, np.flatnonzero(answer.frame.present.any(axis=1)).tolist()
+    if answer.kind not in (engine.Kind.VECTOR, engine.Kind.MATRIX) or len(rows) <= limit:
+        return answer
+    kept = rows[:limit]
+    shown = engine.Frame([frame.labels[row] for row in kept], frame.times_ms, frame.values[kept], frame.present[kept])
+    return replace(answer, frame=shown)
 
 
 def write_answer(answer: engine.Answer, at_ms: int | None) -> dict[str, Any]:
@@ -212,13 +258,79 @@ def write_answer(answer: engine.Answer, at_ms: int | None) -> dict[str, Any]:
             for (labels, _), text in zip(found, texts, strict=True)
         ]
         return {"resultType": kind.value, "result": result}
-    stamps = {at: write_time(at) for at in answer.frame.times_ms.tolist()}
-    matrix = [
-        {"metric": dict(labels.pairs), "values": _points(map(stamps.__getitem__, times.tolist()), values.tolist())}
-        for labels, times, values in rows
-        if len(values)
-    ]
-    return {"resultType": engine.Kind.MATRIX.value, "result": matrix}
+    return {"resultType": engine.Kind.MATRIX.value, "result": orjson.Fragment(_write_matrix(answer.frame))}
+
+
+def _write_matrix(frame: engine.Frame) -> bytes:
+    """The series of a range query as JSON, those without a point left out.
+
+    Written as text: a list and a string for each point take ten times as long, 1.1 ms for a node's panel of two hours.
+    """
+    axis = _axis(frame.times_ms.tobytes())
+    rows = max(1, PIECE_POINTS // max(1, len(axis.stamps)))
+    pieces = (slice(low, low + rows) for low in range(0, len(frame.labels), rows))
+    return b"[" + b",".join(part for piece in pieces for part in _write_rows(frame, piece, axis)) + b"]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Axis:
+    """The times of a range query as they are written, and what stands before each value in a cell of one width."""
+
+    stamps: list[str]
+    heads: npt.NDArray[np.bytes_]
+
+
+@functools.lru_cache(maxsize=8)
+def _axis(times_ms: bytes) -> _Axis:
+    """Remembered, because the panels of a page ask about the same times."""
+    stamps = write_values(np.frombuffer(times_ms, dtype=np.int64) / 1000)
+    width = max(map(len, stamps), default=0) + 2
+    return _Axis(stamps, np.array([f"[{stamp},".ljust(width) for stamp in stamps], dtype="S"))
+
+
+def _write_rows(frame: engine.Frame, rows: slice, axis: _Axis) -> Iterator[bytes]:
+    values, present = frame.values[rows], frame.present[rows]
+    small = _small_whole(values) if present.all() else None
+    written = _points(values, present, axis.stamps) if small is None else _small_points(small, axis.heads)
+    for labels, points in zip(frame.labels[rows], written, strict=True):
+        if points:
+            yield b'{"metric":%b,"values":[%b]}' % (orjson.dumps(dict(labels.pairs)), points)
+
+
+def _points(values: engine.Floats, present: engine.Mask, stamps: list[str]) -> Iterator[bytes]:
+    """The points of each series, as far as they are there."""
+    before = [f'"],[{stamp},"' for stamp in stamps] * len(values)
+    if not present.all():
+        before = list(compress(before, present.ravel().tolist()))
+    cells = [""] * (2 * len(before))
+    cells[::2], cells[1::2] = before, write_values(values[present])
+    end = 0
+    for count in np.count_nonzero(present, axis=1).tolist():
+        start, end = end, end + 2 * count
+        yield ("".join(cells[start:end]).removeprefix('"],') + '"]').encode() if count else b""
+
+
+def _small_whole(values: engine.Floats) -> npt.NDArray[np.int64] | None:
+    """The values as integers where all are small ones: temperatures, clocks, utilisation, states."""
+    if not values.size or not (values.min() >= 0 and values.max() < SMALL_NUMBERS):
+        return None
+    return _whole(np.ascontiguousarray(values))
+
+
+def _small_points(values: npt.NDArray[np.int64], heads: npt.NDArray[np.bytes_]) -> Iterator[bytes]:
+    """The points of each series as a table of cells that NumPy fills at once: 0.03 ms instead of 0.2 for a panel.
+
+    What is narrower than its cell is filled up with spaces, which JSON allows.
+    """
+    texts = _small_texts(len(str(values.max())))
+    table = np.empty(values.shape, dtype=[("head", heads.dtype), ("value", texts.dtype), ("tail", "S2")])
+    table["head"], table["value"], table["tail"] = heads, texts.take(values), b"],"
+    yield from (row.tobytes()[:-1] for row in table)
+
+
+@functools.cache
+def _small_texts(digits: int) -> npt.NDArray[np.bytes_]:
+    return np.array([f'"{number}"'.ljust(digits + 2) for number in range(10**digits)], dtype="S")
 
 
 def _last_values(frame: engine.Frame) -> Iterator[tuple[Labels, float]]:
@@ -228,8 +340,3 @@ def _last_values(frame: engine.Frame) -> Iterator[tuple[Labels, float]]:
         return
     columns = zip(frame.labels, frame.values[:, 0].tolist(), frame.present[:, 0].tolist(), strict=True)
     yield from ((labels, value) for labels, value, is_present in columns if is_present)
-
-
-def _points(stamps: Iterable[float | int], values: list[float]) -> list[list[float | int | str]]:
-    """Times and values of a series."""
-    return list(map(list, zip(stamps, write_values(values), strict=True)))

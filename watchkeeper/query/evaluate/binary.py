@@ -15,11 +15,11 @@ from watchkeeper import errors
 from watchkeeper.kit.own_metrics import escape
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Floats, Mask
-from watchkeeper.query.evaluate.grouping import Groups, group
+from watchkeeper.query.evaluate.grouping import Groups, group, sizes_of
 from watchkeeper.query.evaluate.values import NAMES, Scalar, Vector, drop_name, empty, relabelled
 from watchkeeper.query.promql.ast import Binary, Matching, MatchKind
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import Pairs, SeriesSet
+from watchkeeper.store.index import Pairs, SeriesSet, replacing
 
 # As many as an engine has series by default; pairs beyond that come from labels that do not tell series apart.
 MAX_PAIRS = 1_000_000
@@ -80,8 +80,11 @@ def _meet(node: Binary, left: Vector, right: Vector, *, matching: Matching) -> V
     one_groups = group(one.series, matching.labels, is_on=matching.is_on)
     _refuse_duplicates(one, one_groups, live, side="left" if is_swapped else "right")
     drops_name = node.op in ARITHMETIC or node.returns_bool
-    key = ("pairs", one.series, matching, drops_name)
-    pairs = many.series.derive(key, lambda _: _pair(many.series, one.series, matching, drops_name=drops_name))
+    pairs = many.series.derive_with(
+        one.series,
+        ("pairs", matching, drops_name),
+        lambda old: _pair(many.series, one.series, old, matching=matching, drops_name=drops_name),
+    )
     lhs, rhs = many.values[pairs.many], one.values[pairs.one]
     if is_swapped:
         lhs, rhs = rhs, lhs
@@ -94,8 +97,12 @@ def _meet(node: Binary, left: Vector, right: Vector, *, matching: Matching) -> V
         holds = COMPARISONS[node.op](lhs, rhs)
         result = holds.astype(np.float64) if node.returns_bool else lhs
         present = present if node.returns_bool else present & holds
+    met = Vector(pairs.series, result, present)
+    if matching.kind is MatchKind.ONE_TO_ONE and not pairs.has_repeats:
+        # Each has what is compared in its labels, and nothing else has the same.
+        return met
     try:
-        return relabelled(Vector(pairs.series, result, present), pairs.series)
+        return relabelled(met, pairs.series)
     except errors.QueryError as error:
         raise errors.QueryError(
             "multiple matches for labels: grouping labels must ensure unique matches",
@@ -115,27 +122,25 @@ class _Pairs:
     has_repeats: bool
 
 
-def _pair(many: SeriesSet, one: SeriesSet, matching: Matching, *, drops_name: bool) -> _Pairs:
-    theirs: dict[Pairs, list[int]] = {}
-    one_groups = group(one, matching.labels, is_on=matching.is_on)
-    for row, number in enumerate(one_groups.of.tolist()):
-        theirs.setdefault(one_groups.series.pairs[number], []).append(row)
-    many_groups = group(many, matching.labels, is_on=matching.is_on)
-    partners = np.array([len(theirs.get(pairs, ())) for pairs in many_groups.series.pairs], dtype=np.int64)
-    _refuse_product(int(partners[many_groups.of].sum()))
-    many_rows: list[int] = []
-    one_rows: list[int] = []
-    for row, number in enumerate(many_groups.of.tolist()):
-        for partner in theirs.get(many_groups.series.pairs[number], ()):
-            many_rows.append(row)
-            one_rows.append(partner)
-    series = [
-        _result(many.pairs[row], one.pairs[partner], matching, drops_name=drops_name)
-        for row, partner in zip(many_rows, one_rows, strict=True)
-    ]
-    rows = np.array(many_rows, dtype=np.int64)
-    of = many_groups.of[rows]
-    return _Pairs(rows, np.array(one_rows, dtype=np.int64), of, SeriesSet(series), len(np.unique(of)) < len(of))
+def _pair(many: SeriesSet, one: SeriesSet, old: _Pairs | None, *, matching: Matching, drops_name: bool) -> _Pairs:
+    ours = group(many, matching.labels, is_on=matching.is_on)
+    theirs = group(one, matching.labels, is_on=matching.is_on)
+    partner = _link(ours.series, theirs.series)[ours.of]
+    sizes = np.append(sizes_of(theirs.starts, len(one)), 0)[partner]
+    _refuse_product(int(sizes.sum()))
+    many_rows = np.repeat(np.arange(len(many)), sizes)
+    # Pairs of a row lie together, and take the rows of its partner group one after the other.
+    nth = np.arange(len(many_rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    one_rows = theirs.order[theirs.starts[partner[many_rows]] + nth]
+    kept, carried = _results(many, one, matching, drops_name=drops_name)
+    if matching.include:
+        met = zip(many_rows.tolist(), one_rows.tolist(), strict=True)
+        found = [tuple(sorted(kept.pairs[row] + carried.pairs[partner])) for row, partner in met]
+    else:
+        found = [kept.pairs[row] for row in many_rows.tolist()]
+    of = ours.of[many_rows]
+    series = replacing(None if old is None else old.series, found)
+    return _Pairs(many_rows, one_rows, of, series, len(np.unique(of)) < len(of))
 
 
 def _refuse_product(pairs: int) -> None:
@@ -146,20 +151,20 @@ def _refuse_product(pairs: int) -> None:
         )
 
 
-def _result(many: Pairs, one: Pairs, matching: Matching, *, drops_name: bool) -> Pairs:
-    """The label set of a result: that of the many side, with what group_left or group_right carry over."""
-    if matching.kind is MatchKind.ONE_TO_ONE:
-        names = frozenset(matching.labels)
-        return tuple(
-            pair for pair in many if (pair[0] in names) == matching.is_on and not (drops_name and pair[0] in NAMES)
-        )
-    kept = {name: value for name, value in many if not (drops_name and name in NAMES)}
-    carried = dict(one)
-    for name in matching.include:
-        kept.pop(name, None)
-        if name in carried:
-            kept[name] = carried[name]
-    return tuple(sorted(kept.items()))
+def _results(many: SeriesSet, one: SeriesSet, matching: Matching, *, drops_name: bool) -> tuple[SeriesSet, SeriesSet]:
+    """What each row of both sides gives to its results: the many side its labels, the other what is carried over."""
+    names, include = frozenset(matching.labels), frozenset(matching.include)
+
+    def keep(pairs: Pairs) -> Pairs:
+        kept = [pair for pair in pairs if pair[0] not in include and not (drops_name and pair[0] in NAMES)]
+        if matching.kind is MatchKind.ONE_TO_ONE:
+            kept = [pair for pair in kept if (pair[0] in names) == matching.is_on]
+        return tuple(kept)
+
+    def carry(pairs: Pairs) -> Pairs:
+        return tuple([pair for pair in pairs if pair[0] in include])
+
+    return many.mapped(("kept", matching, drops_name), keep), one.mapped(("carried", include), carry)
 
 
 def _refuse_duplicates(vector: Vector, groups: Groups, live: Mask, *, side: str) -> None:
@@ -202,17 +207,17 @@ def _shared(left: Vector, right: Vector, matching: Matching) -> tuple[Groups, Gr
     """The groups of both sides, and for each group of one side its number on the other, or -1."""
     ours = group(left.series, matching.labels, is_on=matching.is_on)
     theirs = group(right.series, matching.labels, is_on=matching.is_on)
+    return ours, theirs, _link(ours.series, theirs.series), _link(theirs.series, ours.series)
 
-    def link(a: Groups, b: Groups) -> Callable[[Sequence[Pairs]], Ints]:
-        def build(_: Sequence[Pairs]) -> Ints:
-            numbers = {pairs: number for number, pairs in enumerate(b.series.pairs)}
-            return np.array([numbers.get(pairs, -1) for pairs in a.series.pairs], dtype=np.int64)
 
-        return build
+def _link(series: SeriesSet, other: SeriesSet) -> Ints:
+    """For each label set its row in the other set, or -1."""
 
-    there = ours.series.derive(("link", theirs.series), link(ours, theirs))
-    back = theirs.series.derive(("link", ours.series), link(theirs, ours))
-    return ours, theirs, there, back
+    def build(rows: Sequence[Pairs]) -> Ints:
+        numbers = {pairs: number for number, pairs in enumerate(other.pairs)}
+        return np.array([numbers.get(pairs, -1) for pairs in rows], dtype=np.int64)
+
+    return series.derive(("link", other), build)
 
 
 def _any_of(vector: Vector, groups: Groups, wanted: Ints) -> Mask:
@@ -239,7 +244,9 @@ def _unless(left: Vector, right: Vector, matching: Matching) -> Vector:
 def _or(left: Vector, right: Vector, matching: Matching) -> Vector:
     ours, theirs, _, back = _shared(left, right, matching)
     partner = _any_of(left, ours, back)[theirs.of]
-    series = left.series.derive(("or", right.series), lambda pairs: SeriesSet([*pairs, *right.series.pairs]))
+    series = left.series.derive_with(
+        right.series, "or", lambda old: replacing(old, [*left.series.pairs, *right.series.pairs])
+    )
     joined = Vector(
         series,
         np.concatenate([left.values, right.values]),

@@ -6,7 +6,7 @@ the numbers to the functions of this package; the value of the root goes back to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,11 @@ from watchkeeper.query.evaluate import binary, histograms, numbers, over_time, r
 from watchkeeper.query.evaluate.aggregate import aggregate
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.notes import COUNTER_ENDINGS, Notes
-from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, drop_name
+from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, drop_name, label_of
 from watchkeeper.query.promql import ast
 from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import Pairs, SeriesSet
+from watchkeeper.store.index import SeriesSet
 from watchkeeper.store.reading import Columns, SampleStore
 
 # Functions that look at the first and last samples of a window, or at sums that were made once for all windows.
@@ -254,7 +254,7 @@ def _of_counter(compute: Callable[[Windows], Vector]) -> PromFunction:
 
     def call(invocation: Invocation) -> Vector:
         result = compute(invocation.windows(0))
-        if suspects := result.series.derive("no_counters", _named_unlike_counters):
+        if suspects := result.series.derive("no_counters", lambda _: _named_unlike_counters(result.series)):
             shown = (name for name, rows in suspects.items() if result.present[rows].any())
             invocation.notes.doubt_counters(dict.fromkeys(shown), invocation.call.args[0])
         return drop_name(result)
@@ -262,10 +262,13 @@ def _of_counter(compute: Callable[[Windows], Vector]) -> PromFunction:
     return call
 
 
-def _named_unlike_counters(series: Sequence[Pairs]) -> dict[str, Ints]:
+def _named_unlike_counters(series: SeriesSet) -> dict[str, Ints]:
     """Rows of each metric whose name does not end as counters' do."""
+    if series.has_one_name and series.pairs:
+        name = label_of(series.pairs[0], METRIC_NAME)
+        return {} if name.endswith(COUNTER_ENDINGS) else {name: np.arange(len(series))}
     rows: dict[str, list[int]] = {}
-    for row, pairs in enumerate(series):
+    for row, pairs in enumerate(series.pairs):
         name = next((value for label, value in pairs if label == METRIC_NAME), "")
         if name and not name.endswith(COUNTER_ENDINGS):
             rows.setdefault(name, []).append(row)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 import re2
@@ -33,19 +32,17 @@ def _label_replace(invocation: Invocation) -> Vector:
     except re2.error as error:
         raise errors.QueryError(f"invalid regular expression in label_replace(): {errors.quote(pattern)}") from error
 
-    def build(series: Sequence[Pairs]) -> SeriesSet:
-        expanded: dict[str, str | None] = {}
-        out = []
-        for pairs in series:
-            value = label_of(pairs, source)
-            if value not in expanded:
-                match = compiled.fullmatch(value)
-                expanded[value] = None if match is None else _expand(replacement, match)
-            found = expanded[value]
-            out.append(pairs if found is None else with_label(pairs, target, found))
-        return SeriesSet(out)
+    expanded: dict[str, str | None] = {}
 
-    return relabelled(vector, vector.series.derive(("replace", target, replacement, source, pattern), build))
+    def replace(pairs: Pairs) -> Pairs:
+        value = label_of(pairs, source)
+        if value not in expanded:
+            match = compiled.fullmatch(value)
+            expanded[value] = None if match is None else _expand(replacement, match)
+        found = expanded[value]
+        return pairs if found is None else with_label(pairs, target, found)
+
+    return relabelled(vector, vector.series.mapped(("replace", target, replacement, source, pattern), replace))
 
 
 def _expand(replacement: str, match: re.Match[str]) -> str:
@@ -68,11 +65,10 @@ def _label_join(invocation: Invocation) -> Vector:
     for name in (target, *sources):
         _check_label_name(name, "label_join")
 
-    def build(series: Sequence[Pairs]) -> SeriesSet:
-        joined = (separator.join(label_of(pairs, source) for source in sources) for pairs in series)
-        return SeriesSet([with_label(pairs, target, value) for pairs, value in zip(series, joined, strict=True)])
+    def join(pairs: Pairs) -> Pairs:
+        return with_label(pairs, target, separator.join(label_of(pairs, source) for source in sources))
 
-    return relabelled(vector, vector.series.derive(("join", target, separator, *sources), build))
+    return relabelled(vector, vector.series.mapped(("join", target, separator, *sources), join))
 
 
 def _check_label_name(name: str, function: str) -> None:

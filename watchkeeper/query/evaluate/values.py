@@ -78,7 +78,12 @@ def empty(steps: int) -> Vector:
 
 def drop_name(vector: Vector) -> Vector:
     """The vector with its metric names set aside: the answer has none, and label functions can still read them."""
-    return relabelled(vector, vector.series.mapped("drop_name", _set_aside))
+    series = vector.series.mapped("drop_name", _set_aside)
+    if not vector.series.has_one_name:
+        return relabelled(vector, series)
+    # Series of one metric differ in other labels.
+    series.has_one_name = True
+    return Vector(series, vector.values, vector.present)
 
 
 def without_dropped(vector: Vector) -> Vector:

@@ -1,0 +1,127 @@
+"""The fleet page with a whole fleet in it: first paint, updates, weight, calls, jumps, memory, and what viewers cost.
+
+Part of `python -m bench screen --page`. The page itself notes the moments: when bytes of a picture arrive and when the
+map is drawn, by the browser's clock. What viewers cost is the difference between the hub with them and without, in the
+same run, because the simulated fleet lives in the same process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.sync_api import CDPSession, Page, sync_playwright
+from websockets.asyncio.client import connect
+
+from tests import servers
+from tests.product.running import Product
+
+# Notes the arrival of each picture before the page's own code sees it, and the moment it stands on the canvas.
+WATCH = """
+window.noted = {first: 0, updates: [], shift: 0, arrived: 0};
+const Plain = window.WebSocket;
+window.WebSocket = class extends Plain { constructor(...all) { super(...all);
+  this.addEventListener('message', e => {
+    if (typeof e.data !== 'string') window.noted.arrived = performance.now(); }); } };
+new PerformanceObserver(list => {
+  for (const e of list.getEntries()) if (!e.hadRecentInput) window.noted.shift += e.value;
+}).observe({type: 'layout-shift', buffered: true});
+new MutationObserver(all => { for (const one of all) {
+  if (one.attributeName !== 'data-drawn' || !one.target.dataset.drawn) continue;
+  if (!window.noted.first) window.noted.first = performance.now();
+  else if (window.noted.arrived) window.noted.updates.push(performance.now() - window.noted.arrived);
+} }).observe(document, {subtree: true, attributes: true, attributeFilter: ['data-drawn']});
+"""
+VIEWERS = 50
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def measure(product: Product, *, seconds: float) -> dict[str, Any]:
+    """Everything about one page, and then about fifty viewers; `seconds` is how long each part is watched."""
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=str(servers.require("chromium")), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1600, "height": 1000})
+        found = watch_page(page, product.url, seconds)
+        browser.close()
+    return found | asyncio.run(cost_of_viewers(product, seconds)) | {"load_average": round(os.getloadavg()[0], 1)}
+
+
+def watch_page(page: Page, url: str, seconds: float) -> dict[str, Any]:
+    inspector = page.context.new_cdp_session(page)
+    inspector.send("Network.enable")
+    weight, calls = [0], [0]
+    inspector.on("Network.loadingFinished", lambda told: weight.__setitem__(0, weight[0] + told["encodedDataLength"]))
+    page.on("request", lambda request: calls.__setitem__(0, calls[0] + ("/api/" in request.url)))
+    page.add_init_script(WATCH)
+    page.goto(url)
+    # No function is awaited: the page's security policy forbids `eval`, which that would need.
+    page.wait_for_selector('[data-testid=heatmap][data-drawn^="20"]', timeout=60_000)
+    page.wait_for_selector("[data-testid=now][data-ready=yes]", timeout=60_000)
+    opened = {"kilobytes_to_open": round(weight[0] / 1000, 1), "api_calls_to_open": calls[0]}
+    heap, calls[0], began = heap_bytes(inspector), 0, time.monotonic()
+    page.wait_for_timeout(1000 * seconds)
+    watched = time.monotonic() - began
+    noted = page.evaluate("window.noted")
+    painted = page.evaluate("performance.getEntriesByType('paint').map(e => [e.name, e.startTime])")
+    updates = sorted(noted["updates"]) or [0.0]
+    return opened | {
+        "first_contentful_paint_ms": round(dict(painted).get("first-contentful-paint", 0)),
+        "first_useful_paint_ms": round(noted["first"]),
+        "updates": len(noted["updates"]),
+        "update_p50_ms": round(statistics.median(updates), 1),
+        "update_worst_ms": round(updates[-1], 1),
+        "layout_shift": round(noted["shift"], 4),
+        "api_calls_per_minute": round(60 * calls[0] / watched, 1),
+        "heap_mb": round(heap / 1e6, 1),
+        "heap_grown_mb": round((heap_bytes(inspector) - heap) / 1e6, 2),
+    }
+
+
+def heap_bytes(inspector: CDPSession) -> float:
+    inspector.send("HeapProfiler.collectGarbage")
+    return float(inspector.send("Runtime.getHeapUsage")["usedSize"])
+
+
+async def cost_of_viewers(product: Product, seconds: float) -> dict[str, float]:
+    """Cores that the hub uses for viewers: with fifty of them, less what it uses without."""
+    alone = await cores(product, seconds)
+    address = f"ws://{urlsplit(product.url).netloc}/api/live"
+    received = [0]
+    async with asyncio.TaskGroup() as group:
+        watching = [group.create_task(view(address, received)) for _ in range(VIEWERS)]
+        while received[0] < VIEWERS:
+            await asyncio.sleep(0.1)
+        received[0] = 0
+        together = await cores(product, seconds)
+        for task in watching:
+            task.cancel()
+    return {
+        "hub_cores_alone": round(alone, 3),
+        "hub_cores_with_viewers": round(together, 3),
+        "cores_for_50_viewers": round(together - alone, 3),
+        "pictures_per_viewer_per_minute": round(60 * received[0] / VIEWERS / seconds, 1),
+    }
+
+
+async def view(address: str, received: list[int]) -> None:
+    async with connect(address, max_size=None, proxy=None) as socket:
+        async for message in socket:
+            received[0] += isinstance(message, bytes)
+
+
+async def cores(product: Product, seconds: float) -> float:
+    before, began = cpu_seconds(product.server.pid), time.monotonic()
+    await asyncio.sleep(seconds)
+    return (cpu_seconds(product.server.pid) - before) / (time.monotonic() - began)
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process and its children have used so far (proc(5): utime and stime are fields 14 and 15)."""
+    cells = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return (int(cells[11]) + int(cells[12])) / TICK + sum(cpu_seconds(int(child)) for child in children)

@@ -1,0 +1,59 @@
+"""The command line: how long `watchkeeper --help` and a `query` against a running hub take, from start to prompt.
+
+Each is started as a shell starts it, in turn with an empty Python that imports what every command does; the best time
+of each counts. `*_ratio` is what a command takes times that reference: the part that our own code adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests import servers
+from tests.product.running import WATCHKEEPER
+
+# An empty process with the one library that every command needs.
+REFERENCE = [sys.executable, "-c", "import click"]
+EXPRESSION = "count by (modelName) (DCGM_FI_DEV_GPU_TEMP)"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", type=int, default=64, help="size of the simulated fleet that is asked about")
+    parser.add_argument("--rounds", type=int, default=15, help="how often each is started; the best time counts")
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    port = servers.free_port()
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory() as folder:
+        line = [*WATCHKEEPER, "up", "--gpus", str(options.gpus), "--port", str(port), "--data", f"{folder}/kept"]
+        with servers.running(line, ready_url=f"{url}/-/ready", log=Path(folder) / "log"):
+            found = fastest(
+                {
+                    "reference": REFERENCE,
+                    "help": [*WATCHKEEPER, "--help"],
+                    "query": [*WATCHKEEPER, "query", EXPRESSION, "--hub", url],
+                    "query_json": [*WATCHKEEPER, "query", EXPRESSION, "--json", "--hub", url],
+                },
+                rounds=options.rounds,
+            )
+    numbers = {f"{name}_milliseconds": round(1000 * seconds, 1) for name, seconds in found.items()}
+    numbers |= {f"{name}_ratio": round(found[name] / found["reference"], 2) for name in ("help", "query")}
+    return numbers | {"load_average": round(os.getloadavg()[0], 2)}
+
+
+def fastest(commands: dict[str, list[str]], *, rounds: int) -> dict[str, float]:
+    """The best wall time of each command, all of them started in turn."""
+    best = dict.fromkeys(commands, math.inf)
+    for _ in range(rounds):
+        for name, line in commands.items():
+            began = time.perf_counter()
+            subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
+            best[name] = min(best[name], time.perf_counter() - began)
+    return best

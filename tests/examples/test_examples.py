@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import torch_python
 from tests.product.running import await_that, up
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -18,9 +20,9 @@ SAYS = {
 }
 
 
-def run(name: str, *arguments: str) -> str:
+def run(name: str, *arguments: str, seconds: float = 30) -> str:
     line = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
-    return subprocess.run(line, capture_output=True, text=True, check=True, timeout=30).stdout
+    return subprocess.run(line, capture_output=True, text=True, check=True, timeout=seconds).stdout
 
 
 @pytest.mark.parametrize("name", SAYS)
@@ -36,5 +38,21 @@ def test_a_hub_answers_the_first_example(tmp_path: Path) -> None:
     assert "No open incidents." in said
 
 
+@pytest.mark.servers
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_each_of_four_faults_of_a_training_job_is_pinned_on_the_right_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAD_RANK", "1")
+    said = run("06_which_rank_is_it.py", str(torch_python.require()), seconds=150).splitlines()
+    assert [line.split(": ")[:2] for line in said] == [
+        ["slow", "nccl_timeout_straggler"],
+        ["die", "nccl_rank_died"],
+        ["diverge", "training_diverged"],
+        ["wrong-shape", "nccl_shape_or_collective_mismatch"],
+    ]
+    assert [re.findall(r"\brank (\d)", line, re.IGNORECASE)[0] for line in said] == ["1"] * 4
+
+
 def test_no_example_is_left_out() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"01_ask_a_hub.py", *SAYS}
+    trained = {"05_train_on_four_ranks.py", "06_which_rank_is_it.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"01_ask_a_hub.py", *trained, *SAYS}

@@ -1,9 +1,11 @@
 """The process beside a program that reads its GPUs: a driver that hangs holds this one up, and never the program.
 
     python gpu_reader.py FD SECONDS PARENT
+    python gpu_reader.py list
 
 `log_context` runs it as a file, so it imports nothing of Watchkeeper. It writes what it read into the shared memory FD,
 again and again, until its parent is gone: length and checksum, then JSON. `read` is how the other side takes it out.
+`list` prints index and UUID of each GPU once, for `placement`.
 """
 
 from __future__ import annotations
@@ -120,7 +122,18 @@ def serve(memory: mmap.mmap, seconds: float, parent: int) -> None:
             time.sleep(min(left, LOOK_SECONDS))
 
 
+def uuids() -> list[tuple[int, str]]:
+    import pynvml as nvml
+
+    nvml.nvmlInit()
+    indexes = range(nvml.nvmlDeviceGetCount())
+    return [(index, _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))) for index in indexes]
+
+
 def main() -> None:
+    if sys.argv[1:] == ["list"]:
+        sys.stdout.write(json.dumps(uuids()))
+        return
     fd, seconds, parent = sys.argv[1:4]
     serve(mmap.mmap(int(fd), MEMORY_BYTES), float(seconds), int(parent))
     # Not sys.exit: the thread that waits for events may sit in the driver.

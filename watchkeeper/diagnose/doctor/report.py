@@ -24,6 +24,7 @@ PLACES = (
         "gpu",
         "pci",
         "uuid",
+        "culprit_rank",
         "rank",
         "local_rank",
         "missing_rank",
@@ -50,7 +51,9 @@ PLACES = (
         "taint",
     ),
 )
-NUMBERS = frozenset({"gpu", "rank", "local_rank", "missing_rank", "missing_gpu", "pid", "link", "switch", "port"})
+NUMBERS = frozenset(
+    {"gpu", "culprit_rank", "rank", "local_rank", "missing_rank", "missing_gpu", "pid", "link", "switch", "port"}
+)
 MAX_VALUES_OF_A_PLACE = 16
 
 
@@ -158,6 +161,7 @@ def _place_in_words(where: Mapping[str, Any]) -> str:
     for name, word in (
         ("gpu", "GPU {}"),
         ("pci", "GPU {}"),
+        ("culprit_rank", "rank {}"),
         ("rank", "rank {}"),
         ("pod", "pod {}"),
         ("job", "job {}"),

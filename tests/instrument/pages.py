@@ -1,0 +1,48 @@
+"""A monitor's page read back with the product's own reader."""
+
+from __future__ import annotations
+
+import urllib.request
+from typing import Protocol
+
+from watchkeeper.instrument.page import Page
+from watchkeeper.model.labels import Labels
+from watchkeeper.readers.exposition import ExpositionParser
+
+
+class Monitor(Protocol):
+    def write(self, page: Page) -> None: ...
+
+
+def text(monitor: Monitor, *, is_openmetrics: bool = False) -> bytes:
+    page = Page(is_openmetrics=is_openmetrics)
+    monitor.write(page)
+    return page.content()
+
+
+def series(monitor: Monitor) -> dict[Labels, float]:
+    return read(text(monitor))
+
+
+def read(content: bytes, *, openmetrics: bool = False) -> dict[Labels, float]:
+    parser = ExpositionParser()
+    page = parser.parse(content, openmetrics=openmetrics)
+    assert not page.problems
+    return {parser.labels[handle]: value for handle, value in zip(page.handles, page.values, strict=True)}
+
+
+def value(monitor: Monitor, name: str, **labels: str) -> float | None:
+    """The one series of this name that has these labels."""
+    found = [
+        number
+        for known, number in series(monitor).items()
+        if known.get("__name__") == name and all(known.get(label) == text for label, text in labels.items())
+    ]
+    assert len(found) < 2, f"{name}{labels} is not one series but {len(found)}"
+    return found[0] if found else None
+
+
+def fetch(address: str, accept: str = "text/plain") -> tuple[str, bytes]:
+    asked = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(asked, timeout=5) as answer:
+        return answer.headers["Content-Type"], answer.read()

@@ -1,0 +1,159 @@
+"""The monitor in real loops: PyTorch, Lightning, Hugging Face's Trainer; and the barrier that names machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import torch_python
+from tests.instrument import pages
+from watchkeeper.instrument.optional import PackageMissing
+from watchkeeper.instrument.training import TrainingMonitor
+
+pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(180)]
+BEGIN = """
+import sys, warnings
+import torch
+from torch import nn
+from watchkeeper.instrument.exports import Exports
+from watchkeeper.instrument.page import Page
+from watchkeeper.instrument.training import TrainingMonitor
+torch.set_num_threads(1)
+monitor = TrainingMonitor("llama", Exports())
+"""
+END = """
+page = Page()
+monitor.write(page)
+print("PAGE")
+print(page.content().decode())
+"""
+
+
+def page(program: str, folder: Path, *needs: str) -> dict[str, float]:
+    """Series of the program's page at its end: by name, and by name and phase."""
+    said = torch_python.run(BEGIN + program + END, folder=folder, needs=needs).partition("PAGE\n")[2]
+    rows = pages.read(said.encode()).items()
+    return {" ".join(filter(None, (labels["__name__"], labels.get("phase")))): value for labels, value in rows}
+
+
+def test_a_pytorch_loop_is_seen_by_its_hooks(tmp_path: Path) -> None:
+    program = """
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+monitor.watch(model, optimizer)
+for batch in monitor.batches(torch.randn(6, 4, 8)):
+    loss = model(batch).square().mean()
+    monitor.tell(loss=loss)
+    monitor.saw(samples=len(batch))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+model.eval()
+with monitor.validation():
+    monitor.tell(validation_loss=model(batch).square().mean())
+"""
+    found = page(program, tmp_path)
+    assert found["training_iterations_total"] == 6
+    assert found["training_samples_total"] == 24
+    assert found["training_learning_rate"] == 0.25
+    assert {"training_loss", "training_validation_loss"} <= found.keys()
+    assert all(found[f"training_phase_seconds_total {phase}"] > 0 for phase in ("forward", "backward", "optimizer"))
+
+
+def test_lightning_is_one_line(tmp_path: Path) -> None:
+    program = """
+import lightning
+from torch.utils.data import DataLoader
+class Small(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 1)
+    def training_step(self, batch, index):
+        return self.inner(batch).square().mean()
+    def validation_step(self, batch, index):
+        self.log("val_loss", self.inner(batch).square().mean())
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.25)
+trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False,
+                            enable_model_summary=False, callbacks=[monitor.lightning()], default_root_dir=".")
+loader = DataLoader(torch.randn(20, 8), batch_size=4)
+trainer.fit(Small(), loader, loader)
+"""
+    found = page(program, tmp_path, "lightning")
+    assert (found["training_iterations_total"], found["training_samples_total"], found["training_epoch"]) == (10, 40, 1)
+    assert found["training_learning_rate"] == 0.25
+    assert {"training_loss", "training_validation_loss", "training_checkpoint_bytes"} <= found.keys()
+    assert found["training_checkpoint_writes_total"] >= 1
+    phases = ("data", "forward", "backward", "validation", "checkpoint")
+    assert all(found[f"training_phase_seconds_total {phase}"] > 0 for phase in phases)
+
+
+def test_hugging_faces_trainer_is_one_line(tmp_path: Path) -> None:
+    program = """
+from transformers import Trainer, TrainingArguments
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 1)
+    def forward(self, x, labels=None):
+        answer = self.inner(x)
+        return {"loss": (answer - labels).square().mean(), "logits": answer}
+rows = [{"x": torch.randn(8), "labels": torch.zeros(1)} for _ in range(24)]
+arguments = TrainingArguments("out", max_steps=6, per_device_train_batch_size=4, logging_steps=1, save_steps=3,
+                              eval_steps=3, eval_strategy="steps", use_cpu=True, report_to=[], disable_tqdm=True)
+Trainer(Small(), arguments, train_dataset=rows, eval_dataset=rows, callbacks=[monitor.hugging_face()]).train()
+"""
+    found = page(program, tmp_path, "transformers", "accelerate")
+    assert (found["training_iterations_total"], found["training_samples_total"]) == (6, 24)
+    assert {"training_loss", "training_validation_loss", "training_grad_norm", "training_epoch"} <= found.keys()
+    assert found["training_checkpoint_writes_total"] == found["training_checkpoint_starts_total"] == 2
+    assert found["training_checkpoint_bytes"] > 0
+    phases = ("forward", "backward", "optimizer", "validation", "checkpoint")
+    assert all(found[f"training_phase_seconds_total {phase}"] > 0 for phase in phases)
+
+
+BARRIER = """
+import json, os, sys
+import torch.distributed as dist
+from torch import multiprocessing
+from watchkeeper.instrument.barrier import BarrierBroken, barrier_report
+from watchkeeper.instrument.placement import Placement
+
+def start(rank, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=4)
+    place = Placement(rank, 4, node=f"gpu-{rank // 2}", gpu=str(rank % 2), uuid=f"GPU-{rank}")
+    barrier_report(place=place, timeout_seconds=60)
+    if rank in (1, 3):
+        os._exit(0)
+    try:
+        barrier_report(place=place, timeout_seconds=2)
+    except BarrierBroken as broken:
+        with open(f"rank{rank}.json", "w") as kept:
+            missing = [[one.rank, one.node, one.uuid] for one in broken.missing]
+            json.dump({"text": str(broken), "missing": missing}, kept)
+
+context = multiprocessing.get_context("fork")
+ranks = [context.Process(target=start, args=(rank, os.path.abspath("store"))) for rank in range(4)]
+for rank in ranks:
+    rank.start()
+for rank in ranks:
+    rank.join()
+"""
+
+
+def test_a_barrier_names_the_machines_of_the_ranks_that_do_not_come(tmp_path: Path) -> None:
+    torch_python.run(BARRIER, folder=tmp_path)
+    first = json.loads((tmp_path / "rank0.json").read_text())
+    assert first["missing"] == [[1, "gpu-0", "GPU-1"], [3, "gpu-1", "GPU-3"]]
+    assert "2 did not come: rank 1 on gpu-0 GPU 1 GPU-1; rank 3 on gpu-1 GPU 1 GPU-3. Look at the logs" in first["text"]
+    other = json.loads((tmp_path / "rank2.json").read_text())
+    assert other["missing"] == []
+    assert "rank 0 knows who did not come" in other["text"]
+
+
+@pytest.mark.parametrize("ask", [TrainingMonitor.lightning, TrainingMonitor.hugging_face])
+def test_a_framework_that_is_not_installed_is_named_with_the_way_to_get_it(ask: object) -> None:
+    with pytest.raises(PackageMissing, match=r"pip install (lightning|transformers)"):
+        ask(TrainingMonitor("llama"))  # type: ignore[operator]

@@ -1,0 +1,99 @@
+"""The wait of a GPU for other ranks, by events as PyTorch has them: read when they are over, and once in a second."""
+
+from __future__ import annotations
+
+import pytest
+
+from watchkeeper.instrument import gpu_wait, step_clock
+from watchkeeper.instrument.gpu_wait import GpuWait
+from watchkeeper.instrument.step_clock import Phase, StepClock
+
+
+class Cuda:
+    """torch.cuda with a stream whose time is moved by hand; it has worked off everything up to `done`."""
+
+    def __init__(self) -> None:
+        self.now, self.done, self.made = 0.0, -1.0, 0
+        self.is_broken = False
+
+    def Event(self, enable_timing: bool) -> Event:
+        if self.is_broken:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        self.made += 1
+        return Event(self)
+
+
+class Event:
+    def __init__(self, cuda: Cuda) -> None:
+        self._cuda, self.at = cuda, -1.0
+
+    def record(self) -> None:
+        self.at = self._cuda.now
+
+    def query(self) -> bool:
+        return self.at <= self._cuda.done
+
+    def elapsed_time(self, later: Event) -> float:
+        return (later.at - self.at) * 1000
+
+
+class Hands:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    made = Hands()
+    monkeypatch.setattr(gpu_wait, "perf_counter", made)
+    monkeypatch.setattr(step_clock, "perf_counter", made)
+    return made
+
+
+def step(clock: StepClock, cuda: Cuda, hands: Hands, *, wait: float) -> None:
+    """A step of 1 s on the host, at whose end the GPU waits for others."""
+    clock.enter(Phase.BACKWARD)
+    assert clock.gpu_wait is not None
+    clock.gpu_wait.sent()
+    cuda.now += wait
+    hands.now += 1.0
+    clock.leave()
+    clock.end_step(hands.now)
+
+
+def test_a_wait_is_known_a_step_later_and_is_no_compute(hands: Hands) -> None:
+    clock, cuda = StepClock(), Cuda()
+    clock.gpu_wait = GpuWait(cuda)
+    step(clock, cuda, hands, wait=0.4)
+    step(clock, cuda, hands, wait=0.4)
+    assert clock.gpu_wait.seconds == 0.0
+    cuda.done = cuda.now
+    step(clock, cuda, hands, wait=0.4)
+    assert clock.gpu_wait.seconds == pytest.approx(0.4)
+    assert clock.compute_seconds(hands.now) == 1.0
+    for _ in range(4):
+        step(clock, cuda, hands, wait=0.4)
+    assert clock.compute_seconds(hands.now) == pytest.approx(0.6)
+
+
+def test_one_step_in_a_second_is_measured(hands: Hands) -> None:
+    cuda = Cuda()
+    wait = GpuWait(cuda)
+    cuda.done = 1e9
+    for _ in range(1000):
+        wait.sent()
+        wait.came()
+        hands.now += 0.01
+    # Two events each for ten seconds, and a step or two until each pair is read.
+    assert 16 <= cuda.made <= 22
+
+
+def test_a_gpu_that_breaks_leaves_the_last_wait_and_the_step_alone(hands: Hands) -> None:
+    clock, cuda = StepClock(), Cuda()
+    clock.gpu_wait = GpuWait(cuda)
+    cuda.is_broken = True
+    step(clock, cuda, hands, wait=0.4)
+    assert clock.steps == 1
+    assert clock.gpu_wait.seconds == 0.0

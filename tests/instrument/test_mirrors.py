@@ -1,0 +1,133 @@
+"""Mirrors to experiment trackers: fed from their own threads, bounded, and never felt by the training."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests import torch_python
+from tests.instrument import pages
+from watchkeeper.instrument import mirrors
+from watchkeeper.instrument.exports import Exports
+from watchkeeper.instrument.mirrors import Mirroring, Run
+from watchkeeper.instrument.optional import PackageMissing
+from watchkeeper.instrument.placement import Placement
+from watchkeeper.instrument.training import TrainingMonitor
+
+
+class Tracker:
+    """Keeps what it gets; waits where it is told to, and raises where it is broken."""
+
+    def __init__(self, *, is_broken: bool = False, gate: threading.Event | None = None) -> None:
+        self.run = Run("fake", "run-7", "http://tracker.example/run-7")
+        self.got: list[tuple[int, Mapping[str, float]]] = []
+        self.calls, self._is_broken, self._gate = 0, is_broken, gate
+
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
+        self.calls += 1
+        if self._gate is not None:
+            self._gate.wait()
+        if self._is_broken:
+            raise RuntimeError("the tracker is down")
+        self.got.append((step, numbers))
+
+
+def monitor(tracker: Tracker, rank: int = 0) -> TrainingMonitor:
+    return TrainingMonitor("llama", Exports(), mirrors=[tracker], place=Placement(rank, 2))
+
+
+def test_a_tracker_gets_the_numbers_and_its_run_is_linked() -> None:
+    tracker = Tracker()
+    with monitor(tracker) as made:
+        made.step(loss=0.5)
+        made.step(loss=0.25)
+        link = "http://tracker.example/run-7"
+        assert pages.value(made, "training_run_info", tracker="fake", run_id="run-7", run_url=link) == 1
+    # The first step at once, the last one at the end; between them at most one in ten seconds.
+    assert [step for step, _ in tracker.got] == [1, 2]
+    assert tracker.got[-1][1]["training_loss"] == 0.25
+
+
+def test_only_the_rank_that_tells_all_feeds_its_tracker() -> None:
+    tracker = Tracker()
+    with monitor(tracker, rank=1) as made:
+        made.step(loss=0.5)
+    assert tracker.calls == 0
+
+
+def test_a_tracker_that_is_down_is_left_alone_and_the_steps_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    tracker = Tracker(is_broken=True)
+    mirroring = Mirroring([tracker], every_seconds=0.0)
+    deadline = time.monotonic() + 10
+    while "gets no more numbers" not in caplog.text:
+        assert time.monotonic() < deadline
+        mirroring.offer({"training_loss": 1.0}, 1, now=0.0)
+        time.sleep(0.001)
+    mirroring.offer({"training_loss": 1.0}, 2, now=0.0)
+    mirroring.close()
+    assert tracker.calls == mirrors.MOST_FAILURES
+    assert mirroring.failures() == {"fake": mirrors.MOST_FAILURES}
+
+
+def test_a_tracker_that_hangs_holds_up_neither_the_steps_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirrors, "CLOSE_SECONDS", 0.1)
+    gate = threading.Event()
+    mirroring = Mirroring([Tracker(gate=gate)], every_seconds=0.0)
+    began = time.monotonic()
+    for step in range(10 * mirrors.MOST_WAITING):
+        mirroring.offer({"training_loss": 1.0}, step, now=0.0)
+    mirroring.close()
+    assert time.monotonic() - began < 5
+    assert len(mirroring._feeds[0]._waiting) <= mirrors.MOST_WAITING
+    gate.set()
+
+
+@pytest.mark.parametrize("ask", [mirrors.mlflow_run, mirrors.wandb_run])
+def test_a_tracker_that_is_not_installed_is_named_with_the_way_to_get_it(ask: object) -> None:
+    with pytest.raises(PackageMissing, match=r"pip install (mlflow-skinny|wandb)"):
+        ask()  # type: ignore[operator]
+
+
+TRAINED = """
+from watchkeeper.instrument.exports import Exports
+from watchkeeper.instrument.training import TrainingMonitor
+with TrainingMonitor("llama", Exports(), mirrors=[mirror]) as monitor:
+    for step in range(3):
+        monitor.step(loss=1.0 / (step + 1))
+"""
+
+
+@pytest.mark.servers
+def test_mlflow_itself_keeps_the_numbers(tmp_path: Path) -> None:
+    program = f"""
+import os
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+import mlflow
+from watchkeeper.instrument import mirrors
+mlflow.set_tracking_uri("file:./runs")
+run = mlflow.start_run()
+mirror = mirrors.mlflow_run()
+{TRAINED}
+history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "training_loss")
+print([(one.step, round(one.value, 3)) for one in history])
+mlflow.end_run()
+"""
+    assert torch_python.run(program, folder=tmp_path, needs=("mlflow",)) == "[(1, 1.0), (3, 0.333)]\n"
+
+
+@pytest.mark.servers
+def test_weights_and_biases_itself_takes_the_numbers(tmp_path: Path) -> None:
+    program = f"""
+import wandb
+from watchkeeper.instrument import mirrors
+run = wandb.init(mode="offline", project="test", dir=".", settings=wandb.Settings(silent=True, console="off"))
+mirror = mirrors.wandb_run()
+{TRAINED}
+print(run.summary["watchkeeper/step"], round(run.summary["watchkeeper/training_loss"], 3))
+wandb.finish()
+"""
+    assert torch_python.run(program, folder=tmp_path, needs=("wandb",)) == "3 0.333\n"

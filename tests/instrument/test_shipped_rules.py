@@ -1,0 +1,94 @@
+"""The shipped rules work on what the monitors write: same names, same labels, and the alerts that belong to them."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import watchkeeper
+from tests.instrument import pages
+from watchkeeper.instrument.exports import Exports
+from watchkeeper.instrument.inference import InferenceMonitor
+from watchkeeper.instrument.placement import Placement
+from watchkeeper.instrument.training import ModelCost, TrainingMonitor
+from watchkeeper.model.samples import Sample
+from watchkeeper.query.embedded import EmbeddedEngine
+from watchkeeper.query.promql import parser, walk
+from watchkeeper.rules import rulefile
+from watchkeeper.store.head import Head
+
+RULES = rulefile.load(sorted((Path(watchkeeper.__file__).parent / "packs" / "rules").glob("*.yaml"))).rules
+OURS = ("training_", "inference_")
+# What the scrape adds, what the mapping of other servers adds (packs/rules/serving.yaml), and PyTorch's count of
+# out-of-memory errors, which is there where PyTorch uses a GPU.
+ADDED_LABELS = frozenset({"__name__", "cluster", "instance", "job", "server"})
+ON_A_GPU = frozenset({"training_cuda_ooms_total"})
+
+
+@cache
+def written() -> dict[str, set[str]]:
+    """Labels of every series that the monitors of a whole program write, by name."""
+    place = Placement(0, 2, node="gpu-7", gpu="0", uuid="GPU-8a")
+    training = TrainingMonitor("llama", Exports(), place=place, cost=ModelCost(1e12, flops_per_token=1e9))
+    for batch in training.batches(range(30)):
+        training.step(loss=math.nan if batch else 1.0, grad_norm=1.0, learning_rate=1e-3, samples=1, tokens=1)
+    training.tell(validation_loss=1.0, epoch=1)
+    with training.checkpoint():
+        pass
+    serving = InferenceMonitor("llama", "3", Exports())
+    with serving.request() as request:
+        with request.queueing():
+            pass
+        request.used(prompt_tokens=1, generated_tokens=2)
+        request.piece()
+    found: dict[str, set[str]] = {}
+    for labels in (*pages.series(training), *pages.series(serving)):
+        found.setdefault(labels["__name__"], set()).update(dict(labels))
+    return found
+
+
+def asked() -> dict[str, set[str]]:
+    """What the rules ask of names that are ours: label names in their selectors."""
+    found: dict[str, set[str]] = {}
+    for rule in RULES:
+        for selector in walk.selectors(parser.parse(rule.expr)):
+            if selector.name and selector.name.startswith(OURS) and selector.name not in ON_A_GPU:
+                found.setdefault(selector.name, set()).update(matcher.name for matcher in selector.matchers)
+    return found
+
+
+def test_the_rules_ask_for_many_of_our_series() -> None:
+    assert len(asked()) >= 15
+
+
+@pytest.mark.parametrize("name", sorted(asked()))
+def test_a_series_that_a_rule_reads_is_on_the_page_with_the_labels_it_asks_for(name: str) -> None:
+    assert name in written()
+    assert asked()[name] <= written()[name] | ADDED_LABELS
+
+
+def alerting(engine: EmbeddedEngine, alert: str, at_ms: int) -> bool:
+    (rule,) = [rule for rule in RULES if rule.name == alert]
+    return bool(engine.instant(rule.expr, at_ms).latest())
+
+
+def test_a_loss_that_is_no_number_is_what_the_alert_asks_for() -> None:
+    engine, monitor = EmbeddedEngine(Head()), TrainingMonitor("llama", Exports(), place=Placement())
+    for at_ms, loss in ((0, 1.0), (15_000, math.nan)):
+        monitor.step(loss=loss)
+        rows = pages.series(monitor).items()
+        engine.append(Sample(labels.having(cluster="main"), at_ms, value) for labels, value in rows)
+        assert alerting(engine, "TrainingLossNotFinite", at_ms) == math.isnan(loss)
+
+
+def test_a_checkpoint_that_fails_is_what_the_alert_asks_for() -> None:
+    engine, monitor = EmbeddedEngine(Head()), TrainingMonitor("llama", Exports(), place=Placement())
+    for at_ms in (0, 15_000):
+        rows = pages.series(monitor).items()
+        engine.append(Sample(labels.having(cluster="main"), at_ms, value) for labels, value in rows)
+        assert alerting(engine, "CheckpointFailing", at_ms) == (at_ms > 0)
+        with pytest.raises(OSError, match="full"), monitor.checkpoint():
+            raise OSError("full")

@@ -25,10 +25,10 @@ def found(settings: config.Settings = SETTINGS) -> dict[str, Any]:
     return {file.path: yaml.safe_load(file.text) for file in keda.files(settings)}
 
 
-def test_each_service_gets_a_scaled_object_with_queue_and_latency() -> None:
+def test_each_service_gets_a_scaled_object_with_queue_load_and_latency() -> None:
     spec = found()["keda/serving-llama.yaml"]["spec"]
     assert spec["scaleTargetRef"]["name"] == "llama"
-    assert [trigger["metricType"] for trigger in spec["triggers"]] == ["AverageValue", "Value"]
+    assert [trigger["metricType"] for trigger in spec["triggers"]] == ["AverageValue", "AverageValue", "Value"]
     # KEDA reads every value of the metadata as text.
     assert {type(value) for trigger in spec["triggers"] for value in trigger["metadata"].values()} == {str}
 
@@ -52,9 +52,13 @@ def test_plain_autoscalers_are_valid_and_ask_for_what_the_adapter_gives() -> Non
 def test_every_recorded_series_that_is_asked_for_is_recorded_by_a_shipped_rule() -> None:
     shipped = "".join(rule.text for rule in fleet_facts.rule_texts(SETTINGS))
     queries = [trigger["metadata"]["query"] for trigger in found()["keda/serving-llama.yaml"]["spec"]["triggers"]]
-    assert "record: slo:error_ratio:rate5m\n" in shipped
-    assert "slo:error_ratio:rate5m" in queries[1]
-    assert "vllm:num_requests_waiting" in shipped
+    for name, query in zip(
+        ("inference_requests_waiting", "watchkeeper:inference_replica_requests:max1d", "slo:error_ratio:rate5m"),
+        queries,
+        strict=True,
+    ):
+        assert name in query
+        assert f"record: {name}\n" in shipped
 
 
 @pytest.mark.parametrize(("share", "burn"), [(0.0, 0.0), (0.05, 1.0), (0.5, 1.5)])
@@ -64,10 +68,10 @@ def test_a_burning_budget_asks_for_half_as_many_replicas_more_at_most(share: flo
     about = 'cluster="prod-1",model_name="llama-3-8b"'
     for name, value in (
         (f'slo:error_ratio:rate5m{{slo="inference-latency",{about}}}', share),
-        (f"vllm:num_requests_waiting{{{about}}}", 70),
+        (f"inference_requests_waiting{{{about}}}", 70),
     ):
         engine.append([Sample(notation.labels(name), 60_000, value)])
-    waiting, late = keda.signals(
+    waiting, _, late = keda.signals(
         keda.Service("serving", "llama", "llama-3-8b"), keda.latency_objectives(SETTINGS), "prod-1"
     )
     assert [list(engine.instant(one.query, 60_000).latest().values()) for one in (waiting, late)] == [[70], [burn]]

@@ -32,7 +32,7 @@ def test_an_alert_names_a_shipped_cause_with_its_severity_and_runbook(rule: rule
 @EACH_ALERT
 def test_an_alert_has_words_for_people(rule: rulefile.AlertingRule) -> None:
     assert {"summary", "description", "action", "runbook_url"} == set(rule.annotations)
-    place = r"\$labels\.(Hostname|node|rack|pod|namespace|job_name|model_name|cluster)"
+    place = r"\$labels\.(Hostname|node|rack|pod|namespace|job_name|model_name|cluster|team)"
     assert re.search(place, rule.annotations["summary"].text), "a summary says where"
 
 

@@ -7,10 +7,11 @@ from typing import TextIO
 
 import click
 
-from watchkeeper.cli import options
+from watchkeeper.cli import jobs, options
 from watchkeeper.client.hub import HubClient
 from watchkeeper.diagnose import explained
 from watchkeeper.diagnose import pod as pods
+from watchkeeper.errors import HubError
 from watchkeeper.kit import wire
 
 MOST_BYTES = 64 * 1024 * 1024
@@ -60,8 +61,25 @@ def node(hub: HubClient, name: str, as_json: bool) -> None:
 @options.as_json
 @options.with_hub
 def job(hub: HubClient, name: str, as_json: bool) -> None:
-    """Say how a job gets on: who is missing, slow or starved, hardware events in its time, and what to do."""
-    _print(hub.explain("job", name), as_json)
+    """Say how a job gets on: who is missing, slow or starved, hardware events in its time, and what to do.
+
+    Then what `watchkeeper jobs` shows of it: used against held, goodput, and its ranks side by side.
+    """
+    answer = hub.explain("job", name)
+    try:
+        report = hub.job(name)
+    except HubError as error:
+        # One that waits, or that only a scheduler of another hub knows, has no report yet.
+        if error.status != 404:
+            raise
+        report = None
+    found = answer["explained"]
+    assert isinstance(found, dict)
+    if as_json:
+        _print({"explained": {**found, "report": report}, "text": ""}, as_json)
+        return
+    lines = [] if report is None else jobs.in_words(report, most_ranks=8)[1:]
+    _print({**answer, "text": "\n".join([str(answer["text"]), *lines])}, as_json)
 
 
 def _print(answer: dict[str, object], as_json: bool) -> None:

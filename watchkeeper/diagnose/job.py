@@ -125,7 +125,7 @@ def _rank_lines(facts: Facts) -> list[Line]:
     if seconds:
         ordered = sorted(seconds.values())
         middle = ordered[len(ordered) // 2]
-        late = sorted((rank for rank in seconds if seconds[rank] > training.LATE_FACTOR * middle), key=seconds.get)  # type: ignore[arg-type]
+        late = [rank for rank in training.late_ranks(facts) if rank in seconds]
         for rank in late[-8:]:
             gpu = training.gpu_of_rank(facts, int(rank)) if rank.isdigit() else None
             where = f" on {facts.names(gpu)}" if gpu is not None else ""

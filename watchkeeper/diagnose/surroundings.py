@@ -27,6 +27,15 @@ JOB_FIELDS = (
     "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_TEMP",
     "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE",
 )  # fmt: skip
+# Counters of a GPU's memory that should stand still; the words are for people.
+MEMORY_ERRORS = {
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "uncorrectable ECC errors",
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "rows remapped after uncorrectable errors",
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": "corrected ECC errors",
+}
+RANK_PLACES, GREW = "training_rank_info", "memory_errors_grew"
+# A regular expression of so many UUIDs stays below what engines accept (64 KiB).
+MOST_UUIDS = 1000
 NODE_SERIES = ("watchkeeper_gpu_fault", "watchkeeper_node_info", "node_boot_time_seconds", "node_uname_info", "up")
 
 
@@ -166,21 +175,37 @@ def _changes(questions: Questions, host: str) -> Iterable[str]:
 
 def _job(questions: Questions, name: str) -> dict[str, Series]:
     own, job = f'cluster="{questions.cluster}"', own_metrics.escape(name)
-    told = questions.ask(f'{{__name__=~"training_.+",{own},job_name="{job}"}}', about=f"series of {name}")
+    told = questions.ask(
+        f'{{__name__=~"training_.+|watchkeeper:training_rank_slow:ratio",{own},job_name="{job}"}} or '
+        # A rank that died no longer says where it ran.
+        f'last_over_time({RANK_PLACES}{{{own},job_name="{job}"}}[10m])',
+        about=f"series of {name}",
+    )
+    uuids = sorted({row.get("UUID", "") for row in told if row.get("__name__") == RANK_PLACES} - {""})[:MOST_UUIDS]
     waits = questions.ask(f'rate(training_data_wait_seconds_total{{{own},job_name="{job}"}}[5m])', about="input waits")
     pods = _literally(name)
     fields = "|".join(JOB_FIELDS)
     gpus = questions.ask(
         # A GPU that fell off the bus no longer reports; it is the job's for all that.
         f'last_over_time({{__name__=~"{fields}",{own},pod=~"{pods}(-.+)?"}}[5m]) or '
-        f'last_over_time({{__name__=~"{fields}",{own},hpc_job="{job}"}}[5m])',
+        f'last_over_time({{__name__=~"{fields}",{own},hpc_job="{job}"}}[5m])'
+        + (f' or last_over_time({{__name__=~"{fields}",{own},UUID=~"{"|".join(uuids)}"}}[5m])' if uuids else ""),
         about=f"GPUs of {name}",
     )
     nodes = sorted({labels.get("Hostname", "") for labels in gpus} - {""})
     ports = questions.ask(_ports(own, nodes), about="InfiniBand ports") if nodes else {}
+    grew = questions.ask(_memory_errors(own, nodes), about="memory errors of its GPUs") if nodes else {}
     named = [(labels.having(__name__="data_wait_share"), value) for labels, value in waits.items()]
     found = [*told.items(), *gpus.items(), *named]
-    return {**_by_name(dict(found)), "ib_errors_per_second": tuple(ports.items())}
+    return {**_by_name(dict(found)), "ib_errors_per_second": tuple(ports.items()), GREW: tuple(grew.items())}
+
+
+def _memory_errors(own: str, nodes: Sequence[str]) -> str:
+    where = f'{own},Hostname=~"{"|".join(_literally(node) for node in nodes[:64])}"'
+    parts = [
+        f'label_replace(increase({name}{{{where}}}[15m]) > 0, "field", "{name}", "", "")' for name in MEMORY_ERRORS
+    ]
+    return " or ".join(parts)
 
 
 def _ports(own: str, nodes: Sequence[str]) -> str:

@@ -21,20 +21,26 @@ from watchkeeper.render import yaml_text
 from watchkeeper.render.tree import File
 from watchkeeper.render.yaml_text import Part
 from watchkeeper.rules import reload, slo
+from watchkeeper.workloads.replicas import (
+    CALM_SECONDS,
+    LARGEST,
+    MOST_GROWTH,
+    SHRINK_EVERY_SECONDS,
+    SMALLEST,
+    WAITING_PER_REPLICA,
+)
 
 SERVICE = re.compile(r"(?P<namespace>[a-z0-9-]+)/(?P<name>[a-z0-9.-]+)=(?P<model>[^\s\"{}]+)")
 EXAMPLE = "serving/llama=llama-3-8b"
 # Requests over a bucket's bound are late ones: that makes an objective one of latency.
 LATE = re.compile(r'_bucket\{[^}]*\ble="(?P<seconds>[0-9.]+)"')
-# What one replica may have waiting before it counts as too few: below that nobody waits long (InferenceQueueDeep).
-WAITING_PER_REPLICA = 10
-# A burn of 1 uses the budget up exactly at the end of its window.
-MOST_GROWTH = 1.5
-SMALLEST, LARGEST = 1, 8
 DEFAULT_PORTS = {"http": 80, "https": 443}
 READER = "watchkeeper-reader"
 # Loading a model takes minutes, so replicas go slowly and one at a time.
-DOWN = {"stabilizationWindowSeconds": 600, "policies": [{"type": "Pods", "value": 1, "periodSeconds": 300}]}
+DOWN = {
+    "stabilizationWindowSeconds": round(CALM_SECONDS),
+    "policies": [{"type": "Pods", "value": 1, "periodSeconds": round(SHRINK_EVERY_SECONDS)}],
+}
 UP = {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 100, "periodSeconds": 60}]}
 ABOUT_OBJECT = """Scales {name} by the requests that wait for {model}, and when its latency objective burns. Needs KEDA.
   kubectl apply -f .
@@ -81,7 +87,11 @@ def files(settings: config.Settings) -> list[File]:
 def latency_objectives(settings: config.Settings) -> list[slo.Slo]:
     """The objectives of a model's latency: their errors are requests over a bucket's bound."""
     objectives = reload.read(rule_loops.sources(settings)).slos
-    return [one for one in objectives if "model_name" in one.by and LATE.search(one.errors)]
+    return [one for one in objectives if is_latency(one)]
+
+
+def is_latency(objective: slo.Slo) -> bool:
+    return "model_name" in objective.by and LATE.search(objective.errors) is not None
 
 
 def signals(service: Service, objectives: Sequence[slo.Slo], cluster: str) -> list[Signal]:
@@ -90,11 +100,20 @@ def signals(service: Service, objectives: Sequence[slo.Slo], cluster: str) -> li
     found = [
         Signal(
             "waiting",
-            f"sum(vllm:num_requests_waiting{{{about}}})",
-            str(WAITING_PER_REPLICA),
+            f"sum(inference_requests_waiting{{{about}}})",
+            f"{WAITING_PER_REPLICA:g}",
             True,
-            f"Requests that wait, {WAITING_PER_REPLICA} for each replica at most.",
-        )
+            f"Requests that wait, {WAITING_PER_REPLICA:g} for each replica at most.",
+        ),
+        # Without it a quiet queue would take all replicas but one away, and the next request would bring them back.
+        Signal(
+            "load",
+            f"sum(rate(inference_request_duration_seconds_count{{{about}}}[5m])) / "
+            f"max(watchkeeper:inference_replica_requests:max1d{{{about}}})",
+            "1",
+            True,
+            "Replicas that the requests of now need, by the most that one has answered within a day.",
+        ),
     ]
     for one in objectives:
         late = LATE.search(one.errors)
@@ -219,7 +238,7 @@ def _adapter(services: Sequence[Service], objectives: Sequence[slo.Slo], setting
     """The adapter asks whether a series exists before it asks for a metric; the query itself is ours."""
     rules = [
         {
-            "seriesQuery": re.search(r"[a-z_]+:[\w:]+\{[^}]*\}", signal.query)[0],  # type: ignore[index]
+            "seriesQuery": re.search(r"[a-z][\w:]+\{[^}]*\}", signal.query)[0],  # type: ignore[index]
             "resources": {"namespaced": False},
             "name": {"as": _metric(service, signal)},
             "metricsQuery": signal.query,

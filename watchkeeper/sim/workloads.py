@@ -52,6 +52,7 @@ class TrainingRun:
     data_wait: float = 0.0
     compute_seconds: float = 0.0
     labels: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -116,8 +117,18 @@ class Workloads:
         run.labels = [
             braces({"job_name": job.name, "rank": str(rank), "world_size": size}) for rank in range(len(job.rows))
         ]
+        run.places = [
+            braces({"job_name": job.name, "rank": str(rank), "world_size": size, **self._place(row)})
+            for rank, row in enumerate(job.rows)
+        ]
         self._training[job.number] = run
         return run
+
+    def _place(self, row: int) -> dict[str, str]:
+        layout = self._jobs.layout
+        node = layout.nodes[int(layout.node_of_gpu[row])]
+        gpu = node.gpus[row - node.first]
+        return {"Hostname": node.name, "gpu": str(gpu.index), "UUID": gpu.uuid}
 
     def _train(self, run: TrainingRun, effect: Training, *, phase: Phase, now: int) -> None:
         rows = list(run.job.rows)
@@ -200,6 +211,10 @@ def _write_training(page: TextPage, runs: list[TrainingRun], total: Sum) -> None
             is_slow = effect.slow_rank > 1 and rank == len(run.labels) - 1
             own = run.compute_seconds / (1 if is_slow else max(1.0, effect.slow_rank))
             page.add(labels, round(own * (1 + 0.03 * math.sin(rank + run.steps)), 4))
+    page.begin("training_rank_info", "gauge", "Where this rank runs: its node and GPU")
+    for run, effect in effects:
+        for labels in run.places[: len(run.places) - effect.dead_rank]:
+            page.add(labels, 1)
     page.begin("training_world_size", "gauge", "Ranks that the job has when it is whole")
     for run, _ in effects:
         page.add(run.labels[0], len(run.labels))

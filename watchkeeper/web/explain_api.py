@@ -158,9 +158,13 @@ def _answer(found: explained.Explained) -> Response:
 
 def endpoints(hub: HubView) -> list[Endpoint]:
     api = ExplainApi(hub)
+    gives = {"explained": explained.Explained, "text": str}
     return [
-        Endpoint(("GET",), "/api/explain/pod/{namespace}/{name}", Role.VIEWER, api.pod),
-        Endpoint(("GET",), "/api/explain/node/{name}", Role.VIEWER, api.node),
-        Endpoint(("GET",), "/api/explain/job/{name}", Role.VIEWER, api.job),
-        Endpoint(("GET",), "/api/explain/job/{namespace}/{name}", Role.VIEWER, api.job),
+        Endpoint(("GET",), path, Role.VIEWER, answer, words=f"Why a {what} is as it is, in words", gives=gives)
+        for path, answer, what in (
+            ("/api/explain/pod/{namespace}/{name}", api.pod, "pod"),
+            ("/api/explain/node/{name}", api.node, "node"),
+            ("/api/explain/job/{name}", api.job, "job"),
+            ("/api/explain/job/{namespace}/{name}", api.job, "job of a namespace"),
+        )
     ]

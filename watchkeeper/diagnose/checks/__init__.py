@@ -14,7 +14,15 @@ from watchkeeper.diagnose.checks.memory import ecc_uncorrectable
 from watchkeeper.diagnose.checks.placing import waiting_pod
 from watchkeeper.diagnose.checks.silence import silent_node
 from watchkeeper.diagnose.checks.slowdown import power_brake, power_cap, thermal_throttle
-from watchkeeper.diagnose.checks.training import broken_gpu, rank_died, slow_fabric, slow_gpu, starved, straggler
+from watchkeeper.diagnose.checks.training import (
+    broken_gpu,
+    diverged,
+    rank_died,
+    slow_fabric,
+    slow_gpu,
+    starved,
+    straggler,
+)
 from watchkeeper.diagnose.checks.waste import gpu_idle_waste
 from watchkeeper.diagnose.evidence import Facts
 from watchkeeper.model.diagnosis import Finding
@@ -22,6 +30,6 @@ from watchkeeper.model.diagnosis import Finding
 Check = Callable[[Facts], Finding | None]
 CHECKS: tuple[Check, ...] = (
     fell_off_bus, gpu_missing, ecc_uncorrectable, app_illegal_access, cooling_failure, thermal_throttle,
-    power_brake, power_cap, rank_died, straggler, starved, slow_gpu, slow_fabric, broken_gpu, out_of_memory,
+    power_brake, power_cap, rank_died, straggler, starved, slow_gpu, slow_fabric, broken_gpu, diverged, out_of_memory,
     silent_node, waiting_pod, gpu_idle_waste,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Jobs that stall or slow down: a rank that died, one that is late, input that does not come, a link, a hot GPU.
+"""Jobs that stall, slow down or diverge: a rank that died or is late, input that does not come, a link, a hot GPU.
 
 Everything is read from what the ranks say about themselves and from the GPUs that the job holds.
 """
@@ -10,6 +10,8 @@ from statistics import median
 from watchkeeper.diagnose.checks import ruling
 from watchkeeper.diagnose.checks.wording import finding
 from watchkeeper.diagnose.evidence import Facts, cause_of, is_grave, line, member_line
+from watchkeeper.diagnose.surroundings import GREW, MEMORY_ERRORS, RANK_PLACES
+from watchkeeper.model import jobs
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.labels import Labels
@@ -21,8 +23,11 @@ LAST_STEP, COMPUTE, WORLD = (
     "training_world_size",
 )
 WAIT = "data_wait_share"
-# As in packs/rules/training.yaml: half as much again as the middle rank; a fifth of the time without input.
+# What packs/rules/training.yaml says of ranks that compute longer than the quicker quarter: by how much, over minutes.
+SLOW = "watchkeeper:training_rank_slow:ratio"
+# Where that rule is not run, one look has to do: half as much again as the middle rank is no chance.
 LATE_FACTOR = 1.5
+# As in packs/rules/training.yaml: a fifth of the time without input.
 STARVED_SHARE = 0.2
 # A rank's page is read every few seconds; steps of large models take as long.
 STALE_STEP_SECONDS = 15.0
@@ -54,12 +59,14 @@ def straggler(facts: Facts) -> Finding | None:
     seconds = compute_seconds(facts)
     if facts.incident.family not in FAMILIES or len(seconds) < 2 or missing_ranks(facts):
         return None
-    middle = median(seconds.values())
-    late = sorted((rank for rank, taken in seconds.items() if taken > LATE_FACTOR * middle), key=seconds.__getitem__)
+    late = late_ranks(facts)
     if not late or len(late) > max(1, len(seconds) // 4):
         return None
     worst = late[-1]
-    said = f"rank {worst} computes {seconds[worst]:.2g} s a step, the middle of {len(seconds)} ranks {middle:.2g} s"
+    said = (
+        f"rank {worst} computes {seconds.get(worst, 0.0):.3g} s a step, "
+        f"the middle of {len(seconds)} ranks {median(seconds.values()):.3g} s"
+    )
     gpu = gpu_of_rank(facts, int(worst))
     return finding(
         facts,
@@ -77,6 +84,27 @@ def straggler(facts: Facts) -> Finding | None:
             RuledOut("ib_link_degraded", f"the other {len(seconds) - len(late)} ranks keep pace; a fabric slows all"),
         ),
     )  # fmt: skip
+
+
+def diverged(facts: Facts) -> Finding | None:
+    """A loss or gradient that went wrong, with what the GPUs of its ranks did around then; nothing is an answer too."""
+    if facts.incident.cause != "training_diverged" or facts.place.node is not None:
+        return None
+    held = {labels.get("UUID", "") for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
+    theirs = [event for event in facts.events if event.place.gpu in held]
+    seen = (*(line(event) for event in theirs[:4]), *_memory_errors(facts, held), *_held_down(facts, held))
+    if not seen and held:
+        none = f"none of the {len(held)} GPUs had an Xid, a memory error or slowed clocks within 10 minutes"
+        seen = (_seen(facts, "kernel logs and DCGM", none),)
+    steps = (Step("Rule out one bad GPU before the next run: compare the ranks' results", "watchkeeper diag -r 2"),)
+    return finding(
+        facts,
+        "training_diverged",
+        place=facts.place,
+        confidence=0.8 if seen else 0.7,
+        evidence=(*_told(facts), *seen),
+        steps=steps if theirs or len(seen) > 1 else (),
+    )
 
 
 def starved(facts: Facts) -> Finding | None:
@@ -170,29 +198,63 @@ def compute_seconds(facts: Facts) -> dict[str, float]:
     return {labels.get("rank", "0"): value for labels, value in facts.around.rows(COMPUTE)}
 
 
+def late_ranks(facts: Facts) -> list[str]:
+    """Ranks that the others wait for, the latest last."""
+    slow = {labels.get("rank", "0"): value for labels, value in facts.around.rows(SLOW)}
+    if not slow:
+        seconds = compute_seconds(facts)
+        middle = median(seconds.values()) if seconds else 0.0
+        slow = {rank: taken for rank, taken in seconds.items() if taken > LATE_FACTOR * middle}
+    return sorted(slow, key=slow.__getitem__)
+
+
 def step_age_seconds(facts: Facts) -> float | None:
     last = facts.around.value(LAST_STEP)
     return None if last is None else max(0.0, facts.at.timestamp() - last)
 
 
 def gpu_of_rank(facts: Facts, rank: int) -> Place | None:
-    """Ranks count through the workers and their GPUs in order; None where the job's GPUs are not all seen."""
+    """Where a rank runs, by its own word; else by the order of the job's GPUs, and None where not all are seen."""
+    told = [labels for labels, _ in facts.around.rows(RANK_PLACES, rank=str(rank)) if labels.get("Hostname")]
+    if told:
+        return _place(facts, told[-1])
     rows = {labels.get("UUID", ""): labels for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")}
     world = facts.around.value(WORLD)
     if world is None or len(rows) != round(world):
         return None
     ordered = sorted(
-        rows.values(), key=lambda labels: (_ordinal(labels.get("pod", "")), _number(labels.get("gpu", "")))
+        rows.values(),
+        key=lambda row: jobs.rank_order(row.get("pod", ""), row.get("Hostname", ""), row.get("gpu", "")),
     )
     return _place(facts, ordered[rank]) if rank < len(ordered) else None
 
 
-def _ordinal(pod: str) -> tuple[int, str]:
-    return _number(pod.rpartition("-")[2]), pod
+def _memory_errors(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            labels.get("field", ""),
+            f"{facts.names(_place(facts, labels))}: {value:.0f} {MEMORY_ERRORS[labels.get('field', '')]} in 15 minutes",
+            at=facts.at,
+            place=_place(facts, labels),
+        )
+        for labels, value in facts.around.rows(GREW)[:4]
+        if labels.get("UUID", "") in held and labels.get("field", "") in MEMORY_ERRORS
+    )
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
+def _held_down(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
+    source = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
+    slowed = [
+        (_place(facts, labels), int(value))
+        for labels, value in facts.around.rows(source)
+        if labels.get("UUID", "") in held
+        and 0 <= value < 2**32
+        and int(value) & (ruling.THERMAL_BITS | ruling.POWER_BRAKE_BIT)
+    ]
+    return tuple(
+        Evidence(source, f"{facts.names(place)}: clocks held down, reasons 0x{value:x}", at=facts.at, place=place)
+        for place, value in slowed[:4]
+    )
 
 
 def _place(facts: Facts, labels: Labels) -> Place:
@@ -227,7 +289,7 @@ def _fed(facts: Facts) -> RuledOut | None:
 
 def _even(facts: Facts) -> RuledOut | None:
     seconds = compute_seconds(facts)
-    if len(seconds) < 2 or max(seconds.values()) > LATE_FACTOR * median(seconds.values()):
+    if len(seconds) < 2 or late_ranks(facts):
         return None
     return RuledOut("nccl_timeout_straggler", f"all {len(seconds)} ranks compute about equally long")
 

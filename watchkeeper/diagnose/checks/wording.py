@@ -22,13 +22,15 @@ def finding(
     """A finding about a shipped cause; the catalogue's advice is its first step, the check's own steps follow."""
     row = causes.lookup(cause)
     name = facts.names(place)
+    # A job's trouble may be a node's: then it is the node that is called by its name.
+    node = facts.names(Place(place.cluster, node=place.node)) if place.node else facts.node_name
     return Finding(
         cause=row.cause,
         confidence=confidence,
         place=place,
-        title=row.headline(name, facts.node_name),
+        title=row.headline(name, node),
         why=why or row.why,
         evidence=evidence,
-        actions=(Step(row.advice(name, facts.node_name)), *steps),
+        actions=(Step(row.advice(name, node)), *steps),
         ruled_out=ruled_out,
     )

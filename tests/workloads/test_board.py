@@ -1,0 +1,154 @@
+"""Every job in one line and one job in full, from series that lie in an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from watchkeeper.catalogue import prices
+from watchkeeper.diagnose import evidence
+from watchkeeper.model import events, fleet, jobs, workloads
+from watchkeeper.model.samples import Sample
+from watchkeeper.query import embedded
+from watchkeeper.rules import notation
+from watchkeeper.store import head
+from watchkeeper.workloads import board, identity, report
+
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+BOOK = prices.Book(prices=(prices.Price("H100", prices.Kind.ON_DEMAND, 2.0),))
+SLURM = 'cluster="c",workload_kind="slurm_job",job_name="4711"'
+SERIES: Mapping[str, float] = {
+    f'watchkeeper:job_gpus:sum{{{SLURM},team="vision",user="ada",modelName="NVIDIA H100 80GB HBM3",pool="p"}}': 4,
+    f"watchkeeper:job_nodes:count{{{SLURM}}}": 1,
+    f'watchkeeper:job_use:ratio{{of="active",{SLURM}}}': 0.8,
+    f'watchkeeper:job_use:ratio{{of="tensor",{SLURM}}}': 0.5,
+    f'watchkeeper:job_use:ratio{{of="memory",{SLURM}}}': 0.7,
+    f'watchkeeper:job_training:group{{{SLURM},training_job="pretrain"}}': 1,
+    'watchkeeper:training_last_step_age:seconds{cluster="c",job_name="pretrain"}': 3,
+    'training_world_size{cluster="c",job_name="pretrain"}': 4,
+    'watchkeeper:job_gpus:sum{cluster="c",workload_kind="pod",namespace="web",job_name="chat",team="web"}': 2,
+    'watchkeeper:job_use:ratio{of="active",cluster="c",workload_kind="pod",namespace="web",job_name="chat"}': 0.0,
+    'training_world_size{cluster="c",job_name="alone"}': 2,
+    'watchkeeper:training_last_step_age:seconds{cluster="c",job_name="alone"}': 900,
+    'ALERTS{alertname="TrainingJobStalled",alertstate="firing",cluster="c",job_name="alone"}': 1,
+}
+RANK = 'cluster="c",job_name="pretrain"'
+RANKS: Mapping[str, float] = {
+    row: value
+    for rank in range(4)
+    for uuid in [f"GPU-{rank}"]
+    for row, value in {
+        f'watchkeeper:job_gpu:share{{{SLURM},Hostname="n1",UUID="{uuid}"}}': 1,
+        f'training_rank_info{{{RANK},rank="{rank}",Hostname="n1",gpu="{rank}",UUID="{uuid}"}}': 1,
+        f'training_last_step_timestamp_seconds{{cluster="c",job_name="pretrain",rank="{rank}"}}': NOW.timestamp() - 3,
+        f'training_step_compute_seconds{{cluster="c",job_name="pretrain",rank="{rank}"}}': 1.2 if rank == 2 else 1.0,
+        f'DCGM_FI_PROF_SM_ACTIVE{{cluster="c",Hostname="n1",UUID="{uuid}",gpu="{rank}"}}': 0.8,
+        f'DCGM_FI_DEV_GPU_UTIL{{cluster="c",Hostname="n1",UUID="{uuid}",gpu="{rank}"}}': 98,
+    }.items()
+}
+
+
+def engine(*several: Mapping[str, float]) -> embedded.EmbeddedEngine:
+    made = embedded.EmbeddedEngine(head.Head())
+    at = round(NOW.timestamp() * 1000) - 1000
+    made.append([Sample(notation.labels(name), at, value) for rows in several for name, value in rows.items()])
+    return made
+
+
+def asked(found: board.Board, id: str, happened: Iterable[events.Event] = ()) -> report.Asked:
+    key = next(key for key in found.keys if key.id == id)
+    line = next(line for line in found.lines if line.id == id)
+    return report.Asked(line, key, found.keys[key], (), lambda *_: list(happened), str, evidence.cause_of)
+
+
+def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:
+    since = (NOW - timedelta(hours=3)).timestamp()
+    key = identity.Key("c", jobs.JobKind.SLURM, "", "4711")
+    found = board.look(engine(SERIES), NOW, board.Around(book=BOOK, first_seen={key: since}))
+    line = next(line for line in found.lines if line.id == "4711")
+    assert (line.kind, line.name, line.team, line.user, line.gpus, line.nodes) == (
+        "slurm", "pretrain", "vision", "ada", 4, 1,
+    )  # fmt: skip
+    assert (line.state, line.used, line.memory_used, line.bound_by) == ("running", 0.8, 0.7, "compute")
+    assert (line.started_at, line.gpu_hours, line.cost) == (None, 12.0, jobs.Money(24.0, "USD"))
+    assert found.problems == ()
+
+
+def test_a_job_that_only_its_own_series_name_is_plain_and_the_gravest_comes_first() -> None:
+    found = board.look(engine(SERIES), NOW, board.Around(incidents={"alone": ("INC-3",)}))
+    assert [(line.id, line.kind.value, line.state.value) for line in found.lines] == [
+        ("alone", "plain", "stalled"), ("web/chat", "kubernetes", "idle"), ("4711", "slurm", "running"),
+    ]  # fmt: skip
+    assert (found.lines[0].stalled_since, found.lines[0].incidents) == (NOW - timedelta(seconds=900), ("INC-3",))
+
+
+def test_a_job_that_says_that_it_pauses_is_paused() -> None:
+    found = board.look(
+        engine(SERIES, {'training_paused{cluster="c",job_name="pretrain",rank="0"}': 1.0}), NOW, board.Around()
+    )
+    assert next(line for line in found.lines if line.id == "4711").state == "paused"
+
+
+def test_a_job_that_waits_is_known_by_its_scheduler_alone() -> None:
+    pod = workloads.Workload(workloads.WorkloadKind.POD, "big-worker-0", "ml")
+    part = workloads.ScheduledWorkload("c", pod, workloads.WorkloadState.PENDING, gpus=8, requested_at=1.0)
+    found = board.look(engine(), NOW, board.Around(scheduled=[part]))
+    assert [(line.id, line.state.value, line.gpus, line.used) for line in found.lines] == [
+        ("ml/big", "pending", 8, None)
+    ]
+
+
+def test_a_full_report_names_the_slow_rank_by_node_and_gpu() -> None:
+    source = engine(SERIES, RANKS)
+    made = report.make(source, NOW, asked(board.look(source, NOW, board.Around()), "4711"))
+    assert made.job.straggler is not None
+    assert (made.job.state, made.job.straggler.rank, made.job.straggler.uuid) == ("slow", 2, "GPU-2")
+    assert [(one.rank, one.state.value) for one in made.ranks] == [
+        (0, "works"),
+        (1, "works"),
+        (2, "slow"),
+        (3, "works"),
+    ]
+    assert made.efficiency.bound_by == "straggler"
+    assert made.notes == ()
+
+
+def test_a_nan_carries_the_xid_of_its_rank_and_not_that_of_another_job_s_gpu() -> None:
+    told = {
+        'training_event_timestamp_seconds{cluster="c",job_name="pretrain",rank="0",kind="nan_loss"}': NOW.timestamp()
+        - 60,
+        'training_run_info{cluster="c",job_name="pretrain",run_url="https://wandb.example/r/1"}': 1,
+    }
+    happened = [xid("GPU-3", 94), xid("GPU-9", 48)]
+    source = engine(SERIES, RANKS, told)
+    made = report.make(source, NOW, asked(board.look(source, NOW, board.Around()), "4711", happened))
+    [loss] = made.losses
+    assert loss.what == "nan loss"
+    assert [(one.rank, one.kind, one.code) for one in loss.hardware] == [(3, "xid", "94")]
+    assert len(made.hardware) == 2
+    assert made.run_url == "https://wandb.example/r/1"
+
+
+def test_a_question_that_is_refused_is_said_and_the_others_are_answered() -> None:
+    # Two GPUs for one rank cannot be joined.
+    twice = {
+        f'training_rank_info{{{RANK},rank="0",UUID="a"}}': 1.0,
+        f'training_rank_info{{{RANK},rank="0",UUID="b"}}': 1.0,
+        f'watchkeeper:training_rank_slow:ratio{{{RANK},rank="0"}}': 0.2,
+    }
+    found = board.look(engine(SERIES, twice), NOW, board.Around())
+    assert len(found.lines) == 3
+    assert [problem.partition(" ")[0] for problem in found.problems] == ["slow"]
+
+
+@pytest.mark.parametrize(("text", "is_it"), [("4711", True), ("web/4711", False), ("4712", False)])
+def test_a_job_answers_to_its_id(text: str, is_it: bool) -> None:
+    assert identity.Key("c", jobs.JobKind.SLURM, "", "4711").answers_to(text, None) is is_it
+
+
+def xid(uuid: str, code: int) -> events.Event:
+    place = fleet.Place("c", node="n1", gpu=uuid)
+    at = NOW - timedelta(minutes=3)
+    return events.Event(f"c/n1/b/k/{code}", events.EventKind.XID, code, place, at, text=f"Xid {code}")

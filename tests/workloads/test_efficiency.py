@@ -1,0 +1,49 @@
+"""What a job is bound by, and the fix that goes with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from watchkeeper.model.jobs import BoundBy, Straggler
+from watchkeeper.workloads.efficiency import Facts, bound_by, judge
+
+SLOW = Straggler(5, "n1", "5", "GPU-5", 0.1, "computes 10% longer than the others at each step")
+BUSY = {"active": 0.85, "tensor": 0.6, "dram": 0.4, "utilisation": 0.98, "memory": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("facts", "bound"),
+    [
+        (Facts(8, BUSY), BoundBy.COMPUTE),
+        (Facts(8, BUSY | {"dram": 0.7, "tensor": 0.2}), BoundBy.MEMORY_BANDWIDTH),
+        (Facts(8, BUSY, input_wait=0.3), BoundBy.INPUT),
+        (Facts(8, BUSY, straggler=SLOW), BoundBy.STRAGGLER),
+        (Facts(8, {"active": 0.3, "tensor": 0.1, "utilisation": 0.99}), BoundBy.COMMUNICATION),
+        (Facts(1, {"active": 0.1, "tensor": 0.05, "utilisation": 0.2}), BoundBy.INPUT),
+        (Facts(8, BUSY, slowed_gpus=1), BoundBy.POWER_OR_HEAT),
+        (Facts(8, {"active": 0.0, "utilisation": 0.0}), BoundBy.NOTHING),
+        (Facts(8, {"active": 0.5}), BoundBy.UNKNOWN),
+        (Facts(8), BoundBy.UNKNOWN),
+    ],
+)
+def test_the_first_thing_that_explains_it_is_named(facts: Facts, bound: BoundBy) -> None:
+    assert bound_by(facts) is bound
+
+
+def test_a_report_says_used_against_held_and_the_exact_fix() -> None:
+    found = judge(Facts(8, BUSY | {"active": 0.4, "memory": 0.25}, input_wait=0.5, memory_bytes=8e9), 3600)
+    assert [(one.what, one.held, one.used, one.share) for one in found.uses] == [
+        ("GPU", 8, pytest.approx(3.2), 0.4),
+        ("GPU memory", 8e9, 2e9, 0.25),
+        ("CPU", None, None, None),
+    ]
+    assert found.fixes[0].command.startswith("DataLoader(num_workers=")
+    assert "75% of the GPUs' memory is free" in found.fixes[1].do
+    assert "input wait 50%" in found.why
+
+
+def test_what_is_not_measured_is_said_and_never_zero() -> None:
+    found = judge(Facts(8), 3600)
+    assert found.uses[0].share is None
+    assert any("DCGM_FI_PROF_SM_ACTIVE" in gap for gap in found.unseen)
+    assert found.fixes == ()

@@ -1,0 +1,63 @@
+"""Where the wall time of a job went."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.model.jobs import Goodput, Lost
+from watchkeeper.workloads.goodput import Point, Usual, account
+
+USUAL = Usual(2.0, 60.0, 90.0)
+
+
+def points(*values: float | None, every: float = 60.0) -> list[Point]:
+    return [Point(at * every, value) for at, value in enumerate(values)]
+
+
+def lost(found: Goodput) -> dict[str, float]:
+    return {one.reason.value: one.seconds for one in found.lost}
+
+
+def test_a_job_that_steps_all_the_time_loses_nothing() -> None:
+    found = account(points(0, 30, 60, 90), USUAL)
+    assert (found.share, found.steps, lost(found)) == (1.0, 90, {})
+
+
+def test_a_checkpoint_is_a_pause_and_ten_minutes_are_a_stall() -> None:
+    found = account(points(0, 30, 30, 60, *[60] * 10, 90), USUAL)
+    assert lost(found) == {"pause": 60.0, "stall": 600.0}
+    assert found.share == pytest.approx(180 / 840)
+
+
+def test_a_process_that_was_gone_and_began_anew_is_a_failure_and_a_restart() -> None:
+    found = account(points(0, 30, None, None, 0, 0, 30), USUAL)
+    assert lost(found) == {"failure": 120.0, "restart": 120.0}
+
+
+def test_steps_that_take_longer_than_usual_lose_what_they_are_longer() -> None:
+    assert lost(account(points(0, 15, 30), USUAL)) == {"unknown": 60.0}
+
+
+def test_waiting_in_the_queue_is_part_of_the_wall_time() -> None:
+    found = account(points(0, 30), USUAL, queue_seconds=60.0)
+    assert (found.wall_seconds, found.share, lost(found)) == (120.0, 0.5, {"queue": 60.0})
+
+
+def test_without_a_word_about_steps_nothing_is_claimed() -> None:
+    found = account(points(None, None), USUAL)
+    assert (found.share, found.productive_seconds, found.lost) == (None, None, ())
+    assert account(points(0, 30), Usual(None, None, None)).share is None
+
+
+@given(st.lists(st.none() | st.floats(0, 50), min_size=1, max_size=40), st.floats(0.1, 100))
+def test_what_was_productive_and_what_was_lost_sum_to_the_wall_time(made: list[float | None], step: float) -> None:
+    total, values = 0.0, [0.0]
+    for one in made:
+        total += one or 0.0
+        values.append(total if one is not None else None)  # type: ignore[arg-type]
+    found = account(points(*values), Usual(step, None, None))
+    if found.productive_seconds is not None:
+        assert found.productive_seconds + sum(lost(found).values()) == pytest.approx(found.wall_seconds)
+        assert set(lost(found)) <= set(Lost)

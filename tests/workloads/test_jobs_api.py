@@ -1,0 +1,100 @@
+"""Jobs over a real socket, and what the command line prints of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.web.fake_hub import FakeHub
+from tests.web.running import Site, serving
+from tests.workloads.test_board import RANKS, SERIES
+from watchkeeper.cli import explain as explain_command
+from watchkeeper.cli import jobs as jobs_command
+from watchkeeper.kit import clock
+from watchkeeper.model import jobs
+from watchkeeper.model.samples import Sample
+from watchkeeper.query import embedded
+from watchkeeper.rules import notation
+from watchkeeper.store import head
+
+MODEL = 'cluster="c",model_name="chat"'
+SERVED = {
+    f"watchkeeper:inference_replicas:count{{{MODEL}}}": 2.0,
+    f'inference_requests_waiting{{{MODEL},instance="a"}}': 60.0,
+}
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    hub = FakeHub()
+    engine = embedded.EmbeddedEngine(head.Head())
+    at, own = clock.to_ms(hub.clock.now()) - 1000, f'cluster="{hub.settings.fleet.cluster}"'
+    rows = {name.replace('cluster="c"', own): value for name, value in {**SERIES, **RANKS, **SERVED}.items()}
+    engine.append([Sample(notation.labels(name), at, value) for name, value in rows.items()])
+    hub.engine = engine  # type: ignore[assignment]
+    with serving(hub) as running:
+        yield running
+
+
+def run(site: Site, *arguments: str) -> Result:
+    return CliRunner().invoke(jobs_command.command, [*arguments, "--hub", site.url])
+
+
+def test_a_list_has_every_field_that_the_console_builds_on(site: Site) -> None:
+    answer = site.ask("/api/jobs").json
+    assert (answer["ok"], answer["total"], answer["problems"]) == (True, 3, [])
+    assert set(answer["jobs"][0]) == set(jobs.JobLine.__dataclass_fields__)
+    assert [one["id"] for one in answer["jobs"]] == ["alone", "web/chat", "4711"]
+
+
+def test_filters_and_limits_are_kept_and_wrong_ones_refused(site: Site) -> None:
+    assert [one["id"] for one in site.ask("/api/jobs?team=vision").json["jobs"]] == ["4711"]
+    assert site.ask("/api/jobs?state=stalled").json["total"] == 1
+    assert [len(site.ask("/api/jobs?limit=1").json["jobs"]), site.ask("/api/jobs?limit=1").json["total"]] == [1, 3]
+    for wrong in ("state=happy", "limit=0", "limit=99999", "limit=x"):
+        assert site.ask(f"/api/jobs?{wrong}").status == 400
+
+
+def test_one_job_is_found_by_its_id_and_by_the_name_it_gives_itself(site: Site) -> None:
+    for id in ("4711", "pretrain"):
+        answer = site.ask(f"/api/jobs/{id}").json
+        assert answer["job"]["id"] == "4711"
+        assert set(answer) == {"ok", *jobs.JobReport.__dataclass_fields__}
+    assert site.ask("/api/jobs/web/chat").json["job"]["name"] == "chat"
+    assert site.ask("/api/jobs/nobody").status == 404
+
+
+def test_the_table_names_what_is_wrong_and_the_exit_code_says_that_something_is(site: Site) -> None:
+    result = run(site)
+    assert result.exit_code == 1
+    assert result.output.splitlines()[1].split()[:3] == ["alone", "-", "stalled"]
+    rows = list(csv.DictReader(io.StringIO(run(site, "--csv").stdout)))
+    assert [(row["id"], row["used"]) for row in rows] == [("alone", ""), ("web/chat", "0.0"), ("4711", "0.8")]
+    assert json.loads(run(site, "--json").stdout)["total"] == 3
+
+
+def test_a_report_in_words_has_the_rank_its_gpu_and_the_fix(site: Site) -> None:
+    said = run(site, "4711").output
+    assert "4711 (pretrain): slow; 4 GPUs on 1 node" in said
+    assert "rank 2 on n1 computes 20% longer than the others at each step (3 works, 1 slow)" in said
+    assert "fix        Look at rank 2 on n1, GPU 2" in said
+    table = said[said.index("  rank  ") :].splitlines()
+    assert table[1].split()[:3] == ["2", "n1", "2"]
+
+
+def test_explaining_a_job_ends_with_its_report(site: Site) -> None:
+    result = CliRunner().invoke(explain_command.command, ["job", "pretrain", "--hub", site.url])
+    assert "goodput" in result.output, result.output
+
+
+def test_replicas_are_advised_and_one_model_s_past_is_played(site: Site) -> None:
+    assert "chat   2         6         60 requests wait" in run(site, "replicas").output
+    assert site.ask("/api/replicas?model=chat&window=1h").json["replicas"][0]["wanted"] == 6
+    assert site.ask("/api/replicas?model=nobody").status == 404
+    for wrong in ("window=soon", "window=1s", "window=30d"):
+        assert site.ask(f"/api/replicas?model=chat&{wrong}").status == 400

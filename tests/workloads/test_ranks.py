@@ -1,0 +1,81 @@
+"""Ranks side by side: by how long they compute, or by their GPUs alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.model.jobs import RankState
+from watchkeeper.workloads.ranks import Seen, beside, state_of_gang
+
+
+def gang(*looks: tuple[float, float], steps: tuple[float, ...] = ()) -> list[Seen]:
+    return [
+        Seen(rank, f"n{rank // 8}", str(rank % 8), f"GPU-{rank}", active, percent, 500.0, *steps[rank : rank + 1])
+        for rank, (percent, active) in enumerate(looks)
+    ]
+
+
+WORKS, SPINS, IDLES = (98.0, 0.8), (100.0, 0.11), (0.0, 0.0)
+
+
+def test_a_rank_that_computes_a_tenth_longer_is_the_straggler() -> None:
+    shown, slow = beside(gang(*[WORKS] * 8, steps=(1.0, 1.01, 0.99, 1.0, 1.02, 1.1, 1.0, 0.99)))
+    assert slow is not None
+    assert (slow.rank, slow.node, slow.gpu, slow.uuid) == (5, "n0", "5", "GPU-5")
+    assert slow.score == pytest.approx(0.1, abs=0.015)
+    assert [one.state for one in shown].count(RankState.SLOW) == 1
+
+
+def test_a_quarter_that_is_slower_alike_is_a_part_of_the_model() -> None:
+    shown, slow = beside(gang(*[WORKS] * 8, steps=(1.0, 1.0, 1.0, 1.0, 1.0, 1.2, 1.2, 1.2)))
+    assert slow is None
+    assert {one.state for one in shown} == {RankState.WORKS}
+
+
+def test_the_gpu_that_is_idle_while_the_others_spin_is_named_without_a_word_of_the_job() -> None:
+    shown, slow = beside([replace(one, rank=None) for one in gang(*[SPINS] * 7, IDLES)])
+    assert slow is not None
+    assert (slow.rank, slow.uuid, slow.why) == (None, "GPU-7", "is idle while 7 of 8 GPUs spin in a collective")
+    assert state_of_gang(shown) == "hung"
+
+
+def test_the_gpu_that_works_on_while_the_others_spin_is_named() -> None:
+    shown, slow = beside(gang(SPINS, SPINS, WORKS, SPINS))
+    assert slow is not None
+    assert slow.rank == 2
+    assert state_of_gang(shown) == ""
+
+
+def test_a_gpu_that_is_busier_than_all_others_never_waits_for_them() -> None:
+    _, slow = beside(gang(*[(99.0, 0.70 + 0.005 * (at % 3)) for at in range(7)], (100.0, 0.80)))
+    assert slow is not None
+    assert (slow.rank, "keeps its SMs busy" in slow.why) == (7, True)
+
+
+def test_a_rank_that_says_nothing_is_missing_and_the_one_they_wait_for() -> None:
+    seen = gang(*[SPINS] * 4)
+    shown, slow = beside([*seen[:3], replace(seen[3], is_missing=True)])
+    assert slow is not None
+    assert slow.rank == 3
+    assert shown[3].state is RankState.MISSING
+
+
+def test_replicas_of_a_service_do_not_wait_for_each_other() -> None:
+    assert beside(gang(WORKS, IDLES, WORKS, WORKS), in_step=False)[1] is None
+
+
+def test_without_profiling_fields_busy_is_neither_work_nor_waiting() -> None:
+    shown, slow = beside([Seen(0, utilisation_percent=100.0), Seen(1, utilisation_percent=100.0), Seen(2)])
+    assert slow is None
+    assert {one.state for one in shown} == {RankState.UNKNOWN}
+    assert state_of_gang(shown) == ""
+
+
+@given(st.lists(st.floats(0.97, 1.03), min_size=4, max_size=64), st.floats(0.01, 100))
+def test_ranks_within_three_per_cent_are_never_called_slow(steps: list[float], scale: float) -> None:
+    seen = gang(*[WORKS] * len(steps), steps=tuple(scale * step for step in steps))
+    assert beside(seen)[1] is None

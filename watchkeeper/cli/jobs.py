@@ -1,0 +1,258 @@
+"""`watchkeeper jobs`: every job in one line, one job in full, and how many replicas a model needs."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from watchkeeper.cli import options
+from watchkeeper.client.hub import HubClient
+
+# Worth an exit code other than 0.
+TROUBLE = frozenset({"hung", "stalled", "diverged", "slow"})
+COLUMNS = (
+    "id", "kind", "cluster", "name", "namespace", "user", "team", "state", "nodes", "gpus", "started_at", "gpu_hours",
+    "used", "memory_used", "bound_by", "goodput", "stalled_since",
+)  # fmt: skip
+UNKNOWN = "-"
+MOST_RANKS = 32
+
+
+class JobsGroup(click.Group):
+    """`jobs` lists, `jobs ID` shows one: whatever is not a command is the id of a job."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands:
+            args = ["show", *args]
+        return super().resolve_command(ctx, args)
+
+
+@click.group("jobs", cls=JobsGroup, invoke_without_command=True)
+@click.option("--state", help="Only jobs of this state, such as stalled, slow or idle.")
+@click.option("--team", help="Only this team's jobs.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=500, help="At most so many lines.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for a spreadsheet.")
+@options.as_json
+@options.with_hub
+@click.pass_context
+def command(
+    ctx: click.Context, hub: HubClient, state: str | None, team: str | None, limit: int, as_csv: bool, as_json: bool
+) -> None:
+    """List jobs: what they hold and use, what they are bound by, goodput, and who holds them up.
+
+    \b
+    watchkeeper jobs                    every job, the gravest first
+    watchkeeper jobs 4711               one job in full: efficiency, goodput, ranks, hardware events
+    watchkeeper jobs research/llm-70b   a Kubernetes job
+    watchkeeper jobs replicas           how many replicas each model needs
+
+    Exits with 1 when a job is hung, stalled, diverged or slow.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    answer = hub.jobs(state=state, team=team, limit=limit)
+    lines = answer["jobs"]
+    if as_json:
+        options.print_json(answer)
+    elif as_csv:
+        _print_csv(lines)
+    else:
+        _print_list(lines, answer)
+    if any(one["state"] in TROUBLE for one in lines):
+        ctx.exit(1)
+
+
+@command.command("show")
+@click.argument("id", metavar="ID|[NAMESPACE/]NAME")
+@click.option("--cluster", help="Of this cluster, where several have it.")
+@options.as_json
+@options.with_hub
+def show(hub: HubClient, id: str, cluster: str | None, as_json: bool) -> None:
+    """Show one job: used against held, what it is bound by and the fix, goodput, ranks, hardware events, losses."""
+    answer = hub.job(id, cluster=cluster)
+    if as_json:
+        options.print_json(answer)
+    else:
+        for line in in_words(answer):
+            click.echo(line)
+    if answer["job"]["state"] in TROUBLE:
+        click.get_current_context().exit(1)
+
+
+@command.command("replicas")
+@click.argument("model", required=False)
+@click.option("--cluster", help="Of this cluster, where several serve it.")
+@click.option("--window", default="1d", help="With MODEL: how far back to look what the advice would have done.")
+@options.as_json
+@options.with_hub
+def replicas(hub: HubClient, model: str | None, cluster: str | None, window: str, as_json: bool) -> None:
+    """How many replicas each model needs by its queue, load and latency objective; nothing is changed.
+
+    With MODEL also what following the advice would have done over the recorded past. `render keda` gives the same
+    numbers to an autoscaler.
+    """
+    answer = hub.replicas(model=model, cluster=cluster, window=window if model else None)
+    if as_json:
+        options.print_json(answer)
+        return
+    rows = [
+        [one["model"], str(one["replicas"]), UNKNOWN if one["wanted"] is None else str(one["wanted"]), one["why"]]
+        for one in answer["replicas"]
+    ]
+    if rows:
+        options.print_table(["model", "replicas", "would do", "because"], rows)
+    else:
+        click.echo("No program tells of its requests; see docs/howto/autoscale.md.")
+    _print_past(answer["past"])
+    _problems(answer)
+
+
+def in_words(answer: Mapping[str, Any], *, most_ranks: int = MOST_RANKS) -> list[str]:
+    """A job's report for a terminal; `explain job` prints it too."""
+    job = answer["job"]
+    cost = job["cost"]
+    money = "" if cost is None or cost["amount"] is None else f", {cost['amount']:,.2f} {cost['currency']}"
+    hours = "unknown GPU-hours" if job["gpu_hours"] is None else f"{job['gpu_hours']:,.1f} GPU-hours"
+    held = f"{_count(job['gpus'], 'GPU')} on {_count(job['nodes'], 'node')}, {hours}{money}"
+    said = [
+        f"{job['id']} ({job['name']}): {job['state']}; {held}",
+        f"  why        {answer['why']}",
+        *_efficiency(answer["efficiency"]),
+        *_goodput(answer["goodput"]),
+    ]
+    said += [f"  run        {answer['run_url']}"] if answer["run_url"] else []
+    said += [f"  incident   {one}" for one in job["incidents"]]
+    for loss in answer["losses"]:
+        near = "; ".join(f"{one['place']}: {one['text']}" for one in loss["hardware"][:4])
+        said.append(f"  loss       {loss['at'][:19]}Z {loss['what']}; {near or 'its GPUs had no hardware event then'}")
+    said += [f"  hardware   {one['at'][:19]}Z {one['place']}: {one['text'][:100]}" for one in answer["hardware"][-8:]]
+    said += _ranks(answer, most_ranks)
+    return said + [f"  not seen   {one}" for one in (*answer["efficiency"]["unseen"], *answer["notes"])]
+
+
+def _efficiency(found: Mapping[str, Any]) -> list[str]:
+    said = [f"  bound by   {found['why']}"]
+    for one in found["uses"]:
+        held = UNKNOWN if one["held"] is None else _amount(one["held"], one["unit"])
+        used = UNKNOWN if one["used"] is None else _amount(one["used"], one["unit"])
+        said.append(f"  {one['what']:<10} {used} used of {held} held ({_share(one['share'])})")
+    return said + [
+        f"  fix        {one['do']}: {one['why']}" + (f" [{one['command']}]" if one["command"] else "")
+        for one in found["fixes"]
+    ]
+
+
+def _goodput(found: Mapping[str, Any]) -> list[str]:
+    if found["share"] is None:
+        return ["  goodput    unknown: the job does not tell of its steps (training_iterations_total)"]
+    lost = ", ".join(f"{one['reason']} {_seconds(one['seconds'])}" for one in found["lost"]) or "nothing"
+    steps = f"{found['steps']:,.0f} steps of {found['step_seconds']:.3g} s"
+    return [f"  goodput    {_share(found['share'])} of {_seconds(found['wall_seconds'])}: {steps}; lost to {lost}"]
+
+
+def _ranks(answer: Mapping[str, Any], most: int) -> list[str]:
+    """Those that stand out first, the others in their order."""
+    rows = sorted(answer["ranks"], key=lambda one: one["state"] in ("works", "unknown"))
+    if not rows:
+        return []
+    said = [
+        f"  {'rank':>6}  {'node':<16} {'GPU':<4} {'SM':>5} {'util':>5} {'watts':>6} {'step':>8} {'score':>6}  state"
+    ]
+    for one in rows[:most]:
+        number = UNKNOWN if one["rank"] is None else str(one["rank"])
+        step = UNKNOWN if one["step_seconds"] is None else f"{one['step_seconds']:.3g} s"
+        score = UNKNOWN if one["score"] is None else f"{one['score']:+.0%}"
+        power = UNKNOWN if one["power_watts"] is None else f"{one['power_watts']:.0f}"
+        util = UNKNOWN if one["utilisation_percent"] is None else f"{one['utilisation_percent']:.0f} %"
+        said.append(
+            f"  {number:>6}  {one['node']:<16} {one['gpu']:<4} {_share(one['sm_active']):>5} {util:>5} {power:>6} "
+            f"{step:>8} {score:>6}  {one['state']}"
+        )
+    more = len(answer["ranks"]) - most + answer["left_out"]
+    return [*said, f"  and {more} more"] if more > 0 else said
+
+
+def _print_list(lines: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> None:
+    rows = [
+        [
+            one["id"], one["name"] if one["name"] not in one["id"] else "", one["team"] or UNKNOWN, one["state"],
+            str(one["gpus"]), str(one["nodes"]), _share(one["used"]), _share(one["memory_used"]),
+            one["bound_by"].replace("_", " "), _share(one["goodput"]), _money(one["cost"]), _note(one),
+        ]
+        for one in lines
+    ]  # fmt: skip
+    if rows:
+        header = ["job", "name", "team", "state", "GPUs", "nodes", "used", "memory", "bound by", "goodput", "cost", ""]
+        options.print_table(header, rows)
+    else:
+        click.echo("No job is known: no scheduler, exporter or program names one, or rules have not run for a minute.")
+    if answer["total"] > len(lines):
+        click.echo(f"{answer['total'] - len(lines)} more; --limit shows them")
+    _problems(answer)
+
+
+def _note(one: Mapping[str, Any]) -> str:
+    if one["stalled_since"]:
+        return f"no step since {one['stalled_since'][11:19]}Z"
+    slow = one["straggler"]
+    if slow is None:
+        return " ".join(one["incidents"])
+    who = f"rank {slow['rank']}" if slow["rank"] is not None else f"GPU {slow['gpu']}"
+    return f"{who} on {slow['node'] or '?'}, GPU {slow['gpu'] or '?'}: {slow['score']:+.0%}"
+
+
+def _print_csv(lines: Sequence[Mapping[str, Any]]) -> None:
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow([*COLUMNS, "cost", "currency"])
+    for one in lines:
+        cost = one["cost"] or {"amount": None, "currency": ""}
+        out.writerow([*(_plain(one[name]) for name in COLUMNS), _plain(cost["amount"]), cost["currency"]])
+
+
+def _plain(value: Any) -> Any:
+    """A cell that a spreadsheet reads as text even where somebody named a job like a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
+
+
+def _print_past(past: Mapping[str, Any] | None) -> None:
+    if past is None:
+        return
+    hours = (past["until"] - past["since"]) / 3600
+    click.echo(
+        f"Over the last {hours:.1f} h: {past['had_replica_hours']:.1f} replica-hours; following the advice "
+        f"{past['would_replica_hours']:.1f}, with {past['changes']} changes. More than the target waited for "
+        f"{_seconds(past['crowded_seconds'])}, and would have for {_seconds(past['would_crowded_seconds'])}."
+    )
+
+
+def _problems(answer: Mapping[str, Any]) -> None:
+    for problem in answer["problems"]:
+        click.echo(f"note: {problem}", err=True)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0%}"
+
+
+def _money(cost: Mapping[str, Any] | None) -> str:
+    return UNKNOWN if cost is None or cost["amount"] is None else f"{cost['amount']:,.0f} {cost['currency']}"
+
+
+def _amount(value: float, unit: str) -> str:
+    return f"{value / 2**30:,.0f} GiB" if unit == "bytes" else f"{value:,.1f} {unit}"
+
+
+def _seconds(value: float) -> str:
+    if value >= 5400:
+        return f"{value / 3600:.1f} h"
+    return f"{value / 60:.1f} min" if value >= 90 else f"{value:.0f} s"

@@ -1,0 +1,242 @@
+"""Jobs as people see them: what one holds and uses, how it gets on, what held it up, and its ranks side by side.
+
+`workloads` makes these values, `web/jobs_api` serves them as they stand here, and `watchkeeper jobs` and the console's
+Jobs page show them. Times are UTC, shares are 0 to 1, and None is unknown: an unknown share is not an idle GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+
+class JobKind(StrEnum):
+    """Who started it. `PLAIN` is a program that no scheduler names, or one that only its own series name."""
+
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+    PLAIN = "plain"
+
+
+class JobState(StrEnum):
+    """How a job gets on, the gravest first; `UNKNOWN` where nobody says and its GPUs are not seen."""
+
+    HUNG = "hung"
+    STALLED = "stalled"
+    DIVERGED = "diverged"
+    SLOW = "slow"
+    IDLE = "idle"
+    PAUSED = "paused"
+    PENDING = "pending"
+    RUNNING = "running"
+    UNKNOWN = "unknown"
+
+
+class BoundBy(StrEnum):
+    """What a job would need more of to be faster; `UNKNOWN` where too little is measured."""
+
+    COMPUTE = "compute"
+    MEMORY_BANDWIDTH = "memory_bandwidth"
+    INPUT = "input"
+    COMMUNICATION = "communication"
+    STRAGGLER = "straggler"
+    POWER_OR_HEAT = "power_or_heat"
+    NOTHING = "nothing"
+    UNKNOWN = "unknown"
+
+
+class Lost(StrEnum):
+    """Why wall time brought no step; `PAUSE` is a checkpoint, validation or another stop that is usual for the job."""
+
+    STALL = "stall"
+    RESTART = "restart"
+    FAILURE = "failure"
+    QUEUE = "queue"
+    PAUSE = "pause"
+    UNKNOWN = "unknown"
+
+
+class RankState(StrEnum):
+    """What a rank does beside the others: `WAITS` spins in a collective, `MISSING` says nothing any more."""
+
+    WORKS = "works"
+    WAITS = "waits"
+    SLOW = "slow"
+    IDLE = "idle"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """The rank that the others wait for. `score` is its share above the others: 0.1 is a tenth longer.
+
+    `rank` None: only the GPU is known, because the job says nothing about its ranks.
+    """
+
+    rank: int | None
+    node: str
+    gpu: str
+    uuid: str
+    score: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """What the held GPUs cost so far; `amount` None: a GPU of it has no price."""
+
+    amount: float | None
+    currency: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobLine:
+    """One job in a list.
+
+    `id` is what `GET /api/jobs/{id}` takes: a Slurm id, `namespace/name`, or the name. `used` is the share of the held
+    GPU time of the last hour in which SMs were active, `memory_used` the share of its GPUs' memory that is taken.
+    """
+
+    id: str
+    kind: JobKind
+    cluster: str
+    name: str
+    namespace: str
+    user: str
+    team: str
+    state: JobState
+    nodes: int
+    gpus: int
+    started_at: datetime | None
+    gpu_hours: float | None
+    used: float | None
+    memory_used: float | None
+    bound_by: BoundBy
+    goodput: float | None
+    stalled_since: datetime | None
+    straggler: Straggler | None
+    cost: Money | None
+    incidents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Used against held: `unit` is GPUs, bytes or cores; `share` None: not measured."""
+
+    what: str
+    held: float | None
+    used: float | None
+    unit: str
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """One change that would help, the first the most: what to do, what it would give, and the setting to type."""
+
+    do: str
+    why: str
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Used against held, what the job is bound by and why, and what to change; `unseen` is what was not measured."""
+
+    window_seconds: float
+    uses: tuple[Used, ...]
+    bound_by: BoundBy
+    why: str
+    fixes: tuple[Fix, ...]
+    unseen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LostTime:
+    reason: Lost
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Productive step time over wall time; `share`, `productive_seconds` None where the job tells of no steps.
+
+    `lost` sums to wall minus productive; `step_seconds` is the usual length of a step, learned from the job itself.
+    """
+
+    wall_seconds: float
+    productive_seconds: float | None
+    share: float | None
+    steps: float | None
+    step_seconds: float | None
+    longest_pause_seconds: float | None
+    lost: tuple[LostTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank beside the others; `score` as a straggler's. `rank` None where only its GPU is known."""
+
+    rank: int | None
+    node: str
+    gpu: str
+    uuid: str
+    sm_active: float | None
+    utilisation_percent: float | None
+    power_watts: float | None
+    step_seconds: float | None
+    score: float | None
+    state: RankState
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareEvent:
+    """Something that happened to a node of the job in its time; `rank` where the GPU is one of its ranks'."""
+
+    at: datetime
+    place: str
+    kind: str
+    code: str
+    cause: str | None
+    text: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossEvent:
+    """A loss or gradient that went wrong, and what its ranks' GPUs did around then; none is an answer too."""
+
+    at: datetime
+    what: str
+    value: float | None
+    hardware: tuple[HardwareEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """All about one job: `GET /api/jobs/{id}`. `ranks` has at most 4,096 rows; `left_out` counts the others."""
+
+    job: JobLine
+    why: str
+    efficiency: Efficiency
+    goodput: Goodput
+    ranks: tuple[Rank, ...]
+    left_out: int
+    hardware: tuple[HardwareEvent, ...]
+    losses: tuple[LossEvent, ...]
+    run_url: str | None
+    notes: tuple[str, ...] = ()
+
+
+def rank_order(pod: str, node: str, gpu: str) -> tuple[int, str, str, int]:
+    """Sorts GPUs as ranks count through them: by the worker's number, its node, and the index of the GPU.
+
+    A guess, for jobs that do not say where their ranks run: torchrun, Slurm's block distribution and Kubeflow do so.
+    """
+    return _number(pod.rpartition("-")[2]), pod, node, _number(gpu)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0

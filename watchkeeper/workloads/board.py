@@ -1,0 +1,245 @@
+"""Every job in one line, from a fixed number of questions whatever the number of GPUs.
+
+packs/rules/jobs.yaml and training.yaml have already put GPUs and ranks together by job, once a minute; here their
+answers meet what schedulers say, prices and incidents. `web/jobs_api` asks, and `report` begins with the same line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from watchkeeper.catalogue import prices
+from watchkeeper.errors import WatchkeeperError
+from watchkeeper.model import jobs, workloads
+from watchkeeper.model.labels import Labels
+from watchkeeper.query.engine import Engine
+from watchkeeper.workloads import efficiency, identity
+from watchkeeper.workloads.identity import Key
+
+# What is asked for every list. A name that starts with `h_` is about the last hour.
+QUESTIONS: Mapping[str, str] = {
+    "gpus": "watchkeeper:job_gpus:sum",
+    "nodes": "watchkeeper:job_nodes:count",
+    "uses": "watchkeeper:job_use:ratio",
+    "h_active": 'avg_over_time(watchkeeper:job_use:ratio{of="active"}[1h])',
+    "trainings": "watchkeeper:job_training:group",
+    "ages": "watchkeeper:training_last_step_age:seconds",
+    "worlds": "max by (cluster, job_name) (training_world_size)",
+    "training_nodes": (
+        "count by (cluster, job_name) (group by (cluster, job_name, Hostname) (training_rank_info))"
+    ),
+    "h_goodput": "avg_over_time(watchkeeper:training_productive:ratio[1h])",
+    "paused": "max by (cluster, job_name) (training_paused) == 1",
+    "waits": "max by (cluster, job_name) (rate(training_data_wait_seconds_total[5m]))",
+    "slow": (
+        "watchkeeper:training_rank_slow:ratio * on (cluster, job_name, rank) group_left (Hostname, gpu, UUID) "
+        "max by (cluster, job_name, rank, Hostname, gpu, UUID) (training_rank_info)"
+        " or watchkeeper:training_rank_slow:ratio"
+    ),
+    "alerts": 'ALERTS{alertstate="firing",job_name!=""}',
+}  # fmt: skip
+# When a job was first seen: hours of a week, and minutes of the newest hour. Kept for a while by whoever asks.
+FIRST_SEEN = (
+    "min_over_time(timestamp(watchkeeper:job_nodes:count)[7d:1h])",
+    "min_over_time(timestamp(watchkeeper:job_nodes:count)[1h:1m])",
+)
+# Which state an alert means; packs/rules decides when it fires. The order of JobState decides between several.
+STATES = {
+    "TrainingJobStalled": jobs.JobState.STALLED,
+    "TrainingRankDied": jobs.JobState.HUNG,
+    "JobHung": jobs.JobState.HUNG,
+    "TrainingLossNotFinite": jobs.JobState.DIVERGED,
+    "TrainingLossRising": jobs.JobState.DIVERGED,
+    "TrainingGradientNorm": jobs.JobState.DIVERGED,
+    "TrainingRankSlow": jobs.JobState.SLOW,
+    "TrainingThroughputDrop": jobs.JobState.SLOW,
+    "TrainingInputStarved": jobs.JobState.SLOW,
+}
+ORDER = {state: at for at, state in enumerate(jobs.JobState)}
+BY_TRAINING = ("ages", "worlds", "training_nodes", "h_goodput", "waits", "paused")
+Rows = Mapping[Labels, float]
+Training = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is known beside the series: schedulers, the price book, and open incidents by the name of a job."""
+
+    scheduled: Sequence[workloads.ScheduledWorkload] = ()
+    book: prices.Book | None = None
+    incidents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    first_seen: Mapping[Key, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """All jobs, the gravest state first; `problems` are questions that were refused."""
+
+    lines: tuple[jobs.JobLine, ...]
+    keys: Mapping[Key, str]
+    problems: tuple[str, ...] = ()
+
+
+def look(engine: Engine, now: datetime, around: Around) -> Board:
+    at_ms, problems = round(now.timestamp() * 1000), []
+    told: dict[str, Rows] = {}
+    for name, expr in QUESTIONS.items():
+        try:
+            told[name] = engine.instant(expr, at_ms).latest()
+        except WatchkeeperError as error:
+            told[name] = {}
+            problems.append(f"{name} of jobs could not be asked: {error}")
+    return _Table(told, around, now).board(tuple(problems))
+
+
+def first_seen(engine: Engine, now: datetime) -> dict[Key, float]:
+    """When each job that runs was first seen within a week."""
+    found: dict[Key, float] = {}
+    for expr in FIRST_SEEN:
+        for labels, value in engine.instant(expr, round(now.timestamp() * 1000)).latest().items():
+            key = identity.of_labels(labels)
+            found[key] = min(value, found.get(key, value))
+    return found
+
+
+class _Table:
+    """One list in the making: rows by job."""
+
+    def __init__(self, told: Mapping[str, Rows], around: Around, now: datetime) -> None:
+        self._around, self._now = around, now
+        self._gpus = _by_key(told["gpus"])
+        self._uses: dict[Key, dict[str, float]] = {}
+        for labels, value in told["uses"].items():
+            self._uses.setdefault(identity.of_labels(labels), {})[labels.get("of", "")] = value
+        self._parts: dict[Key, list[workloads.ScheduledWorkload]] = {}
+        for part in around.scheduled:
+            if part.state is not workloads.WorkloadState.ENDED and part.gpus:
+                self._parts.setdefault(identity.of_scheduled(part), []).append(part)
+        self._by_job = {name: _by_training(told[name]) for name in BY_TRAINING}
+        self._ages = self._by_job["ages"]
+        self._nodes_of = {identity.of_labels(labels): value for labels, value in told["nodes"].items()}
+        self._active = {identity.of_labels(labels): value for labels, value in told["h_active"].items()}
+        self._names = {identity.of_labels(labels): labels.get("training_job", "") for labels in told["trainings"]}
+        self._alerts: dict[Training, list[str]] = {}
+        for labels in told["alerts"]:
+            self._alerts.setdefault(_training(labels), []).append(labels.get("alertname", ""))
+        self._slow: dict[Training, tuple[Labels, float]] = {}
+        for labels, value in told["slow"].items():
+            if value > self._slow.get(_training(labels), (labels, 0.0))[1]:
+                self._slow[_training(labels)] = (labels, value)
+
+    def board(self, problems: tuple[str, ...]) -> Board:
+        keys = {key: self._training_of(key) for key in {*self._gpus, *self._parts}}
+        taken = {(key.cluster, name) for key, name in keys.items() if name}
+        alone = {*self._by_job["worlds"], *self._ages} - taken
+        keys |= {Key(cluster, jobs.JobKind.PLAIN, "", name): name for cluster, name in alone}
+        lines = [self._line(key, training) for key, training in keys.items()]
+        lines.sort(key=lambda one: (ORDER[one.state], -one.gpus, one.id))
+        return Board(tuple(lines), keys, problems)
+
+    def _training_of(self, key: Key) -> str:
+        """The name under which the job tells about itself; its own where nothing else is known, empty for none."""
+        name = self._names.get(key) or key.name
+        return name if (key.cluster, name) in self._ages else ""
+
+    def _line(self, key: Key, training: str) -> jobs.JobLine:
+        rows, parts = self._gpus.get(key, []), self._parts.get(key, [])
+        own = (key.cluster, training or key.name)
+        gpus = sum(value for _, value in rows) or self._by_job["worlds"].get(own, 0.0)
+        running = [part for part in parts if part.state is workloads.WorkloadState.RUNNING]
+        if not rows and parts:
+            gpus = float(sum(part.gpus for part in parts))
+        started = min((part.started_at for part in running if part.started_at), default=None)
+        since = started if started is not None else self._around.first_seen.get(key)
+        hours = None if since is None else max(0.0, self._now.timestamp() - since) / 3600 * gpus
+        straggler = self._straggler(own)
+        uses = self._uses.get(key, {})
+        state = self._state(key, own, uses)
+        age = self._ages.get(own)
+        is_still = state in (jobs.JobState.STALLED, jobs.JobState.HUNG) and age is not None
+        facts = efficiency.Facts(gpus, uses, self._value("waits", own), straggler)
+        return jobs.JobLine(
+            key.id, key.kind, key.cluster, training or key.name, key.namespace,
+            _first((labels.get("user", "") for labels, _ in rows), (part.workload.user for part in parts)),
+            _first((labels.get("team", "") for labels, _ in rows), (part.account for part in parts)),
+            state, self._nodes(key, own, running), round(gpus),
+            None if started is None else datetime.fromtimestamp(started, UTC),
+            None if hours is None else round(hours, 2), self._active.get(key), uses.get("memory"),
+            efficiency.bound_by(facts), self._value("h_goodput", own),
+            datetime.fromtimestamp(self._now.timestamp() - (age or 0.0), UTC) if is_still else None,
+            straggler, self._cost(rows, hours), self._incidents(key, training),
+        )  # fmt: skip
+
+    def _state(self, key: Key, own: Training, uses: Mapping[str, float]) -> jobs.JobState:
+        told = [STATES[name] for name in self._alerts.get(own, ()) if name in STATES]
+        if told:
+            return min(told, key=ORDER.__getitem__)
+        if key not in self._gpus and self._parts.get(key):
+            is_waiting = all(part.state is workloads.WorkloadState.PENDING for part in self._parts[key])
+            return jobs.JobState.PENDING if is_waiting else jobs.JobState.UNKNOWN
+        active = self._active.get(key)
+        if own in self._ages:
+            return jobs.JobState.PAUSED if own in self._by_job["paused"] else jobs.JobState.RUNNING
+        if active is None and not uses:
+            return jobs.JobState.UNKNOWN
+        return jobs.JobState.IDLE if active is not None and active < efficiency.IDLE else jobs.JobState.RUNNING
+
+    def _straggler(self, own: Training) -> jobs.Straggler | None:
+        if own not in self._slow or "TrainingRankSlow" not in self._alerts.get(own, ()):
+            return None
+        labels, score = self._slow[own]
+        text = labels.get("rank", "")
+        return jobs.Straggler(
+            int(text) if text.isascii() and text.isdigit() else None,
+            labels.get("Hostname", ""),
+            labels.get("gpu", ""),
+            labels.get("UUID", ""),
+            score,
+            f"computes {score:.0%} longer than the others at each step",
+        )
+
+    def _nodes(self, key: Key, own: Training, running: Sequence[workloads.ScheduledWorkload]) -> int:
+        seen = self._nodes_of.get(key)
+        if seen is None:
+            seen = self._value("training_nodes", own)
+        return round(seen) if seen is not None else len({node for part in running for node in part.nodes})
+
+    def _value(self, name: str, own: Training) -> float | None:
+        return self._by_job[name].get(own)
+
+    def _cost(self, rows: Iterable[tuple[Labels, float]], hours: float | None) -> jobs.Money | None:
+        book = self._around.book
+        held = list(rows)
+        gpus = sum(value for _, value in held)
+        if book is None or hours is None or not gpus:
+            return None
+        rates = [(book.rate(labels.get("modelName", ""), labels.get("pool", "")), value) for labels, value in held]
+        if any(rate is None for rate, _ in rates):
+            return jobs.Money(None, book.currency)
+        hourly = sum(rate.per_gpu_hour * value for rate, value in rates if rate is not None)
+        return jobs.Money(round(hourly * hours / gpus, 2), book.currency)
+
+    def _incidents(self, key: Key, training: str) -> tuple[str, ...]:
+        names = {training, key.name, key.id} - {""}
+        return tuple(sorted({one for name in names for one in self._around.incidents.get(name, ())}))
+
+
+def _by_key(rows: Rows) -> dict[Key, list[tuple[Labels, float]]]:
+    found: dict[Key, list[tuple[Labels, float]]] = {}
+    for labels, value in rows.items():
+        found.setdefault(identity.of_labels(labels), []).append((labels, value))
+    return found
+
+
+def _by_training(rows: Rows) -> dict[Training, float]:
+    return {_training(labels): value for labels, value in rows.items()}
+
+
+def _training(labels: Labels) -> Training:
+    return labels.get("cluster", ""), labels.get("job_name", "")
+
+
+def _first(*several: Iterable[str]) -> str:
+    return next((text for some in several for text in some if text), "")

@@ -1,0 +1,75 @@
+"""Which job a workload belongs to: a Slurm job is its id, pods of a job differ in what controllers append to names.
+
+`packs/rules/jobs.yaml` cuts names of pods by the same two patterns, because most questions about jobs are asked in
+PromQL; a test holds the two together. `board` uses them for pods that wait, which no series names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from watchkeeper.kit import own_metrics
+from watchkeeper.model import jobs, workloads
+from watchkeeper.model.labels import Labels
+
+# Kubernetes' random suffixes have no vowels and none of 0, 1 and 3 (k8s.io/apimachinery/pkg/util/rand).
+SUFFIX = "[bcdf-hj-np-tv-xz2-9]"
+HASHED = f"(.+?)(?:-{SUFFIX}{{8,10}})?-{SUFFIX}{{5}}"
+NUMBERED = (
+    "(.+?)(?:-(?:worker|workers|master|launcher|chief|leader|node|rank|replica|ps)(?:-[0-9]{1,5})?)?"
+    f"-[0-9]{{1,5}}(?:-{SUFFIX}{{5}})?"
+)
+KINDS = {
+    workloads.WorkloadKind.POD.value: jobs.JobKind.KUBERNETES,
+    workloads.WorkloadKind.SLURM_JOB.value: jobs.JobKind.SLURM,
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """A job of a cluster; `name` is a Slurm id, the common name of pods, or what a program calls itself."""
+
+    cluster: str
+    kind: jobs.JobKind
+    namespace: str
+    name: str
+
+    @property
+    def id(self) -> str:
+        """What people type, and what stands in an address."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    def answers_to(self, text: str, cluster: str | None) -> bool:
+        return text in (self.id, self.name) and cluster in (None, self.cluster)
+
+    @property
+    def selector(self) -> str:
+        """The labels of the series of packs/rules/jobs.yaml, for PromQL."""
+        word = next((word for word, kind in KINDS.items() if kind is self.kind), workloads.WorkloadKind.PROGRAM.value)
+        named = {"cluster": self.cluster, "workload_kind": word, "namespace": self.namespace, "job_name": self.name}
+        return ",".join(f'{label}="{own_metrics.escape(value)}"' for label, value in named.items())
+
+
+def of_labels(labels: Labels) -> Key:
+    """The job that a series of packs/rules/jobs.yaml is about."""
+    return Key(
+        labels.get("cluster", ""),
+        KINDS.get(labels.get("workload_kind", ""), jobs.JobKind.PLAIN),
+        labels.get("namespace", ""),
+        labels.get("job_name", ""),
+    )
+
+
+def of_scheduled(part: workloads.ScheduledWorkload) -> Key:
+    kind = KINDS.get(part.workload.kind.value, jobs.JobKind.PLAIN)
+    name = part.workload.name
+    return Key(part.cluster, kind, part.workload.namespace, job_name(name) if kind is jobs.JobKind.KUBERNETES else name)
+
+
+def job_name(pod: str) -> str:
+    for pattern in (NUMBERED, HASHED):
+        match = re.fullmatch(pattern, pod)
+        if match is not None:
+            return match[1]
+    return pod

@@ -1,0 +1,135 @@
+"""What is asked about one job: a fixed number of questions, by the labels that its series have.
+
+A refused question is remembered and shown as something that was not seen. `report` makes values of the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from itertools import islice
+
+from watchkeeper.errors import WatchkeeperError
+from watchkeeper.kit import own_metrics
+from watchkeeper.model.labels import Labels
+from watchkeeper.query.engine import Engine, Span
+from watchkeeper.workloads.identity import Key
+
+FIELDS = ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE")
+REASONS = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
+# Counters that grow when memory errs, and what to call it; volatile counters count since the driver was loaded.
+ERRORS = {
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("ecc_uncorrectable", "uncorrectable ECC errors"),
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": ("row_remap_pending", "rows remapped after uncorrectable errors"),
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("ecc_correctable_storm", "corrected ECC errors"),
+}
+# A regular expression of so many node names stays well below what engines accept.
+MOST_NODES = 1000
+# Points of a range: fine enough for pauses of minutes in a day, few enough for any engine.
+MOST_POINTS, LEAST_STEP = 1000, 15
+Rows = dict[Labels, float]
+
+
+class Questions:
+    """Asks one engine about one job at one time."""
+
+    def __init__(self, engine: Engine, now: datetime, key: Key, *, training: str) -> None:
+        self._engine, self._at_ms, self._key = engine, round(now.timestamp() * 1000), key
+        self.training = own_metrics.escape(training)
+        self._own = f'cluster="{own_metrics.escape(key.cluster)}"'
+        self.refused: list[str] = []
+
+    def held(self) -> Rows:
+        """The job's GPUs, by what holds them."""
+        return self._ask(f"watchkeeper:job_gpu:share{{{self._key.selector}}}")
+
+    def told(self, name: str) -> Rows:
+        """A series of the job's ranks, or of the job."""
+        return self._ask(f'{name}{{{self._own},job_name="{self.training}"}}') if self.training else {}
+
+    def learned(self, name: str) -> float | None:
+        """What the rules learned of the job; None: nothing yet."""
+        return max(self.told(name).values(), default=None)
+
+    def uses(self) -> Rows:
+        """Means of the last hour by the label `of`."""
+        return self._ask(f"avg_over_time(watchkeeper:job_use:ratio{{{self._key.selector}}}[1h])")
+
+    def waits(self) -> Rows:
+        expr = f'rate(training_data_wait_seconds_total{{{self._own},job_name="{self.training}"}}[5m])'
+        return self._ask(expr) if self.training else {}
+
+    def compute(self) -> Rows:
+        expr = f'avg_over_time(training_step_compute_seconds{{{self._own},job_name="{self.training}"}}[3m])'
+        return self._ask(expr) if self.training else {}
+
+    def gpus(self, nodes: Iterable[str]) -> Rows:
+        """Means of five minutes of every GPU of some nodes; the label `field` says of what."""
+        where = self._where(nodes)
+        return self._ask(
+            " or ".join(
+                f'label_replace(avg_over_time({field}{{{where}}}[5m]), "field", "{field}", "", "")' for field in FIELDS
+            )
+        )
+
+    def memory(self, nodes: Iterable[str]) -> Rows:
+        where = self._where(nodes)
+        return self._ask(f"DCGM_FI_DEV_FB_USED{{{where}}} + DCGM_FI_DEV_FB_FREE{{{where}}}")
+
+    def slowed(self, nodes: Iterable[str]) -> Rows:
+        return self._ask(f"{REASONS}{{{self._where(nodes)}}} > 0")
+
+    def cpus(self, nodes: Iterable[str]) -> tuple[float | None, float | None]:
+        """Cores of its nodes, and how many of them are busy; by node_exporter."""
+        some = "|".join(_literally(node) for node in islice(sorted(nodes), MOST_NODES))
+        where = f'{self._own},instance=~"({some})(:[0-9]+)?",mode="idle"'
+        cores = self._ask(f"count(node_cpu_seconds_total{{{where}}})")
+        idle = self._ask(f"sum(rate(node_cpu_seconds_total{{{where}}}[5m]))")
+        held, spare = next(iter(cores.values()), None), next(iter(idle.values()), None)
+        return held, None if held is None or spare is None else max(0.0, held - spare)
+
+    def trouble(self, nodes: Iterable[str], at: datetime) -> Rows:
+        """Memory errors and slowed clocks around a time; the label `field` says which."""
+        where = self._where(nodes)
+        asked = [
+            f'label_replace(increase({field}{{{where}}}[15m]) > 0, "field", "{field}", "", "")' for field in ERRORS
+        ]
+        asked.append(f'label_replace(max_over_time({REASONS}{{{where}}}[12m]), "field", "{REASONS}", "", "")')
+        return self._ask(" or ".join(asked), at_ms=min(self._at_ms, round(at.timestamp() * 1000) + 120_000))
+
+    def over(self, name: str, since: datetime) -> list[tuple[float, float]]:
+        """The largest of the ranks' values over time, where there is one."""
+        return [(at, value) for at, value in self.timeline(name, since) if value is not None]
+
+    def timeline(self, name: str, since: datetime) -> list[tuple[float, float | None]]:
+        """The same for every time: a program that says nothing leaves a hole."""
+        if not self.training:
+            return []
+        start = min(round(since.timestamp() * 1000), self._at_ms)
+        step = max(LEAST_STEP * 1000, (self._at_ms - start) // MOST_POINTS)
+        expr = f'max by (job_name) ({name}{{{self._own},job_name="{self.training}"}})'
+        try:
+            frame = self._engine.range(expr, Span(start, self._at_ms, step)).frame
+        except WatchkeeperError as error:
+            self.refused.append(f"{name} could not be asked: {error}")
+            return []
+        if not len(frame.labels):
+            return []
+        rows = zip(frame.times_ms.tolist(), frame.values[0].tolist(), frame.present[0].tolist(), strict=True)
+        return [(at / 1000, value if is_there else None) for at, value, is_there in rows]
+
+    def _where(self, nodes: Iterable[str]) -> str:
+        some = "|".join(_literally(node) for node in islice(sorted(nodes), MOST_NODES))
+        return f'{self._own},Hostname=~"{some}"'
+
+    def _ask(self, expr: str, *, at_ms: int | None = None) -> Rows:
+        try:
+            return self._engine.instant(expr, self._at_ms if at_ms is None else at_ms).latest()
+        except WatchkeeperError as error:
+            self.refused.append(f"`{expr[:60]}…` could not be asked: {error}")
+            return {}
+
+
+def _literally(text: str) -> str:
+    """A name inside a regular expression inside a PromQL string; names of nodes have nothing else to escape."""
+    return own_metrics.escape(text.replace("\\", "\\\\").replace(".", "\\."))

@@ -8,7 +8,8 @@ as fast as the machine allows. Every call is given `now`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import chain, islice
@@ -52,6 +53,8 @@ class Parts:
     policy: policy.Policy
     driver: driver.Driver
     ladder: ladder.Ladder
+    # Incidents of which a repair is at work on a machine; asked without a lock, from the thread of the incidents.
+    under_repair: Callable[[fleet_model.Place], Collection[str]] = lambda _: ()
 
 
 def harmless_parts(
@@ -77,6 +80,7 @@ class Pipeline:
             names=parts.fleet.place_name,
             workloads=self.workloads_at,
             domains=domains.Domains(parts.fleet.domains_of, parts.fleet.nodes_in),
+            under_repair=parts.under_repair,
         )
         # Alerts that changed and are not in the journal yet, each as it was last.
         self._unheard: dict[labels.Labels, alerts.Alert] = {}
@@ -136,7 +140,7 @@ class Pipeline:
             return changed
         self._end_series()
         for result in evaluate.evaluate_each(group, self._parts.engine, self.rule_state, now=now):
-            self._parts.engine.append(result.samples)
+            self._parts.engine.append(result.samples, together=f"rule {zlib.crc32(result.key.encode()):08x}")
             self.rule_state = {**self.rule_state, result.key: result.state}
             changed += result.changes
         if group.key not in self._begun:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -40,6 +40,8 @@ from watchkeeper.remediate import (
     plan,
     policy,
     progress,
+    reclaim,
+    register,
     repairs,
     surroundings,
     validation,
@@ -106,6 +108,7 @@ class RepairLoop:
 
     def join(self, parts: Parts) -> None:
         self._parts, self._has_caught_up = parts, False
+        self._exempt = reclaim.Exemptions(self._settings.reclaim_exempt, parts.clusters.team_of)
         if self._settings.driver in CLUSTER_DRIVERS and not parts.clusters.schedulers:
             log.warning("Budgets count only nodes that Watchkeeper itself takes out: [fleet] watches no scheduler")
         own = validation.own_validators(
@@ -122,7 +125,8 @@ class RepairLoop:
             sick_gpus=self._sick_gpus,
             report=self._report,
             changed=self._changed,
-            rung=lambda repair: self.ladder.rung(repair.cause, repair.pool),
+            rung=lambda repair: self._exempt.rung(self.ladder.rung(repair.cause, repair.pool), repair.actions),
+            idle=reclaim.Idleness(parts.engine).check,
         )
         self.repairs = repairs.Repairs(around, now=self._clock.now())
         self._hand_over = None
@@ -219,6 +223,10 @@ class RepairLoop:
             self.repairs.tell_of_cause(repair, incident.id, self._clock.now())
         return True
 
+    def acting_on(self, node: fleet_model.Place) -> Collection[str]:
+        """The incidents whose repair is past what can be undone on this node."""
+        return self.repairs.acting_on(node)
+
     def wanted(self, id: str) -> Wanted | None:
         """What the plan of an incident wants of a machine."""
         incident, proposal = self._parts.journal.incident(id), self._parts.journal.plan(id)
@@ -237,7 +245,8 @@ class RepairLoop:
             cause = incident.cause if proposal is None else proposal.cause
             receipts = () if proposal is None else proposal.receipts
         steps = [receipt.action for receipt in receipts]
-        rung, want = self.rung(cause, incident.place), self._wanted(incident, cause, steps)
+        rung = self._exempt.rung(self.rung(cause, incident.place), steps)
+        want = self._wanted(incident, cause, steps)
         limits = {} if want is None else want.limit_seconds
         mode = rung if want is None else want.rung
         return explanation.Explanation(
@@ -288,13 +297,14 @@ class RepairLoop:
 
     def audit(self, limit: int) -> list[chain.Entry]:
         """Everything that was decided, asked, refused, called and answered, oldest first; the newest part of it."""
-        kinds = (repairs.STORY, repairs.STEP, journals.REPAIR_SWITCH)
+        kinds = (register.STORY, register.STEP, journals.REPAIR_SWITCH)
         found = [entry for kind in kinds for entry in self._parts.journal.entries_of(kind, limit)]
         return sorted(found, key=lambda entry: entry.seq)[-limit:]
 
     def _wanted(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> Wanted | None:
-        rung, pool = self.rung(cause, incident.place), self._pool(incident.place)
-        return wanted(incident, cause, tuple(steps), policy=self._parts.policy, pool=pool, rung=rung)
+        planned, pool = tuple(steps), self._pool(incident.place)
+        rung = self._exempt.rung(self.rung(cause, incident.place), planned)
+        return wanted(incident, cause, planned, policy=self._parts.policy, pool=pool, rung=rung)
 
     def rung(self, cause: str, place: fleet_model.Place) -> ladder.Rung:
         return self.ladder.rung(cause, self._pool(place))
@@ -466,9 +476,11 @@ def limits_of(settings: config.Remediate) -> guards.Limits:
         settings.one_per_domain,
         tuple(quiet_hours.parse(text) for text in settings.quiet_hours),
         tuple(guards.Quorum(one.job_class, one.pool, one.gpus) for one in settings.quorum),
+        settings.reclaims,
     )
 
 
 def policy_of(settings: config.Remediate) -> policy.Policy:
-    read = policy.load(None if settings.policy is None else Path(settings.policy))
-    return policy.with_checks(read, settings.node_checks)
+    read = policy.load(None if settings.policy is None else Path(settings.policy), reclaim=settings.reclaim)
+    told = policy.with_wait(read, settings.reclaim_wait if settings.reclaim else None)
+    return policy.with_checks(told, settings.node_checks)

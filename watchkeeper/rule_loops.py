@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 
@@ -36,6 +36,8 @@ SHIPPED_SLOS = PACKS / "slo.yaml"
 LOOK_SECONDS = 30.0
 # Multiples of two intervals that mean the same moment may differ in their last bit.
 SAME_SECONDS = 0.001
+# Turns of a group that a busy hub makes up for at once; older ones stay lost, and are counted.
+MOST_CAUGHT_UP = 15
 
 Deliver = Callable[[Sequence[alerts.Alert], datetime], Awaitable[None]]
 
@@ -74,6 +76,14 @@ class RuleLoops:
         self._succeeded_at = gauge(
             "watchkeeper_rules_last_reload_success_timestamp_seconds", "When the rules in force were read"
         )
+        self._missed = metrics.counter(
+            "watchkeeper_rules_missed_turns_total", "Turns of a rule group that were due while the hub was busy"
+        )
+        self._caught_up = metrics.counter(
+            "watchkeeper_rules_caught_up_turns_total", "Missed turns of recording rules that were made up for"
+        )
+        # The interval and the number of each group's last turn.
+        self._turns: dict[str, tuple[float, int]] = {}
         self.last_reload: reloads.Reload
         self._seen: Mapping[str, tuple[int, int] | None] = {}
         self.book = reloads.RuleBook() if self.follows_server else self._read()
@@ -113,19 +123,46 @@ class RuleLoops:
         turns = {group.key: self._next_turn(group, now) for group in self.rules.groups}
         due = min(turns.values(), default=now + LOOK_SECONDS)
         await self._clock.sleep(min(due - now, LOOK_SECONDS))
-        if due - now > LOOK_SECONDS or not self._around.may_evaluate():
+        if due - now > LOOK_SECONDS:
+            return
+        if not self._around.may_evaluate():
+            # Whoever leads meanwhile has evaluated; nothing of it was missed.
+            self._turns.clear()
             return
         for group in self.rules.groups:
             if turns.get(group.key, due + 1) <= due + SAME_SECONDS:
-                await self._evaluate(group)
+                for at in self._missed_turns(group):
+                    await self._evaluate(group, at)
+                    self._caught_up.add(group=group.name)
+                await self._evaluate(group, self._clock.now())
 
     def _next_turn(self, group: rulefile.Group, now: float) -> float:
-        interval = group.interval_seconds or self._settings.rules.interval_seconds
+        interval = self._interval(group)
         return (now // interval + 1) * interval
 
-    async def _evaluate(self, group: rulefile.Group) -> None:
+    def _interval(self, group: rulefile.Group) -> float:
+        return group.interval_seconds or self._settings.rules.interval_seconds
+
+    def _missed_turns(self, group: rulefile.Group) -> list[datetime]:
+        """The moments that a group of recording rules did not have its turn at, oldest first.
+
+        Prometheus counts them and goes on. Here a minute that is not recorded is a minute of usage that nobody pays
+        for, so the newest are asked for at their own time. An alert cannot fire in the past: groups with one go on.
+        """
+        interval, now = self._interval(group), self._clock.now().timestamp()
+        this = int((now + SAME_SECONDS) // interval)
+        before, last = self._turns.get(group.key, (interval, this))
+        self._turns[group.key] = (interval, this)
+        missed = range(last + 1, this) if before == interval else range(0)
+        if missed:
+            self._missed.add(len(missed), group=group.name)
+        if any(isinstance(rule, rulefile.AlertingRule) for rule in group.rules):
+            return []
+        return [datetime.fromtimestamp(turn * interval, UTC) for turn in missed[-MOST_CAUGHT_UP:]]
+
+    async def _evaluate(self, group: rulefile.Group, now: datetime) -> None:
         """One group; its failure is said and the next one has its turn."""
-        now, began = self._clock.now(), perf_counter()
+        began = perf_counter()
         try:
             changed = await self._in_thread(lambda: self._line.evaluate(group, now))
             self._duration.set(perf_counter() - began, group=group.name)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from watchkeeper.cli import drill
-from watchkeeper.drill import score
+from watchkeeper.drill import pairs, score
 from watchkeeper.drill.watch import Pace, Watch
 from watchkeeper.rules import evaluate
 from watchkeeper.sim.simulation import SimSettings, Simulation
@@ -96,3 +96,14 @@ def test_a_rack_without_power_is_one_incident_of_the_rack(tmp_path: Path) -> Non
 
     asyncio.run(story())
     watch.close()
+
+
+@pytest.mark.parametrize("names", [("fan-failure", "xid-48"), ("ib-symbol-errors", "ecc-storm"), ("xid-63", "xid-31")])
+def test_two_faults_of_one_node_are_two_causes_at_two_places(names: tuple[str, str]) -> None:
+    assert names in pairs.PAIRS
+    verdicts = asyncio.run(pairs.run_pair(names))
+    assert [one.score.name for one in verdicts] == [f"{a} beside {b}" for a, b in (names, names[::-1])]
+    assert [(one.score.diagnosed, one.score.place_right, one.score.severity_right) for one in verdicts] == [
+        (True, True, True)
+    ] * 2
+    assert [page.title for one in verdicts for page in one.false_pages] == []

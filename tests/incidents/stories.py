@@ -58,6 +58,8 @@ class Room:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal.db"
         self.workloads: Callable[[fleet.Place], list[str]] = lambda place: [f"job on {place.node}"]
+        # Incidents whose own repair reboots a machine.
+        self.under_repair: set[str] = set()
         self.journal = Journal(self.path)
         self.incidents = self._start(NOON)
 
@@ -67,6 +69,7 @@ class Room:
             now=now,
             names=lambda place: f"GPU {place.gpu[-1]} on {place.node}" if place.gpu else str(place.node),
             workloads=self._workloads_at,
+            under_repair=lambda _: self.under_repair,
         )
 
     def _workloads_at(self, place: fleet.Place) -> list[str]:

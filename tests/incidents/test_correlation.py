@@ -113,3 +113,42 @@ def test_an_incident_does_not_grow_without_end(room: Room) -> None:
     for index in range(MOST_MEMBERS + 5):
         room.hear(alert(f"made_up_{index}", node(), index))
     assert len(room.incidents.open()[0].members) == MOST_MEMBERS
+
+
+def test_an_incident_keeps_its_name_while_its_own_repair_reboots_the_node(room: Room) -> None:
+    room.hear(alert("row_remap_pending", gpu(1), 0, severity="warning"))
+    room.under_repair = {"INC-1"}
+    room.hear(alert("node_down", node(), 400), alert("agent_down", node(), 405))
+    (incident,) = room.incidents.open()
+    assert (incident.id, incident.place, incident.cause) == ("INC-1", gpu(1), "row_remap_pending")
+    assert (incident.title, incident.severity) == (
+        "GPU 1 on n1 has a memory row waiting to be remapped",
+        alerts.Severity.WARNING,
+    )
+    assert [member.by_repair for member in incident.members] == [False, True, True]
+
+
+def test_what_the_repair_brought_about_survives_a_restart_as_such(room: Room) -> None:
+    room.hear(alert("row_remap_pending", gpu(1), 0, severity="warning"))
+    room.under_repair = {"INC-1"}
+    room.hear(alert("node_down", node(), 400))
+    room.restart(410)
+    room.under_repair = set()
+    room.hear(alert("row_remap_pending", gpu(1), 0, ends=500, severity="warning"))
+    assert room.open() == [("INC-1", gpu(1), "row_remap_pending")]
+
+
+def test_a_node_that_goes_down_after_its_repair_is_down(room: Room) -> None:
+    room.push(xid(79, gpu(1), 0))
+    room.under_repair = {"INC-1"}
+    room.hear(alert("node_down", node(), 400), alert("node_down", node(), 400, ends=500))
+    room.under_repair = set()
+    room.hear(alert("node_down", node(), 600))
+    assert room.open() == [("INC-1", node(), "node_down")]
+
+
+def test_another_fault_of_a_node_under_repair_is_its_own_incident(room: Room) -> None:
+    room.push(xid(79, gpu(1), 0))
+    room.under_repair = {"INC-1"}
+    room.push(xid(48, gpu(2), 300))
+    assert [cause for _, _, cause in room.open()] == ["gpu_fell_off_bus", "ecc_uncorrectable"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from watchkeeper.errors import HubError
 from watchkeeper.kit import own_metrics
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.model import alerts
+from watchkeeper.query.engine import Answer
 from watchkeeper.rules import rulefile
 
 COLD = HOT.replace("Hot", "Cold").replace("name: heat", "name: cold").replace("> 90", "< 10")
@@ -189,3 +191,87 @@ def test_the_shipped_rules_and_objectives_are_in_force_where_nothing_is_configur
     assert {"inference-availability", "inference-latency"} == {one.name for one in loops.slos}
     assert loops.last_reload.rules > 100
     loops.close()
+
+
+MINUTES = """
+groups:
+  - {name: minutes, interval: 1m, rules: [{record: 'gpu:celsius', expr: 'max by (cluster) (DCGM_FI_DEV_GPU_TEMP)'}]}
+"""
+WITH_ALERT = MINUTES.replace("}]}", "}, {alert: Hot, expr: 'DCGM_FI_DEV_GPU_TEMP > 90'}]}")
+
+
+async def busy_for(running: Running, minutes: int) -> None:
+    """The engine takes so long about the turn of the first minute; then comes the next one."""
+    for at in range(0, 60 * (minutes + 3), 15):
+        running.line.read("DCGM_FI_DEV_GPU_TEMP", 50.0 + at // 60, at + 1)
+    engine, asked, gate = running.line.engine, threading.Event(), threading.Event()
+    at_once = engine.instant
+
+    def slowly(expr: str, at_ms: int) -> Answer:
+        asked.set()
+        gate.wait(60)
+        return at_once(expr, at_ms)
+
+    engine.instant = slowly  # type: ignore[method-assign]
+    task = asyncio.ensure_future(for_ever(running.loops.loops()[0]))
+    await until(running, 60, asked.is_set)
+    await running.clock.advance(60.0 * minutes)
+    gate.set()
+    await until(running, 60, lambda: later(60) in evaluated(running))
+    last = 60 * (minutes + 2)
+    await until(running, last, lambda: later(last) in evaluated(running))
+    task.cancel()
+
+
+async def for_ever(loop: rule_loops.Loop) -> None:
+    while True:
+        await loop.body()
+
+
+async def until(running: Running, at: float, condition: Callable[[], bool]) -> None:
+    """Let the clock come to this second, and wait for what is so then: evaluations have a thread of their own."""
+    while not condition():
+        await running.clock.advance(min(15.0, max(0.0, at - running._seconds())))
+        await asyncio.sleep(0.001)
+
+
+def evaluated(running: Running) -> set[datetime | None]:
+    return {state.evaluated_at for state in running.line.pipeline.rule_state.values()}
+
+
+def recorded(running: Running, minutes: int) -> list[float]:
+    """The seconds after noon at which the series has a sample."""
+    asked = running.line.engine.instant(
+        f"timestamp(gpu:celsius)[{minutes}m:1s]", round(later(60 * minutes).timestamp() * 1000)
+    )
+    return sorted({value - NOON.timestamp() for _, _, values in asked.frame.rows() for value in values})
+
+
+def counted(running: Running, name: str) -> float:
+    return sum(running.metrics.counter(name, "").values.values())
+
+
+@pytest.mark.parametrize(("minutes", "lost"), [(4, 0), (30, 15)])
+def test_minutes_that_a_busy_hub_missed_are_recorded_at_their_own_time(tmp_path: Path, minutes: int, lost: int) -> None:
+    async def story() -> None:
+        running = Running(tmp_path, MINUTES)
+        await busy_for(running, minutes)
+        wanted = [60.0, *(60.0 * at for at in range(2 + lost, minutes + 3))]
+        assert recorded(running, minutes + 3) == wanted
+        assert counted(running, "watchkeeper_rules_missed_turns_total") == minutes
+        assert counted(running, "watchkeeper_rules_caught_up_turns_total") == minutes - lost
+        running.close()
+
+    asyncio.run(story())
+
+
+def test_a_group_with_an_alert_counts_its_missed_turns_and_goes_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        running = Running(tmp_path, WITH_ALERT)
+        await busy_for(running, 4)
+        assert recorded(running, 7) == [60.0, 360.0]
+        assert counted(running, "watchkeeper_rules_missed_turns_total") == 4
+        assert counted(running, "watchkeeper_rules_caught_up_turns_total") == 0
+        running.close()
+
+    asyncio.run(story())

@@ -82,6 +82,27 @@ def test_settings_become_a_ladder_and_limits(tmp_path: Path) -> None:
     assert [step.action for step in policy_of(chosen).steps("gsp_timeout")] == ["inspect"]
 
 
+def test_idle_gpus_are_taken_back_only_where_the_settings_say_so(tmp_path: Path) -> None:
+    kinds = [step.action for step in policy_of(settings.Remediate()).steps("gpu_idle_waste")]
+    assert kinds == ["notify_owner"]
+    chosen = replace(settings.Remediate(), reclaim=True, reclaim_wait="20m", reclaims=3)
+    steps = policy_of(chosen).steps("gpu_idle_waste")
+    assert [(step.action, step.arguments) for step in steps] == [
+        ("notify_owner", {}),
+        ("warn_owner", {"wait": "20m"}),
+        ("reclaim", {"how": "scale_down"}),
+    ]
+    assert limits_of(chosen).reclaims == 3
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        '[cause.gpu_idle_waste]\nsteps = [{ action = "warn_owner", why = "x" }, { action = "reclaim", why = "x" }]'
+    )
+    with pytest.raises(
+        SettingsError, match=r"cause\.gpu_idle_waste takes GPUs from their owners, which is switched off"
+    ):
+        policy_of(replace(settings.Remediate(), policy=str(mine)))
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

@@ -16,17 +16,18 @@ from watchkeeper.model.actions import Action, ActionId, ActionKind
 from watchkeeper.remediate.drivers.simulated import Simulated
 from watchkeeper.sim import server, simulation
 
+SETTINGS = simulation.SimSettings(gpus=16, port=0)
+
 
 @pytest.fixture(scope="module")
 def simulator() -> Iterator[tuple[Simulated, fleet.Place]]:
     """A small fleet on a free port, and its first node."""
-    settings = simulation.SimSettings(gpus=16, port=0)
-    listener = server.open_listener(settings)
+    listener = server.open_listener(SETTINGS)
     listener.listen()
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(settings, stop, listener=listener),))
+    thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(SETTINGS, stop, listener=listener),))
     thread.start()
-    node = simulation.Simulation(settings).layout.nodes[0].name
+    node = simulation.Simulation(SETTINGS).layout.nodes[0].name
     yield Simulated(f"http://127.0.0.1:{listener.getsockname()[1]}"), fleet.Place("sim", node=node)
     loop.call_soon_threadsafe(stop.set)
     thread.join()
@@ -101,3 +102,15 @@ def test_a_server_that_speaks_no_json_is_a_failure_with_words() -> None:
         with pytest.raises(ActionFailed, match="the answer is not a JSON object"):
             Simulated(f"http://127.0.0.1:{other.server_port}").observe(fleet.Place("sim", node="n1"))
         thread.join()
+
+
+def test_a_holder_is_told_once_and_then_its_gpu_is_free(simulator: tuple[Simulated, fleet.Place]) -> None:
+    driver, node = simulator
+    gpu = fleet.Place("sim", node=node.node, gpu=simulation.Simulation(SETTINGS).layout.nodes[0].gpus[0].uuid)
+    before = driver.observe(node).workloads
+    warn, take = action(ActionKind.WARN_OWNER, gpu), action(ActionKind.RECLAIM, gpu, step=2)
+    assert f"told the owner of {before[0]}" in driver.perform(warn).text
+    assert driver.perform(warn).text.endswith("before")
+    assert driver.perform(take).text.endswith(f"scaled {before[0]} down")
+    assert before[0] not in driver.observe(node).workloads
+    assert driver.perform(take).text.endswith(f"nobody holds {gpu.gpu}")

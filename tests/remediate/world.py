@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.remediate.cluster import Machine, TestCluster, nodes
 from watchkeeper.catalogue import causes
-from watchkeeper.model import alerts, events, fleet, incidents
+from watchkeeper.model import actions, alerts, events, fleet, incidents
 from watchkeeper.model.actions import Mode
 from watchkeeper.model.repairs import Repair
 from watchkeeper.remediate import guards, validation
@@ -52,6 +52,9 @@ class World:
     now: datetime = NOON
     # What the settings of today say, where they are others than those of the plan.
     rung: Rung | None = None
+    # What is said of workloads that are not in `used`.
+    idle: validation.Standing = validation.Standing.PASSED
+    used: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.nodes: Sequence[fleet.Node] = nodes(self.count)
@@ -69,9 +72,15 @@ class World:
             nodes=lambda: self.nodes,
             report=self.reported.append,
             rung=lambda _: self.rung,
+            idle=self.look_for_use,
         )
         self.repairs = Repairs(around, now=self.now)
         self.people = Approval(self.repairs, life=timedelta(hours=1))
+
+    def look_for_use(self, action: actions.Action, since: datetime, now: datetime) -> validation.Verdict:
+        used = [one for one in action.arguments.get("pods", "").split(",") if one in self.used]
+        standing = validation.Standing.FAILED if used else self.idle
+        return validation.Verdict("idle", standing, f"{', '.join(used)} at work" if used else "nothing runs")
 
     def restart(self) -> None:
         """As after kill -9: nothing but the journal's file is left."""
@@ -82,9 +91,11 @@ class World:
     def close(self) -> None:
         self.journal.close()
 
-    def breaks(self, node: str, cause: str = "gpu_fell_off_bus", *, gpu: str = "GPU-1") -> incidents.Incident:
+    def breaks(
+        self, node: str, cause: str = "gpu_fell_off_bus", *, gpu: str = "GPU-1", workloads: tuple[str, ...] = ()
+    ) -> incidents.Incident:
         """An incident that the journal has."""
-        self.cluster.machines[node].is_sick = True
+        self.cluster.machines[node].is_sick = causes.lookup(cause).is_hardware
         incident = incidents.Incident(
             self.journal.next_incident_id(),
             fleet.Place("main", node=node, gpu=gpu),
@@ -95,6 +106,7 @@ class World:
             cause,
             causes.lookup(cause).family,
             (),
+            workloads,
         )
         self.journal.save_incident(incident, kind="opened", text=cause, at=self.now)
         return incident

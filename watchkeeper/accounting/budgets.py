@@ -101,7 +101,21 @@ def of_month(
     ends: float,
     forecast: Forecast = run_rate,
 ) -> dict[str, Any]:
-    """Budgets by team from the days of a month so far, the last of which may be a part of a day."""
+    """Budgets by team as JSON; see `judge_month`."""
+    judged, notes = judge_month(days, book, policy=policy, ends=ends, forecast=forecast)
+    until = days[-1].until if days else ends
+    return {"until": until, "budgets": wire.to_plain(judged), "notes": notes}
+
+
+def judge_month(
+    days: Sequence[usage.Table],
+    book: prices.Book,
+    *,
+    policy: cost.Policy,
+    ends: float,
+    forecast: Forecast = run_rate,
+) -> tuple[list[Budget], list[str]]:
+    """Budgets by team from the days of a month so far, the last of which may be a part of a day, and what to know."""
     money: dict[str, list[float]] = {}
     notes: dict[str, None] = {}
     begun = [day for day in days if len(day.keys)]
@@ -119,8 +133,7 @@ def of_month(
     until = days[-1].until if days else ends
     left = max(ends - until, 0.0) / DAY_SECONDS
     spent = {team: sum(each) for team, each in money.items()}
-    judged = judge(daily, spent, book.budgets, days_left=left, forecast=forecast)
-    return {"until": until, "budgets": wire.to_plain(judged), "notes": list(notes)[:MOST_NOTES]}
+    return judge(daily, spent, book.budgets, days_left=left, forecast=forecast), list(notes)[:MOST_NOTES]
 
 
 def _state(limit: float | None, spent: float, expected: float, high: float | None) -> State:

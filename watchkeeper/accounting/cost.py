@@ -17,6 +17,8 @@ import numpy.typing as npt
 from watchkeeper.accounting import summary, usage
 from watchkeeper.catalogue import prices
 
+# Who held a GPU for less than some microseconds bears nothing: shares of numbers that small do not add up.
+LEAST_HOURS = 1e-9
 # A mean month; overhead of a part of it is its share by time.
 MONTH_HOURS = prices.HOURS_A_YEAR / 12
 POOL, MODEL, TEAM = (usage.DIMENSIONS.index(name) for name in ("pool", "model", "team"))
@@ -180,6 +182,7 @@ def _split(table: usage.Table, rows: _Rows, overhead: float, *, policy: Policy) 
     """What each row bears of the shared cost, and what no row does. Rows, so that any way to group them sums alike."""
     column = usage.USED if policy is Policy.USE else usage.ALLOCATED
     weights = np.where(rows.is_nobody, 0.0, table.amounts[:, column])
+    weights[weights < LEAST_HOURS] = 0.0
     if policy is Policy.EVEN:
         of_team: dict[str, float] = {}
         for key, weight in zip(table.keys, weights.tolist(), strict=True):

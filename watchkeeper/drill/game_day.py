@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
-from watchkeeper.drill import score
+from watchkeeper.drill import pairs, score
 
 LOOK_SECONDS = 1.0
 # Smaller fleets spend their time on asking rules, not on samples.
@@ -35,6 +35,8 @@ class Plan:
     healthy_hours: float = 0.0
     healthy_gpus: int = 256
     workers: int | None = None
+    # Two faults at once on one node.
+    pairs: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ def run(plan: Plan, *, say: Say) -> GameDay:
     with _pool(ProcessPoolExecutor(workers, context, initializer=_share, initargs=(hours_done,))) as pool:
         healthy = [pool.submit(_live, plan.healthy_hours, gpus, seed) for seed, gpus in enumerate(fleets, score.SEED)]
         scenarios = [pool.submit(_strike, name) for name in plan.scenarios]
+        scenarios += [pool.submit(_strike_both, names) for names in plan.pairs]
         waiting: set[Future[Any]] = {*scenarios, *healthy}
         while waiting:
             done, waiting = wait(waiting, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
@@ -67,7 +70,8 @@ def run(plan: Plan, *, say: Say) -> GameDay:
             hours = f", {done_hours:.1f} of {plan.healthy_hours:g} healthy hours" if healthy else ""
             say(f"{ready} of {len(scenarios)} scenarios{hours}")
         lived = [future.result() for future in healthy]
-        return GameDay([future.result() for future in scenarios], score.together(lived))
+        verdicts = [verdict for future in scenarios for verdict in future.result()]
+        return GameDay(verdicts, score.together(lived))
 
 
 def _fleets(plan: Plan, workers: int) -> list[int]:
@@ -102,8 +106,12 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _strike(name: str) -> score.Verdict:
-    return asyncio.run(score.run_scenario(name))
+def _strike(name: str) -> list[score.Verdict]:
+    return [asyncio.run(score.run_scenario(name))]
+
+
+def _strike_both(names: tuple[str, str]) -> list[score.Verdict]:
+    return asyncio.run(pairs.run_pair(names))
 
 
 def _live(hours: float, gpus: int, seed: int) -> score.Healthy:

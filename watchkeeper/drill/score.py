@@ -143,23 +143,23 @@ async def _live_through(watch: Watch, one: scenario.Scenario) -> Verdict:
     before = watch.incidents()
     fault = watch.simulation.inject(one.name)
     settled, seen_for = 0, 0
-    score = _judge_now(watch, fault, [])
+    score = judge_now(watch, fault, [])
     while not score.is_right and seen_for < PATIENCE_SECONDS and settled < SETTLE_SECONDS:
         await watch.advance(LOOK_SECONDS)
         seen_for += LOOK_SECONDS
         settled += LOOK_SECONDS if score.detected else 0
         known = {incident.id for incident in before}
         opened = [incident for incident in watch.incidents() if incident.id not in known]
-        score = _judge_now(watch, fault, opened)
-    return Verdict(score, tuple(_unexplained(watch, fault)))
+        score = judge_now(watch, fault, opened)
+    return Verdict(score, tuple(unexplained(watch, fault)))
 
 
-def _judge_now(watch: Watch, fault: Fault, opened: Sequence[Incident]) -> ScenarioScore:
+def judge_now(watch: Watch, fault: Fault, opened: Sequence[Incident]) -> ScenarioScore:
     place = watch.simulation.place_of(fault)
     return judge(fault, place, opened, found=watch.journal.diagnosis, allowed=watch.allowed_seconds)
 
 
-def _unexplained(watch: Watch, fault: Fault) -> Iterable[Incident]:
+def unexplained(watch: Watch, fault: Fault) -> Iterable[Incident]:
     """Pages at places that the fault does not reach: another node, another rack, another job."""
     layout = watch.simulation.layout
     reached = {int(layout.node_of_gpu[row]) for lasting in fault.lasting for row in lasting.rows} | {fault.node.row}

@@ -23,7 +23,7 @@ from watchkeeper.model.incidents import Incident, Member, MemberKind
 from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.sim.simulation import Simulation
-from watchkeeper.store import head, journal
+from watchkeeper.store import head, journal, reading
 
 SHIPPED_RULES = Path(pipeline.__file__).parent / "packs" / "rules"
 # The address is never connected to; targets need one to have a name.
@@ -59,20 +59,31 @@ class SimulatedLine:
 class Watch:
     """A fleet, watched; `close` lets go of the journal."""
 
-    def __init__(self, simulation: Simulation, folder: Path, *, pace: Pace = Pace()) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self,
+        simulation: Simulation,
+        folder: Path,
+        *,
+        pace: Pace = Pace(),  # noqa: B008 (frozen)
+        store: reading.SampleStore | None = None,
+        line: scrape.Line | None = None,
+    ) -> None:
+        """Samples stay in memory, and pages come from the simulation, unless a store or a line is given."""
         self.simulation = simulation
         self.pace = pace
         self.fleet = fleet.Fleet()
         self.journal = journal.Journal(folder / "journal.sqlite")
         self.rules = rulefile.load([SHIPPED_RULES])
-        self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=pace.retention_seconds * 1000))
+        # Not `or`: a store without series counts as false.
+        kept = head.Head(retention_ms=pace.retention_seconds * 1000) if store is None else store
+        self.engine = embedded.EmbeddedEngine(kept)
         parts = pipeline.harmless_parts(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(parts, now=simulation.now)
         self._kernel = kernel_follow.KernelEvents(
             simulation.settings.cluster, gpu_addresses.GpuAddresses(self._ask_inventory)
         )
         self._seen_record = simulation.machines.kernel.last_seq
-        self._loops = self._discover()
+        self._loops = self._discover(line or SimulatedLine(simulation))
 
     def close(self) -> None:
         self.journal.close()
@@ -105,13 +116,12 @@ class Watch:
                     return hold + EVALUATIONS * (group.interval_seconds or self.pace.rule_seconds)
         return 0.0
 
-    def _discover(self) -> list[tuple[int, scrape.TargetLoop]]:
+    def _discover(self, line: scrape.Line) -> list[tuple[int, scrape.TargetLoop]]:
         """Every target with its second inside the interval."""
         document = json.dumps(self.simulation.service_discovery(ADDRESS)).encode()
         found = discovery.read_groups(document, "the simulated fleet", defaults=discovery.Defaults())
         self.fleet.expect(found.nodes, clock.to_ms(self.simulation.now))
         settings = scrape.ScrapeSettings(interval_seconds=self.pace.scrape_seconds)
-        line = SimulatedLine(self.simulation)
         return [
             (
                 schedule.offset_ms(target.key, self.pace.scrape_seconds * 1000) // 1000,
@@ -126,7 +136,7 @@ class Watch:
             if offset == turn:
                 await loop.scrape(second * 1000)
         if turn == 0:
-            self.engine.append(fleet.inventory_samples(self.fleet, second * 1000))
+            self.engine.append(fleet.inventory_samples(self.fleet, second * 1000), together="standing series")
 
     async def _take_kernel_records(self, now: datetime) -> None:
         records = self.simulation.kernel_records_since(self._seen_record)

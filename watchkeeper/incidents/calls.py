@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
 from watchkeeper.errors import ReceiverError
+from watchkeeper.kit import addresses
 
 # What we keep of an answer to a message, and show.
 ANSWER_BYTES = 200
@@ -61,6 +62,12 @@ def call(
         connection.connect()
         # Kept apart: of an answer that ends with the connection http.client lets go before it is read.
         wires.append(connection.sock)
+        reached = connection.sock.getpeername()[0]
+        if addresses.leads_astray(parts.hostname or "", reached):
+            raise ReceiverError(
+                f"its name leads to {reached}, which is this machine's own; write that address if it is meant",
+                where=where,
+            )
         connection.request(method, target, body=body, headers=headers)
         with connection.getresponse() as answer:
             found = answer.status, answer.read(limits.answer_bytes)

@@ -8,7 +8,7 @@ memory changes, and memory is rebuilt from the journal, so a restart changes not
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -79,10 +79,11 @@ class Incidents:
         names: Callable[[fleet.Place], str] = str,
         workloads: Callable[[fleet.Place], Sequence[str]] = lambda _: (),
         domains: Domains | None = None,
+        under_repair: Callable[[fleet.Place], Collection[str]] = lambda _: (),
     ) -> None:
         self._journal = journal
         self._domains = domains or Domains()
-        self._around = Surroundings(names, workloads, journal.next_incident_id, self._domains.of)
+        self._around = Surroundings(names, workloads, journal.next_incident_id, self._domains.of, under_repair)
         self._shelf = Shelf(self._domains, remembered=REMEMBERED)
         self._conditions = Conditions()
         self._tidied = AT_ONCE

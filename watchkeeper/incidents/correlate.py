@@ -6,7 +6,7 @@ incident as it is to be kept. `core.Incidents` finds the near ones and writes th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -26,6 +26,8 @@ FLAP_SECONDS = 600.0
 SYMPTOMS = frozenset({"gpu_missing", "node_down", "training_stalled", "training_slow"})
 # What was seen so long before its cause may still be its effect: exporters and rules are slower than kernel logs.
 EFFECT_FIRST = timedelta(minutes=5)
+# What a machine that we reboot or reset looks like from outside; what else is seen of it meanwhile is news.
+OF_A_REPAIR = frozenset({"node_down", "monitoring"})
 
 
 class Step(StrEnum):
@@ -55,6 +57,8 @@ class Surroundings:
     workloads: Callable[[fleet.Place], Sequence[str]]
     next_id: Callable[[], IncidentId]
     domains: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
+    # The incidents of which a repair of ours is at work on the machine, past what can be undone.
+    under_repair: Callable[[fleet.Place], Collection[str]] = lambda _: ()
 
     def encloses(self, outer: fleet.Place, inner: fleet.Place) -> bool:
         """Like `Place.encloses`, and a rack encloses its nodes and what is in them."""
@@ -81,6 +85,10 @@ def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, around
     known = _knowing(near, signal)
     if known is not None and known.is_open:
         return _again(known, signal, now=now, around=around)
+    repaired = _under_repair(near, signal, around)
+    if repaired is not None:
+        ours = replace(signal, member=replace(signal.member, by_repair=True))
+        return _join(repaired, ours, now=now, around=around)
     hosts = [incident for incident in near if incident.is_open and _hosts(incident, signal, around)]
     taken = [incident for incident in near if incident.is_open and _gives_way_to(incident, signal, around)]
     if hosts or taken:
@@ -151,6 +159,16 @@ def _knowing(near: Sequence[Incident], signal: Signal) -> Incident | None:
     refs = {signal.member.ref, signal.replaces}
     matching = [incident for incident in near if any(member.ref in refs for member in incident.members)]
     return next((incident for incident in matching if incident.is_open), matching[-1] if matching else None)
+
+
+def _under_repair(near: Sequence[Incident], signal: Signal, around: Surroundings) -> Incident | None:
+    """The incident whose own repair makes the machine look like this."""
+    place = signal.place
+    is_of_repair = signal.member.kind is MemberKind.ALERT and signal.family in OF_A_REPAIR
+    if not is_of_repair or signal.has_ended or place.node is None:
+        return None
+    working = around.under_repair(fleet.Place(place.cluster, node=place.node))
+    return next((incident for incident in near if incident.is_open and incident.id in working), None)
 
 
 def _is_news(incident: Incident, signal: Signal) -> bool:
@@ -289,9 +307,15 @@ def _next_version(incident: Incident, after: Incident) -> Incident:
 
 def lead(members: Sequence[Member]) -> Member:
     """The member that says best what is wrong, and where; the first of equals. An effect never leads its cause."""
+    members = _not_by_repair(members)
     explained = frozenset().union(*(effects.of(cause) for cause in {member.cause for member in members}))
     causing = [member for member in members if causes.lookup(member.cause).family not in explained]
     return max(causing or members, key=_weight)
+
+
+def _not_by_repair(members: Sequence[Member]) -> Sequence[Member]:
+    """What was wrong before we began; an incident keeps its name and weight while its own repair is at work."""
+    return [member for member in members if not member.by_repair] or members
 
 
 def _weight(member: Member) -> tuple[bool, bool, int, bool, bool, int]:
@@ -317,7 +341,7 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, around: Surroun
         incident,
         place=place,
         title=title(best.cause, place, names=around.names),
-        severity=max((member.severity for member in members), key=lambda severity: severity.rank),
+        severity=max((member.severity for member in _not_by_repair(members)), key=lambda severity: severity.rank),
         cause=best.cause,
         family=causes.lookup(best.cause).family,
         members=members,

@@ -42,6 +42,7 @@ WORKLOAD_LABELS = (
     ("model", ("model_name",)),
     ("hpc_job", ("hpc_job",)),
     ("namespace", ("namespace",)),
+    ("team", ("team",)),
 )
 
 

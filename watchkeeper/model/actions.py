@@ -30,6 +30,8 @@ class ActionKind(StrEnum):
     UNCORDON = "uncordon"
     INSPECT = "inspect"
     NOTIFY_OWNER = "notify_owner"
+    WARN_OWNER = "warn_owner"
+    RECLAIM = "reclaim"
     HAND_OVER = "hand_over"
 
 

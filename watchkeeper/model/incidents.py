@@ -56,6 +56,8 @@ class Member:
     text: str
     severity: Severity
     until: datetime | None = None
+    # A repair of ours brought it about: a machine that we reboot does not answer for a while.
+    by_repair: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ RepairId = NewType("RepairId", str)
 class RepairState(StrEnum):
     PLANNED = "planned"
     APPROVED = "approved"
+    # The owner of what is idle was told; the time to use it again runs.
+    WARNING = "warning"
     CORDONING = "cordoning"
     DRAINING = "draining"
     ACTING = "acting"
@@ -37,6 +39,7 @@ class RepairState(StrEnum):
 WAITING = frozenset({RepairState.PLANNED, RepairState.APPROVED})
 RUNNING = frozenset(
     {
+        RepairState.WARNING,
         RepairState.CORDONING,
         RepairState.DRAINING,
         RepairState.ACTING,
@@ -60,12 +63,15 @@ REPAIR_MOVES: Mapping[RepairState, frozenset[RepairState]] = {
 }
 # Which state a step of a plan belongs to; what is not here acts on the machine.
 STATE_OF_KIND = {
+    ActionKind.WARN_OWNER: RepairState.WARNING,
     ActionKind.CORDON: RepairState.CORDONING,
     ActionKind.DRAIN: RepairState.DRAINING,
     ActionKind.VALIDATE: RepairState.VALIDATING,
     ActionKind.UNCORDON: RepairState.RESTORING,
 }
 TAKES_OUT = frozenset({ActionKind.CORDON, ActionKind.DRAIN, ActionKind.REBOOT})
+# Steps for whoever holds a GPU without using it; each names the pods and jobs that are meant.
+RECLAIMS = frozenset({ActionKind.WARN_OWNER, ActionKind.RECLAIM})
 # Steps that no machine can take.
 BY_PERSON = frozenset({ActionKind.INSPECT, ActionKind.HAND_OVER})
 # Steps that somebody else takes: whom to tell is the business of [notify].
@@ -139,6 +145,11 @@ class Repair:
     def takes_out(self) -> bool:
         """Its plan takes the node out of service."""
         return any(action.kind in TAKES_OUT for action in self.actions)
+
+    @property
+    def is_reclaim(self) -> bool:
+        """It takes back what is held without use; no machine is at fault."""
+        return any(action.kind in RECLAIMS for action in self.actions)
 
     @property
     def is_out(self) -> bool:

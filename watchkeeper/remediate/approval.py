@@ -17,8 +17,8 @@ from watchkeeper.remediate.moves import restore
 from watchkeeper.remediate.repairs import POLICY, Repairs
 from watchkeeper.remediate.wanted import Wanted
 
-# Until here nothing has happened that a cordon taken off does not undo.
-UNDOABLE = frozenset({RepairState.CORDONING, RepairState.DRAINING})
+# Until here nothing has happened that a cordon taken off does not undo; a warning is only words.
+UNDOABLE = frozenset({RepairState.WARNING, RepairState.CORDONING, RepairState.DRAINING})
 
 
 class Approval:

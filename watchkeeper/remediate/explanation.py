@@ -69,6 +69,8 @@ def why_nothing(want: Wanted | None, rung: Rung, steps: Sequence[actions.Action]
         return "people carry it out: the mode is suggest" if rung.mode is actions.Mode.SUGGEST else ""
     if rung.mode is actions.Mode.OBSERVE:
         return "the mode is observe: nothing is touched"
+    if any(step.kind in repairs.RECLAIMS for step in steps):
+        return "nobody knows which pods or jobs hold it, or on which node"
     if any(is_for_machine(step) for step in steps):
         return "the plan has no step on one node"
     if any(step.kind is actions.ActionKind.RESTART_APP for step in steps):
@@ -142,10 +144,12 @@ class _Stage:
             self._switch = repairs.Switch(tripped_at=now, tripped_why=tripped)
         out = {place: "a repair" for place, until in self._out_until.items() if until is None or until > now}
         standing = guards.count(self._rules.nodes, out, starts=self._starts, switch=self._switch)
-        wish = guards.Wish(want.node, want.cause, want.rung.mode, want.gpu, takes_out=want.takes_out)
+        wish = guards.Wish(
+            want.node, want.cause, want.rung.mode, want.gpu, takes_out=want.takes_out, is_reclaim=want.is_reclaim
+        )
         refusal = guards.first_refusal(wish, standing, limits, now=now)
         if refusal is None and want.rung.mode is actions.Mode.ACT:
-            self._starts.append(guards.Start(now, want.node, want.cause, want.gpu))
+            self._starts.append(guards.Start(now, want.node, want.cause, want.gpu, want.is_reclaim))
             if want.takes_out:
                 self._out_until[want.node] = incident.resolved_at
         return refusal

@@ -40,6 +40,8 @@ class Limits:
     domains: tuple[str, ...] = ("rack", "leaf", "power")
     quiet: tuple[QuietHours, ...] = ()
     quorums: tuple[Quorum, ...] = ()
+    # What is taken back from owners within `starts_window`: it uses none of the `starts` of repairs.
+    reclaims: int = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Wish:
     gpu: str | None = None
     # It would take the node out of service; what does not needs no share of a pool.
     takes_out: bool = True
+    # It takes back what is held without use: nothing is broken, so nothing was repaired in vain.
+    is_reclaim: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Start:
     node: fleet.Place
     cause: str
     gpu: str | None = None
+    is_reclaim: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +165,8 @@ def first_refusal(wish: Wish, standing: Standing, limits: Limits, *, now: dateti
 
 
 def _asked(wish: Wish) -> Iterable[tuple[str, Guard]]:
-    return ((name, guard) for name, guard in GUARDS.items() if wish.takes_out or name not in OF_CAPACITY)
+    passed_over = (frozenset() if wish.takes_out else OF_CAPACITY) | (OF_REPAIR if wish.is_reclaim else frozenset())
+    return ((name, guard) for name, guard in GUARDS.items() if name not in passed_over)
 
 
 def not_stopped(_: Wish, standing: Standing, __: Limits, ___: datetime) -> str | None:
@@ -273,11 +279,13 @@ def enough_left(wish: Wish, standing: Standing, limits: Limits, _: datetime) -> 
     return None
 
 
-def not_too_many(_: Wish, standing: Standing, limits: Limits, now: datetime) -> str | None:
-    recent = sum(1 for start in standing.starts if start.at > now - limits.starts_window)
-    if recent < limits.starts:
+def not_too_many(wish: Wish, standing: Standing, limits: Limits, now: datetime) -> str | None:
+    since, most = now - limits.starts_window, limits.reclaims if wish.is_reclaim else limits.starts
+    recent = sum(1 for start in standing.starts if start.at > since and start.is_reclaim == wish.is_reclaim)
+    if recent < most:
         return None
-    return f"{recent} repairs began within {_words(limits.starts_window)}, the limit is {limits.starts}"
+    what = "reclaims" if wish.is_reclaim else "repairs"
+    return f"{recent} {what} began within {_words(limits.starts_window)}, the limit is {most}"
 
 
 def no_quiet_hours(wish: Wish, _: Standing, limits: Limits, now: datetime) -> str | None:
@@ -323,3 +331,5 @@ GUARDS: Mapping[str, Guard] = {
 }
 # They count nodes that are out of service.
 OF_CAPACITY = frozenset({"schedulers", "domain", "pool share", "fleet share", "quorum"})
+# They count what was repaired in vain.
+OF_REPAIR = frozenset({"attempts"})

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from watchkeeper.kit import durations
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Mode, Result
 from watchkeeper.model.incidents import IncidentId
-from watchkeeper.model.repairs import BY_OTHERS, BY_PERSON, STATE_OF_KIND, Repair, RepairState
+from watchkeeper.model.repairs import BY_OTHERS, BY_PERSON, RECLAIMS, STATE_OF_KIND, Repair, RepairState
 from watchkeeper.remediate.driver import Observed
 from watchkeeper.remediate.validation import Standing, Verdict
 
@@ -21,6 +22,8 @@ MARK = "watchkeeper:"
 REVERSIBLE = frozenset({ActionKind.LOWER_POWER})
 # A step whose policy names no time.
 USUAL_LIMIT_SECONDS = 600.0
+# A warning whose policy names no time.
+USUAL_WAIT = "1h"
 # An uncordon that failed is tried again for as long as the node carries our mark.
 RESTORE_LIMIT_SECONDS = 600.0
 # No pause is longer. One that seems to be was set before the clock was put back.
@@ -191,6 +194,8 @@ def _step(repair: Repair, seen: Seen, now: datetime) -> Move:
         return Move(MoveKind.NEXT, "Its owner is told by [notify]")
     if action.kind is ActionKind.UNCORDON:
         return restore(RepairState.DONE, "Every step is done, and the node has passed")
+    if action.kind in RECLAIMS:
+        return _reclaim(repair, action, seen, now=now)
     if (late := _late(repair, limit_seconds(repair, action), now)) is not None:
         return end(RepairState.FAILED, late)
     is_seen = seen.observed is not None and seen.observed.is_schedulable is not True
@@ -206,6 +211,38 @@ def _step(repair: Repair, seen: Seen, now: datetime) -> Move:
     return Move(MoveKind.PERFORM, action.why, action=action)
 
 
+def _reclaim(repair: Repair, action: Action, seen: Seen, *, now: datetime) -> Move:
+    """The owner is told, has time, and keeps everything by using it; only what is idle to the end is taken."""
+    used = next((one.text for one in seen.verdicts if one.standing is Standing.FAILED), None)
+    if used is not None and not repair.has_acted:
+        return end(RepairState.ROLLED_BACK, f"It is used again, and kept: {used}", keeps_cordon=False)
+    if (late := _late(repair, limit_seconds(repair, action), now)) is not None:
+        return end(RepairState.FAILED if repair.has_acted else RepairState.ROLLED_BACK, late)
+    if _pauses(repair, now):
+        return wait(*repair.waits_for)
+    told_at = warned_at(repair)
+    if action.kind is ActionKind.WARN_OWNER and told_at is not None:
+        # A hub that was away begins the time anew: nobody looked whether it was used meanwhile.
+        waits = durations.parse_seconds(action.arguments.get("wait", USUAL_WAIT))
+        until = max(told_at, repair.since) + timedelta(seconds=waits)
+        if now < until:
+            return wait(f"its owner, who was told and has until {until:%H:%M}Z to use it again")
+    idle = [one.text for one in seen.verdicts if one.standing is Standing.PASSED]
+    if not idle and not repair.has_acted:
+        return wait(*(f"{one.check}: {one.text}" for one in seen.verdicts))
+    if action.kind is ActionKind.WARN_OWNER and told_at is not None:
+        return Move(MoveKind.NEXT, f"Nobody used it: {idle[0]}")
+    if seen.observed is None:
+        return wait(f"a look at {repair.node.node}, which cannot be had now: the cluster does not answer")
+    return Move(MoveKind.PERFORM, action.why, action=action)
+
+
+def warned_at(repair: Repair) -> datetime | None:
+    """When the owner of what is to be taken back was told."""
+    told = (one.at for one in repair.receipts if one.action.kind is ActionKind.WARN_OWNER and one.result is Result.DONE)
+    return next(told, None)
+
+
 def _over(repair: Repair) -> Move | None:
     """The incidents ended while we were at it: undo what was done, unless it is what ended them."""
     action = repair.action
@@ -213,6 +250,8 @@ def _over(repair: Repair) -> Move | None:
         return restore(RepairState.DONE, "The incident is over")
     if repair.has_acted or repair.state is RepairState.VALIDATING:
         return None
+    if repair.is_reclaim:
+        return restore(RepairState.ROLLED_BACK, "The incident is over: it is used again or was given back, and is kept")
     return restore(RepairState.ROLLED_BACK, "The incident was over before the repair: what was done is undone")
 
 

@@ -15,6 +15,7 @@ from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import wire
 from watchkeeper.model import diagnosis, fleet, incidents
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Mode, Plan, Receipt, Result
+from watchkeeper.model.repairs import RECLAIMS
 from watchkeeper.remediate.driver import Driver, Observed
 from watchkeeper.remediate.policy import Policy, PolicyStep
 
@@ -30,6 +31,8 @@ ON_NODE = frozenset(
     }
 )
 ON_GPU = frozenset({ActionKind.RESET_GPU, ActionKind.LOWER_POWER})
+# They name the pods and jobs that are meant.
+ON_WORKLOAD = RECLAIMS | {ActionKind.RESTART_APP}
 # `drain` with this argument set to `gpu` moves only what holds the sick GPU.
 SCOPE = "scope"
 NEEDS_PERSON = frozenset({ActionKind.INSPECT, ActionKind.NOTIFY_OWNER, ActionKind.HAND_OVER})
@@ -97,7 +100,7 @@ def _arguments(step: PolicyStep, incident: incidents.Incident, where: fleet.Plac
         told["cause"] = incident.cause
     # Who suffers from an incident of a whole node need not hold this GPU of it.
     is_exact = where.gpu is None or where.gpu == incident.place.gpu
-    if is_exact and (step.action is ActionKind.RESTART_APP or (step.action is ActionKind.DRAIN and where.gpu)):
+    if is_exact and (step.action in ON_WORKLOAD or (step.action is ActionKind.DRAIN and where.gpu)):
         pods = [name for name in incident.workloads if "/" in name]
         jobs = [name for name in incident.workloads if "/" not in name]
         told |= {name: ",".join(found) for name, found in (("pods", pods), ("jobs", jobs)) if found}

@@ -8,7 +8,7 @@ file is used.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -17,6 +17,8 @@ from watchkeeper.catalogue import causes
 from watchkeeper.errors import SettingsError, WireError
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, diagnosis
+from watchkeeper.model.repairs import RECLAIMS
+from watchkeeper.remediate.drivers.performing import RECLAIM_WAYS
 from watchkeeper.remediate.validation import AFTER_HARDWARE, CHECKS, NODE_CHECKS
 
 # What only hardware needs; a fault of a workload must never lead to one of these.
@@ -39,8 +41,11 @@ ARGUMENTS: Mapping[actions.ActionKind, frozenset[str]] = {
     actions.ActionKind.APPLY_MIG: frozenset({"layout"}),
     actions.ActionKind.DRAIN: frozenset({"scope", "running_jobs"}),
     actions.ActionKind.REBOOT: frozenset({"how"}),
+    actions.ActionKind.WARN_OWNER: frozenset({"wait"}),
+    actions.ActionKind.RECLAIM: frozenset({"how"}),
 }
-SHIPPED = "packs/policies/default.toml"
+# What is held without use is the only thing that is taken from anybody.
+WASTE = "waste"
 # A step that neither the policy nor its table of limits knows may take this long.
 USUAL_LIMIT_SECONDS = 600.0
 
@@ -93,12 +98,16 @@ class Policy:
 
     def limit_seconds(self, step: PolicyStep) -> float:
         text = step.limit or self.limits.get(step.action)
-        return USUAL_LIMIT_SECONDS if text is None else durations.parse_seconds(text)
+        # The time that an owner has is not the time that a call may take.
+        waits = durations.parse_seconds(step.arguments["wait"]) if "wait" in step.arguments else 0.0
+        return waits + (USUAL_LIMIT_SECONDS if text is None else durations.parse_seconds(text))
 
 
-def load(path: Path | None = None) -> Policy:
-    """The shipped policy, with what the file at `path` says instead."""
-    shipped = parse((resources.files("watchkeeper.packs") / "policies" / "default.toml").read_text(), where=SHIPPED)
+def load(path: Path | None = None, *, reclaim: bool = False) -> Policy:
+    """The shipped policy, with what the file at `path` says instead; with `reclaim` also what takes GPUs back."""
+    shipped = _shipped("default")
+    if reclaim:
+        shipped = _shipped("reclaim", over=shipped)
     if path is None:
         return shipped
     try:
@@ -106,6 +115,11 @@ def load(path: Path | None = None) -> Policy:
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise SettingsError(f"the policy cannot be read: {what}", where=str(path)) from error
+
+
+def _shipped(name: str, over: Policy | None = None) -> Policy:
+    text = (resources.files("watchkeeper.packs") / "policies" / f"{name}.toml").read_text(encoding="utf-8")
+    return parse(text, where=f"packs/policies/{name}.toml", over=over)
 
 
 def parse(text: str, *, where: str, over: Policy | None = None) -> Policy:
@@ -133,11 +147,38 @@ def with_checks(policy: Policy, more: Sequence[str]) -> Policy:
         names = [name for name in more if name not in AFTER_HARDWARE or policy.is_hardware(cause, pool)]
         return replace(entry, steps=tuple(_checked(step, names) for step in entry.steps))
 
+    return _mapped(policy, added)
+
+
+def with_wait(policy: Policy, wait: str | None) -> Policy:
+    """The policy, where an owner who is warned has this long unless a step says otherwise; None: nobody is warned."""
+    entries = [(f"cause.{cause}", entry) for cause, entry in policy.cause.items()]
+    entries += [
+        (f"pool.{pool}.cause.{c}", entry) for pool, inner in policy.pool.items() for c, entry in inner.cause.items()
+    ]
+    taking = [key for key, entry in entries if any(step.action in RECLAIMS for step in entry.steps)]
+    if wait is None and taking:
+        raise SettingsError(
+            f"{taking[0]} takes GPUs from their owners, which is switched off",
+            where="remediate.reclaim",
+            remedy="Set remediate.reclaim = true, or take the steps out of the policy",
+        )
+
+    def told(step: PolicyStep) -> PolicyStep:
+        if wait is None or step.action is not actions.ActionKind.WARN_OWNER:
+            return step
+        return replace(step, arguments={"wait": wait, **step.arguments})
+
+    return _mapped(policy, lambda _, entry, __: replace(entry, steps=tuple(map(told, entry.steps))))
+
+
+def _mapped(policy: Policy, change: Callable[[str, CausePolicy, str], CausePolicy]) -> Policy:
+    """The policy with each entry changed, by its cause and its pool, which is empty for every pool."""
     return replace(
         policy,
-        cause={cause: added(cause, entry, "") for cause, entry in policy.cause.items()},
+        cause={cause: change(cause, entry, "") for cause, entry in policy.cause.items()},
         pool={
-            pool: PoolPolicy({cause: added(cause, entry, pool) for cause, entry in inner.cause.items()})
+            pool: PoolPolicy({cause: change(cause, entry, pool) for cause, entry in inner.cause.items()})
             for pool, inner in policy.pool.items()
         },
     )
@@ -186,11 +227,22 @@ def _entry_problems(key: str, cause: str, entry: CausePolicy) -> Iterator[str]:
     kinds = [step.action for step in entry.steps]
     if actions.ActionKind.UNCORDON in kinds and actions.ActionKind.VALIDATE not in kinds:
         yield f"{key}.steps: has an uncordon without a validate; a node is given back only after it passed"
+    if actions.ActionKind.RECLAIM in kinds:
+        yield from _reclaim_problems(f"{key}.steps", kinds, known[cause].family)
     for at, step in enumerate(entry.steps):
         yield from _step_problems(f"{key}.steps[{at}]", step)
         is_of_node = step.action is actions.ActionKind.DRAIN and step.arguments.get("scope") != "gpu"
         if is_of_node and actions.ActionKind.CORDON not in kinds[:at]:
             yield f"{key}.steps[{at}]: drains a node that was not cordoned, so new work would come; add a cordon before"
+
+
+def _reclaim_problems(key: str, kinds: Sequence[actions.ActionKind], family: str) -> Iterator[str]:
+    if family != WASTE:
+        yield f"{key}: a reclaim is for what is held without use, and this cause is of the family {family}"
+    if actions.ActionKind.WARN_OWNER not in kinds[: kinds.index(actions.ActionKind.RECLAIM)]:
+        yield f"{key}: takes a GPU from an owner who was not told; add a warn_owner before"
+    if hard := sorted(HARDWARE_ACTIONS.intersection(kinds)):
+        yield f"{key}: has a reclaim beside {', '.join(hard)}, and nothing is broken"
 
 
 def _step_problems(key: str, step: PolicyStep) -> Iterator[str]:
@@ -203,6 +255,10 @@ def _step_problems(key: str, step: PolicyStep) -> Iterator[str]:
         yield f"{key}.checks: unknown check {', '.join(unknown)}; known: {', '.join((*CHECKS, *NODE_CHECKS))}"
     if step.limit is not None:
         yield from _limit_problems(f"{key}.limit", step.limit)
+    if "wait" in step.arguments:
+        yield from _limit_problems(f"{key}.arguments.wait", step.arguments["wait"])
+    if step.action is actions.ActionKind.RECLAIM and step.arguments.get("how", RECLAIM_WAYS[0]) not in RECLAIM_WAYS:
+        yield f"{key}.arguments.how: `{step.arguments['how']}` is none of {', '.join(RECLAIM_WAYS)}"
 
 
 def _limit_problems(key: str, text: str) -> Iterator[str]:

@@ -127,6 +127,9 @@ def answered(repair: Repair, action: Action, done: Performed, *, now: datetime) 
     noted = _noted(replace(repair, tries=0, retry_at=None, waits_for=()), action, Result.DONE, text=done.text, now=now)
     if repair.state is RepairState.RESTORING:
         return replace(noted, undone=(*repair.undone, action.id), is_begun=False)
+    # Whoever was told has time; `moves` says when it is over.
+    if action.kind is ActionKind.WARN_OWNER:
+        return noted
     # A cordon is done when it is seen on the node.
     if action.kind is ActionKind.CORDON:
         return replace(noted, retry_at=now + _poll(repair, now))
@@ -146,7 +149,10 @@ def troubled(repair: Repair, action: Action, problem: str, *, now: datetime) -> 
 
 def refused(repair: Repair, action: Action, problem: str, *, now: datetime) -> Repair:
     """It must not be done: no other try will help."""
-    was_changed = any(receipt.result is Result.DONE for receipt in repair.receipts)
+    was_changed = any(
+        receipt.result is Result.DONE and receipt.action.kind is not ActionKind.WARN_OWNER
+        for receipt in repair.receipts
+    )
     noted = _noted(repair, action, Result.REFUSED, text=problem, now=now)
     has_cordon = repair.has_cordon and action.kind is not ActionKind.CORDON
     if repair.state is RepairState.RESTORING and action.kind is ActionKind.UNCORDON:

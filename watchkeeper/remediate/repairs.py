@@ -1,140 +1,45 @@
 """The repairs: what plans, people and time do to them, and the calls that come of it.
 
 The hub owns one `Repairs`. It hands over what plans want (`take`), asks now and then what is due (`sweep`), and has
-each due one taken further in a thread (`advance`). Memory is what the journal has: everything is written there first,
-a call before it is made. Decisions are made under one lock, so two repairs never take the last place of a budget;
-calls are made outside it, one at a time for each node.
+each due one taken further in a thread (`advance`). What is remembered is `register`'s. Decisions are made under one
+lock, so two repairs never take the last place of a budget; calls are made outside it, one at a time for each node.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import ActionFailed, ActionRefused, IllegalMove
 from watchkeeper.kit.logs import fields
-from watchkeeper.model import actions, events, fleet, incidents
-from watchkeeper.model.repairs import WAITING, Repair, RepairId, RepairState, Switch
+from watchkeeper.model import actions, events, fleet
+from watchkeeper.model.repairs import RECLAIMS, WAITING, Repair, RepairId, RepairState
 from watchkeeper.remediate import guards, progress, validation
 from watchkeeper.remediate.driver import Observed
 from watchkeeper.remediate.ladder import HANDS_OFF
-from watchkeeper.remediate.late_marks import LateMarks
-from watchkeeper.remediate.moves import MOST_AHEAD, Move, MoveKind, Seen, mark_incident, next_move, restore
-from watchkeeper.remediate.surroundings import Surroundings
+from watchkeeper.remediate.moves import MOST_AHEAD, Move, MoveKind, Seen, next_move, restore, warned_at
+from watchkeeper.remediate.register import COUNTED_NODES, HUB, MOST_STARTS, STEP, STORY, Register, wish_of
 from watchkeeper.remediate.wanted import Wanted
 
 log = logging.getLogger(__name__)
 
-HUB = "hub"
 POLICY = "policy"
-# On the timeline of the incident, or only in the audit.
-STORY, STEP = "repair", "repair_step"
 # Where nothing hurries, a node is looked at this often.
 LOOKS = {
     RepairState.FAILED: timedelta(seconds=30),
+    RepairState.WARNING: timedelta(seconds=30),
     RepairState.VALIDATING: timedelta(seconds=5),
     RepairState.ACTING: timedelta(seconds=2),
 }
-# What is counted may be this old; a change of our own is counted at once.
-COUNTED = timedelta(seconds=5)
-# The inventory is counted this often by the sweep, and at once for a node that it did not have.
-COUNTED_NODES = timedelta(seconds=30)
 JUST_WRITTEN = timedelta(seconds=1)
-MOST_STARTS = 10_000
 MOST_WANTED = 50_000
 # Repairs of one fleet that may wait, run or be held: as many as a hub keeps open incidents.
 MOST_ALIVE = 20_000
 
 
-class Repairs:
+class Repairs(Register):
     """Every method may be called from any thread."""
-
-    def __init__(self, around: Surroundings, *, now: datetime) -> None:
-        self._around = around
-        self._lock = threading.RLock()
-        self._turns: dict[fleet.Place, threading.Lock] = {}
-        # A stop that the journal does not have yet: it holds all the same.
-        self._unwritten: Switch | None = None
-        # Nodes that could not be looked at the last time.
-        self._unseen: set[fleet.Place] = set()
-        self._has_swept = False
-        self._restore(now)
-
-    def _restore(self, now: datetime) -> None:
-        shelf = self._around.shelf
-        self._alive: dict[RepairId, Repair] = {one.id: one for one in shelf.alive_repairs()}
-        self._by_node: dict[fleet.Place, set[RepairId]] = {}
-        for one in self._alive.values():
-            self._by_node.setdefault(one.node, set()).add(one.id)
-        self.switch = self._unwritten or shelf.switch()
-        past = shelf.latest_repairs(limit=MOST_STARTS)
-        self._starts = [
-            guards.Start(one.started_at, one.node, one.cause, one.gpu)
-            for one in reversed(past)
-            if one.started_at is not None
-        ]
-        self._wanted = {one.node: one.made_at for one in reversed(past) if one.mode is not actions.Mode.SUGGEST}
-        self._late = LateMarks(reversed(past), now)
-        self._looked: dict[RepairId, datetime] = {}
-        self._refused: dict[RepairId, str] = {}
-        # Begun by this process and not called yet.
-        self._fresh: set[RepairId] = set()
-        self._counted: tuple[datetime, guards.Standing] | None = None
-        self._inventory: tuple[datetime, guards.Census] | None = None
-        self._open: set[str] = shelf.open_incident_ids()
-        # True while memory may have what the journal does not: a transaction broke, and the journal cannot be read.
-        self._is_torn = False
-
-    # What is there
-
-    def all(self) -> list[Repair]:
-        """Those that wait, run, or hold a node; oldest first."""
-        with self._lock:
-            return sorted(self._alive.values(), key=lambda one: one.made_at)
-
-    def find(self, id: str) -> Repair | None:
-        """By its own id, or the newest one that an incident waits for."""
-        with self._lock:
-            known = self._alive.get(RepairId(id))
-            waiting = [one for one in self._alive.values() if id in one.openings]
-        if known is not None or waiting:
-            return known or max(waiting, key=lambda one: (not one.is_ended, one.made_at))
-        return next(iter(self._around.shelf.repairs_of(id, limit=1)), None)
-
-    def standing(self, now: datetime, about: fleet.Place | None = None) -> guards.Standing:
-        with self._lock:
-            is_new = about is not None and about not in self._census(now).nodes
-            # To look for one node is a tenth of the work of counting all of them.
-            if is_new and any(node.place == about for node in self._around.nodes()):
-                self._census(now, timedelta())
-            if self._counted is None or not timedelta() <= now - self._counted[0] < COUNTED:
-                out = {**self._around.out(), **{one.node: one.id for one in self._alive.values() if one.is_out}}
-                limits = self._around.limits
-                since = now - max(limits.starts_window, limits.attempts_window)
-                found = guards.count(
-                    self._census(now),
-                    out,
-                    starts=[start for start in self._starts if start.at > since],
-                    switch=self.switch,
-                    sick_gpus=self._around.sick_gpus(),
-                    blind=self._around.blind(),
-                )
-                self._counted = (now, found)
-            return self._counted[1]
-
-    def _census(self, now: datetime, most_old: timedelta = 2 * COUNTED_NODES) -> guards.Census:
-        if self._inventory is None or not timedelta() <= now - self._inventory[0] < most_old:
-            self._inventory = (now, guards.census(self._around.nodes()))
-            self._counted = None
-        return self._inventory[1]
-
-    def refusals(self, repair: Repair, now: datetime) -> list[guards.Refusal]:
-        """What every guard that objects would say now."""
-        return guards.refusals(wish_of(repair), self.standing(now, repair.node), self._around.limits, now=now)
 
     # What plans want
 
@@ -142,7 +47,7 @@ class Repairs:
         """Make a repair of what a plan wants, or let it wait for the one that its node has; None: nothing changed."""
         with self.changing(now):
             self._open.add(want.incident)
-            held, current = self._of_node(want.node, takes_out=want.takes_out)
+            held, current = self._holding(want.node), self._in_the_way(want)
             if held is not None and held.openings.get(want.incident) != want.opening:
                 self.keep(progress.joined(held, want), now, text=f"{want.incident} waits for it too", kind=STEP)
             if current is not None:
@@ -153,7 +58,7 @@ class Repairs:
 
     def make_again(self, want: Wanted, now: datetime) -> Repair:
         """Another attempt, whatever became of those before; IllegalMove while one waits or runs."""
-        _, current = self._of_node(want.node, takes_out=want.takes_out)
+        current = self._in_the_way(want)
         if current is not None:
             raise IllegalMove(
                 f"{current.id} is {current.state} on {want.node.node}", where=want.incident, now=current.said
@@ -166,7 +71,8 @@ class Repairs:
         attempt = 1 + max((int(one.id.rpartition(".")[2]) for one in before), default=0)
         repair = progress.made(want, attempt, now)
         self.keep(repair, now, text=f"{repair.id} for {want.node.node}: {want.rung.why}")
-        if want.rung.mode is not actions.Mode.SUGGEST:
+        # Who wants back what is idle says nothing about machines: the breaker is for rules that break a fleet.
+        if want.rung.mode is not actions.Mode.SUGGEST and not want.is_reclaim:
             self._want(want.node, now)
         return self.decide(repair, now)
 
@@ -205,15 +111,6 @@ class Repairs:
         return any(
             one.openings.get(want.incident, -1) >= want.opening for one in self._around.shelf.repairs_at(want.node)
         )
-
-    def _of_node(self, node: fleet.Place, *, takes_out: bool) -> tuple[Repair | None, Repair | None]:
-        """A failed repair that holds the node, and the one that waits or runs for it.
-
-        Who wants the node out of service does not wait for somebody who restarts a program on it.
-        """
-        there = [self._alive[id] for id in self._by_node.get(node, ())]
-        held = next((one for one in there if one.is_held), None)
-        return held, next((one for one in there if not one.is_held and (one.takes_out or not takes_out)), None)
 
     # What time brings
 
@@ -340,14 +237,6 @@ class Repairs:
             if repair.has_cordon and not self._open.intersection(repair.openings):
                 self._around.report(_still_broken(repair, now))
 
-    @contextmanager
-    def turn(self, node: fleet.Place) -> Iterator[None]:
-        """Two calls about one node are never made at once. To be taken before the lock, never after."""
-        with self._lock:
-            turn = self._turns.setdefault(node, threading.Lock())
-        with turn:
-            yield
-
     def _look(self, repair: Repair, now: datetime) -> Seen:
         is_over = not self._open.intersection(repair.openings)
         with self._lock:
@@ -369,19 +258,10 @@ class Repairs:
                 log.warning("A node cannot be looked at", extra=fields(node=node.node, error=error))
             return None
 
-    def _own_mark(self, observed: Observed) -> incidents.IncidentId | None:
-        """The incident of our mark on a node; a mark that our journal does not know is of another hub."""
-        found = mark_incident(observed.cordoned_by)
-        if found is None:
-            return None
-        with self._lock:
-            is_known = any(found in self._alive[id].openings for id in self._by_node.get(observed.place, ()))
-        # Another hub counts its incidents as we do: the number alone does not make a mark ours, the node does.
-        past = () if is_known else self._around.shelf.repairs_of(found)
-        return found if is_known or any(one.node == observed.place for one in past) else None
-
     def _validate(self, repair: Repair, now: datetime) -> tuple[validation.Verdict, ...]:
         action = repair.action
+        if action is not None and action.kind in RECLAIMS:
+            return (self._around.idle(action, warned_at(repair) or repair.since, now),)
         if (
             repair.state is not RepairState.VALIDATING
             or action is None
@@ -420,9 +300,9 @@ class Repairs:
 
     def _start(self, repair: Repair, text: str, now: datetime) -> Repair:
         """Count it, and take over the cordon of a failed repair; a first cordon is written down as begun with it."""
-        self._starts = [*self._starts[-MOST_STARTS:], guards.Start(now, repair.node, repair.cause, repair.gpu)]
+        self._starts = [*self._starts[-MOST_STARTS:], _start_of(repair, now)]
         self._refused.pop(repair.id, None)
-        held, _ = self._of_node(repair.node, takes_out=True)
+        held = self._holding(repair.node)
         if held is not None and repair.takes_out:
             self.keep(
                 progress.let_go(held, f"{repair.id} goes on"), now, text=f"{repair.id} goes on with {held.id}'s cordon"
@@ -492,65 +372,9 @@ class Repairs:
 
     # Keeping
 
-    @contextmanager
-    def changing(self, now: datetime) -> Iterator[None]:
-        """One transaction under the lock; whatever breaks it, memory goes back to what the journal has."""
-        with self._lock:
-            if self._is_torn:
-                self._restore(now)
-            try:
-                with self._around.shelf.together():
-                    yield
-            # Deliberately everything: a repair that only memory has would act on nobody's word.
-            except BaseException:
-                self._is_torn = True
-                self._restore(now)
-                raise
 
-    def keep(self, repair: Repair, now: datetime, *, text: str, kind: str = STORY, actor: str = HUB) -> Repair:
-        before = self._alive.get(repair.id)
-        self._around.shelf.save_repair(repair, at=now, actor=actor, text=text, kind=kind)
-        there = self._by_node.setdefault(repair.node, set())
-        if repair.is_alive:
-            self._alive[repair.id] = repair
-            there.add(repair.id)
-        else:
-            self._alive.pop(repair.id, None)
-            there.discard(repair.id)
-            self._late.remember(repair, now)
-            self._refused.pop(repair.id, None)
-            self._looked.pop(repair.id, None)
-            self._fresh.discard(repair.id)
-        if (before is not None and before.is_out) != repair.is_out:
-            self._counted = None
-        if kind == STORY:
-            log.info(
-                "Repair changed", extra=fields(repair=repair.id, node=repair.node.node, state=repair.state, text=text)
-            )
-        self._around.changed()
-        return repair
-
-    def tell_of_cause(self, repair: Repair, incident: incidents.IncidentId, now: datetime) -> None:
-        """For people who read why a node that does not answer is not an incident of its own."""
-        what = f"{repair.id} is at work on {repair.node.node}"
-        self._tell(incident, f"{what}: what is seen of it meanwhile does not change the cause, {repair.cause}", now)
-
-    def _tell(self, incident: incidents.IncidentId, text: str, now: datetime) -> None:
-        self._around.shelf.record(STORY, incident, at=now, actor=HUB, body={"text": text})
-
-    def stop_at_once(self, switch: Switch) -> None:
-        """Before the journal has it, and also where the journal cannot take it: nothing is called any more."""
-        self._unwritten = self.switch = switch
-
-    def turn_switch(self, switch: Switch, now: datetime, *, actor: str, text: str) -> Switch:
-        self._around.shelf.save_switch(switch, at=now, actor=actor, text=text)
-        self.switch, self._counted, self._unwritten = switch, None, None
-        self._around.changed()
-        return switch
-
-
-def wish_of(repair: Repair) -> guards.Wish:
-    return guards.Wish(repair.node, repair.cause, repair.mode, repair.gpu, takes_out=repair.takes_out)
+def _start_of(repair: Repair, now: datetime) -> guards.Start:
+    return guards.Start(now, repair.node, repair.cause, repair.gpu, repair.is_reclaim)
 
 
 def _story(move: Move) -> str:

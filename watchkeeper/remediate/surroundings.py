@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from watchkeeper.model import events, fleet
+from watchkeeper.model import actions, events, fleet
 from watchkeeper.model.repairs import Repair, Switch
 from watchkeeper.remediate import guards, validation
 from watchkeeper.remediate.driver import Driver
@@ -42,6 +42,10 @@ class Shelf(Protocol):
     def open_incident_ids(self) -> set[str]: ...
 
 
+def nobody_knows(action: actions.Action, since: datetime, now: datetime) -> validation.Verdict:  # noqa: ARG001
+    return validation.Verdict("idle", validation.Standing.UNKNOWN, "nobody here can say whether it is used")
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """Who is asked and who is told. `nodes` is the inventory, `out` what others have taken out of service."""
@@ -60,3 +64,5 @@ class Surroundings:
     changed: Callable[[], None] = lambda: None
     # How far one may go by the settings of today; None: as far as when it was planned.
     rung: Callable[[Repair], Rung | None] = lambda _: None
+    # Whether what an action names does nothing, since then; unknown where nobody can say.
+    idle: Callable[[actions.Action, datetime, datetime], validation.Verdict] = nobody_knows

@@ -146,7 +146,8 @@ class NoNewXid:
 
     def check(self, place: fleet.Place, since: datetime, now: datetime) -> Verdict:
         found = self.records.events_at(place, since=since, until=now)
-        bad = [event for event in found if event.kind is events.EventKind.XID and _is_hardware(event)]
+        # What came at the very moment of the repair is what was repaired.
+        bad = [one for one in found if one.at > since and one.kind is events.EventKind.XID and _is_hardware(one)]
         if bad:
             return Verdict(
                 self.name, Standing.FAILED, f"Xid {bad[0].code} at {bad[0].at:%H:%M:%S}Z: {bad[0].text[:200]}"

@@ -6,11 +6,12 @@ into a repair. A plan that only people can carry out, or that touches no node, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from watchkeeper.model import actions, fleet, incidents, repairs
 from watchkeeper.remediate.ladder import Rung
+from watchkeeper.remediate.plan import ON_WORKLOAD
 from watchkeeper.remediate.policy import Policy
 from watchkeeper.store import chain
 
@@ -35,6 +36,14 @@ class Wanted:
     @property
     def takes_out(self) -> bool:
         return any(action.kind in repairs.TAKES_OUT for action in self.actions)
+
+    @property
+    def is_reclaim(self) -> bool:
+        return any(action.kind in repairs.RECLAIMS for action in self.actions)
+
+    @property
+    def workloads(self) -> frozenset[str]:
+        return workloads_of(self.actions)
 
     @property
     def gpu(self) -> str | None:
@@ -73,9 +82,15 @@ def wanted(
     return Wanted(incident.id, incident.reopened, place, pool, cause, rung, tuple(steps), limits)
 
 
+def workloads_of(steps: Iterable[actions.Action]) -> frozenset[str]:
+    """The pods and jobs that actions name."""
+    told = (step.arguments.get(sort, "") for step in steps for sort in ("pods", "jobs"))
+    return frozenset(name for names in told for name in names.split(",") if name)
+
+
 def is_for_machine(step: actions.Action) -> bool:
-    """A restart of nobody knows what is for the owner."""
-    if step.kind is actions.ActionKind.RESTART_APP and not {"pods", "jobs"} & set(step.arguments):
+    """A restart, or the return, of nobody knows what is for the owner."""
+    if step.kind in ON_WORKLOAD and not {"pods", "jobs"} & set(step.arguments):
         return False
     return step.kind not in repairs.BY_PERSON | repairs.BY_OTHERS
 

@@ -127,6 +127,27 @@ class Cluster:
         self.faults.repair(Repair.RESET_GPU, node, gpu=gpu)
         return self._done(node, f"reset {gpu.uuid} on {node.name}")
 
+    def warn_holder(self, node: SimNode, gpu: SimGpu, by: str) -> Outcome:
+        """Tell whoever holds the GPU that it will be taken back; once for each mark."""
+        job = self.machines.jobs.of_gpu(gpu.row)
+        if job is None:
+            return self._already(node, f"nobody holds {gpu.uuid}")
+        said = f"the owner of {job.workload(node.row)}"
+        if not self._is_first(f"warn {gpu.uuid}", by):
+            return self._already(node, f"told {said} before")
+        return self._done(node, f"told {said}")
+
+    def reclaim(self, node: SimNode, gpu: SimGpu) -> Outcome:
+        """End what holds the GPU; its owner starts it again."""
+        job = self.machines.jobs.of_gpu(gpu.row)
+        if job is None:
+            return self._already(node, f"nobody holds {gpu.uuid}")
+        name = job.workload(node.row)
+        self.faults.repair(Repair.RESTART_APP, node, gpu=gpu)
+        if self.machines.jobs.of_gpu(gpu.row) is job:
+            self.machines.jobs.end(job)
+        return self._done(node, f"scaled {name} down")
+
     def step(self, now: int) -> None:
         """Bring up what has been down for long enough: a new kernel, fresh counters, cured faults."""
         for name, until in list(self._down_until.items()):

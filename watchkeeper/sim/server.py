@@ -64,7 +64,7 @@ class Wire:
             Route("/kmsg", self.kernel_stream),
             Route("/cluster/nodes/{node}", self.cluster_node),
             Route("/cluster/nodes/{node}/{verb:str}", self.cluster_action, methods=["POST"]),
-            Route("/cluster/nodes/{node}/gpus/{uuid}/reset", self.reset_gpu, methods=["POST"]),
+            Route("/cluster/nodes/{node}/gpus/{uuid}/{verb:str}", self.gpu_action, methods=["POST"]),
             Route("/scenarios", self.scenarios),
             Route("/faults", self.list_faults),
             Route("/faults", self.inject, methods=["POST"]),
@@ -150,11 +150,19 @@ class Wire:
             return _refuse(404, f"a node cannot `{verb[:40]}`; it can {', '.join(verbs)}")
         return _answer_outcome(verbs[verb]())
 
-    async def reset_gpu(self, request: Request) -> Response:
+    async def gpu_action(self, request: Request) -> Response:
         node = self.simulation.layout.node(request.path_params["node"])
         gpu = self.simulation.layout.gpu(node, request.path_params["uuid"])
-        by = await _mark(request)
-        return _answer_outcome(self.simulation.cluster.reset_gpu(node, gpu, by))
+        cluster, by = self.simulation.cluster, await _mark(request)
+        verbs: dict[str, Callable[[], Outcome]] = {
+            "reset": lambda: cluster.reset_gpu(node, gpu, by),
+            "warn": lambda: cluster.warn_holder(node, gpu, by),
+            "reclaim": lambda: cluster.reclaim(node, gpu),
+        }
+        verb = request.path_params["verb"]
+        if verb not in verbs:
+            return _refuse(404, f"a GPU cannot `{verb[:40]}`; it can {', '.join(verbs)}")
+        return _answer_outcome(verbs[verb]())
 
     async def scenarios(self, _: Request) -> Response:
         known = self.simulation.scenarios.values()

@@ -77,7 +77,7 @@ def test_the_settings_of_the_page_load_and_are_all_there_is(tmp_path: Path, name
 
 def test_the_page_names_the_role_and_the_table_as_they_are_shipped() -> None:
     page = (ROOT / "docs" / "howto" / "repair-kubernetes.md").read_text()
-    for file in ("kubernetes/repair-rbac.yaml", "node_signals.csv"):
+    for file in ("kubernetes/repair-rbac.yaml", "kubernetes/reclaim-rbac.yaml", "node_signals.csv"):
         assert f"watchkeeper/packs/{file}" in page
         assert (resources.files("watchkeeper.packs") / file).is_file()
     assert all(pack.load("node_signals.csv", lambda cells: cells["checked"]))

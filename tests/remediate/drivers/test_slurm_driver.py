@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from watchkeeper.remediate.drivers.slurm import Slurm
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 CORDON, DRAIN, UNCORDON, RESTART = ActionKind.CORDON, ActionKind.DRAIN, ActionKind.UNCORDON, ActionKind.RESTART_APP
+WARN, RECLAIM = ActionKind.WARN_OWNER, ActionKind.RECLAIM
 PLACE = Place("main", node="n1")
 MARK = "watchkeeper:I-7/1-cordon"
 
@@ -163,3 +165,42 @@ def test_commands_that_are_not_there_are_said_with_the_way_out(cluster: Cluster)
     driver = Slurm(cluster.folder / "nowhere", running_jobs=RunningJobs.WAIT)
     with pytest.raises(ActionFailed, match=r"cannot be run: No such file.*remediate\.slurm_commands"):
         driver.perform(action(CORDON))
+
+
+def test_an_idle_job_is_told_and_then_held_for_its_owner(cluster: Cluster, driver: Slurm) -> None:
+    job = start(cluster)
+    warn, take = action(WARN, jobs=job, wait="1h"), action(RECLAIM, jobs=job)
+    assert "Use it within 1h, or: scontrol update JobId=" in driver.describe(warn)
+    assert driver.perform(warn).text == f"told the owners of {job} of root"
+    assert driver.describe(take) == f"scontrol requeuehold {job}"
+    assert driver.perform(take).waits_for == (f"job {job} of root: running",)
+    until(lambda: driver.perform(take).is_complete)
+    until(lambda: cluster.ask("squeue", "-h", "-j", job, "-o", "%T %r").startswith("PENDING job requeued in held"))
+    assert driver.observe(PLACE).workloads == ()
+
+
+def test_a_job_that_cannot_wait_again_ends_only_where_the_policy_cancels(cluster: Cluster, driver: Slurm) -> None:
+    job = start(cluster, "--no-requeue")
+    with pytest.raises(ActionRefused, match=f"job {job} of root cannot be taken back"):
+        driver.perform(action(RECLAIM, jobs=job))
+    take = action(RECLAIM, jobs=job, how="cancel")
+    assert driver.describe(take) == f"scancel {job}"
+    driver.perform(take)
+    until(lambda: driver.perform(take).is_complete)
+
+
+@pytest.mark.parametrize("kind", [ActionKind.WARN_OWNER, ActionKind.RECLAIM])
+def test_a_job_whose_comment_says_so_is_kept(cluster: Cluster, driver: Slurm, kind: ActionKind) -> None:
+    job = start(cluster, "--comment=watchkeeper.dev/keep")
+    with pytest.raises(ActionRefused, match=f"job {job} of root is to be kept"):
+        driver.perform(action(kind, jobs=job, how="cancel"))
+    assert driver.observe(PLACE).workloads == (job,)
+
+
+def test_a_drain_of_one_gpu_waits_for_its_jobs_and_no_others(cluster: Cluster, driver: Slurm) -> None:
+    sick, well = start(cluster), start(cluster)
+    driver.perform(action(CORDON))
+    wanted = replace(action(DRAIN, jobs=sick, running_jobs="requeue"), place=Place("main", node="n1", gpu="GPU-1"))
+    assert driver.perform(wanted).waits_for == (f"job {sick} of root: running",)
+    until(lambda: driver.perform(wanted).is_complete)
+    assert driver.observe(PLACE).workloads == (well,)

@@ -22,6 +22,8 @@ WORDS = {
     ActionKind.RESTART_APP: "restart the workload that used {place}",
     ActionKind.INSPECT: "a person looks at {place}",
     ActionKind.NOTIFY_OWNER: "tell the owner of the workload on {place}",
+    ActionKind.WARN_OWNER: "kubectl events of the idle pods on {place}   (Slurm: scontrol notify JOB)",
+    ActionKind.RECLAIM: "kubectl scale --replicas=0 what is idle on {place}   (Slurm: scontrol requeuehold JOB)",
     ActionKind.HAND_OVER: "give {place} to the vendor, with `watchkeeper bundle` of {node}",
 }
 

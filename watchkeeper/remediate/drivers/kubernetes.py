@@ -12,20 +12,26 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, ActionRefused, SettingsError
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
+from watchkeeper.model.repairs import RECLAIMS
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers import kubeconfig
 from watchkeeper.remediate.driver import Observed, Performed
+from watchkeeper.remediate.drivers import kubernetes_idle as idle
 from watchkeeper.remediate.drivers import kubernetes_node as nodes
 from watchkeeper.remediate.drivers import kubernetes_pods as pods
+from watchkeeper.remediate.drivers import performing
 from watchkeeper.remediate.drivers.dry_run import in_words
-from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, Call, NotNow
+from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, Call, good
 from watchkeeper.remediate.drivers.kubernetes_pods import Fate, PodState, Rules
+from watchkeeper.remediate.drivers.kubernetes_reclaim import IdlePods
+from watchkeeper.remediate.drivers.performing import NotNow
 
 # Kubelet and controllers write a node now and then; more conflicts in a row than this mean a fight.
 MOST_CONFLICTS = 5
@@ -70,6 +76,7 @@ class Kubernetes:
         self._eviction_version = pods.EVICTION_VERSIONS[0]
         self._evicted: dict[str, set[str]] = {}
         self._lock = threading.Lock()
+        self._idle_pods = IdlePods(client.send, self._change_by, self._evict_all, self._sorted)
 
     def close(self) -> None:
         self.client.close()
@@ -103,17 +110,7 @@ class Kubernetes:
         return "; ".join(_described(action, self._eviction_version))
 
     def perform(self, action: Action) -> Performed:
-        if action.kind not in PERFORMED:
-            raise ActionRefused(
-                f"the Kubernetes API has no call for {action.kind}",
-                where=action.place.node,
-                now="Nothing was touched",
-                remedy="The node's agent or a person has to do it",
-            )
-        try:
-            return PERFORMED[action.kind](self, action)
-        except NotNow as error:
-            return Performed(f"{action.kind} has to wait", is_complete=False, waits_for=(str(error),))
+        return performing.perform(self, action, PERFORMED, lacks=f"the Kubernetes API has no call for {action.kind}")
 
     def _cordon(self, action: Action) -> Performed:
         def decide(node: nodes.NodeState) -> Call | None:
@@ -158,7 +155,7 @@ class Kubernetes:
                 return node, False
             answer = self._change_by(call)
             if answer.status != 409:
-                return nodes.read(_good(answer, action.place).body, answer.at), True
+                return nodes.read(good(answer, action.place).body, answer.at), True
             node = self._look(action)
         raise NotNow(
             f"somebody else changed the node between each look and each patch, {MOST_CONFLICTS} times",
@@ -194,12 +191,23 @@ class Kubernetes:
         return self._evict_all(self._sorted(on_node, node, action), action)
 
     def _restart_app(self, action: Action) -> Performed:
-        found = []
+        return self._evict_all(self._sorted(self._named(action)[0], None, action), action)
+
+    def _named(self, action: Action) -> tuple[list[pods.Raw], datetime | None]:
+        """The pods that an action names and that still are there, and the API server's time."""
+        found, at = [], None
         for name in pods.named_by(action):
             answer = self.client.send(Call("GET", pods.path(*name.split("/", 1))))
+            at = answer.at
             if answer.status != 404:
-                found.append(_good(answer, action.place).body)
-        return self._evict_all(self._sorted(found, None, action), action)
+                found.append(good(answer, action.place).body)
+        return found, at
+
+    def _warn_owner(self, action: Action) -> Performed:
+        return self._idle_pods.warn_owner(action, *self._named(action))
+
+    def _reclaim(self, action: Action) -> Performed:
+        return self._idle_pods.reclaim(action, self._named(action)[0])
 
     def _sorted(self, raws: list[pods.Raw], node: nodes.NodeState | None, action: Action) -> list[PodState]:
         """The pods that were meant, not the successors that a StatefulSet gives their names to."""
@@ -239,7 +247,7 @@ class Kubernetes:
         budget = pods.budget_of(answer.body) if answer.status in (429, 500) else None
         if budget is not None:
             return f"a disruption budget does not let it go: {budget}"
-        _good(answer, action.place)
+        good(answer, action.place)
         self._remember(action, f"{pod} {pod.uid}")
         return None
 
@@ -279,7 +287,7 @@ class Kubernetes:
             if answer.status == 403:
                 untold.append(what)
             elif answer.status not in (404, 409):
-                _good(answer, action.place)
+                good(answer, action.place)
         return f" (without the right to write its {' and '.join(untold)})" if untold else ""
 
     def _change_by(self, call: Call, *, is_throttle: Callable[[Answer], bool] = lambda _: True) -> Answer:
@@ -303,14 +311,14 @@ class Kubernetes:
 
     def _find(self, place: Place) -> nodes.NodeState | None:
         answer = self.client.send(Call("GET", nodes.path(_node(place))))
-        return None if answer.status == 404 else nodes.read(_good(answer, place).body, answer.at)
+        return None if answer.status == 404 else nodes.read(good(answer, place).body, answer.at)
 
     def _pods(self, place: Place, node: nodes.NodeState, *, is_exact: bool = False) -> list[PodState]:
         found = self._raw_pods(place, is_exact=is_exact)
         return [pods.sort(raw, self.rules, at=node.at, since=node.cordoned_at) for raw in found]
 
     def _raw_pods(self, place: Place, *, is_exact: bool) -> list[pods.Raw]:
-        answer = _good(self.client.send(Call("GET", pods.on_node(_node(place), is_exact=is_exact))), place)
+        answer = good(self.client.send(Call("GET", pods.on_node(_node(place), is_exact=is_exact))), place)
         return [one for one in facts.items(answer.body, "items") if isinstance(one, dict)]
 
     def _remember(self, action: Action, evicted: str) -> None:
@@ -329,16 +337,24 @@ PERFORMED: Mapping[ActionKind, Callable[[Kubernetes, Action], Performed]] = {
     ActionKind.UNCORDON: Kubernetes._uncordon,
     ActionKind.DRAIN: Kubernetes._drain,
     ActionKind.RESTART_APP: Kubernetes._restart_app,
+    ActionKind.WARN_OWNER: Kubernetes._warn_owner,
+    ActionKind.RECLAIM: Kubernetes._reclaim,
 }
 
 # What a drain or a restart says when nothing is waited for any more.
 ENDED = {
     ActionKind.DRAIN: "drained: no pod is left that a drain moves",
     ActionKind.RESTART_APP: "the pods have ended, and their controllers start others",
+    ActionKind.RECLAIM: "the pods have ended",
 }
 
 
 def _described(action: Action, version: str) -> Iterator[str]:
+    if action.kind in RECLAIMS:
+        for name in pods.named_by(action):
+            namespace, _, pod = name.partition("/")
+            yield idle.described(action, namespace, pod, version)
+        return
     if action.kind is ActionKind.RESTART_APP or (action.kind is ActionKind.DRAIN and action.place.gpu is not None):
         for name in pods.named_by(action):
             namespace, _, pod = name.partition("/")
@@ -383,20 +399,3 @@ def _refuse_foreign(node: nodes.NodeState, action: Action) -> None:
 def _refusal(node: nodes.NodeState, what: str, remedy: str) -> ActionRefused:
     state = "cordoned" if node.is_cordoned else "schedulable"
     return ActionRefused(what, where=node.name, now=f"It was left as it is, {state}", remedy=remedy)
-
-
-def _good(answer: Answer, place: Place) -> Answer:
-    """An answer that means yes; NotNow where the server is in trouble, ActionFailed where it means no."""
-    if answer.status < 300:
-        return answer
-    where = place.node or str(place)
-    if answer.status >= 500 or answer.status == 409:
-        raise NotNow(f"the Kubernetes API server cannot do it now: {answer.message}", where=where)
-    if answer.status == 403:
-        raise ActionFailed(
-            answer.message,
-            where=where,
-            now="Nothing was changed by this call",
-            remedy="docs/howto/repair-kubernetes.md has the rights that the hub needs",
-        )
-    raise ActionFailed(f"the Kubernetes API server said no: {answer.message}", where=where)

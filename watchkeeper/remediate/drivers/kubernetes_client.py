@@ -22,7 +22,9 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from watchkeeper.errors import ActionFailed, CollectError
+from watchkeeper.model.fleet import Place
 from watchkeeper.readers import kubeconfig
+from watchkeeper.remediate.drivers.performing import NotNow
 
 # A node has some 110 pods of 10 KiB; ten times that is not an answer about one node.
 MOST_ANSWER_BYTES = 16 * 1024 * 1024
@@ -33,10 +35,6 @@ JSON = "application/json"
 # Of what the API server says about itself, in its own words.
 LONGEST_MESSAGE = 300
 BROKEN = (OSError, EOFError, http.client.HTTPException, ValueError)
-
-
-class NotNow(ActionFailed):
-    """The API server cannot be asked at the moment; the same call may succeed later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,3 +255,20 @@ def _time(text: str | None) -> datetime | None:
         return parsedate_to_datetime(text) if text else None
     except ValueError:
         return None
+
+
+def good(answer: Answer, place: Place) -> Answer:
+    """An answer that means yes; NotNow where the server is in trouble, ActionFailed where it means no."""
+    if answer.status < 300:
+        return answer
+    where = place.node or str(place)
+    if answer.status >= 500 or answer.status == 409:
+        raise NotNow(f"the Kubernetes API server cannot do it now: {answer.message}", where=where)
+    if answer.status == 403:
+        raise ActionFailed(
+            answer.message,
+            where=where,
+            now="Nothing was changed by this call",
+            remedy="docs/howto/repair-kubernetes.md has the rights that the hub needs",
+        )
+    raise ActionFailed(f"the Kubernetes API server said no: {answer.message}", where=where)

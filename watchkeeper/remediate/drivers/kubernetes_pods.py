@@ -13,9 +13,9 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import quote
 
-from watchkeeper.errors import ActionRefused
 from watchkeeper.model.actions import Action
 from watchkeeper.readers import json_facts as facts
+from watchkeeper.remediate.drivers import performing
 from watchkeeper.remediate.drivers.kubernetes_client import Call
 
 TAINT = "watchkeeper.dev/unhealthy"
@@ -102,20 +102,12 @@ def name_of(raw: Raw) -> str:
 
 
 def named_by(action: Action) -> list[str]:
-    """The pods that the action names as namespace/name, with commas between them; none is an answer, unknown is not."""
-    told = action.arguments.get("pods")
-    if told is None:
-        raise ActionRefused(
-            "nobody knows which pods hold the GPU" if action.place.gpu else "nobody knows which pods are meant",
-            where=action.place.node,
-            now="Nothing was touched; the whole node is not drained for it",
-            remedy="Run the agent on the node, which asks its kubelet, or drain the node",
-        )
-    named = [name.strip() for name in told.split(",") if name.strip()]
-    for name in named:
-        if name.count("/") != 1 or not all(name.split("/")):
-            raise ActionRefused(f"`{name}` is not a pod such as research/train-0", where=action.place.node)
-    return named
+    """The pods that the action names as namespace/name."""
+    return performing.named(action, "pods", is_name=_is_name, like="a pod such as research/train-0", asks="its kubelet")
+
+
+def _is_name(text: str) -> bool:
+    return text.count("/") == 1 and all(text.split("/"))
 
 
 def eviction(pod: PodState, version: str) -> Call:

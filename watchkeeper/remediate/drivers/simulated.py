@@ -28,7 +28,10 @@ VERBS = {
     ActionKind.DRAIN: "drain",
     ActionKind.REBOOT: "reboot",
     ActionKind.RESET_GPU: "reset",
+    ActionKind.WARN_OWNER: "warn",
+    ActionKind.RECLAIM: "reclaim",
 }
+ON_GPU = frozenset({ActionKind.RESET_GPU, ActionKind.WARN_OWNER, ActionKind.RECLAIM})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class Simulated:
 
 
 def _path(action: Action) -> str:
-    gpu = f"/gpus/{quote(action.place.gpu or '', safe='')}" if action.kind is ActionKind.RESET_GPU else ""
+    gpu = f"/gpus/{quote(action.place.gpu or '', safe='')}" if action.kind in ON_GPU else ""
     return f"{_node_path(action.place)}{gpu}/{VERBS[action.kind]}"
 
 

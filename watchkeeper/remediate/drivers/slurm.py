@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,9 @@ from watchkeeper.model.fleet import Place
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers import slurm_records as records
 from watchkeeper.remediate.driver import Observed, Performed
+from watchkeeper.remediate.drivers import performing
 from watchkeeper.remediate.drivers.dry_run import in_words
+from watchkeeper.remediate.drivers.performing import NotNow
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 JOB_ID = re.compile(r"\d+(_\d+)?")
@@ -31,6 +34,7 @@ DRAINS = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 MAINTENANCE = frozenset({"MAINT", "MAINTENANCE", "REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWERED_DOWN"})
 # Jobs that are on the node, also those that are stopped there or on their way out.
 PRESENT = "RUNNING,COMPLETING,SUSPENDED,STOPPED,CONFIGURING,STAGE_OUT,SIGNALING"
+ENDING = frozenset({"COMPLETING", "SIGNALING", "STAGE_OUT"})
 # Job, state, user, start: `17|RUNNING|ada|2026-11-15T09:00:00`.
 JOB_FORMAT = "%i|%T|%u|%S"
 LONGEST_MESSAGE = 300
@@ -38,10 +42,6 @@ LONGEST_MESSAGE = 300
 # slurm_update error: Unable to contact slurm controller (connect failure)
 AWAY = re.compile(r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out)|Zero Bytes")
 NOT_FOUND = re.compile(r"^Node \S+ not found|Invalid node name", re.MULTILINE)
-
-
-class NotNow(ActionFailed):
-    """slurmctld cannot be asked at the moment; the same command may succeed later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,10 @@ class Slurm:
         """The commands in their order, without running any."""
         if action.kind is ActionKind.RESTART_APP:
             return "; ".join(" ".join(self._requeue(job)) for job in _named_jobs(action))
+        if action.kind is ActionKind.WARN_OWNER:
+            return "; ".join(shlex.join(self._notify(job, action)) for job in _named_jobs(action))
+        if action.kind is ActionKind.RECLAIM:
+            return "; ".join(" ".join(self._taken_back(job, action)) for job in _named_jobs(action))
         if action.kind not in PERFORMED:
             return in_words(action)
         name = _name(action.place)
@@ -105,17 +109,7 @@ class Slurm:
         return f"{waits}, until there are none"
 
     def perform(self, action: Action) -> Performed:
-        if action.kind not in PERFORMED:
-            raise ActionRefused(
-                f"Slurm has no command for {action.kind} that we use",
-                where=action.place.node,
-                now="Nothing was touched",
-                remedy="The node's agent or a person has to do it",
-            )
-        try:
-            return PERFORMED[action.kind](self, action)
-        except NotNow as error:
-            return Performed(f"{action.kind} has to wait", is_complete=False, waits_for=(str(error),))
+        return performing.perform(self, action, PERFORMED, lacks=f"Slurm has no command for {action.kind} that we use")
 
     def _cordon(self, action: Action) -> Performed:
         node = self._look(action)
@@ -170,19 +164,56 @@ class Slurm:
 
     def _restart_app(self, action: Action) -> Performed:
         """Requeue the jobs that were meant: one that has started again since is not started once more."""
-        before = facts.time(action.arguments.get("before"))
-        jobs = [
-            job
-            for id in _named_jobs(action)
-            for job in self._listed([*self._program("squeue"), "-h", "-j", id, "-t", PRESENT, "-o", JOB_FORMAT], action)
-            if not _is_after(job, before)
-        ]
+        jobs = self._meant(action)
         done = self._requeue_all(jobs, action)
         # A job that waits or starts again elsewhere is not asked for once more.
         is_complete = all(job.state == "RUNNING" for job in jobs) and "cannot be requeued" not in "".join(
             done.waits_for
         )
         return Performed(done.text) if is_complete else done
+
+    def _meant(self, action: Action) -> list[Job]:
+        """The jobs that an action names, without those that have started again since."""
+        before = facts.time(action.arguments.get("before"))
+        return [
+            job
+            for id in _named_jobs(action)
+            for job in self._listed([*self._program("squeue"), "-h", "-j", id, "-t", PRESENT, "-o", JOB_FORMAT], action)
+            if not _is_after(job, before)
+        ]
+
+    def _warn_owner(self, action: Action) -> Performed:
+        """A line on the job's own output, as `scontrol notify` writes it."""
+        jobs = self._meant(action)
+        self._refuse_kept(jobs, action)
+        for job in jobs:
+            self._run(self._notify(job.id, action), action.place)
+        owners = ", ".join(f"{job.id} of {job.user}" for job in jobs)
+        return Performed(f"told the owners of {owners or 'nothing: the jobs are gone'}")
+
+    def _reclaim(self, action: Action) -> Performed:
+        jobs = self._meant(action)
+        self._refuse_kept(jobs, action)
+        for job in jobs:
+            # A job on its way out was asked already.
+            if job.state not in ENDING and (why := self._complaint(self._taken_back(job.id, action), action.place)):
+                raise ActionRefused(
+                    f"job {job.id} of {job.user} cannot be taken back: {why}",
+                    where=action.place.node,
+                    now=f"It is {job.state.lower()}",
+                    remedy='Only a batch job can wait again; `how = "cancel"` in the policy ends any',
+                )
+        if not jobs:
+            return Performed("the jobs hold nothing any more")
+        return Performed(f"took {len(jobs)} jobs back", is_complete=False, waits_for=tuple(job.waits for job in jobs))
+
+    def _refuse_kept(self, jobs: list[Job], action: Action) -> None:
+        for job in jobs:
+            text, is_good = self._ask([*self._program("squeue"), "-h", "-j", job.id, "-o", "%k"])
+            if not is_good:
+                raise self._failed(text, action.place)
+            if performing.KEEP in text:
+                raise performing.refuse_kept(f"job {job.id} of {job.user}", f"its comment is `{text.strip()[:80]}`")
 
     def _requeue_all(self, jobs: list[Job], action: Action) -> Performed:
         waits, requeued = [], 0
@@ -288,6 +319,17 @@ class Slurm:
     def _requeue(self, job: str) -> list[str]:
         return [*self._program("scontrol"), "requeue", job]
 
+    def _notify(self, job: str, action: Action) -> list[str]:
+        told = performing.told(action, f"scontrol update JobId={job} Comment={performing.KEEP}")
+        return [*self._program("scontrol"), "notify", job, told]
+
+    def _taken_back(self, job: str, action: Action) -> list[str]:
+        """Held in the queue until its owner releases it, queued again, or ended."""
+        how = performing.how_of(action)
+        if how == "cancel":
+            return [*self._program("scancel"), job]
+        return self._requeue(job) if how == "requeue" else [*self._program("scontrol"), "requeuehold", job]
+
     def _squeue(self, name: str) -> list[str]:
         return [*self._program("squeue"), "-h", "-w", name, "-t", PRESENT, "-o", JOB_FORMAT]
 
@@ -297,6 +339,8 @@ PERFORMED: Mapping[ActionKind, Callable[[Slurm, Action], Performed]] = {
     ActionKind.UNCORDON: Slurm._uncordon,
     ActionKind.DRAIN: Slurm._drain,
     ActionKind.RESTART_APP: Slurm._restart_app,
+    ActionKind.WARN_OWNER: Slurm._warn_owner,
+    ActionKind.RECLAIM: Slurm._reclaim,
 }
 
 
@@ -345,19 +389,13 @@ def _name(place: Place) -> str:
 
 
 def _named_jobs(action: Action) -> list[str]:
-    told = action.arguments.get("jobs")
-    if told is None:
-        raise ActionRefused(
-            "nobody knows which jobs hold the GPU" if action.place.gpu else "nobody knows which jobs are meant",
-            where=action.place.node,
-            now="Nothing was touched",
-            remedy="Run the agent on the node, which asks Slurm, or drain the node",
-        )
-    named = [name.strip() for name in told.split(",") if name.strip()]
-    for name in named:
-        if not JOB_ID.fullmatch(name):
-            raise ActionRefused(f"`{name}` is not a job such as 17 or 17_3", where=action.place.node)
-    return named
+    return performing.named(
+        action,
+        "jobs",
+        is_name=lambda text: JOB_ID.fullmatch(text) is not None,
+        like="a job such as 17 or 17_3",
+        asks="Slurm",
+    )
 
 
 def _is_after(job: Job, before: float | None) -> bool:

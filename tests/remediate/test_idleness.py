@@ -1,0 +1,103 @@
+"""Idle is what the samples of every GPU of a workload say since the warning; silence is not idle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from watchkeeper.errors import QueryError
+from watchkeeper.kit.clock import to_ms
+from watchkeeper.model.actions import Action, ActionId, ActionKind
+from watchkeeper.model.fleet import Place
+from watchkeeper.model.incidents import IncidentId
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import Sample
+from watchkeeper.query.embedded import EmbeddedEngine
+from watchkeeper.remediate.reclaim import SM_ACTIVE, UTILISATION, Idleness
+from watchkeeper.remediate.validation import Standing
+from watchkeeper.store.head import Head
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+POD = {"namespace": "research", "pod": "nb-1"}
+
+
+def engine(*gpus: Mapping[str, Sequence[float]], holder: Mapping[str, str] = POD) -> EmbeddedEngine:
+    """One sample every ten minutes of the hour after noon, by name of the series, for each GPU."""
+    made = EmbeddedEngine(Head())
+    for at, series in enumerate(gpus):
+        for name, values in series.items():
+            labels = Labels(
+                {"__name__": name, "cluster": "main", "Hostname": f"n{at // 8}", "UUID": f"GPU-{at}", **holder}
+            )
+            made.append([Sample(labels, to_ms(NOON + step * HOUR / 6) + 1, value) for step, value in enumerate(values)])
+    return made
+
+
+def judged(asked: EmbeddedEngine, **named: str) -> tuple[Standing, str]:
+    place = Place("main", node="n0", gpu="GPU-0")
+    told = named or {"pods": "research/nb-1"}
+    action = Action(ActionId("3-reclaim"), ActionKind.RECLAIM, place, IncidentId("INC-1"), "why", told)
+    verdict = Idleness(asked).check(action, NOON, NOON + HOUR)
+    return verdict.standing, verdict.text
+
+
+def test_a_gpu_without_a_kernel_since_the_warning_is_idle() -> None:
+    still = {SM_ACTIVE: [0.0] * 6, UTILISATION: [0.0] * 6}
+    assert judged(engine(still)) == (Standing.PASSED, "research/nb-1: 1 of its 1 GPUs did nothing for 60 min")
+
+
+@pytest.mark.parametrize("series", [SM_ACTIVE, UTILISATION])
+def test_one_kernel_within_the_time_is_use(series: str) -> None:
+    used = {SM_ACTIVE: [0.0] * 6, UTILISATION: [0.0] * 6} | {series: [0.0, 0.0, 50.0, 0.0, 0.0, 0.0]}
+    assert judged(engine(used))[0] is Standing.FAILED
+
+
+def test_a_workload_with_one_gpu_at_work_keeps_all_of_them() -> None:
+    standing, text = judged(engine({SM_ACTIVE: [0.0] * 6}, {SM_ACTIVE: [0.6] * 6}))
+    assert (standing, text) == (
+        Standing.FAILED,
+        "research/nb-1: 1 of its 2 GPUs did nothing for 60 min, the others are at work",
+    )
+
+
+def test_ranks_that_spin_for_a_crashed_one_are_waste_too() -> None:
+    crashed = {SM_ACTIVE: [0.0] * 6, UTILISATION: [0.0] * 6}
+    spinning = {SM_ACTIVE: [0.1] * 6, UTILISATION: [100.0] * 6}
+    standing, text = judged(engine(crashed, spinning, spinning))
+    assert (standing, text) == (
+        Standing.PASSED,
+        "research/nb-1: 1 of its 3 GPUs did nothing for 60 min, and 2 wait for them",
+    )
+    assert judged(engine(spinning))[0] is Standing.FAILED
+
+
+def test_profiling_that_broke_does_not_make_a_gpu_idle() -> None:
+    assert judged(engine({SM_ACTIVE: [0.0] * 6, UTILISATION: [60.0] * 6}))[0] is Standing.FAILED
+
+
+def test_without_samples_nobody_knows() -> None:
+    assert judged(engine()) == (Standing.UNKNOWN, "no samples of the GPUs of research/nb-1")
+
+
+def test_a_slurm_job_is_asked_for_on_every_node_it_has() -> None:
+    still = {UTILISATION: [0.0] * 6}
+    asked = engine(*([still] * 9), holder={"hpc_job": "4711"})
+    assert judged(asked, jobs="4711") == (Standing.PASSED, "4711: 9 of its 9 GPUs did nothing for 60 min")
+
+
+def test_labels_that_prometheus_renamed_are_the_same_workload() -> None:
+    asked = engine({UTILISATION: [70.0] * 6}, holder={"exported_namespace": "research", "exported_pod": "nb-1"})
+    assert judged(asked)[0] is Standing.FAILED
+
+
+def test_an_engine_that_cannot_be_asked_says_nothing() -> None:
+    class Gone(EmbeddedEngine):
+        def instant(self, expr: str, at_ms: int, **_: object) -> object:  # type: ignore[override]
+            raise QueryError("the server does not answer")
+
+    standing, text = judged(Gone(Head()))
+    assert standing is Standing.UNKNOWN
+    assert "the server does not answer" in text

@@ -1,29 +1,109 @@
-// Drills: put a fault into a simulated fleet and watch it being found. Shown only where the fleet is simulated.
+// Drills: put a fault into a simulated fleet, watch it being found, and see whether the answer was right.
 
-import { useEffect, useState } from "preact/hooks";
-import { ask, set } from "./hub";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { ago, count, many, percent, words } from "./format";
+import { ask, now, set, useAsk, useHub } from "./hub";
+import { Chip, Empty, Level, Mark, Panel, Problem, Skeleton, Tile, Time } from "./parts";
+import { param, put, to, type PageProps } from "./router";
+import { Table, type Column } from "./table";
+import type { Severity } from "./types";
+import { usePulse } from "./fabric";
+import "./pages.css";
 
-interface Scenario { name: string; title: string; truth?: { cause: string } }
+interface Scenario { name: string; title: string; truth: { cause: string; action: string; severity: Severity; place: string } }
+interface Verdict { incident: string | null; title: string | null; detected_seconds: number | null; cause: string | null; cause_right: boolean | null; severity_right: boolean | null; place_right: boolean | null; resolved_at: string | null }
+interface Drill { id: string; scenario: string; node: string; gpu: number | null; at: string; ended_at: string | null; cause: string; severity: Severity; scope: string; verdict: Verdict }
+interface Answer { drills: Drill[]; score: { drills: number; detected: number; right: number; median_seconds: number | null; slowest_seconds: number | null } }
 
-export function Drills() {
-  const [open, show] = useState(false);
-  const [scenarios, keep] = useState<Scenario[] | null>(null);
-  useEffect(() => {
-    if (open && !scenarios) ask<Scenario[] | { scenarios: Scenario[] }>("/api/sim/scenarios").then(
-      (found) => keep(Array.isArray(found) ? found : found.scenarios), (problem) => { show(false); set({ notice: problem.message }); });
-  }, [open]);
-  const inject = async (scenario: string) => {
-    show(false);
-    try {
-      const fault = await ask<{ node: string; gpu: number | null }>("/api/sim/faults", "POST", { scenario });
-      set({ notice: `Drill ${scenario} started on ${fault.node}${fault.gpu == null ? "" : ` GPU ${fault.gpu}`}` });
-    } catch (problem) { set({ notice: (problem as Error).message }); }
+export function DrillsPage({ address }: PageProps) {
+  const { status } = useHub();
+  if (!status) return <main class="single" data-testid="drills-page"><Panel><Skeleton lines={6} /></Panel></main>;
+  if (!status.simulated) return <main class="single" data-testid="drills-page"><Panel><Empty title="This fleet is real">Faults are put only into a simulated one. Start one beside it with <code>watchkeeper up</code>, or score every scenario on the command line with <code>watchkeeper drill</code>.</Empty></Panel></main>;
+  return <Simulated address={address} />;
+}
+
+function Simulated({ address }: { address: URL }) {
+  const beat = usePulse(2000), [asked, again] = useState(0), { open } = useHub();
+  const told = open?.map((c) => `${c.id}${c.cause}${c.state}`).join() ?? "";
+  const { answer, problem } = useAsk<Answer>("/api/drills", `${beat} ${asked} ${told}`), known = useAsk<Scenario[]>("/api/sim/scenarios");
+  const q = param(address, "q").toLowerCase(), shown = known.answer?.filter((s) => !q || `${s.name} ${s.title} ${s.truth.cause} ${s.truth.place} ${s.truth.severity}`.toLowerCase().includes(q));
+  const chosen = known.answer?.find((s) => s.name === param(address, "scenario"));
+  const end = async (drill: Drill) => {
+    try { await ask(`/api/sim/faults/${encodeURIComponent(drill.id)}`, "DELETE"); set({ notice: `${drill.scenario} on ${drill.node} ended` }); again((n) => n + 1); }
+    catch (error) { set({ notice: (error as Error).message }); }
   };
   return (
-    <div class="menu" onKeyDown={(e) => e.key === "Escape" && show(false)}>
-      <button type="button" class="nav" data-testid="drills" aria-haspopup="menu" aria-expanded={open} onClick={() => show(!open)}>Drills</button>
-      {open && <div role="menu" data-testid="drills-menu"><p>Put a fault into the simulated fleet</p>
-        {!scenarios ? <div class="bone" /> : scenarios.map((s) => <button type="button" role="menuitem" key={s.name} data-testid={`drill-${s.name}`} onClick={() => inject(s.name)}><b>{s.name}</b>{s.title}</button>)}</div>}
-    </div>
+    <main data-testid="drills-page">
+      {answer && <Score score={answer.score} running={answer.drills.filter((d) => !d.ended_at).length} />}
+      <div class="columns">
+        <div>
+          <Panel title="Under way and done" id="drills-panel" hint="each fault beside what the hub made of it">
+            <Table id="drills" caption="Drills and their verdicts" rows={answer?.drills} problem={problem} rowKey={(d) => d.id} rowTestId="drill-row" address={address} columns={columns(end)}
+              empty={<Empty title="Nothing is broken">Choose a fault on the right, or press <kbd>n</kbd> and type its name. The fleet is simulated: nobody is harmed.</Empty>} />
+          </Panel>
+          {chosen && <Inject scenario={chosen} done={() => again((n) => n + 1)} key={chosen.name} />}
+        </div>
+        <aside>
+          <Panel title="Faults" id="scenarios-panel" hint={known.answer && `${count(shown!.length)} of ${count(known.answer.length)}`}>
+            <input id="note" type="search" class="filter" value={param(address, "q")} placeholder="Xid, cause, place or word" aria-label="Only faults with these words" data-testid="drill-filter" onInput={(e) => put("q", e.currentTarget.value)} />
+            {known.problem && <Problem>{known.problem.message}</Problem>}
+            {!shown ? !known.problem && <Skeleton lines={8} /> : <ul class="scenarios">{shown.map((s) => (
+              <li key={s.name}><button type="button" class="plain" aria-pressed={s === chosen} data-testid={`drill-${s.name}`} onClick={() => put("scenario", s === chosen ? null : s.name)}><b>{s.title}</b><small>{s.name} · one {s.truth.place} · {s.truth.severity}</small></button></li>))}</ul>}
+            {shown?.length === 0 && <p class="dim">No fault has these words.</p>}
+          </Panel>
+        </aside>
+      </div>
+    </main>
   );
 }
+
+function Score({ score, running }: { score: Answer["score"]; running: number }) {
+  const missed = score.drills - score.detected;
+  return (
+    <section class="tiles even gap-below" aria-label="score">
+      <Tile id="tile-drills" name="Drills" value={count(score.drills)} meaning={running ? `${many(running, "fault")} under way` : "none under way"} />
+      <Tile id="tile-found" name="Found" value={score.drills ? percent((100 * score.detected) / score.drills) : "none yet"} meaning={score.drills ? (missed ? `${count(missed)} not found yet` : "all of them") : "start one to see"} tone={missed ? "warn" : undefined} />
+      <Tile id="tile-right" name="Right" value={score.drills ? percent((100 * score.right) / score.drills) : "none yet"} meaning="right cause, right place, right severity" />
+      <Tile id="tile-seconds" name="Found after" value={score.median_seconds == null ? "unknown" : seconds(score.median_seconds)} meaning={score.slowest_seconds == null ? "in the fleet's own time" : `median; the slowest ${seconds(score.slowest_seconds)}`} />
+    </section>
+  );
+}
+const seconds = (n: number) => (n < 90 ? `${n.toFixed(n < 10 ? 1 : 0)} s` : ago(1000 * n));
+
+function Inject({ scenario, done }: { scenario: Scenario; done: () => void }) {
+  const { fleet } = useHub(), [busy, work] = useState(false), [problem, say] = useState(""), panel = useRef<HTMLFormElement>(null);
+  useEffect(() => panel.current?.scrollIntoView({ block: "nearest" }), []);
+  const send = async (event: Event) => {
+    event.preventDefault();
+    const form = new FormData(event.currentTarget as HTMLFormElement), node = String(form.get("node") ?? "").trim(), gpu = String(form.get("gpu") ?? "");
+    work(true); say("");
+    try {
+      const fault = await ask<{ node: string; gpu: number | null }>("/api/sim/faults", "POST", { scenario: scenario.name, ...(node && { node }), ...(gpu && { gpu: Number(gpu) }) });
+      set({ notice: `Drill ${scenario.name} started on ${fault.node}${fault.gpu == null ? "" : ` GPU ${fault.gpu}`}` });
+      done();
+    } catch (error) { say((error as Error).message); }
+    work(false);
+  };
+  return (
+    <Panel title={scenario.title} id="inject-panel" hint={scenario.name} side={<Level severity={scenario.truth.severity} />}>
+      <p class="dim">The right answer is <b>{words(scenario.truth.cause)}</b> at one {scenario.truth.place}, and the right first step is to {words(scenario.truth.action)}.</p>
+      <form class="inject" ref={panel} onSubmit={send}>
+        <label>Node <input name="node" list="nodes" placeholder="any" aria-label="Node" autocomplete="off" /></label>
+        <datalist id="nodes">{fleet?.nodes.slice(0, 500).map((n) => <option key={n.name} value={n.name} />)}</datalist>
+        {scenario.truth.place === "gpu" && <label>GPU <input name="gpu" type="number" class="number" min={0} max={15} placeholder="any" aria-label="GPU" /></label>}
+        <button class="primary" disabled={busy} data-testid="inject">{busy ? "Breaking…" : "Break it"}</button>
+      </form>
+      {problem && <Problem>{problem}</Problem>}
+    </Panel>
+  );
+}
+
+const verdict = (right: boolean | null, text: string) => <Mark tone={right == null ? "" : right ? "ok" : "critical"}>{text}</Mark>;
+const columns = (end: (d: Drill) => void): Column<Drill>[] => [
+  { id: "scenario", title: "Fault", value: (d) => d.scenario, cell: (d) => <><b class="strong">{d.scenario}</b><small class="plain">{d.gpu != null && d.scope === "gpu" ? `GPU ${d.gpu} on ${d.node}` : d.node}</small></> },
+  { id: "at", title: "Since", value: (d) => d.at, cell: (d) => <><Time at={d.at} /><small class="plain">{d.ended_at ? `lasted ${ago(Date.parse(d.ended_at) - Date.parse(d.at))}` : `for ${ago(now() - Date.parse(d.at))}`}</small></> },
+  { id: "found", title: "Found", numeric: true, value: (d) => d.verdict.detected_seconds, cell: (d) => (d.verdict.detected_seconds == null ? <span class="dim">{d.ended_at ? "never" : "not yet"}</span> : <>after {seconds(d.verdict.detected_seconds)}</>) },
+  { id: "incident", title: "Incident", value: (d) => d.verdict.title ?? "", cell: (d) => (d.verdict.incident ? <><a href={to.incident(d.verdict.incident)} data-testid="drill-incident">{d.verdict.title}</a><small class="plain">{d.verdict.incident}{d.verdict.resolved_at && " · closed"}</small></> : <span class="dim">{d.ended_at ? "none" : "watching…"}</span>) },
+  { id: "verdict", title: "Answer", value: (d) => (d.verdict.cause_right == null ? "" : d.verdict.cause_right ? "right" : "wrong"), cell: (d) => (d.verdict.incident ? <div class="verdict">{verdict(d.verdict.cause_right, d.verdict.cause ? words(d.verdict.cause) : "cause not known yet")}{d.verdict.cause_right === false && <small class="plain">right is {words(d.cause)}</small>}{verdict(d.verdict.place_right, "place")}{verdict(d.verdict.severity_right, "severity")}</div> : <span class="dim">–</span>) },
+  { id: "end", title: "", value: (d) => (d.ended_at ? "ended" : "under way"), cell: (d) => (d.ended_at ? <Chip>ended</Chip> : <button type="button" data-testid="end-drill" onClick={() => end(d)}>End</button>) },
+];

@@ -18,8 +18,16 @@ export function quantity(n: number | null | undefined, unit: string): string {
     const step = n >= 1e9 ? 1e9 : n >= 1e6 ? 1e6 : 1e3;
     return `${(n / step).toFixed(1)} ${step === 1e9 ? "G" : step === 1e6 ? "M" : "k"}B/s`;
   }
-  return `${Math.abs(n) >= 100 || Number.isInteger(n) ? n.toFixed(0) : n.toFixed(1)} ${unit}`;
+  return `${Math.abs(n) >= 100 || Number.isInteger(n) ? grouped.format(n) : n.toFixed(1)} ${unit}`.trim();
 }
+
+/** A level on an axis: short, because it stands in 50 px. */
+export function tick(n: number, unit: string): string {
+  const size = Math.abs(n), [step, sign] = unit === "×" || size < 1e4 ? [1, ""] : size >= 1e12 ? [1e12, "T"] : size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : [1e3, "k"];
+  return `${Number((n / step).toPrecision(3))}${sign}${unit === "%" ? " %" : ""}`;
+}
+const wholeDollars = new Intl.NumberFormat("en", { maximumFractionDigits: 0 }), cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+export const dollars = (n: number | null | undefined) => (n == null ? "unknown" : `$ ${Math.abs(n) < 10 && n !== 0 ? cents.format(n) : wholeDollars.format(n)}`);
 
 const pad = (n: number) => String(n).padStart(2, "0");
 /** Local wall time with seconds; the title attribute beside it carries UTC. */

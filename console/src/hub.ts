@@ -1,6 +1,6 @@
 // The connection to the hub: requests, the live socket, and the one store that pages read.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { Card, Fleet, Frame, Status } from "./types";
 
 export interface State {
@@ -39,16 +39,20 @@ export async function ask<T>(path: string, method = "GET", body?: unknown): Prom
   return content as T;
 }
 
-/** What a page asked for once: the answer, or the problem in words. `again` asks anew and keeps the old answer meanwhile. */
+/** What a page asked for once: the answer, or the problem in words. `again` asks anew and keeps the old answer meanwhile; an empty path asks nothing. */
 export function useAsk<T>(path: string, again: unknown = 0): { answer?: T; problem?: Refused; set: (answer: T) => void } {
   const [found, keep] = useState<{ path: string; answer?: T; problem?: Refused }>({ path });
+  const wanted = useRef(""), asked = useRef(0), came = useRef(0);
+  wanted.current = path;
+  useEffect(() => () => { wanted.current = "gone"; }, []);
   useEffect(() => {
-    let current = true;
-    ask<T>(path).then(
-      (answer) => current && keep({ path, answer }),
-      (problem) => current && keep((old) => ({ path, problem, answer: old.path === path ? old.answer : undefined })),
+    const turn = ++asked.current;
+    // An answer that was overtaken by the next question is still the newest one there is; only older ones are dropped.
+    const use = (made: (old: typeof found) => typeof found) => { if (wanted.current === path && turn > came.current) { came.current = turn; keep(made); } };
+    if (path) ask<T>(path).then(
+      (answer) => use(() => ({ path, answer })),
+      (problem) => use((old) => ({ path, problem, answer: old.path === path ? old.answer : undefined })),
     );
-    return () => { current = false; };
   }, [path, again]);
   const { answer, problem } = found.path === path ? found : { answer: undefined, problem: undefined };
   return { answer, problem, set: (value) => keep({ path, answer: value }) };
@@ -61,35 +65,52 @@ export function now(): number {
 }
 
 export type Points = Map<number, number>;
-/** One expression over a time; several series of one answer are not expected here, the first is taken. */
-export async function range(expr: string, start: number, end: number, step: number): Promise<Points> {
+export interface Series { labels: Record<string, string>; points: Points }
+/** All series of one expression over a time, in seconds. */
+export async function range(expr: string, start: number, end: number, step: number): Promise<Series[]> {
   const form = new URLSearchParams({ query: expr, start: String(start), end: String(end), step: String(step) });
-  const answer = await ask<{ data: { result: { values: [number, string][] }[] } }>(`/api/v1/query_range?${form}`);
+  const answer = await ask<{ data: { result: { metric: Record<string, string>; values: [number, string][] }[] } }>(`/api/v1/query_range?${form}`);
   // An engine repeats the last reading for some minutes; the time after now has none.
-  const seen = (answer.data.result[0]?.values ?? []).filter(([at]) => at * 1000 <= Math.max(now(), Date.parse(state.heard ?? "0")));
-  return new Map(seen.map(([at, text]) => [at, Number(text)]));
+  const newest = Math.max(now(), Date.parse(state.heard ?? "0"));
+  return answer.data.result.map(({ metric, values }) => ({
+    labels: metric,
+    points: new Map(values.filter(([at, text]) => at * 1000 <= newest && text !== "NaN").map(([at, text]) => [at, Number(text)])),
+  }));
+}
+const STRIP = "strip";
+/** Several expressions of one series each in one request: a page of twelve lines asks once. */
+export async function ranges(exprs: string[], start: number, end: number, step: number): Promise<Points[]> {
+  const union = exprs.map((expr, i) => `label_replace(${expr}, "${STRIP}", "${i}", "", "")`).join(" or ");
+  const found = exprs.length ? await range(union, start, end, step) : [];
+  return exprs.map((_, i) => found.find((one) => Number(one.labels[STRIP] ?? 0) === i)?.points ?? new Map());
+}
+/** The present value of each series of an expression. */
+export async function instant(expr: string): Promise<{ labels: Record<string, string>; value: number }[]> {
+  const form = new URLSearchParams({ query: expr, time: String(now() / 1000) });
+  const answer = await ask<{ data: { result: { metric: Record<string, string>; value: [number, string] }[] } }>(`/api/v1/query?${form}`);
+  return answer.data.result.map(({ metric, value }) => ({ labels: metric, value: Number(value[1]) }));
 }
 
 let socket: WebSocket | undefined;
 let pause = 500;
+const USUAL = "sm_active";
+/** What the hub is asked to colour by; groups such as a team are coloured here, over the usual readings. */
 export function chooseColour(colour: string): void {
+  if (colour === state.colour) return;
   set({ colour });
-  if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ colour }));
+  tellColour();
 }
+const tellColour = () => { if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ colour: state.colour })); };
 
-export async function connect(): Promise<void> {
-  try {
-    const [status, fleet] = await Promise.all([ask<Status>("/api/status"), ask<Fleet>("/api/fleet")]);
-    set({ status, fleet, heard: state.heard ?? status.now, signIn: false });
-  } catch (problem) {
-    if (!state.signIn) retry();
-    return void problem;
-  }
+/** The answers and the live socket are asked for at the same time: the first picture waits for neither. */
+export function connect(): void {
+  ask<Status>("/api/status").then((status) => set({ status, heard: state.heard ?? status.now, signIn: false }), () => undefined);
+  refreshFleet();
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/live`);
   socket.binaryType = "arraybuffer";
-  socket.onopen = () => { pause = 500; set({ link: "live" }); chooseColour(state.colour); };
+  socket.onopen = () => { pause = 500; set({ link: "live" }); if (state.colour !== USUAL) tellColour(); };
   socket.onmessage = ({ data }) => (typeof data === "string" ? hear(JSON.parse(data)) : see(data as ArrayBuffer));
-  socket.onclose = retry;
+  socket.onclose = () => { if (!state.signIn) retry(); };
 }
 function retry(): void {
   set({ link: "lost" });

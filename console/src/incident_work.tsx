@@ -1,12 +1,13 @@
 // Working on one incident: whom it hits, who has it, who is told and who is not, and the report to hand over.
 
 import { useState } from "preact/hooks";
-import { ago, count, many, utc, words } from "./format";
+import { jobOf, type History } from "./charts";
+import { ago, clock, count, dollars, many, utc, words } from "./format";
 import { acknowledge, ask, now, set, useAsk } from "./hub";
-import { Chip, Empty, focus, Panel, Problem, Skeleton, Time } from "./parts";
-import type { Blast, Detail, Notice, Silenced } from "./types";
+import { Chip, Empty, Facts, focus, Panel, Problem, Since, Skeleton, Time } from "./parts";
+import { to } from "./router";
+import type { Blast, Card, Detail, Incident, Notice, Silenced } from "./types";
 
-const money = new Intl.NumberFormat("en", { style: "currency", currency: "USD", maximumFractionDigits: 0 });
 const SPANS = [["1h", "1 hour"], ["4h", "4 hours"], ["1d", "1 day"]];
 type Deed = "assign" | "silence" | "resolve" | null;
 
@@ -17,7 +18,8 @@ async function send(path: string, body: unknown, told: string, done: () => void,
 }
 const field = (event: Event, name: string) => String(new FormData(event.currentTarget as HTMLFormElement).get(name) ?? "").trim();
 
-export function WorkPanel({ detail: { incident, silenced_by }, done }: { detail: Detail; done: () => void }) {
+/** Who has it, and everything a person may do with it: one line below the title. */
+export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: Detail; done: () => void }) {
   const [asking, askFor] = useState<Deed>(null);
   const path = `/api/incidents/${incident.id}`, open = incident.state !== "resolved";
   const submit = (told: string, verb: string, body: (event: Event) => unknown) => async (event: Event) => {
@@ -26,14 +28,15 @@ export function WorkPanel({ detail: { incident, silenced_by }, done }: { detail:
   };
   const toggle = (deed: Deed) => () => askFor(asking === deed ? null : deed);
   return (
-    <Panel title="Work" hint={incident.assignee ? `with ${incident.assignee}` : open ? "nobody has it yet" : "nobody had it"} id="work-panel">
+    <div class="work" data-testid="work-panel">
       {silenced_by && <SilencedLine silence={silenced_by} done={done} />}
       <div class="buttons first">
+        <span class="who">{incident.assignee ? `with ${incident.assignee}` : open ? "nobody has it yet" : "nobody had it"}</span>
         {incident.state === "open" && <button type="button" class="primary" data-testid="acknowledge" onClick={() => acknowledge(incident.id).then(done)}>Acknowledge</button>}
         {open && <button type="button" data-testid="assign" aria-expanded={asking === "assign"} onClick={toggle("assign")}>Assign</button>}
         {open && !silenced_by && <button type="button" data-testid="silence" aria-expanded={asking === "silence"} onClick={toggle("silence")}>Silence</button>}
         {open && <button type="button" data-testid="resolve" aria-expanded={asking === "resolve"} onClick={toggle("resolve")}>Resolve</button>}
-        <a class="button" data-testid="export" download={`${incident.id}.md`} href={`${path}/report`}>Report</a>
+        <a class="button" data-testid="export" data-export download={`${incident.id}.md`} href={`${path}/report`}>Report</a>
         <a class="button" data-testid="export-json" download={`${incident.id}.json`} href={`${path}/report?format=json`}>JSON</a>
       </div>
       {asking === "assign" && <form onSubmit={submit(`${incident.id} was assigned`, "assign", (e) => ({ to: field(e, "to") }))}>
@@ -44,7 +47,7 @@ export function WorkPanel({ detail: { incident, silenced_by }, done }: { detail:
           <input name="reason" required maxLength={1000} placeholder="Why? Everybody can read it" aria-label="Why" data-testid="silence-reason" ref={focus} /><button class="primary">Silence</button></div></form>}
       {asking === "resolve" && <form onSubmit={submit(`${incident.id} was resolved`, "resolve", (e) => ({ why: field(e, "why") }))}>
         <input name="why" required maxLength={4000} placeholder="What ended it?" aria-label="What ended it" ref={focus} /><button class="primary">Resolve</button></form>}
-    </Panel>
+    </div>
   );
 }
 
@@ -58,21 +61,52 @@ function SilencedLine({ silence, done }: { silence: Silenced; done: () => void }
 export const SilencedChip = ({ silence }: { silence: Silenced | null | undefined }) =>
   silence ? <Chip tone="warning" title={`by ${silence.author} until ${utc(silence.ends_at)}: ${silence.reason}`}>silenced {ago(Date.parse(silence.ends_at) - now())}</Chip> : null;
 
-export function BlastPanel({ detail: { incident, blast } }: { detail: Detail }) {
-  const places = new Set(incident.members.map((m) => m.place.gpu ?? m.place.node)).size;
+const query = (expr: string, at: number) => `/api/v1/query?${new URLSearchParams({ query: expr, time: String(at / 1000) })}`;
+interface Vector { data: { result: { metric: Record<string, string>; value: [number, string] }[] } }
+const number = (answer?: Vector) => { const text = answer?.data.result[0]?.value[1]; return text == null || text === "NaN" ? null : Number(text); };
+
+export function BlastPanel({ detail: { incident, blast }, price }: { detail: Detail; price: number }) {
+  const places = new Set(incident.members.map((m) => m.place.gpu ?? m.place.node)).size, opened = Date.parse(incident.opened_at);
+  const jobs = [...new Set(incident.workloads.map(jobOf))].map((name) => name.replace(/[^\w-]/g, "."));
+  const { answer } = useAsk<Vector>(jobs.length ? query(`max(training_checkpoint_last_success_timestamp_seconds{job_name=~"${jobs.join("|")}"} < ${opened / 1000})`, opened) : "");
+  const saved = number(answer);
   return (
-    <Panel title="Blast radius" hint={blast ? `${money.format(blast.dollars_per_hour)} an hour` : "unknown"} id="blast-panel">
+    <Panel title="Blast radius" hint={blast ? `${dollars(blast.dollars_per_hour)} an hour` : "unknown"} id="blast-panel">
       {!blast && <Problem>Whom it hits is unknown: the engine did not answer.</Problem>}
-      <table class="facts"><tbody>
-        <tr><th>Place</th><td>{incident.place.gpu ? <a href={`/gpu/${incident.place.gpu}`}>{incident.place_name}</a> : incident.place_name}</td></tr>
-        {blast && <tr><th>GPUs</th><td>{many(blast.gpus, "GPU")}{blast.gpus > blast.broken_gpus && <small>{count(blast.broken_gpus)} broken; the others wait for them</small>}</td></tr>}
-        <tr><th>Workloads</th><td>{blast ? <Hits blast={blast} /> : incident.workloads.join(", ") || "none known"}</td></tr>
-        {blast && <tr><th>Teams</th><td>{blast.teams.join(", ") || "none known"}</td></tr>}
-        {blast && <tr><th>Cost</th><td>{blast.gpu_hours.toFixed(1)} GPU-hours{incident.resolved_at ? "" : " so far"}, {money.format(blast.dollars_per_hour)} / h</td></tr>}
-        <tr><th>Signals</th><td>{many(incident.members.length, "signal")} at {many(places, "place")}</td></tr>
-        <tr><th>Cause</th><td>{words(incident.cause)}</td></tr>
-        {incident.part_of && <tr><th>Part of</th><td><a href={`/incidents/${incident.part_of}`} data-testid="part-of">{incident.part_of}</a></td></tr>}
-      </tbody></table>
+      <Facts rows={[
+        ["Place", incident.place.gpu ? <a href={to.gpu(incident.place.gpu)}>{incident.place_name}</a> : incident.place.node ? <a href={to.node(incident.place.node)}>{incident.place_name}</a> : incident.place_name],
+        ["GPUs", blast && <>{many(blast.gpus, "GPU")}{blast.gpus > blast.broken_gpus && <small>{count(blast.broken_gpus)} broken; the others wait for them</small>}</>],
+        ["Workloads", blast ? <Hits blast={blast} /> : incident.workloads.join(", ") || "none known"],
+        ["Teams", blast && (blast.teams.join(", ") || "none known")],
+        ["Last checkpoint", saved && <>{clock(saved * 1000)} · {ago(opened - saved * 1000)} of work lost</>],
+        ["Cost", blast && <>{dollars(blast.dollars_per_hour)} / h · {dollars(blast.gpu_hours * price)} {incident.resolved_at ? "in all" : "so far"}<small>{blast.gpu_hours.toFixed(1)} GPU-hours{incident.resolved_at ? "" : " so far"}</small></>],
+        ["Signals", `${many(incident.members.length, "signal")} at ${many(places, "place")}`],
+        ["Cause", words(incident.cause)],
+        ["Part of", incident.part_of && <a href={to.incident(incident.part_of)} data-testid="part-of">{incident.part_of}</a>],
+      ]} />
+    </Panel>
+  );
+}
+
+/** Whether this has happened to it before, and how it stands beside its neighbours. */
+export function BeforePanel({ incident }: { incident: Incident }) {
+  const { gpu, node } = incident.place, at = Math.floor(Date.parse(incident.opened_at) / 1000) * 1000;
+  const { answer: history } = useAsk<History>(node ? `/api/history?node=${encodeURIComponent(node)}${gpu ? `&gpu=${encodeURIComponent(gpu)}` : ""}` : "", incident.state);
+  const { answer: known } = useAsk<{ incidents: Card[]; labels: Record<string, string> | null }>(gpu ? `/api/gpu/${encodeURIComponent(gpu)}` : "");
+  const replays = `last_over_time(DCGM_FI_DEV_PCIE_REPLAY_COUNTER{${gpu ? `UUID="${gpu}"` : ""}}[10m])`;
+  const { answer: own } = useAsk<Vector>(gpu ? query(replays, at) : ""), { answer: peers } = useAsk<Vector>(gpu && node ? query(`quantile(0.5, DCGM_FI_DEV_PCIE_REPLAY_COUNTER{Hostname=${JSON.stringify(node)}})`, at) : "");
+  if (!node) return null;
+  const before = known?.incidents.filter((c) => c.id !== incident.id && c.opened_at < incident.opened_at), again = before?.filter((c) => c.cause === incident.cause).length ?? 0;
+  const seen = history?.counts.filter((c) => c.kind.endsWith("xid")).slice(0, 5);
+  return (
+    <Panel title={gpu ? "This GPU before" : "This node before"} hint={history && `${history.days} days`} id="before-panel">
+      {!history ? <Skeleton lines={3} /> : <Facts rows={[
+        ["Serial", known?.labels?.DCGM_FI_DEV_SERIAL],
+        ["Xid", seen?.length ? <>{seen.map((c) => <div key={`${c.kind}${c.code}`}>{c.code} ×{count(c.events)} <span class="dim">{c.meaning} · <Since at={c.newest} /></span></div>)}</> : "none"],
+        ["PCIe replays", number(own) == null ? null : `${count(number(own))}${number(peers) == null ? "" : `, peers' median ${count(number(peers))}`}`],
+        ["Incidents", before && (before.length ? <>{before.slice(0, 4).map((c) => <a key={c.id} href={to.incident(c.id)}>{c.id} </a>)}</> : "none")],
+        ["Verdict", gpu && before && (again ? `${again + 1} times with this cause: hand it over if validation fails` : "the first time with this cause")],
+      ]} />}
     </Panel>
   );
 }

@@ -1,40 +1,45 @@
-// All incidents, newest first; state, severity and words to look for are in the address.
+// All incidents, newest first; state, severity, order and words to look for are in the address.
 
 import { ago, percent } from "./format";
 import { now, useAsk, useHub } from "./hub";
 import { SilencedChip } from "./incident_work";
-import { Empty, GLYPH, Panel, Problem, Skeleton, Time } from "./parts";
-import { go, put } from "./router";
+import { Choice, Empty, GLYPH, Panel, Select, Time } from "./parts";
+import { param, put, putAll, to, type PageProps } from "./router";
+import { Table, type Column } from "./table";
 import type { Card } from "./types";
 
-const STATES: [string, string][] = [["", "open"], ["acknowledged", "acknowledged"], ["resolved", "closed"], ["all", "all"]];
-const SEVERITIES = ["critical", "warning", "info"];
+const STATES = [["", "open"], ["acknowledged", "acknowledged"], ["resolved", "closed"], ["all", "all"]] as const;
+const SEVERITIES = [["", "any severity"], ["critical", "critical"], ["warning", "warning"], ["info", "info"]] as const;
+const RANK = { critical: 3, warning: 2, info: 1 };
+
+const COLUMNS: Column<Card>[] = [
+  { id: "what", title: "What", value: (c) => c.title, class: "what", cell: (c) => <><span class={`mark ${c.state === "resolved" ? "closed" : c.severity}`} title={c.severity}>{GLYPH[c.severity]}</span><a href={to.incident(c.id)}>{c.title}</a><small>{c.id}{c.part_of && ` · part of ${c.part_of}`}</small></> },
+  { id: "severity", title: "Severity", value: (c) => RANK[c.severity], numeric: true, class: "left", cell: (c) => c.severity },
+  { id: "place", title: "Place", minor: true, value: (c) => c.place_name },
+  { id: "state", title: "State", value: (c) => c.state, class: "nowrap", cell: (c) => <>{c.state} {c.state !== "resolved" && ago(now() - Date.parse(c.opened_at))}{(c.assignee || c.silenced_by) && <small class="plain">{c.assignee && `with ${c.assignee} `}<SilencedChip silence={c.silenced_by} /></small>}</> },
+  { id: "opened", title: "Opened", value: (c) => c.opened_at, class: "nowrap", cell: (c) => <Time at={c.opened_at} full /> },
+  { id: "sure", title: "Sure", numeric: true, value: (c) => c.confidence, cell: (c) => (c.confidence == null ? "unknown" : percent(100 * c.confidence)) },
+  { id: "hits", title: "Hits", minor: true, value: (c) => c.workloads.join(" "), cell: (c) => (c.workloads.length ? <span title={c.workloads.join("\n")}>{c.workloads[0]}{c.workloads.length > 1 && ` +${c.workloads.length - 1}`}</span> : "nobody") },
+  { id: "next", title: "Next step", minor: true, value: (c) => c.next_step ?? "", cell: (c) => c.next_step ?? "–" },
+];
 
 /** `?state=resolved&severity=critical&text=rack`; `all=1` is what links of old say for `state=all`. */
-export function IncidentsPage({ address, selected }: { address: URL; selected: number }) {
-  const { open, closed } = useHub(), asked = address.searchParams;
-  const state = asked.get("state") ?? (asked.get("all") === "1" ? "all" : ""), severity = asked.get("severity") ?? "", text = asked.get("text") ?? "";
+export function IncidentsPage({ address }: PageProps) {
+  const { open, closed } = useHub();
+  const state = param(address, "state", param(address, "all") === "1" ? "all" : ""), severity = param(address, "severity"), text = param(address, "text");
   const version = JSON.stringify([open, closed].map((list) => list?.map((c) => [c.id, c.state, c.confidence, c.assignee, c.silenced_by?.id])));
   const { answer, problem } = useAsk<{ incidents: Card[] }>(`/api/incidents?open=${state === "all" || state === "resolved" ? 0 : 1}`, version);
-  const found = answer?.incidents, rows = found?.filter((c) => fits(c, state, severity, text));
-  const filtered = Boolean(severity || text || state === "acknowledged");
+  const found = answer?.incidents, rows = found?.filter((c) => fits(c, state, severity, text)), filtered = Boolean(severity || text || state === "acknowledged");
   return (
     <main class="single">
       <Panel title="Incidents" hint={rows && found && (filtered ? `${rows.length} of ${found.length}` : `${rows.length} ${state === "all" ? "in all" : state === "resolved" ? "closed" : "open"}`)} id="incidents-panel"
-        side={<nav class="pick" aria-label="filter">
+        side={<div class="pick">
           <input class="narrow" type="search" value={text} placeholder="Title, place, cause, person" aria-label="Words to look for" data-testid="filter-text" onInput={(e) => put("text", e.currentTarget.value || null)} />
-          <select value={severity} aria-label="Severity" data-testid="filter-severity" onChange={(e) => put("severity", e.currentTarget.value || null)}><option value="">any severity</option>{SEVERITIES.map((s) => <option key={s}>{s}</option>)}</select>
-          {STATES.map(([value, name]) => <a key={value} href={to(address, value)} aria-current={state === value || undefined} data-testid={name}>{name}</a>)}
-        </nav>}>
-        {problem && <Problem>{rows ? `This is what was known before: ${problem.message}` : problem.message}</Problem>}
-        {!rows ? !problem && <Skeleton lines={6} /> : rows.length === 0 ? <Nothing state={state} filtered={filtered} /> :
-          <table class="list"><thead><tr><th>What</th><th>Place</th><th>State</th><th>Opened</th><th class="n">Sure</th><th>Next step</th></tr></thead>
-            <tbody>{rows.map((c, i) => (
-              <tr key={c.id} data-testid="incident-row" data-incident={c.id} aria-current={i === selected || undefined} onClick={() => go(`/incidents/${c.id}`)}>
-                <td><span class={`mark ${c.state === "resolved" ? "closed" : c.severity}`} title={c.severity}>{GLYPH[c.severity]}</span><a href={`/incidents/${c.id}`}>{c.title}</a><small>{c.id}{c.part_of && ` · part of ${c.part_of}`}</small></td>
-                <td>{c.place_name}</td><td>{c.state} {c.state !== "resolved" && ago(now() - Date.parse(c.opened_at))}<small class="plain">{c.assignee && `with ${c.assignee} `}<SilencedChip silence={c.silenced_by} /></small></td><td><Time at={c.opened_at} full /></td>
-                <td class="n">{c.confidence == null ? "unknown" : percent(100 * c.confidence)}</td><td>{c.next_step ?? "–"}</td>
-              </tr>))}</tbody></table>}
+          <Select label="Severity" id="filter-severity" value={severity} options={SEVERITIES} choose={(v) => put("severity", v || null)} />
+          <Choice label="State" id="filter-state" value={state} options={STATES} choose={(v) => putAll({ all: null, state: v || null })} />
+        </div>}>
+        <Table id="incidents" caption="Incidents" columns={COLUMNS} rows={rows} rowKey={(c) => c.id} rowTestId="incident-row" href={(c) => to.incident(c.id)} incident={(c) => c.id} problem={problem} address={address} empty={<Nothing state={state} filtered={filtered} />} />
+        <p class="keys"><kbd>j</kbd><kbd>k</kbd> move <kbd>Enter</kbd> open <kbd>a</kbd> acknowledge <kbd>n</kbd> note <kbd>e</kbd> export</p>
       </Panel>
     </main>
   );
@@ -45,12 +50,6 @@ function fits(card: Card, state: string, severity: string, text: string): boolea
   if (severity && card.severity !== severity) return false;
   const words = [card.id, card.title, card.place_name, card.cause, card.assignee ?? "", ...card.workloads].join(" ").toLowerCase();
   return text.toLowerCase().split(/\s+/).every((word) => words.includes(word));
-}
-function to(address: URL, state: string): string {
-  const next = new URLSearchParams(address.search);
-  next.delete("all");
-  state ? next.set("state", state) : next.delete("state");
-  return `/incidents${next.size ? `?${next}` : ""}`;
 }
 function Nothing({ state, filtered }: { state: string; filtered: boolean }) {
   if (filtered) return <Empty title="No incident fits the filter"><a href="/incidents">Drop the filter</a></Empty>;

@@ -1,24 +1,57 @@
-// The shell: navigation, search, keys, theme, and the state of the connection around every page.
+// The shell: the table of pages, navigation, keys, theme, and the state of the connection around every page.
 
-import { render } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { render, type ComponentType } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { RANGES } from "./charts";
 import "./console.css";
-import { Drills } from "./drills";
-import { finder, FleetPage, RANGES } from "./fleet";
 import { clock, many, utc, zone } from "./format";
-import { GpuPage } from "./gpu";
-import { acknowledge, ask, connect, get, refreshFleet, refreshStatus, set, useHub } from "./hub";
-import { IncidentPage } from "./incident";
-import { IncidentsPage } from "./incidents";
-import { Chip, Empty, focus, Panel } from "./parts";
-import { followLinks, go, put, useAddress } from "./router";
-import { SloPage } from "./slo";
+import { ask, connect, get, refreshFleet, refreshStatus, set, useHub } from "./hub";
+import { KeysDialog, useKeys } from "./keys";
+import { Chip, Empty, focus, Panel, Skeleton } from "./parts";
+import { followLinks, put, useAddress, type PageProps, type PageRow } from "./router";
+import { Search } from "./search";
 import type { Status } from "./types";
 
-const KEYS = [["/", "search"], ["g f", "fleet"], ["g i", "incidents"], ["g o", "objectives"], ["j k", "next, previous incident"], ["Enter", "open it"], ["a", "acknowledge"], ["n", "note"], ["e", "export"], ["t", "dark or light"], ["?", "these keys"]];
+// A page is one row. A path that ends with a slash is the page of one thing, and what follows is its `id`.
+const PAGES: PageRow[] = [
+  { path: "/", name: "Fleet", key: "f", group: "watch", load: () => import("./fleet").then((m) => m.FleetPage) },
+  { path: "/gpu/", name: "GPU", key: "", group: "watch", hidden: true, load: () => import("./gpu").then((m) => m.GpuPage) },
+  { path: "/node/", name: "Node", key: "", group: "watch", hidden: true, load: () => import("./node").then((m) => m.NodePage) },
+  { path: "/incidents", name: "Incidents", short: "Inc.", key: "i", group: "watch", load: () => import("./incidents").then((m) => m.IncidentsPage) },
+  { path: "/incidents/", name: "Incident", key: "", group: "watch", hidden: true, load: () => import("./incident").then((m) => m.IncidentPage) },
+  { path: "/fabric", name: "Fabric", key: "b", group: "watch", load: () => import("./fabric").then((m) => m.FabricPage) },
+  { path: "/jobs", name: "Jobs", key: "j", group: "watch", load: () => import("./jobs").then((m) => m.JobsPage) },
+  { path: "/explore", name: "Explore", key: "e", group: "understand", load: () => import("./explore").then((m) => m.ExplorePage) },
+  { path: "/cost", name: "Cost and capacity", short: "Cost", key: "c", group: "understand", load: () => import("./cost").then((m) => m.CostPage) },
+  { path: "/slo", name: "Objectives and rules", short: "SLO", key: "o", group: "understand", load: () => import("./slo").then((m) => m.SloPage) },
+  { path: "/journal", name: "Journal", key: "l", group: "understand", load: () => import("./journal").then((m) => m.JournalPage) },
+  { path: "/drills", name: "Drills", key: "d", group: "practise", load: () => import("./drills").then((m) => m.DrillsPage) },
+];
+const GROUPS = ["watch", "understand", "practise"] as const;
+const RANGED = ["", "gpu", "node"], PART_OF_FLEET = ["", "gpu", "node"];
+
+/** `%zz` is no escape, and somebody may have typed it. */
+const decoded = (part: string) => { try { return decodeURIComponent(part); } catch { return part; } };
+function rowOf(path: string): { row?: PageRow; first: string; id: string } {
+  const [, first, ...rest] = path.split("/"), id = rest.map(decoded).join("/");
+  const named = (wanted: string) => PAGES.find((p) => p.path === wanted);
+  return { row: id ? (named(`/${first}/`) ?? named(`/${first}`)) : named(`/${first}`), first, id };
+}
+
+const loaded = new Map<PageRow, ComponentType<PageProps>>();
+/** The page's code, asked for once; until it is there a skeleton stands in. */
+function Page({ row, ...props }: PageProps & { row: PageRow }) {
+  const [problem, say] = useState(""), [, redraw] = useState(0);
+  useEffect(() => {
+    if (!loaded.has(row)) row.load().then((page) => { loaded.set(row, page); redraw((n) => n + 1); }, () => say("This page could not be loaded; the hub may have a newer version. Load it again."));
+  }, [row]);
+  const Found = loaded.get(row);
+  if (Found) return <Found {...props} key={`${row.path}${props.id}`} />;
+  return <main class="single"><Panel>{problem ? <Empty title={problem}><a href={props.address.href} target="_self">Load again</a></Empty> : <Skeleton lines={8} />}</Panel></main>;
+}
+
 const prefersLight = matchMedia("(prefers-color-scheme: light)");
 const themeNow = () => localStorage.getItem("theme") ?? (prefersLight.matches ? "light" : "dark");
-
 function useTheme(): [string, () => void] {
   const [theme, choose] = useState(themeNow);
   document.documentElement.dataset.theme = theme;
@@ -26,72 +59,18 @@ function useTheme(): [string, () => void] {
   return [theme, () => { const next = theme === "dark" ? "light" : "dark"; localStorage.setItem("theme", next); choose(next); }];
 }
 
-function Search({ address }: { address: URL }) {
-  const { fleet, open, closed } = useHub();
-  const [text, type] = useState(address.searchParams.get("q") ?? "");
-  const [shown, show] = useState(false);
-  const found = shown && text.trim().length > 1 ? results(text.trim()) : [];
-  function results(q: string): { to: string; label: string; hint: string }[] {
-    const fits = finder(q, fleet?.workloads ?? {}), low = q.toLowerCase();
-    const incidents = [...(open ?? []), ...(closed ?? [])].filter((c) => `${c.id} ${c.title} ${c.cause}`.toLowerCase().includes(low));
-    const gpus = (fleet?.nodes ?? []).flatMap((n) => n.gpus.filter((g) => g && fits(n, g)).map((g) => ({ to: `/gpu/${g!.uuid}`, label: `${n.name} · GPU ${g!.index ?? "?"}`, hint: fleet?.workloads?.[g!.uuid] ?? g!.model ?? "" })));
-    return [...incidents.slice(0, 4).map((c) => ({ to: `/incidents/${c.id}`, label: c.title, hint: c.id })), ...gpus.slice(0, 6)];
-  }
-  const submit = (event: Event) => {
-    event.preventDefault();
-    const exact = found.length === 1 || found[0]?.to.startsWith("/incidents") ? found[0].to : `/?q=${encodeURIComponent(text.trim())}`;
-    show(false); (document.activeElement as HTMLElement)?.blur(); go(text.trim() ? exact : "/");
-  };
-  return (
-    <form class="search" role="search" onSubmit={submit}>
-      <input id="search" data-testid="search" value={text} autocomplete="off" placeholder="Find a node, GPU, workload or incident" aria-label="Find a node, GPU, workload or incident"
-        onInput={(e) => { type(e.currentTarget.value); show(true); if (!e.currentTarget.value) put("q", null); }} onBlur={() => setTimeout(() => show(false), 150)} onKeyDown={(e) => e.key === "Escape" && e.currentTarget.blur()} />
-      <kbd>/</kbd>
-      {found.length > 0 && <div class="found" data-testid="found">{found.map((f) => <a key={f.to} href={f.to}>{f.label}<small>{f.hint}</small></a>)}</div>}
-    </form>
-  );
-}
-
 function SignIn() {
   const [problem, say] = useState("");
   const send = async (event: Event) => {
     event.preventDefault();
-    try { await ask("/api/login", "POST", { token: new FormData(event.currentTarget as HTMLFormElement).get("token") }); set({ signIn: false }); location.reload(); }
+    const typed = new FormData(event.currentTarget as HTMLFormElement), name = typed.get("name"), secret = typed.get("token");
+    try { await ask("/api/login", "POST", name ? { name, password: secret } : { token: secret }); set({ signIn: false }); location.reload(); }
     catch (error) { say((error as Error).message); }
   };
-  return <main class="sign-in"><Panel><h1>Watchkeeper</h1><p class="dim">This hub asks who you are. Paste the token you were given.</p>
-    <form onSubmit={send}><input type="password" name="token" required aria-label="Token" placeholder="Token" ref={focus} data-testid="token" /><button class="primary">Sign in</button></form>
+  return <main class="sign-in"><Panel><h1>Watchkeeper</h1><p class="dim">This hub asks who you are. Sign in with your name and password, or paste the token you were given.</p>
+    <form onSubmit={send}><input name="name" autocomplete="username" aria-label="Name; empty with a token" placeholder="Name (empty with a token)" data-testid="name" />
+      <input type="password" name="token" autocomplete="current-password" required aria-label="Password or token" placeholder="Password or token" ref={focus} data-testid="token" /><button class="primary">Sign in</button></form>
     {problem && <p class="problem" role="alert">{problem}</p>}</Panel></main>;
-}
-
-function useKeys(address: URL, selected: number, select: (n: number) => void, help: (f: (shown: boolean) => boolean) => void, toggle: () => void): void {
-  const leader = useRef(0), place = useRef(selected);
-  place.current = selected;
-  useEffect(() => {
-    const press = (event: KeyboardEvent) => {
-      const field = (event.target as Element).closest("input, select, textarea");
-      if (event.key === "Escape") help(() => false);
-      if (field || event.ctrlKey || event.metaKey || event.altKey) return;
-      const list = [...document.querySelectorAll<HTMLElement>("[data-incident]")], current = list[place.current]?.dataset.incident;
-      const here = /^\/incidents\/(.+)/.exec(address.pathname)?.[1], led = Date.now() - leader.current < 1200;
-      leader.current = event.key === "g" ? Date.now() : 0;
-      const move = (by: number) => { const to = Math.min(list.length - 1, Math.max(0, place.current + by)); select((place.current = to)); list[to]?.scrollIntoView({ block: "nearest" }); };
-      const acts: Record<string, (() => void) | false | undefined> = {
-        "/": () => document.getElementById("search")?.focus(),
-        f: led && (() => go("/")), i: led && (() => go("/incidents")), o: led && (() => go("/slo")),
-        j: () => move(1), k: () => move(-1),
-        Enter: current && event.target === document.body ? () => go(`/incidents/${current}`) : undefined,
-        a: () => { const id = here ?? current; if (id) acknowledge(id); },
-        n: () => document.getElementById("note")?.focus(),
-        e: () => document.querySelector<HTMLElement>("[data-testid=export]")?.click(),
-        t: toggle, "?": () => help((shown) => !shown),
-      };
-      const act = acts[event.key];
-      if (act) { event.preventDefault(); act(); }
-    };
-    addEventListener("keydown", press);
-    return () => removeEventListener("keydown", press);
-  });
 }
 
 function RuleTrouble({ rules }: { rules: Status["rules"] }) {
@@ -103,53 +82,67 @@ function RuleTrouble({ rules }: { rules: Status["rules"] }) {
   );
 }
 
+function Rail({ pages, first, theme, toggle, help }: { pages: PageRow[]; first: string; theme: string; toggle: () => void; help: () => void }) {
+  const { open } = useHub(), here = PART_OF_FLEET.includes(first) ? "/" : `/${first}`;
+  return (
+    <nav class="rail" aria-label="Pages">
+      {GROUPS.map((group) => {
+        const shown = pages.filter((p) => p.group === group);
+        return shown.length > 0 && <div key={group} class="group" role="group" aria-label={group}>{shown.map((p) => (
+          <a class="nav" key={p.path} href={p.path} aria-current={p.path === here ? "page" : undefined} data-testid={`nav-${p.path.slice(1) || "fleet"}`} title={`${p.name} (g ${p.key})`} onPointerEnter={() => void p.load()}>
+            {p.short ?? p.name}{p.path === "/incidents" && open && open.length > 0 && <sup aria-label={`${open.length} open`}>{open.length}</sup>}</a>))}</div>;
+      })}
+      <div class="group foot">
+        <button type="button" class="nav" onClick={toggle} data-testid="theme" title="Dark or light (t)" aria-label={`Switch to the ${theme === "dark" ? "light" : "dark"} theme`}>{theme === "dark" ? "Light" : "Dark"}</button>
+        <button type="button" class="nav" onClick={help} title="All keys (?)" aria-label="All keys">?</button>
+      </div>
+    </nav>
+  );
+}
+
 function Shell() {
   const address = useAddress(), hub = useHub();
   const [theme, toggle] = useTheme();
-  const [selected, select] = useState(-1);
   const [help, showHelp] = useState(false);
-  useKeys(address, selected, select, showHelp, toggle);
-  useEffect(() => select(-1), [address.pathname]);
+  const pages = PAGES.filter((p) => !p.hidden && (!p.simulated || hub.status?.simulated));
+  useKeys(address, pages, showHelp, toggle);
   useEffect(() => { if (!hub.notice) return; const timer = setTimeout(() => set({ notice: undefined }), 5000); return () => clearTimeout(timer); }, [hub.notice]);
+  const { row, first, id } = rowOf(address.pathname);
+  useEffect(() => { document.title = row?.path === "/" || !row ? "Watchkeeper" : `${id || row.name} · Watchkeeper`; }, [row, id]);
   if (hub.signIn) return <SignIn />;
-  const [, first, second] = address.pathname.split("/"), id = second && decodeURIComponent(second);
   const span = address.searchParams.get("range") ?? "1h";
   return (
     <>
-      <nav class="rail" aria-label="pages">
-        <a class="nav" href="/" aria-current={!first || first === "gpu" || undefined} data-testid="nav-fleet">Fleet</a>
-        <a class="nav" href="/incidents" aria-current={first === "incidents" || undefined} data-testid="nav-incidents">Inc.{hub.open && hub.open.length > 0 && <sup>{hub.open.length}</sup>}</a>
-        <a class="nav" href="/slo" aria-current={first === "slo" || undefined} data-testid="nav-slo" title="Service level objectives and their error budgets">SLO</a>
-        {hub.status?.simulated && <Drills />}
-        <button type="button" class="nav foot" onClick={toggle} data-testid="theme" aria-label={`Switch to the ${theme === "dark" ? "light" : "dark"} theme`}>{theme === "dark" ? "Light" : "Dark"}</button>
-        <button type="button" class="nav" onClick={() => showHelp(true)} aria-label="All keys">?</button>
-      </nav>
+      <a class="skip" href="#page" target="_self">Skip to the page</a>
+      <Rail pages={pages} first={first} theme={theme} toggle={toggle} help={() => showHelp(true)} />
       <header class="top">
         <a class="brand" href="/">Watchkeeper</a>
         <Search address={address} />
-        {hub.status && <><Chip>cluster {hub.status.cluster}</Chip>
-          {first === "" && <label class="chip">last <select value={span} aria-label="time range" data-testid="range" onChange={(e) => put("range", e.currentTarget.value)}>{Object.keys(RANGES).map((r) => <option key={r}>{r}</option>)}</select></label>}
-          <Chip>{zone()}</Chip><Chip title="how far Watchkeeper may go on its own">act: {hub.status.mode}</Chip></>}
-        {hub.status?.simulated && <Chip tone="accent">simulated</Chip>}
+        <div class="chips state-line">
+          {hub.status && <><Chip>cluster {hub.status.cluster}</Chip>
+            {RANGED.includes(first) && <label class="chip">last <select value={span} aria-label="time range" data-testid="range" onChange={(e) => put("range", e.currentTarget.value)}>{Object.keys(RANGES).map((r) => <option key={r}>{r}</option>)}</select></label>}
+            <Chip title="Times are in your zone; rest on one for UTC">{zone()}</Chip><Chip title="How far Watchkeeper may go on its own">act: {hub.status.mode}</Chip></>}
+          {hub.status?.simulated && <Chip tone="accent">simulated</Chip>}
+        </div>
         <span class={`link ${hub.link}`} data-testid="link" data-link={hub.link} title={hub.heard && utc(hub.heard)}>{hub.link === "live" ? `live · ${hub.heard ? clock(hub.heard) : ""}` : hub.link}</span>
       </header>
       {hub.link === "lost" && <p class="banner" role="status" data-testid="lost">Connection to the hub lost; {hub.heard ? <>showing what was known at <b title={utc(hub.heard)}>{clock(hub.heard)}</b>, </> : ""}retrying.</p>}
       {hub.status && !hub.status.ready && <p class="banner" role="status">The hub is not ready: {hub.status.not_ready_because}.</p>}
       {hub.status && !hub.status.rules.is_successful && <RuleTrouble rules={hub.status.rules} />}
-      {!first ? <FleetPage address={address} theme={theme} selected={selected} />
-        : first === "incidents" && id ? <IncidentPage id={id} theme={theme} key={id} />
-        : first === "incidents" ? <IncidentsPage address={address} selected={selected} />
-        : first === "slo" ? <SloPage address={address} theme={theme} />
-        : first === "gpu" && id ? <GpuPage uuid={id} address={address} theme={theme} key={id} />
-        : <main class="single"><Panel><Empty title="There is no such page"><a href="/">Fleet</a> · <a href="/incidents">Incidents</a> · <a href="/slo">Objectives</a></Empty></Panel></main>}
-      {help && <div class="overlay" role="dialog" aria-label="Keys" data-testid="keys" onClick={() => showHelp(false)}><Panel title="Keys"><table class="facts"><tbody>{KEYS.map(([key, text]) => <tr key={key}><th>{key.split(" ").map((k) => <kbd key={k}>{k}</kbd>)}</th><td>{text}</td></tr>)}</tbody></table></Panel></div>}
+      <div id="page">
+        {row ? <Page row={row} address={address} theme={theme} id={id} />
+          : <main class="single"><Panel><Empty title="There is no such page">{pages.map((p, i) => <span key={p.path}>{i > 0 && " · "}<a href={p.path}>{p.name}</a></span>)}</Empty></Panel></main>}
+      </div>
+      {help && <KeysDialog pages={pages} close={() => showHelp(false)} />}
       <div class="notice" role="status" aria-live="polite" data-testid="notice">{hub.notice}</div>
     </>
   );
 }
 
+// The page's code and its first answers are on their way at the same time.
+rowOf(location.pathname).row?.load();
 set({ colour: new URL(location.href).searchParams.get("colour") ?? get().colour });
-followLinks();
+followLinks((path) => Boolean(rowOf(path).row));
 connect();
 setInterval(refreshFleet, 60000);
 setInterval(refreshStatus, 15000);

@@ -1,6 +1,21 @@
-// Real paths and the history API: every view, filter and range is in the address.
+// Real paths and the history API: every view, filter, selection and range is in the address.
 
+import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
+
+/** What every page is given; `id` is the rest of its path, decoded (`/gpu/GPU-1` → `GPU-1`), and empty where there is none. */
+export interface PageProps { address: URL; theme: string; id: string }
+/** A page of the console: one row of the table in main.tsx. Its code is loaded when someone goes there. */
+export interface PageRow {
+  path: string; name: string; key: string; group: "watch" | "understand" | "practise";
+  /** A shorter name for the rail. */
+  short?: string;
+  load: () => Promise<ComponentType<PageProps>>;
+  /** Only where the fleet is simulated. */
+  simulated?: boolean;
+  /** Reached by links, not by the rail. */
+  hidden?: boolean;
+}
 
 const CHANGED = "watchkeeper:address";
 export function go(to: string, replace = false): void {
@@ -18,19 +33,39 @@ export function useAddress(): URL {
   return address;
 }
 /** Set or drop one search parameter and stay on the page. */
-export function put(name: string, value: string | null): void {
+export const put = (name: string, value: string | null): void => putAll({ [name]: value });
+export function putAll(wanted: Record<string, string | null>): void {
   const address = new URL(location.href);
-  value ? address.searchParams.set(name, value) : address.searchParams.delete(name);
+  for (const [name, value] of Object.entries(wanted)) value ? address.searchParams.set(name, value) : address.searchParams.delete(name);
   go(address.pathname + address.search, true);
 }
+/** The same page with some parameters changed, for a link that can be opened elsewhere. */
+export function withParams(address: URL, wanted: Record<string, string | null>): string {
+  const next = new URLSearchParams(address.search);
+  for (const [name, value] of Object.entries(wanted)) value ? next.set(name, value) : next.delete(name);
+  return address.pathname + (next.size ? `?${next}` : "");
+}
+export const param = (address: URL, name: string, otherwise = ""): string => address.searchParams.get(name) ?? otherwise;
+
+/** Addresses of things, so that no page spells another's. */
+export const to = {
+  gpu: (uuid: string) => `/gpu/${encodeURIComponent(uuid)}`,
+  node: (name: string) => `/node/${encodeURIComponent(name)}`,
+  incident: (id: string) => `/incidents/${encodeURIComponent(id)}`,
+  job: (name: string) => `/jobs/${encodeURIComponent(name)}`,
+  explore: (expr: string) => `/explore?expr=${encodeURIComponent(expr)}`,
+  fleet: (q: string) => `/?q=${encodeURIComponent(q)}`,
+};
+
 /** Links inside the console change the page without loading it anew; modified clicks stay the browser's. */
-export function followLinks(): void {
+export function followLinks(isPage: (path: string) => boolean): void {
   addEventListener("click", (event) => {
     const link = (event.target as Element).closest?.("a");
-    if (!link || link.origin !== location.origin || link.target || link.hasAttribute("download")) return;
+    if (!link || link.origin !== location.origin || link.target || link.hasAttribute("download") || !isPage(link.pathname)) return;
     if (event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
+    const moved = link.pathname !== location.pathname;
     go(link.pathname + link.search);
-    scrollTo(0, 0);
+    if (moved) scrollTo(0, 0);
   });
 }

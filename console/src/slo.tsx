@@ -1,12 +1,15 @@
-// Objectives: how well each is kept, what is left of its error budget, how fast it burns, and the budget over its window.
+// Objectives and rules: what is left of each error budget and how fast it burns; which alerts fire, and what would have.
 
 import { tone } from "./charts";
 import { ago, percent, share, words } from "./format";
 import { now, useAsk, useHub } from "./hub";
-import { Empty, Panel, Problem, Skeleton, Time } from "./parts";
-import { put } from "./router";
+import { Empty, Mark, Panel, Time } from "./parts";
+import { param, put, to, type PageProps } from "./router";
+import { RulesView } from "./rules";
 import { Strips } from "./strips";
+import { Table, type Column } from "./table";
 import type { BurnRate, Slo } from "./types";
+import "./pages.css";
 
 const STATE: Record<Slo["state"], { glyph: string; tone: string; text: string }> = {
   burning_fast: { glyph: "✕", tone: "critical", text: "burns fast" }, spent: { glyph: "✕", tone: "critical", text: "spent" },
@@ -19,42 +22,45 @@ const key = (slo: Slo) => [slo.name, ...Object.values(slo.labels)].join("/");
 const signed = (n: number) => percent(n).replace("-", "−");
 const times = (rate: number | null) => (rate == null ? "unknown" : `${Number(rate.toFixed(rate < 99.95 ? 1 : 0))}×`);
 
-export function SloPage({ address, theme }: { address: URL; theme: string }) {
+export function SloPage(p: PageProps) {
+  const view = param(p.address, "view", "slo");
+  return (
+    <main class="single stack" data-testid="slo-page">
+      <nav class="tabs" aria-label="objectives or rules">{[["slo", "Objectives"], ["rules", "Rules and alerts"]].map(([id, text]) => <a key={id} href={id === "slo" ? "/slo" : "/slo?view=rules"} aria-current={view === id ? "page" : undefined} data-testid={`tab-${id}`}>{text}</a>)}</nav>
+      {view === "rules" ? <RulesView {...p} /> : <Objectives {...p} />}
+    </main>
+  );
+}
+
+function Objectives({ address, theme }: PageProps) {
   const { open, frame, status } = useHub();
   const version = `${Math.floor(Date.parse(frame?.at ?? "0") / 15000)} ${open?.map((c) => c.id + c.state).join()}`;
   const { answer, problem } = useAsk<{ slos: Slo[] }>("/api/slos", version);
   const slos = answer?.slos, chosen = slos?.find((s) => key(s) === address.searchParams.get("slo")) ?? slos?.[0];
   return (
-    <main class="single stack" data-testid="slo-page">
+    <>
       <Panel title="Objectives" hint={slos && summary(slos)} id="slo-panel">
-        {problem && <Problem>{slos ? `This is what was known before: ${problem.message}` : problem.message}</Problem>}
-        {!slos ? !problem && <Skeleton lines={6} /> : slos.length === 0 ? <Empty title="There are no objectives">Name a file of them as <code>slos</code> under <code>[rules]</code>; the shipped ones are in <code>packs/slo.yaml</code>.</Empty> :
-          <table class="list slos"><thead><tr><th>Objective</th><th class="n">Now</th><th>Budget left</th>{slos[0].burn_rates.map((b) => <th class="n" key={b.window} title={`how many times too fast, over ${b.window}`}>Burn {b.window}</th>)}<th>State</th></tr></thead>
-            <tbody>{slos.map((s) => <Row slo={s} key={key(s)} chosen={s === chosen} />)}</tbody></table>}
+        <Table id="slos" class="slos" caption="Objectives and what is left of their budgets" rows={slos} problem={problem} rowKey={key} rowTestId="slo-row" columns={columns(slos?.[0]?.burn_rates ?? [])} choose={(s) => put("slo", key(s))} chosen={chosen && key(chosen)} address={address}
+          empty={<Empty title="There are no objectives">Name a file of them as <code>slos</code> under <code>[rules]</code>; the shipped ones are in <code>packs/slo.yaml</code>.</Empty>} />
       </Panel>
       {chosen && status && <Budget slo={chosen} theme={theme} />}
-    </main>
+    </>
   );
 }
+
+const columns = (burns: BurnRate[]): Column<Slo>[] => [
+  { id: "objective", title: "Objective", value: (s) => s.title, cell: (s) => <><button type="button" class="plain" onClick={() => put("slo", key(s))}>{s.title}</button><small>{s.name}{s.labels.cluster ? ` · ${s.labels.cluster}` : ""}</small></> },
+  { id: "now", title: "Now", numeric: true, value: (s) => s.indicator, cell: (s) => <>{share(s.indicator)}<small>goal {share(s.objective)}</small></> },
+  { id: "left", title: "Budget left", value: (s) => s.left, cell: (s) => <BudgetBar slo={s} /> },
+  ...burns.map((b, i): Column<Slo> => ({ id: `burn-${b.window}`, title: `Burn ${b.window}`, numeric: true, hint: `how many times too fast, over ${b.window}`, value: (s) => s.burn_rates[i]?.rate, cell: (s) => (s.burn_rates[i] ? <Burn burn={s.burn_rates[i]} /> : null), minor: i === 1 })),
+  { id: "state", title: "State", value: (s) => s.state, cell: (s) => <><Mark tone={STATE[s.state].tone} glyph={STATE[s.state].glyph}>{STATE[s.state].text}{s.since && <> for {ago(now() - Date.parse(s.since))}</>}</Mark>
+    {s.incidents.length > 0 && <small>{s.incidents.map((id) => <a key={id} href={to.incident(id)} data-testid="slo-incident">{id}</a>)}</small>}</> },
+];
 
 const summary = (slos: Slo[]) => {
   const bad = slos.filter((s) => s.state !== "ok" && s.state !== "unknown").length, unknown = slos.filter((s) => s.state === "unknown").length;
   return `${slos.length} in all · ${bad ? `${bad} in trouble` : "none in trouble"}${unknown ? ` · ${unknown} unknown` : ""}`;
 };
-
-function Row({ slo, chosen }: { slo: Slo; chosen: boolean }) {
-  const state = STATE[slo.state];
-  return (
-    <tr data-testid="slo-row" data-state={slo.state} aria-current={chosen || undefined} onClick={() => put("slo", key(slo))}>
-      <td><button type="button" class="plain" aria-pressed={chosen} onClick={() => put("slo", key(slo))}>{slo.title}</button><small>{slo.name}{slo.labels.cluster ? ` · ${slo.labels.cluster}` : ""}</small></td>
-      <td class="n">{share(slo.indicator)}<small>goal {share(slo.objective)}</small></td>
-      <td><BudgetBar slo={slo} /></td>
-      {slo.burn_rates.map((b) => <Burn burn={b} key={b.window} />)}
-      <td><span class={`mark ${state.tone}`} aria-hidden="true">{state.glyph}</span>{state.text}{slo.since && <> for {ago(now() - Date.parse(slo.since))}</>}
-        {slo.incidents.length > 0 && <small>{slo.incidents.map((id) => <a key={id} href={`/incidents/${id}`} data-testid="slo-incident">{id}</a>)}</small>}</td>
-    </tr>
-  );
-}
 
 function BudgetBar({ slo }: { slo: Slo }) {
   if (slo.left == null) return <>unknown<small>no samples</small></>;
@@ -65,7 +71,7 @@ function BudgetBar({ slo }: { slo: Slo }) {
 /** A burn of both windows above the factor is what someone is told about; it is marked with a glyph, not with colour alone. */
 function Burn({ burn }: { burn: BurnRate }) {
   const over = burn.rate != null && burn.short_rate != null && Math.min(burn.rate, burn.short_rate) > burn.factor;
-  return <td class="n" title={`over ${burn.short_window}: ${times(burn.short_rate)}`}>{over && <span class={`mark ${burn.severity}`}>{burn.severity === "critical" ? "✕" : "▲"}</span>}{times(burn.rate)}<small>limit {times(burn.factor)}</small></td>;
+  return <span title={`over ${burn.short_window}: ${times(burn.short_rate)}`}>{over && <span class={`mark ${burn.severity}`}>{burn.severity === "critical" ? "✕" : "▲"}</span>}{times(burn.rate)}<small>limit {times(burn.factor)}</small></span>;
 }
 
 function Budget({ slo, theme }: { slo: Slo; theme: string }) {
@@ -78,8 +84,8 @@ function Budget({ slo, theme }: { slo: Slo; theme: string }) {
         start={start} end={end} marks={told.map((c) => ({ at: c.opened_at, label: c.id, tone: tone(c.severity) }))} theme={theme} band={110} key={slo.query} />
       <table class="facts"><tbody>
         <tr><th>State</th><td>{words(slo.state)}{slo.since && <> since <Time at={slo.since} full /></>}</td></tr>
-        <tr><th>Incidents</th><td>{slo.incidents.length ? slo.incidents.map((id) => <a key={id} href={`/incidents/${id}`}>{id} </a>) : <>none open about it · <a href="/incidents?all=1">all incidents</a></>}</td></tr>
-        <tr><th>Query</th><td><a href={`/api/v1/query?query=${encodeURIComponent(slo.query)}`} target="_blank" rel="noreferrer" data-testid="slo-query"><code>{slo.query}</code></a></td></tr>
+        <tr><th>Incidents</th><td>{slo.incidents.length ? slo.incidents.map((id) => <a key={id} href={to.incident(id)}>{id} </a>) : <>none open about it · <a href="/incidents?all=1">all incidents</a></>}</td></tr>
+        <tr><th>Query</th><td><a href={to.explore(slo.query)} data-testid="slo-query"><code>{slo.query}</code></a></td></tr>
       </tbody></table>
     </Panel>
   );

@@ -1,10 +1,10 @@
 // The shapes of the hub's API, as watchkeeper/web/{fleet_api,cards,frames}.py write them.
 
 export interface Place { cluster: string; node: string | null; gpu: string | null; domain: string | null }
-export interface Colour { title: string; unit: string; low: number; high: number }
+export interface Colour { title: string; unit: string; low: number | null; high: number | null; metric: string }
 export interface Status {
   version: string; cluster: string; mode: string; now: string; ready: boolean;
-  not_ready_because: string | null; simulated: boolean; colours: Record<string, Colour>;
+  not_ready_because: string | null; simulated: boolean; dollars_per_gpu_hour: number; docs_url: string | null; colours: Record<string, Colour>;
   rules: { owner: string; at: string; in_force_since: string; rules: number; problems: string[]; is_successful: boolean };
 }
 export interface BurnRate { window: string; short_window: string; factor: number; severity: Severity; rate: number | null; short_rate: number | null }
@@ -18,7 +18,7 @@ export interface FleetNode {
   name: string; pool: string; rack: string | null; domains: Record<string, string>;
   expected_gpus: number | null; gpus: (Gpu | null)[];
 }
-export interface Fleet { version: string; nodes: FleetNode[]; workloads: Record<string, string> | null }
+export interface Fleet { version: string; nodes: FleetNode[]; workloads: Record<string, string> | null; teams?: Record<string, string> }
 export type Severity = "critical" | "warning" | "info";
 export interface Incident {
   id: string; place: Place; place_name: string; title: string; severity: Severity;
@@ -35,7 +35,7 @@ export interface Notice {
   due_at: string; sent_at: string | null; tries: number; answer: string;
 }
 export interface Card extends Incident {
-  signals: number; why: string | null; confidence: number | null; next_step: string | null; plan: string[];
+  dollars_per_hour?: number | null; signals: number; why: string | null; confidence: number | null; next_step: string | null; plan: string[];
   silenced_by?: Silenced | null;
 }
 export interface Member {
@@ -50,21 +50,21 @@ export interface Finding {
 export interface Receipt { action: { id: string; kind: string; why: string }; at: string; result: string; text: string }
 export interface Detail {
   incident: Incident & { members: Member[] };
-  diagnosis: { at: string; findings: Finding[]; looked_at: string[] } | null;
+  diagnosis: { at: string; findings: Finding[]; looked_at: string[]; tell_apart?: string | null } | null;
   plan: { mode: string; made_at: string; next_step: string; receipts: Receipt[] } | null;
   timeline: { at: string; actor: string; kind: string; body: unknown }[];
-  silenced_by?: Silenced | null; blast?: Blast | null;
+  silenced_by?: Silenced | null; blast?: Blast | null; runbook?: string;
 }
 export interface GpuDetail {
   gpu: Gpu; node: { name: string; pool?: string; domains?: Record<string, string> };
   labels: Record<string, string> | null; events: Member[]; incidents: Card[];
 }
 export interface Summary {
-  gpus: number; working_percent: number | null; gpu_util_percent: number | null; held: number | null; teams: number;
+  gpus: number; working_percent: number | null; gpu_util_percent: number | null; held: number | null; teams: number; idle_teams: number; free: number | null;
   power_watts: number | null; nodes: number; nodes_reporting: number;
   ok: number; down: number; event: number; throttled: number; silent: number; held_idle: number; unknown: number;
 }
 export interface Frame {
-  at: string; colour: string; version: string; count: number; summary: Summary;
+  at: string; colour: string; version: string; count: number; summary: Summary; low: number; high: number;
   values: Float32Array; states: Uint8Array;
 }

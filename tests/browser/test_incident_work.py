@@ -114,7 +114,7 @@ def test_the_list_is_filtered_by_what_stands_in_the_address(page: Page, site: Si
     expect(rows).to_have_count(2)
     page.get_by_test_id("filter-severity").select_option("info")
     expect(page).to_have_url(f"{site.url}/incidents?severity=info")
-    page.get_by_test_id("closed").click()
+    page.get_by_test_id("filter-state").get_by_text("closed").click()
     expect(page).to_have_url(f"{site.url}/incidents?severity=info&state=resolved")
 
 

@@ -6,10 +6,12 @@ never shows two different stories.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from watchkeeper.incidents import message
 from watchkeeper.kit import wire
-from watchkeeper.model import incidents, silences
+from watchkeeper.model import diagnosis, incidents, silences
 from watchkeeper.web.view import HubView
 
 # A panel shows what one screen holds; the list page pages through the rest.
@@ -19,9 +21,9 @@ CLOSED_SHOWN = 5
 
 def card(hub: HubView, incident: incidents.Incident) -> dict[str, Any]:
     """The incident without its members, with the best finding and the plan's next step."""
-    diagnosis, plan = hub.diagnosis(incident.id), hub.plan(incident.id)
-    best = diagnosis.best if diagnosis is not None else None
-    plain: dict[str, Any] = wire.to_plain(incident)
+    found, plan = hub.diagnosis(incident.id), hub.plan(incident.id)
+    best = found.best if found is not None else None
+    plain: dict[str, Any] = wire.to_plain(named(incident, found))
     members = plain.pop("members")
     return plain | {
         "place_name": hub.fleet.place_name(incident.place),
@@ -34,13 +36,27 @@ def card(hub: HubView, incident: incidents.Incident) -> dict[str, Any]:
     }
 
 
+def named(incident: incidents.Incident, found: diagnosis.Diagnosis | None) -> incidents.Incident:
+    """The incident under the name of its diagnosis, which has seen more than the signal that opened it."""
+    best = None if found is None else found.best
+    if best is None or best.cause in (incident.cause, diagnosis.UNKNOWN_CAUSE):
+        return incident
+    # What a job suffers from may lie elsewhere, and then has an incident of its own.
+    is_elsewhere = incident.place.domain is not None and best.place != incident.place
+    title = f"{incident.title}: {best.title}" if is_elsewhere else best.title
+    return replace(incident, cause=best.cause, title=title)
+
+
 def detail(hub: HubView, incident: incidents.Incident) -> dict[str, Any]:
     """Everything known about one incident."""
+    found = hub.diagnosis(incident.id)
+    called = named(incident, found)
     return {
-        "incident": {**wire.to_plain(incident), "place_name": hub.fleet.place_name(incident.place)},
-        "diagnosis": wire.to_plain(hub.diagnosis(incident.id)),
+        "incident": {**wire.to_plain(called), "place_name": hub.fleet.place_name(incident.place)},
+        "diagnosis": wire.to_plain(found),
         "plan": wire.to_plain(hub.plan(incident.id)),
         "silenced_by": _silence(hub, incident),
+        "runbook": message.runbook(called.cause),
         "timeline": [
             {
                 "at": wire.format_time(entry.at),

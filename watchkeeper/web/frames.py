@@ -8,6 +8,7 @@ GPU without a reading is silent, never zero.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,29 +39,62 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Colour:
-    """A metric that can colour the heat map; `low` and `high` are the ends of its scale."""
+    """A metric that can colour the heat map; `low` and `high` are the ends of its scale, None where readings say."""
 
     title: str
     unit: str
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     expr: str
+    metric: str = ""
+
+
+def _share(title: str, metric: str) -> Colour:
+    return Colour(title, "%", 0, 100, f"100 * {metric}", metric)
+
+
+def _plain(title: str, unit: str, metric: str, *, low: float | None = 0, high: float | None = None) -> Colour:
+    return Colour(title, unit, low, high, metric, metric)
 
 
 COLOURS: Mapping[str, Colour] = {
-    "sm_active": Colour("SM active", "%", 0, 100, "100 * DCGM_FI_PROF_SM_ACTIVE"),
-    "gpu_util": Colour("GPU_UTIL", "%", 0, 100, "DCGM_FI_DEV_GPU_UTIL"),
-    "tensor": Colour("Tensor active", "%", 0, 100, "100 * DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
-    "power": Colour("Power", "W", 0, 700, "DCGM_FI_DEV_POWER_USAGE"),
-    "temperature": Colour("Temperature", "°C", 30, 90, "DCGM_FI_DEV_GPU_TEMP"),
+    "sm_active": _share("SM active", "DCGM_FI_PROF_SM_ACTIVE"),
+    "gpu_util": _plain("GPU_UTIL", "%", "DCGM_FI_DEV_GPU_UTIL", high=100),
+    "tensor": _share("Tensor active", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
+    "dram": _share("Memory bandwidth", "DCGM_FI_PROF_DRAM_ACTIVE"),
+    "power": _plain("Power", "W", "DCGM_FI_DEV_POWER_USAGE", high=700),
+    "temperature": _plain("Temperature", "°C", "DCGM_FI_DEV_GPU_TEMP", low=30, high=90),
+    "hbm_temperature": _plain("Memory temperature", "°C", "DCGM_FI_DEV_MEMORY_TEMP", low=30, high=95),
     "memory": Colour(
         "Memory used",
         "%",
         0,
         100,
         "100 * DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE)",
+        "DCGM_FI_DEV_FB_USED",
     ),
+    "clock": _plain("SM clock", "MHz", "DCGM_FI_DEV_SM_CLOCK", low=None),
+    "nvlink": Colour(
+        "NVLink, both ways",
+        "B/s",
+        0,
+        None,
+        "DCGM_FI_PROF_NVLINK_TX_BYTES + DCGM_FI_PROF_NVLINK_RX_BYTES",
+        "DCGM_FI_PROF_NVLINK_TX_BYTES",
+    ),
+    "pcie": Colour(
+        "PCIe, both ways",
+        "B/s",
+        0,
+        None,
+        "DCGM_FI_PROF_PCIE_TX_BYTES + DCGM_FI_PROF_PCIE_RX_BYTES",
+        "DCGM_FI_PROF_PCIE_TX_BYTES",
+    ),
+    "pcie_replays": _plain("PCIe replays", "", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"),
+    "ecc_corrected": _plain("Corrected memory errors", "", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"),
 }
+# Any other metric by its name, with the scale its readings have: `node_load1` is one, an expression is none.
+METRIC_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_:]{2,119}", re.ASCII)
 DEFAULT_COLOUR = "sm_active"
 # SM active of a held GPU over five minutes below 5 %: nothing but housekeeping runs there.
 IDLE_BELOW = 0.05
@@ -96,6 +130,28 @@ class Picture:
     summary: Mapping[str, float | int | None] = field(default_factory=dict)
 
 
+def colour_of(name: str) -> Colour | None:
+    """The colour that a viewer asked for: one of ours, or any metric by its name; None for what is no name."""
+    if name in COLOURS:
+        return COLOURS[name]
+    return Colour(name, "", None, None, name, name) if METRIC_NAME.fullmatch(name) else None
+
+
+def scale(colour: Colour, values: Values) -> tuple[float, float]:
+    """The ends of the scale: the colour's own, or what the readings reach, rounded outwards to two digits."""
+    present = values[np.isfinite(values)]
+    low = colour.low if colour.low is not None else _rounded(float(present.min()), up=False) if len(present) else 0.0
+    high = colour.high if colour.high is not None else _rounded(float(present.max()), up=True) if len(present) else 1.0
+    return low, high if high > low else low + 1
+
+
+def _rounded(number: float, *, up: bool) -> float:
+    if number == 0:
+        return 0.0
+    step = 10.0 ** (math.floor(math.log10(abs(number))) - 1)
+    return (math.ceil if up else math.floor)(number / step) * step
+
+
 def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incidents.Incident]) -> Picture:
     """Decide the number and the state of every slot, and the figures of the tiles."""
     values = place(stock, readings.colour)
@@ -118,12 +174,23 @@ def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incident
         "gpu_util_percent": mean(gpu_util),
         "held": None if readings.gpu_util is None else len(held),
         "teams": len({owner.split("/")[0] for owner in held.values() if "/" in owner}),
+        "idle_teams": len(
+            {held[at].split("/")[0] for at in np.flatnonzero(states == State.HELD_IDLE).tolist() if at in held}
+        ),
+        "free": None if readings.gpu_util is None else free(states, held),
         "power_watts": None if np.isnan(power).all() else float(np.nansum(power)),
         "nodes": len(stock.nodes),
         "nodes_reporting": reporting(stock, work, power),
         **{state.name.lower(): int((states == state).sum()) for state in State},
     }
     return Picture(values, states, summary)
+
+
+def free(states: npt.NDArray[np.uint8], held: Mapping[int, str]) -> int:
+    """How many healthy GPUs nobody holds."""
+    able = states == State.OK
+    able[list(held)] = False
+    return int(able.sum())
 
 
 def place(stock: Inventory, answer: engine.Answer | None) -> Values:
@@ -136,6 +203,18 @@ def place(stock: Inventory, answer: engine.Answer | None) -> Values:
         kept = (at >= 0) & frame.present[:, -1]
         # Slices of one GPU share its UUID: the busiest one colours the cell. fmax takes a number before NaN.
         np.fmax.at(values, at[kept], frame.values[kept, -1].astype(np.float32))
+    return values
+
+
+def place_by_node(stock: Inventory, answer: engine.Answer | None) -> Values:
+    """As `place`, and a reading that belongs to a node and to no GPU colours all GPUs of the node."""
+    values = place(stock, answer)
+    if answer is not None and len(answer.frame.times_ms):
+        for at, labels in enumerate(answer.frame.labels):
+            name = labels.get("Hostname") or labels.get("node") or labels.get("instance", "").partition(":")[0]
+            if not labels.get("UUID") and name and answer.frame.present[at, -1]:
+                slots = list(stock.slots_of(labels.get("cluster", ""), name))
+                values[slots] = np.fmax(values[slots], np.float32(answer.frame.values[at, -1]))
     return values
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 import orjson
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -30,6 +31,8 @@ SHORTEST_PAUSE_SECONDS = 0.25
 # Each viewer costs a socket and up to one picture of memory; a control room has tens, not hundreds.
 VIEWER_LIMIT = 200
 MESSAGE_LIMIT_BYTES = 4096
+# Each colour is a question to the engine for every picture; who asks for one more gets the usual one.
+MOST_COLOURS = 16
 TRY_AGAIN_LATER = 1013
 
 
@@ -60,6 +63,7 @@ class Live:
         self._hub = hub
         self._interval_seconds = interval_seconds
         self._viewers: set[Mailbox] = set()
+        self._newest: tuple[float, bytes] | None = None
         self._wake = asyncio.Event()
         self._gauge = hub.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
         self._frames = hub.metrics.counter("watchkeeper_web_frames_total", "Pictures of the fleet drawn for viewers")
@@ -86,6 +90,8 @@ class Live:
         self._viewers.add(mailbox)
         self._gauge.set(len(self._viewers))
         mailbox.leave("incidents", self._incidents_message())
+        if self._newest is not None and self._age_seconds() < 2 * self._interval_seconds:
+            mailbox.leave("frame", self._newest[1])
         self._wake.set()
         sending = asyncio.create_task(_send(socket, mailbox))
         try:
@@ -95,6 +101,9 @@ class Live:
             self._gauge.set(len(self._viewers))
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+
+    def _age_seconds(self) -> float:
+        return self._hub.clock.now().timestamp() - (self._newest[0] if self._newest else 0.0)
 
     async def _listen(self, socket: WebSocket, mailbox: Mailbox) -> None:
         """A viewer says one thing only: by which metric its map is coloured."""
@@ -141,16 +150,28 @@ class Live:
             )
         }
         open_incidents = self._hub.incidents(open_only=True)
-        for colour in {viewer.colour for viewer in self._viewers}:
-            answer = await self._ask(frames.COLOURS[colour].expr, at_ms)
-            readings = frames.Readings(colour=answer, **shared, holders=self._hub.fleet.holders())
-            picture = await asyncio.to_thread(frames.draw, stock, readings, open_incidents)
-            header = {"kind": "frame", "at": wire.format_time(now), "colour": colour, "version": stock.version}
-            packed = frames.pack(picture, header)
-            self._frames.add(colour=colour)
+        readings = frames.Readings(**shared, holders=self._hub.fleet.holders())
+        picture = await asyncio.to_thread(frames.draw, stock, readings, open_incidents)
+        header = {"kind": "frame", "at": wire.format_time(now), "version": stock.version}
+        for name in self._wanted():
+            colour = frames.colour_of(name)
+            assert colour is not None
+            answer = await self._ask(colour.expr, at_ms)
+            packed = await asyncio.to_thread(_packed, stock, answer, colour, picture, {**header, "colour": name})
+            self._frames.add(colour=name if name in frames.COLOURS else "other")
+            if name == frames.DEFAULT_COLOUR:
+                self._newest = (now.timestamp(), packed)
             for viewer in self._viewers:
-                if viewer.colour == colour:
+                if viewer.colour == name:
                     viewer.leave("frame", packed)
+
+    def _wanted(self) -> list[str]:
+        """The colours that are looked at; viewers of one too many fall back to the usual one."""
+        wanted = list(dict.fromkeys(viewer.colour for viewer in self._viewers))
+        for viewer in self._viewers:
+            if viewer.colour in wanted[MOST_COLOURS:]:
+                viewer.colour = frames.DEFAULT_COLOUR
+        return list(dict.fromkeys(viewer.colour for viewer in self._viewers))
 
     async def _ask(self, expr: str, at_ms: int) -> engine.Answer | None:
         """An answer, or None where the engine cannot give one; the map then says unknown instead of old."""
@@ -169,6 +190,19 @@ class Live:
             viewer.leave(kind, message)
 
 
+def _packed(
+    stock: inventory.Inventory,
+    answer: engine.Answer | None,
+    colour: frames.Colour,
+    picture: frames.Picture,
+    header: Mapping[str, object],
+) -> bytes:
+    """The picture in one colour; the scale travels with it, because readings may be what says it."""
+    values = frames.place_by_node(stock, answer) if colour.title == colour.expr else frames.place(stock, answer)
+    low, high = frames.scale(colour, values)
+    return frames.pack(replace(picture, values=values), {**header, "low": low, "high": high})
+
+
 async def _send(socket: WebSocket, mailbox: Mailbox) -> None:
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):
         while True:
@@ -185,4 +219,4 @@ def _colour_wish(text: str) -> str | None:
         wish = orjson.loads(text)["colour"] if len(text) <= MESSAGE_LIMIT_BYTES else None
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None
-    return wish if isinstance(wish, str) and wish in frames.COLOURS else None
+    return wish if isinstance(wish, str) and frames.colour_of(wish) is not None else None

@@ -1,0 +1,171 @@
+// Cost and capacity: idle money first, who spent what with drill-down, budgets, and on the other side when the fleet is full.
+
+import { useState } from "preact/hooks";
+import { CapacityView } from "./capacity";
+import { count, dollars, many, percent, words } from "./format";
+import { now, useAsk, useHub } from "./hub";
+import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "./parts";
+import { param, put, putAll, to, withParams, type PageProps } from "./router";
+import { Table, type Column } from "./table";
+import { usePulse } from "./fabric";
+import "./pages.css";
+
+interface Hours { total: number; allocated: number; used: number; wasted: number; unmeasured: number; idle: number; lost: number; unknown: number; kwh: number; spare: number }
+interface Line { money: number; direct: number; energy: number; shared: number; wasted_money: number; unpriced_hours: number; hours: Hours; [dimension: string]: unknown }
+interface Bill {
+  since: number; until: number; by: string[]; currency: string; policy: string; policy_words: string; lines: Line[]; money: number; shared: Record<string, number>; holes: Record<string, number>;
+  kwh: number; pue: number | null; kwh_with_pue: number | null; rates: { of: string; kind: string; per_gpu_hour: number; source: string; checked: string }[]; notes: string[]; words: Record<string, string>;
+}
+interface Waste { team: string; user: string; job: string; gpu_hours: number; money: number | null }
+interface Budget { team: string; budget: number | null; spent: number; forecast: number; low: number | null; high: number | null; state: string }
+const SPANS: Record<string, number> = { "24h": 86400, "7d": 604800, "30d": 2592000, "90d": 7776000 };
+/** Where a click on a line leads: what its dimension is told apart by. */
+const BELOW: Record<string, string> = { cluster: "team", pool: "team", model: "team", node: "job", team: "user", project: "user", namespace: "job", user: "job", kind: "job" };
+const DIMENSIONS = ["team", "user", "job", "project", "namespace", "pool", "model", "node", "cluster"].map((d) => [d, `by ${d}`] as const);
+const POLICIES = [["none", "showback"], ["use", "shared by use"], ["allocation", "shared by allocation"], ["even", "shared evenly"]] as const;
+export const cash = (n: number | null | undefined, currency: string) => (n == null ? "unknown" : currency === "USD" ? dollars(n) : `${currency} ${count(n)}`);
+const minute = () => Math.floor(now() / 60000) * 60;
+
+export function CostPage(p: PageProps) {
+  const view = param(p.address, "view", "cost"), { status } = useHub();
+  return (
+    <main class="single stack" data-testid="cost-page">
+      <nav class="tabs" aria-label="cost or capacity">{[["cost", "Cost"], ["capacity", "Capacity"]].map(([id, text]) => <a key={id} href={id === "cost" ? "/cost" : "/cost?view=capacity"} aria-current={view === id ? "page" : undefined} data-testid={`tab-${id}`}>{text}</a>)}</nav>
+      {!status ? <Panel><Skeleton lines={8} /></Panel> : view === "capacity" ? <CapacityView {...p} /> : <CostView {...p} />}
+    </main>
+  );
+}
+
+function CostView({ address }: PageProps) {
+  const range = param(address, "range", "7d"), by = param(address, "by", "team"), policy = param(address, "policy", "none"), of = address.searchParams.getAll("of");
+  const beat = usePulse(60000), [until] = useState(minute), from = until - (SPANS[range] ?? SPANS["7d"]);
+  // The hub ends at its own now: an open page follows it without asking for another address.
+  const open = String(until + 86400), asked = new URLSearchParams({ from: String(from), to: open, by, policy });
+  of.forEach((o) => asked.append("of", o));
+  const { answer: bill, problem } = useAsk<Bill>(`/api/cost?${asked}`, beat);
+  const narrowed = new URLSearchParams({ from: String(from), to: open });
+  of.forEach((o) => narrowed.append("of", o));
+  const waste = useAsk<{ currency: string; waste: Waste[] }>(`/api/cost/waste?${narrowed}`, beat);
+  const drill = (line: Line) => {
+    const below = BELOW[by], name = String(line[by]);
+    if (!below || name === "(nobody)") return;
+    const wanted = new URLSearchParams(address.search);
+    wanted.append("of", `${by}=${name === "unmapped" ? "" : name}`);
+    wanted.set("by", below);
+    wanted.delete("sort");
+    return `/cost?${wanted}`;
+  };
+  return (
+    <>
+      <div class="explore-bar flush">
+        <Choice label="time" id="cost-range" options={Object.keys(SPANS).map((s) => [s, `last ${s}`] as const)} value={range} choose={(r) => put("range", r === "7d" ? null : r)} />
+        <label class="chip">split <Select label="split by" id="cost-by" options={DIMENSIONS} value={by} choose={(b) => put("by", b === "team" ? null : b)} /></label>
+        <label class="chip" title={bill?.policy_words}>nobody's GPUs <Select label="who pays for what nobody holds" id="cost-policy" options={POLICIES} value={policy} choose={(x) => put("policy", x === "none" ? null : x)} /></label>
+        {of.length > 0 && <span class="crumbs" data-testid="crumbs"><a href={withParams(address, { of: null, by: null })}>all</a>{of.map((o, i) => <> › <button type="button" class="chip" key={o} title="take this out" onClick={() => removeOf(address, i)}>{o.replace("=", " ").replace(/ $/, " unmapped")} ✕</button></>)}</span>}
+      </div>
+      {problem && <Problem>{bill ? `This is what was known before: ${problem.message}` : problem.message}</Problem>}
+      {!bill ? !problem && <Skeleton lines={8} /> : <>
+        <Figures bill={bill} waste={waste.answer?.waste} />
+        <div class="columns">
+          <div>
+            <Idle waste={waste.answer?.waste} currency={bill.currency} problem={waste.problem} />
+            <Panel title={`Spent ${by === "job" ? "by job" : `by ${by}`}`} id="bill-panel" hint={<>{bill.policy_words}{BELOW[by] && <> · a line opens into its {BELOW[by]}s</>}</>}>
+              <Table id="bill" caption={`Money by ${by}`} rows={bill.lines} rowKey={(l) => String(l[by])} rowTestId="bill-row" address={address} sort="-money" most={50} href={(l) => drill(l) ?? withParams(address, {})} columns={columns(by, bill, drill)}
+                empty={<Empty title="Nothing was recorded in this time">Choose a longer time; hours are kept from when the hub first saw a GPU.</Empty>} />
+            </Panel>
+          </div>
+          <aside>
+            <Panel title="GPU-hours" hint={`${count(total(bill, "total"))} in all`} id="hours-panel"><HoursBar bill={bill} /></Panel>
+            <Budgets beat={beat} />
+            <Prices bill={bill} />
+          </aside>
+        </div>
+      </>}
+    </>
+  );
+}
+function removeOf(address: URL, at: number): void {
+  const left = address.searchParams.getAll("of").slice(0, at), wanted = new URLSearchParams(address.search), gone = address.searchParams.getAll("of")[at];
+  wanted.delete("of");
+  left.forEach((o) => wanted.append("of", o));
+  wanted.set("by", gone.slice(0, gone.indexOf("=")));
+  history.pushState(null, "", `/cost?${wanted}`);
+  putAll({});
+}
+
+const total = (bill: Bill, part: keyof Hours) => bill.lines.reduce((sum, l) => sum + l.hours[part], 0);
+function Figures({ bill, waste }: { bill: Bill; waste?: Waste[] }) {
+  const hours = (bill.until - bill.since) / 3600, idle = waste?.reduce((sum, w) => sum + (w.money ?? 0), 0), allocated = total(bill, "allocated"), nobody = Object.values(bill.shared).reduce((a, b) => a + b, 0);
+  return (
+    <section class="tiles even" aria-label="cost in figures">
+      <Tile id="tile-idle" name="Idle but held" value={cash(idle, bill.currency)} tone={idle ? "warn" : undefined} meaning={waste === undefined ? "" : waste.length ? `${count(waste.reduce((s, w) => s + w.gpu_hours, 0))} GPU-hours of ${many(waste.length, "holder")}` : "nobody held a GPU without using it"} />
+      <Tile id="tile-spent" name="Spent" value={cash(bill.money, bill.currency)} meaning={`${cash(bill.money / Math.max(hours, 1 / 60), bill.currency)} an hour`} />
+      <Tile id="tile-usedshare" name="Used of what was held" value={percent(allocated ? (100 * total(bill, "used")) / allocated : null)} meaning={`of ${count(allocated)} GPU-hours; SM activity`} />
+      <Tile id="tile-nobody" name="Held by nobody" value={cash(nobody, bill.currency)} meaning={Object.entries(bill.shared).map(([k, v]) => `${k} ${cash(v, bill.currency)}`).join(" · ") || "every GPU was held"} />
+      <Tile id="tile-energy" name="Energy" value={`${count(bill.kwh)} kWh`} meaning={bill.kwh_with_pue == null ? "at the GPUs; PUE unknown" : `${count(bill.kwh_with_pue)} kWh with PUE ${bill.pue}`} />
+    </section>
+  );
+}
+
+function Idle({ waste, currency, problem }: { waste?: Waste[]; currency: string; problem?: Parameters<typeof Table>[0]["problem"] }) {
+  return (
+    <Panel title="Idle but held" hint="the most expensive first · SMs below 5 % for 15 minutes" id="idle-panel">
+      <Table id="idle" caption="Holders of idle GPUs" rows={waste} problem={problem} rowKey={(w) => `${w.team} ${w.user} ${w.job}`} rowTestId="idle-row" most={8} href={(w) => to.job(w.job)} columns={[
+        { id: "job", title: "Held by", value: (w) => w.job, cell: (w) => <><a href={to.job(w.job)}>{w.job}</a><small class="plain">{[w.user !== "unmapped" && w.user, w.team !== "unmapped" && `team ${w.team}`].filter(Boolean).join(" · ") || "owner unknown"}</small></> },
+        { id: "hours", title: "GPU-hours", numeric: true, value: (w) => w.gpu_hours, cell: (w) => hours(w.gpu_hours) },
+        { id: "money", title: "Money", numeric: true, value: (w) => w.money, cell: (w) => cash(w.money, currency) }]}
+        empty={<p class="dim"><Mark tone="ok">Nobody held a GPU without using it in this time.</Mark></p>} />
+    </Panel>
+  );
+}
+const hours = (n: number) => (n < 10 ? n.toFixed(1) : count(n));
+function columns(by: string, bill: Bill, drill: (l: Line) => string | undefined): Column<Line>[] {
+  const most = Math.max(...bill.lines.map((l) => l.money), 1e-9);
+  return [
+    { id: by, title: by.replace(/^./, (c) => c.toUpperCase()), value: (l) => String(l[by]), cell: (l) => { const to = drill(l), name = String(l[by]); return <>{to ? <a href={to}>{name}</a> : name === "(nobody)" ? "held by nobody" : by === "job" ? <a href={`/jobs/${encodeURIComponent(name)}`}>{name}</a> : name}{name === "unmapped" && <small class="plain">nobody says whose it is</small>}</>; } },
+    { id: "money", title: "Money", numeric: true, value: (l) => Number(l.money.toFixed(4)), cell: (l) => <span class="cashbar">{cash(l.money, bill.currency)}<em aria-hidden="true"><i style={{ width: `${(100 * Math.max(0, l.money)) / most}%` }} /></em></span>, class: "wide" },
+    { id: "wasted", title: "Idle, held", numeric: true, value: (l) => Number(l.wasted_money.toFixed(4)), cell: (l) => (l.wasted_money > 0 ? cash(l.wasted_money, bill.currency) : <span class="dim">–</span>), hint: bill.words.wasted },
+    { id: "allocated", title: "GPU-hours", numeric: true, value: (l) => l.hours.total, cell: (l) => hours(l.hours.total), hint: bill.words.total },
+    { id: "used", title: "Used", numeric: true, value: (l) => (l.hours.allocated ? l.hours.used / l.hours.allocated : null), cell: (l) => (l.hours.allocated ? percent((100 * l.hours.used) / l.hours.allocated) : <span class="dim">–</span>), hint: bill.words.used },
+    { id: "kwh", title: "kWh", numeric: true, minor: true, value: (l) => l.hours.kwh, cell: (l) => count(l.hours.kwh) },
+    ...(bill.policy === "none" ? [] : [{ id: "shared", title: "Shared", numeric: true, value: (l: Line) => l.shared, cell: (l: Line) => cash(l.shared, bill.currency), hint: "its share of what nobody held" }]),
+  ];
+}
+
+const PARTS: [keyof Hours, string, string][] = [["used", "used", "accent"], ["spare", "held, at work, spare", "calm"], ["wasted", "held and idle", "warn"], ["unmeasured", "held, not measured", "warn2"], ["idle", "nobody's", "idle"], ["lost", "lost to faults", "bad"], ["unknown", "unknown", "unknown"]];
+function HoursBar({ bill }: { bill: Bill }) {
+  const whole = total(bill, "total") || 1, parts = PARTS.map(([part, text, tone]) => ({ text, tone, part, n: total(bill, part) })).filter((p) => p.n > 0.005);
+  return (
+    <>
+      <div class="stackbar" role="img" data-testid="hours-bar" aria-label={parts.map((p) => `${p.text} ${percent((100 * p.n) / whole)}`).join(", ")}>{parts.map((p) => <i key={p.part} class={p.tone} style={{ flexGrow: p.n / whole }} title={`${p.text}: ${hours(p.n)} h`} />)}</div>
+      <ul class="keys-row column">{parts.map((p) => <li key={p.part} title={bill.words[p.part]}><i class={p.tone} aria-hidden="true" />{p.text} <b>{percent((100 * p.n) / whole)}</b> <span class="dim">{hours(p.n)} h</span></li>)}</ul>
+    </>
+  );
+}
+
+const BUDGET: Record<string, { tone: string; text: string }> = { over: { tone: "critical", text: "over" }, will_be_over: { tone: "critical", text: "will be over" }, may_be_over: { tone: "warning", text: "may be over" }, within: { tone: "ok", text: "within" }, no_budget: { tone: "", text: "no budget" } };
+function Budgets({ beat }: { beat: number }) {
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone, { answer, problem } = useAsk<{ month: string; currency: string; budgets: Budget[]; notes: string[] }>(`/api/cost/budgets?zone=${encodeURIComponent(zone)}`, Math.floor(beat / 5));
+  return (
+    <Panel title="This month" hint={answer && `${answer.month} · spent, and where it will end`} id="budgets-panel">
+      {problem && <Problem>{problem.message}</Problem>}
+      {!answer ? !problem && <Skeleton lines={5} /> : answer.budgets.length === 0 ? <p class="dim">Nothing was spent this month.</p> :
+        <table class="facts budgets"><tbody>{answer.budgets.map((b) => (
+          <tr key={b.team} data-testid="budget-row"><th scope="row">{b.team}</th><td>
+            <b>{cash(b.spent, answer.currency)}</b>{b.budget != null && <> of {cash(b.budget, answer.currency)}</>} <Mark tone={BUDGET[b.state]?.tone}>{BUDGET[b.state]?.text ?? words(b.state)}</Mark>
+            {b.budget != null && <Bar share={b.spent / b.budget} tone={BUDGET[b.state]?.tone} label={b.team} text={percent((100 * b.spent) / b.budget)} />}
+            <small class="plain">ends at {cash(b.forecast, answer.currency)}{b.low != null && b.high != null ? `, 80 %: ${cash(b.low, answer.currency)} – ${cash(b.high, answer.currency)}` : "; too few days for an interval"}</small></td></tr>))}</tbody></table>}
+      {answer && answer.budgets.every((b) => b.budget == null) && <p class="dim small">No team has a budget: set them in the price book that <code>[cost] prices</code> names.</p>}
+    </Panel>
+  );
+}
+
+function Prices({ bill }: { bill: Bill }) {
+  return (
+    <Panel title="Prices" hint="per GPU-hour, with their source" id="prices-panel">
+      <Facts rows={bill.rates.map((r) => [r.of, <><b>{r.per_gpu_hour.toFixed(2)} {bill.currency}</b> <Chip>{words(r.kind)}</Chip><small class="plain">{r.source}{r.checked && `, read ${r.checked}`}</small></>])} />
+      {Object.keys(bill.holes).length > 0 && <p class="problem">No price, and in no sum: {Object.entries(bill.holes).map(([k, v]) => `${k} (${hours(v)} h)`).join(", ")}</p>}
+      {bill.notes.length > 0 && <details class="notes"><summary>{many(bill.notes.length, "note")} about these numbers</summary><ul>{bill.notes.map((n) => <li key={n}>{n}</li>)}</ul></details>}
+    </Panel>
+  );
+}

@@ -1,0 +1,19 @@
+"""One running product for the pages that need a whole one: started when the first test asks, stopped at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import servers
+from tests.product.running import Product, await_that, up
+
+
+@pytest.fixture(scope="package")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    """64 simulated GPUs at ten times the speed of life; tests break nodes of their own and mend nothing."""
+    servers.require("chromium")
+    with up(tmp_path_factory.mktemp("demo"), "--speed", "10") as running:
+        await_that(running.scraped)
+        yield running

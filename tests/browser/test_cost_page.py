@@ -1,0 +1,69 @@
+"""Cost and capacity in a real browser: who spent what and a way down to the job, and what another size would bring."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
+from tests.product.running import Product, await_that
+from tests.web.test_whatif_api import JOBS
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(120)]
+
+
+def spent(demo: Product) -> bool:
+    return any(line["team"] != "(nobody)" for line in demo.get("/api/cost?by=team")["lines"])
+
+
+def test_a_team_opens_into_its_users_and_the_way_back_is_shown(page: Page, demo: Product) -> None:  # noqa: F811
+    await_that(lambda: spent(demo), within_seconds=40)
+    page.goto(f"{demo.url}/cost")
+    expect(page.get_by_test_id("tile-idle")).to_contain_text("$")
+    expect(page.get_by_test_id("prices-panel")).to_contain_text("per GPU-hour, with their source")
+    row = page.get_by_test_id("bill-row").filter(has_text="research")
+    expect(row).to_contain_text("$")
+    row.click()
+    expect(page).to_have_url(f"{demo.url}/cost?of=team%3Dresearch&by=user")
+    expect(page.get_by_test_id("crumbs")).to_contain_text("team research")
+    page.get_by_test_id("cost-by").select_option("job")
+    expect(page.get_by_test_id("bill-row").first).to_contain_text("$")
+    with page.expect_download() as saved:
+        page.get_by_test_id("bill-csv").click()
+    assert Path(saved.value.path()).read_text().startswith("Job,Money,")
+    page.get_by_test_id("crumbs").get_by_text("all").click()
+    expect(page.get_by_test_id("bill-row").filter(has_text="research")).to_have_count(1)
+
+
+def test_the_month_and_the_hours_are_told_apart(page: Page, demo: Product) -> None:  # noqa: F811
+    await_that(lambda: spent(demo), within_seconds=40)
+    page.goto(f"{demo.url}/cost?range=24h&policy=use")
+    expect(page.get_by_test_id("bill-panel")).to_contain_text("chargeback: shared cost split in proportion to used")
+    expect(page.get_by_test_id("hours-bar")).to_have_attribute("aria-label", re.compile("used"))
+    expect(page.get_by_test_id("budget-row").first).to_contain_text("no budget")
+
+
+def test_another_size_of_the_fleet_is_drawn_and_answered(page: Page, demo: Product) -> None:  # noqa: F811
+    page.goto(f"{demo.url}/cost?view=capacity")
+    expect(page.get_by_test_id("tile-capacity")).to_contain_text("64")
+    expect(page.get_by_test_id("rooms-panel")).to_contain_text("Jobs fit")
+    page.get_by_test_id("jobs-file").set_input_files(
+        files=[{"name": "jobs.csv", "mimeType": "text/csv", "buffer": JOBS.encode()}]
+    )
+    page.get_by_label("GPUs more or fewer in the replay").fill("64")
+    expect(page).to_have_url(f"{demo.url}/cost?view=capacity&add=64")
+    page.get_by_test_id("replay-run").click()
+    expect(page.get_by_test_id("replay-answer")).to_contain_text("64 GPUs more: p95 of waiting")
+    expect(page.get_by_test_id("replay-answer")).to_contain_text("only GPUs are scarce")
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_both_themes_show_the_same_bill(page: Page, demo: Product, theme: str, tmp_path: Path) -> None:  # noqa: F811
+    page.emulate_media(color_scheme="light" if theme == "light" else "dark")
+    await_that(lambda: spent(demo), within_seconds=40)
+    page.goto(f"{demo.url}/cost")
+    expect(page.get_by_test_id("bill-row").first).to_be_visible(timeout=15_000)
+    assert len(page.screenshot(path=tmp_path / f"cost-{theme}.png")) > 20_000

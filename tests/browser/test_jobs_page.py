@@ -1,0 +1,56 @@
+"""Jobs in a real browser: the list with those in trouble first, and one job with its ranks side by side."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
+from tests.product.running import Product, await_that
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(120)]
+
+
+def largest(demo: Product) -> str:
+    def found() -> str:
+        jobs = sorted(demo.get("/api/jobs")["jobs"], key=lambda job: -job["gpus"])
+        return str(jobs[0]["id"]) if jobs and jobs[0]["gpus"] >= 8 else ""
+
+    return str(await_that(found))
+
+
+def test_the_list_leads_to_one_job_by_keyboard(page: Page, demo: Product) -> None:  # noqa: F811
+    largest(demo)
+    page.goto(f"{demo.url}/jobs")
+    expect(page.get_by_test_id("job-row").first).to_be_visible()
+    expect(page.get_by_test_id("tile-held")).to_contain_text("by")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("job-page")).to_be_visible()
+    expect(page.get_by_test_id("efficiency-panel")).to_contain_text(re.compile("[Bb]ound by"))
+
+
+def test_one_job_has_its_time_its_ranks_and_its_clock(page: Page, demo: Product) -> None:  # noqa: F811
+    page.goto(f"{demo.url}/jobs/{quote(largest(demo), safe='')}")
+    expect(page.get_by_test_id("goodput-bar")).to_be_visible()
+    expect(page.get_by_test_id("rank-row").first).to_contain_text("GPU")
+    expect(page.get_by_test_id("rank-bars").get_by_role("link").first).to_be_visible()
+    expect(page.get_by_test_id("job-strips")).to_have_attribute("data-ready", "yes")
+    with page.expect_download() as saved:
+        page.get_by_test_id("ranks-csv").click()
+    assert Path(saved.value.path()).read_text().startswith("Rank,GPU,Does")
+
+
+def test_a_filter_is_in_the_address_and_a_wrong_name_is_said(page: Page, demo: Product) -> None:  # noqa: F811
+    largest(demo)
+    page.goto(f"{demo.url}/jobs")
+    expect(page.get_by_test_id("job-row").first).to_be_visible()
+    page.get_by_test_id("jobs-filter").fill("no-such-job")
+    expect(page).to_have_url(f"{demo.url}/jobs?q=no-such-job")
+    expect(page.get_by_test_id("empty")).to_contain_text("No job is like this")
+    page.goto(f"{demo.url}/jobs/no-such-job")
+    expect(page.get_by_test_id("empty")).to_contain_text("No job is called no-such-job")

@@ -1,0 +1,72 @@
+"""Completion of PromQL: what may stand at the cursor, from the parser's own functions and the engine's own series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.web.fake_hub import FakeHub
+from tests.web.running import Site, serving
+from watchkeeper.web import explore_api
+from watchkeeper.web.explore_api import Place
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with serving(FakeHub()) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("DCGM_FI", Place("name", "DCGM_FI")),
+        ("sum(rat", Place("name", "rat")),
+        ("up{", Place("label", "", "up")),
+        ('up{job="a",ins', Place("label", "ins", "up")),
+        ('up{job=~"no', Place("value", "no", "up", "job")),
+        ('up{job="a}b', Place("value", "a}b", "up", "job")),
+        ('up{job="a"} + sum', Place("name", "sum")),
+        ("rate(up[5", Place("duration", "5")),
+        ("sum by (Host", Place("label", "Host")),
+        ('{__name__="up"', Place("label", "")),
+    ],
+)
+def test_the_text_before_the_cursor_says_what_is_wanted(text: str, found: Place) -> None:
+    assert explore_api.place(text) == found
+
+
+def test_words_that_begin_so_come_before_words_that_contain_it() -> None:
+    assert explore_api.ranked(["max", "clamp_max", "min", "MAXIMUM"], "max") == ["MAXIMUM", "clamp_max"]
+
+
+def ask(site: Site, query: str, **more: int) -> dict[str, object]:
+    answer: dict[str, object] = site.ask(f"/api/explore/complete?{urlencode({'query': query, **more})}").json
+    return answer
+
+
+def test_metrics_come_with_what_they_mean_and_functions_with_what_they_take(site: Site) -> None:
+    answer = ask(site, "DCGM")
+    assert (answer["begins"], answer["ends"], answer["kind"]) == (0, 4, "name")
+    assert answer["words"] == [{"word": "DCGM_FI_DEV_GPU_TEMP", "kind": "metric", "detail": "gauge · GPU temperature"}]
+    first = ask(site, "rat")["words"][0]  # type: ignore[index]
+    assert (first["word"], first["kind"]) == ("rate", "function")
+
+
+def test_labels_and_values_are_those_of_the_metric(site: Site) -> None:
+    assert "Hostname" in [one["word"] for one in ask(site, "DCGM_FI_DEV_GPU_TEMP{Host")["words"]]  # type: ignore[attr-defined]
+    values = ask(site, 'DCGM_FI_DEV_GPU_TEMP{Hostname="gpu')["words"]
+    assert values[0]["word"].startswith("gpu-r01")  # type: ignore[index]
+
+
+def test_the_cursor_may_stand_in_the_middle(site: Site) -> None:
+    answer = ask(site, "su(up)", at=2)
+    assert (answer["begins"], answer["ends"]) == (0, 2)
+    assert "sum" in [one["word"] for one in answer["words"]]  # type: ignore[attr-defined]
+
+
+def test_nothing_typed_offers_nothing_and_a_wrong_cursor_is_refused(site: Site) -> None:
+    assert ask(site, "")["words"] == []
+    assert site.ask("/api/explore/complete?query=up&at=x").status == 400

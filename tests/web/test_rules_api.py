@@ -1,0 +1,121 @@
+"""Rules over a real socket: their states with bounded alerts, and what one would have fired before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.web.fake_hub import START, FakeHub
+from tests.web.running import Reply, Site, serving
+from watchkeeper.kit import clock
+from watchkeeper.model import alerts
+from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import Sample
+from watchkeeper.query import embedded
+from watchkeeper.rules import evaluate, rulefile
+from watchkeeper.store import head
+from watchkeeper.web import rules_api
+
+NOW_MS = clock.to_ms(START)
+RULES = """
+groups:
+  - name: heat
+    rules:
+      - record: gpu:hottest
+        expr: max(temperature)
+      - alert: GpuHot
+        expr: temperature > 85
+        for: 2m
+        labels: {severity: warning, cause: cooling_failure}
+        annotations: {summary: "GPU {{ $labels.gpu }} is hot"}
+"""
+
+
+class HotHub(FakeHub):
+    """GPU 0 was hot for ten minutes of the last hour, GPU 1 for one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.clock = clock.ManualClock(START)
+        self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))  # type: ignore[assignment]
+        for gpu, hot in (("0", range(30, 40)), ("1", range(20, 21))):
+            series = Labels({"__name__": "temperature", "gpu": gpu})
+            readings = [
+                Sample(series, NOW_MS - 60_000 * back, 95.0 if back in hot else 60.0) for back in range(60, -1, -1)
+            ]
+            self.engine.append(readings)  # type: ignore[arg-type]
+
+    def rule_groups(self) -> list[Any]:
+        (group,) = rulefile.read({"heat.yaml": RULES}).groups
+        return [(group, {})]
+
+    def alerts(self) -> list[alerts.Alert]:
+        return [
+            alerts.Alert(Labels({"alertname": "GpuHot", "gpu": str(gpu)}), state, START - timedelta(seconds=gpu), 91.0)
+            for gpu in range(300)
+            for state in [alerts.AlertState.FIRING if gpu == 299 else alerts.AlertState.PENDING]
+        ]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with serving(HotHub()) as running:
+        yield running
+
+
+def replayed(site: Site, **body: Any) -> Reply:
+    return site.ask("/api/rules/replay", method="POST", body={"from": (NOW_MS - 3_600_000) / 1000, **body})
+
+
+def test_alerting_rules_are_listed_with_a_bounded_number_of_alerts_firing_ones_first(site: Site) -> None:
+    answer = site.ask("/api/rules").json
+    (rule,) = answer["rules"]
+    assert (rule["name"], rule["for_seconds"], rule["cause"]) == ("GpuHot", 120, "cooling_failure")
+    assert (rule["file"], rule["health"], rule["evaluated_at"]) == ("heat.yaml", "unknown", None)
+    assert (len(answer["alerts"]), answer["alerts_total"]) == (rules_api.MOST_ALERTS, 300)
+    assert answer["alerts"][0]["labels"] == {"gpu": "299"}
+
+
+def test_a_replay_tells_what_would_have_fired_and_what_only_waited(site: Site) -> None:
+    answer = replayed(site, expr="temperature > 85", **{"for": "5m"}).json
+    assert (answer["fired"], answer["waited"], answer["failures"]) == (1, 1, [])
+    fired = answer["episodes"][0]
+    assert (fired["labels"]["gpu"], fired["value"]) == ("0", 95.0)
+    assert fired["ended_at"] is not None
+
+
+def test_a_shorter_hold_fires_for_both_and_nothing_is_written(site: Site) -> None:
+    before = site.hub.engine.label_values("__name__", [], start_ms=0, end_ms=NOW_MS)
+    assert replayed(site, rules=RULES.replace("2m", "0s")).json["fired"] == 2
+    assert site.hub.engine.label_values("__name__", [], start_ms=0, end_ms=NOW_MS) == before
+
+
+def test_a_mistake_has_its_place(site: Site) -> None:
+    reply = replayed(site, expr="temperature >")
+    assert reply.status == 400
+    assert "1:14: unexpected end of input" in reply.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({}, "the body needs a rule"),
+        ({"expr": "up", "from": NOW_MS / 1000 - 9 * 86_400}, "at most 7 days"),
+        ({"expr": "up", "interval": "100ms"}, "steps; the most is"),
+        ({"expr": "up", "from": "soon"}, "from"),
+        ({"rules": "groups: []"}, "0 rules; from 1 to"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_with_both_numbers(site: Site, body: dict[str, Any], problem: str) -> None:
+    reply = replayed(site, **body)
+    assert reply.status == 400
+    assert problem in reply.json["error"]
+
+
+def test_a_rule_that_cannot_be_asked_is_a_failure_and_no_error(site: Site) -> None:
+    answer = replayed(site, expr="temperature * on() group_left temperature").json
+    assert answer["failures"][0]["rule"] == "Replayed"
+    assert evaluate.ALERTS not in site.hub.engine.label_values("__name__", [], start_ms=0, end_ms=NOW_MS)

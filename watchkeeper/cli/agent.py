@@ -14,7 +14,7 @@ from watchkeeper import agent
 from watchkeeper.cli import agent_control, agent_sources, processes
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.collect import agent_server, attribution_page, node_facts, node_holders
-from watchkeeper.kit import clock, logs
+from watchkeeper.kit import access, clock, logs
 
 PATH = click.Path(path_type=Path)
 # Everything is closed by then; a file of a program that hangs in the driver may keep a reading thread for ever.
@@ -36,6 +36,11 @@ LEAVE_SECONDS = 2.0
 @click.option(
     "--token", metavar="TOKEN", envvar="WATCHKEEPER_TOKEN", help="Agent token; better given as WATCHKEEPER_TOKEN."
 )
+@click.option("--hub-ca", type=PATH, envvar="WATCHKEEPER_HUB_CA", help="Certificates to believe the hub by.")
+@click.option(
+    "--hub-cert", type=PATH, envvar="WATCHKEEPER_HUB_CERT", help="Our certificate, for a hub that asks for one."
+)
+@click.option("--hub-key", type=PATH, envvar="WATCHKEEPER_HUB_KEY", help="Its key, where it is in a file of its own.")
 @click.option("--cluster", default="main", help="The cluster this node belongs to.")
 @click.option(
     "--node",
@@ -135,6 +140,9 @@ def settings_from(
     shown: str,
     job_files: Path | None,
     slurm_node: str | None,
+    hub_ca: Path | None,
+    hub_cert: Path | None,
+    hub_key: Path | None,
     **same: Any,
 ) -> agent.AgentSettings:
     """The agent's settings; what has the same name on both sides is handed over as it is."""
@@ -145,6 +153,7 @@ def settings_from(
         listen = agent_server.Listen(host, port, socket, guards, is_open, certificate, key)
     return agent.AgentSettings(
         hub_url=None if no_hub else hub_url,
+        hub_access=access.Access(ca_file=str(hub_ca or ""), cert_file=str(hub_cert or ""), key_file=str(hub_key or "")),
         roots=node_facts.Roots(host_root / "proc", host_root / "sys", host_root),
         interval_seconds=interval,
         reads_gpus=not no_gpus,

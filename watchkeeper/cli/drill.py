@@ -34,10 +34,17 @@ LINE_SECONDS = 60.0
     default=256,
     help="GPUs without a fault, as one fleet for each core; each lives through all the hours.",
 )
+@click.option("--pairs", is_flag=True, help="Also two faults at once on one node, each to be found by itself.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes to use; one for each core by default.")
 @options.as_json
 def command(
-    names: tuple[str, ...], healthy_hours: float, healthy_gpus: int, workers: int | None, as_json: bool
+    names: tuple[str, ...],
+    *,
+    healthy_hours: float,
+    healthy_gpus: int,
+    pairs: bool,
+    workers: int | None,
+    as_json: bool,
 ) -> None:
     """Run simulated faults through the real pipeline, as fast as this machine can, and score what came of it.
 
@@ -46,13 +53,15 @@ def command(
     right and in time, and nothing was paged for that is well; 1 otherwise.
     """
     from watchkeeper.drill import game_day
+    from watchkeeper.drill import pairs as both
     from watchkeeper.kit import wire
     from watchkeeper.sim import scenario
 
     known = scenario.load_all()
     chosen = tuple(scenario.find(known, name).name for name in names) or tuple(known)
     began = perf_counter()
-    plan = game_day.Plan(chosen, healthy_hours, healthy_gpus, workers=workers)
+    at_once = both.PAIRS if pairs else ()
+    plan = game_day.Plan(chosen, healthy_hours, healthy_gpus, workers=workers, pairs=at_once)
     progress = Progress()
     day = game_day.run(plan, say=progress.say)
     progress.done()

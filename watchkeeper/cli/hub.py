@@ -18,7 +18,7 @@ from watchkeeper import hub
 from watchkeeper.cli import processes
 from watchkeeper.config import loading, settings
 from watchkeeper.kit import addresses, clock, logs, memory
-from watchkeeper.web import app, auth, server
+from watchkeeper.web import app, auth, doors, server, tls
 
 
 @click.command("hub")
@@ -52,7 +52,8 @@ class Door:
     """Where the hub listens and who may come in. `local_url` is for processes of this machine."""
 
     listener: socket.socket
-    access: auth.Auth
+    doors: doors.Doors
+    certificates: tls.Certificates | None
     url: str
     local_url: str
     agent_token: str | None
@@ -61,20 +62,25 @@ class Door:
 @contextlib.contextmanager
 def opened(configured: settings.Settings) -> Iterator[Door]:
     """Check who may come in and take the port, before anything else is touched."""
-    access = auth.load(Path(configured.hub.tokens)) if configured.hub.tokens else auth.Auth()
-    auth.check_listen(configured.hub.host, access)
+    entries = doors.of_settings(configured.hub)
+    auth.check_listen(configured.hub.host, entries.access)
+    certificates = tls.of_settings(configured.hub)
     agent_token = None
-    if access.tokens:
+    if not entries.access.is_open:
         # The agent that `up` runs beside the hub needs a token of its own; it lives as long as the process.
         agent_token = secrets.token_hex(32)
         own = auth.Token("agent of this machine", auth.Role.AGENT, hashlib.sha256(agent_token.encode()).digest())
-        access = replace(access, tokens=(*access.tokens, own))
+        entries.always = (own,)
+        entries.read()
     listener = server.listen(configured.hub.host, configured.hub.port)
     host, port = configured.hub.host, listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     local = shown if addresses.is_loopback(host) else "127.0.0.1"
     with contextlib.closing(listener):
-        yield Door(listener, access, f"http://{shown}:{port}", f"http://{local}:{port}", agent_token)
+        scheme = "http" if certificates is None else "https"
+        yield Door(
+            listener, entries, certificates, f"{scheme}://{shown}:{port}", f"{scheme}://{local}:{port}", agent_token
+        )
 
 
 async def serve(
@@ -91,12 +97,14 @@ async def serve(
     """Run hub and web application, and whatever runs beside them, until `stop` is set or one of them fails."""
     watch = hub.Hub(configured, time=time, simulator_url=simulator_url)
     watch.open()
+    door.doors.keep_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
     if reload_on_hangup:
         processes.on_hangup(watch.reload_rules_soon)
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(watch.run(stop))
-            group.create_task(server.serve(app.create_app(watch, door.access), door.listener, stop=stop))
+            site = app.create_app(watch, door.doors)
+            group.create_task(server.serve(site, door.listener, stop=stop, certificates=door.certificates))
             for start in beside:
                 group.create_task(start())
             click.echo(say)

@@ -20,10 +20,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gpus": ("watchkeeper.cli.gpus", "The GPUs of this node and how they are connected."),
     "diag": ("watchkeeper.cli.diag", "Is each GPU as fast and as right as it should be? Active tests."),
     "preflight": ("watchkeeper.cli.preflight", "Go or no-go before a job: its nodes, and the links between them."),
+    "top": ("watchkeeper.cli.top", "GPUs, their holders and incidents, live: this node or a whole hub."),
     "dmon": ("watchkeeper.cli.dmon", "Numbers of this node's GPUs, line by line."),
     "profile": ("watchkeeper.cli.profile", "Record a workload and say what it is bound by; judge recordings."),
     "nodes": ("watchkeeper.cli.nodes", "The fleet's nodes: what they should have, have, and who holds them."),
     "who": ("watchkeeper.cli.who", "Who holds this GPU or node, and what does this job or pod hold?"),
+    "jobs": ("watchkeeper.cli.jobs", "Jobs: what they use, how they get on, whom they wait for; replicas of models."),
     "query": ("watchkeeper.cli.query", "Ask a hub a PromQL question."),
     "topology": ("watchkeeper.cli.topology", "Racks, leaves, nodes, GPUs and links, with their states."),
     "fabric": ("watchkeeper.cli.fabric", "The InfiniBand fabric: switches, links, rates and errors, seen from here."),
@@ -42,17 +44,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rules": ("watchkeeper.cli.rules", "Check and test Prometheus rule files, and try them on history."),
     "render": ("watchkeeper.cli.render", "Files for Prometheus, Alertmanager, Grafana, Kubernetes, systemd, Slurm …"),
     "migrate": ("watchkeeper.cli.migrate", "What of your exporter's counters, rules and dashboards works here."),
+    "mcp": ("watchkeeper.cli.mcp", "Let an assistant ask this fleet, over the Model Context Protocol."),
     "record": ("watchkeeper.cli.record", "Keep a time window of a hub as one file."),
     "play": ("watchkeeper.cli.play", "Show a recording in the console."),
     "store": ("watchkeeper.cli.store", "Back up, restore and verify what a hub keeps."),
+    "users": ("watchkeeper.cli.users", "People who may sign in with a password, and their roles."),
     "drill": ("watchkeeper.cli.drill", "Game days: every shipped fault against the real pipeline, with a score."),
     "sim": ("watchkeeper.cli.sim", "The simulated fleet: run it, list scenarios, inject faults."),
 }
 CANNOT_TELL = 3
 # What the extra `hub` brings, by the names under which it is imported.
 HUB_MODULES = frozenset(
-    {"apprise", "backports", "cramjam", "httptools", "numpy", "orjson", "re2", "rich", "starlette", "uvicorn", "uvloop"}
-    | {"websockets", "yaml"}
+    {"apprise", "argon2", "backports", "cramjam", "httptools", "numpy", "orjson", "re2", "rich", "starlette"}
+    | {"uvicorn", "uvloop", "websockets", "yaml"}
 )
 
 

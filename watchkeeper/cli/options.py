@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
+from watchkeeper.cli import tables
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.client.hub import HubClient
+from watchkeeper.kit import access
 
 
 def with_hub(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,11 +28,17 @@ def with_hub(command: Callable[..., Any]) -> Callable[..., Any]:
         context = click.get_current_context()
         chosen = context.find_object(HubClient)
         if chosen is None or hub_url or token:
-            chosen = HubClient(hub_url or DEFAULT_URL, token=token)
+            chosen = HubClient(hub_url or DEFAULT_URL, token=token, access=certificates())
         context.obj = chosen
         return command(*args, hub=chosen, **kwargs)
 
     return wrapper
+
+
+def certificates() -> access.Access:
+    """Who vouches for a hub with TLS, and our own certificate; from the environment, as it is the same every day."""
+    ca, cert, key = (os.environ.get(f"WATCHKEEPER_HUB_{name}", "") for name in ("CA", "CERT", "KEY"))
+    return access.Access(ca_file=ca, cert_file=cert, key_file=key)
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable shape.")
@@ -40,7 +49,5 @@ def print_json(value: Any) -> None:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns padded to their widest cell; plain text, so that it reads the same in a pipe."""
-    widths = [max(len(row[at]) for row in [header, *rows]) for at in range(len(header))]
-    for row in [header, *rows]:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    """Rows for people on a terminal, whole lines in a pipe; see `tables`."""
+    tables.print_table(header, rows)

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
-from watchkeeper.cli import options, times
+from watchkeeper.cli import options, tables, times
 from watchkeeper.cli.capacity import Pair, read_text
 from watchkeeper.client.hub import HubClient
 
@@ -137,13 +137,7 @@ def _cells(line: Mapping[str, Any], parts: Sequence[str], *, has_energy: bool) -
 
 def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]], *, names: int) -> None:
     """A table whose first columns are names and whose others are numbers, aligned where numbers are compared."""
-    widths = [max(len(row[at]) for row in [header, *rows]) for at in range(len(header))]
-    for row in [header, *rows]:
-        cells = [
-            cell.ljust(width) if at < names else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        click.echo("  ".join(cells).rstrip())
+    tables.print_table(header, rows, names=names)
 
 
 def notes(said: Sequence[str]) -> None:

@@ -12,11 +12,13 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.errors import HubError
+from watchkeeper.kit import api_version
+from watchkeeper.kit.access import NOTHING, Access
 
 # A query may scan hours of a large fleet; anything longer is the server's fault, not patience.
 TIMEOUT_SECONDS = 30.0
@@ -24,26 +26,40 @@ PIECE_BYTES = 64 * 1024
 
 
 class HubClient:
-    """One hub at one address, with an optional bearer token."""
+    """One hub at one address, with an optional bearer token, and certificates where it speaks TLS."""
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        access: Access = NOTHING,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise HubError(f"`{url}` is not an address", remedy="Write it like http://127.0.0.1:9480")
         self.url = url.rstrip("/")
         self._token = token
         self._timeout_seconds = timeout_seconds
+        self._access = access
 
     def query(self, expr: str, *, at: str | None = None) -> dict[str, Any]:
         """An instant query; the answer is Prometheus' `data` object, with warnings and infos where there are any."""
-        return self._prometheus("query", {"query": expr, "time": at})
+        return self.prometheus("query", {"query": expr, "time": at})
 
     def query_range(self, expr: str, *, start: str, end: str, step: str) -> dict[str, Any]:
-        return self._prometheus("query_range", {"query": expr, "start": start, "end": end, "step": step})
+        return self.prometheus("query_range", {"query": expr, "start": start, "end": end, "step": step})
 
     def status(self) -> dict[str, Any]:
         return self._ask("GET", "/api/status")
+
+    def fleet(self) -> dict[str, Any]:
+        """`nodes` in the order of the map with their GPUs, and `workloads`: who holds which GPU now."""
+        return self._ask("GET", "/api/fleet")
+
+    def gpu(self, uuid: str) -> dict[str, Any]:
+        """One GPU: its node, who holds it, what happened to it."""
+        return self._ask("GET", f"/api/gpu/{urllib.parse.quote(uuid, safe='')}")
 
     def incidents(self, *, all: bool = False) -> list[dict[str, Any]]:
         """Open incidents, newest first; with `all`, resolved ones too."""
@@ -178,6 +194,16 @@ class HubClient:
         """Why a pod (`namespace/name`), a node or a job is as it is; `text` for people."""
         return self._ask("GET", f"/api/explain/{kind}/{urllib.parse.quote(name)}")
 
+    def jobs(self, **asked: str | int | None) -> dict[str, Any]:
+        """`jobs`, the gravest first, by `state`, `team`, `cluster` and `limit`; `total` counts all that fit."""
+        form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
+        return self._ask("GET", f"/api/jobs?{form}")
+
+    def job(self, id: str, *, cluster: str | None = None) -> dict[str, Any]:
+        """One job in full: efficiency, goodput, ranks side by side; the id may hold a slash."""
+        form = f"?{urllib.parse.urlencode({'cluster': cluster})}" if cluster else ""
+        return self._ask("GET", f"/api/jobs/{urllib.parse.quote(id)}{form}")
+
     def repairs(self, *, all: bool = False) -> dict[str, Any]:
         """Repairs that wait, run or hold a node, with `switch`; with `all`, the newest that ended too."""
         return self._ask("GET", f"/api/repairs?all={'1' if all else '0'}")
@@ -218,12 +244,19 @@ class HubClient:
         form = {names.get(name, name): value for name, value in asked.items() if value is not None}
         return self._ask("GET", f"/api/{question}?{urllib.parse.urlencode(form, doseq=True)}")
 
+    def replicas(self, **asked: str | None) -> dict[str, Any]:
+        """How many replicas each model needs; with `model` and `window`, what following that would have done."""
+        form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
+        return self._ask("GET", f"/api/replicas?{form}")
+
     def simulator(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """A request to the simulated fleet behind this hub; HubError where the fleet is real."""
         return self._ask(method, f"/api/sim{path}", body)
 
-    def _prometheus(self, endpoint: str, parameters: dict[str, str | None]) -> dict[str, Any]:
-        form = urllib.parse.urlencode({name: value for name, value in parameters.items() if value is not None})
+    def prometheus(self, endpoint: str, parameters: Mapping[str, str | None] | None = None) -> dict[str, Any]:
+        """The `data` object of an endpoint under /api/v1, with warnings and infos where there are any."""
+        asked = parameters or {}
+        form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
         body = self._ask("GET", f"/api/v1/{endpoint}?{form}")
         return {**body["data"], **{key: body[key] for key in ("warnings", "infos") if body.get(key)}}
 
@@ -249,15 +282,24 @@ class HubClient:
             headers["Content-Type"] = "application/json"
         request = urllib.request.Request(self.url + path, data=content, headers=headers, method=method)  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_seconds) as answer:  # noqa: S310
+            tls = self._access.tls() if self.url.startswith("https:") else None
+            with urllib.request.urlopen(request, timeout=self._timeout_seconds, context=tls) as answer:  # noqa: S310
+                self._check_version(answer.headers.get(api_version.HEADER))
                 yield answer
         except urllib.error.HTTPError as error:
             with error:
+                self._check_version(error.headers.get(api_version.HEADER))
                 raise self._refusal(error) from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             remedy = "Start one with `watchkeeper up`, or name another with --hub URL"
             raise HubError(f"no hub answers ({reason})", where=self.url, remedy=remedy) from error
+
+    def _check_version(self, said: str | None) -> None:
+        """HubError where the hub speaks another version of the API; one that says nothing is of the time before."""
+        if said is not None and said != str(api_version.API_VERSION):
+            problem = f"this hub speaks version {said[:20]} of its API, this client version {api_version.API_VERSION}"
+            raise HubError(problem, where=self.url, remedy="Install the Watchkeeper that the hub runs, here as well")
 
     def _refusal(self, error: urllib.error.HTTPError) -> HubError:
         try:

@@ -32,7 +32,7 @@ def to_plain(value: Any) -> Any:
     if kind in AS_THEY_ARE:
         return value
     if _is_record(kind):
-        return {name: to_plain(getattr(value, name)) for name in _field_types(kind)}
+        return {name: to_plain(getattr(value, name)) for name in field_types(kind)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
@@ -87,7 +87,8 @@ def _is_record(kind: type) -> bool:
 
 
 @cache
-def _field_types(kind: type) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
+    """The fields of a dataclass that cross a wire, with their types."""
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
@@ -129,7 +130,7 @@ def _build_dataclass(kind: type, plain: Any, path: str, problems: list[str]) -> 
     if not isinstance(plain, Mapping):
         _complain(problems, path, f"expected a table, found {quote(plain)}")
         return None
-    known, values, before = _field_types(kind), {}, len(problems)
+    known, values, before = field_types(kind), {}, len(problems)
     for name in plain:
         if name not in known:
             _complain(problems, f"{path}.{name}".lstrip("."), f"unknown key; known here: {', '.join(known)}")

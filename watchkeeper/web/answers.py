@@ -29,15 +29,45 @@ BODY_SECONDS = 10.0
 ERROR_TYPES = {400: "bad_data", 404: "not_found", 406: "not_acceptable", 422: "execution", 503: "unavailable"}
 
 
+# What is asked or given: a type, the fields of an object by name, or None where nothing is said about it.
+Shape = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """The shape of an answer that does not stand in our envelope."""
+
+    kind: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One parameter of an endpoint, for `openapi`; `kind` is its type as `schema` knows types."""
+
+    name: str
+    words: str
+    kind: Any = str
+    is_required: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One row of the route table; `role` None is open to everyone, `changes` brings the same-origin guard."""
+    """One row of the route table; `role` None is open to everyone, `changes` brings the same-origin guard.
+
+    The rest is what `openapi` says about it: a sentence, parameters, the fields of the body and of the answer, and
+    the media type of an answer that is not JSON.
+    """
 
     methods: tuple[str, ...]
     path: str
     role: Role | None
     answer: Answer
     changes: bool = False
+    words: str = ""
+    asks: tuple[Asked, ...] = ()
+    body: Shape = None
+    gives: Shape = None
+    media: str = "application/json"
 
 
 def json_answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

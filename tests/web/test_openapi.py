@@ -1,0 +1,165 @@
+"""The API's document against the routes that there are, against OpenAPI, and against what a running hub answers."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import jsonschema
+import openapi_spec_validator
+import pytest
+from starlette.routing import Route, WebSocketRoute
+
+from tests.product import running as product
+from tests.web.fake_hub import FakeHub
+from tests.web.running import serving
+from watchkeeper.kit import api_version, wire
+from watchkeeper.web import openapi
+from watchkeeper.web.app import create_app
+from watchkeeper.web.auth import Auth, Role
+from watchkeeper.web.schema import Schemas, Shown
+
+APP = create_app(FakeHub(), Auth())
+DOCUMENT = openapi.document(APP.state.endpoints, version="0.0.0")
+JSON = "application/json"
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, ways in DOCUMENT["paths"].items():
+        for method, operation in ways.items():
+            yield method.upper(), path, operation
+
+
+def test_the_document_is_openapi() -> None:
+    openapi_spec_validator.validate(json.loads(json.dumps(DOCUMENT)))
+
+
+def test_every_route_is_in_the_document_and_the_document_has_no_other() -> None:
+    there = {
+        (method, openapi.plain_path(route.path))
+        for route in APP.routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert {(method, path) for method, path, _ in operations()} == there
+    sockets = {route.path for route in APP.routes if isinstance(route, WebSocketRoute)}
+    assert sockets <= set(DOCUMENT["paths"])
+
+
+def test_every_operation_says_what_it_is_for_and_who_may_call_it() -> None:
+    roles = {*Role, openapi.OPEN}
+    for method, path, operation in operations():
+        assert operation["summary"], f"{method} {path} has no words"
+        assert operation["x-watchkeeper-role"] in roles
+        assert operation["x-watchkeeper-role"] != openapi.OPEN or not operation["x-watchkeeper-changes"]
+
+
+def test_a_role_in_the_document_is_the_role_at_the_gate() -> None:
+    said = {(method, path): operation["x-watchkeeper-role"] for method, path, operation in operations()}
+    for row in APP.state.endpoints:
+        for method in row.methods:
+            assert said[method, openapi.plain_path(row.path)] == (row.role or openapi.OPEN)
+
+
+def test_every_answer_names_the_version_of_the_api() -> None:
+    with serving(FakeHub()) as site:
+        for path in ("/api/status", "/api/no-such-thing", openapi.PATH):
+            assert site.ask(path).headers[api_version.HEADER.lower()] == DOCUMENT["info"]["version"]
+        assert site.ask(openapi.PATH).json["info"]["version"] == str(api_version.API_VERSION)
+
+
+@pytest.mark.slow
+def test_a_running_hub_answers_as_the_document_says(tmp_path: Path) -> None:
+    with product.up(tmp_path) as hub:
+        product.await_that(hub.scraped)
+        document = hub.get(openapi.PATH)
+        walked, wrong = 0, []
+        for path, ways in document["paths"].items():
+            operation = ways.get("get")
+            if operation is None or not path.startswith("/api/") or needs_something(operation):
+                continue
+            walked += 1
+            status, answer = ask(hub.url + path)
+            wrong += [f"{path} ({status}): {each}" for each in problems(status, answer, operation, document=document)]
+    assert not wrong, "\n".join(wrong)
+    assert walked > 15
+
+
+def needs_something(operation: dict[str, Any]) -> bool:
+    """Whether it cannot be asked as it stands: it needs a name, is no JSON, is an agent's, or is a socket."""
+    is_ours = JSON in operation["responses"]["200"]["content"]
+    needs = any(parameter["required"] for parameter in operation["parameters"])
+    return (
+        needs
+        or not is_ours
+        or operation["x-watchkeeper-role"] == Role.AGENT
+        or operation["operationId"] == "get_api_live"
+    )
+
+
+def ask(url: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def problems(status: int, answer: Any, operation: dict[str, Any], *, document: dict[str, Any]) -> list[str]:
+    """409 is an answer too: a hub that is a few seconds old has nothing to forecast from."""
+    if status not in (200, 409):
+        return [str(answer)[:200]]
+    schema = operation["responses"]["200" if status == 200 else "default"]["content"][JSON]["schema"]
+    whole = {**schema, "components": document["components"]}
+    found = [error.message[:200] for error in jsonschema.Draft202012Validator(whole).iter_errors(answer)]
+    said = set(schema.get("properties", ())) - {"ok"}
+    # What is said at all is said completely: a field that nobody wrote down is one that nobody may rely on.
+    unsaid: set[str] = set(answer) - said - {"ok"} if said else set()
+    return found + [f"not in the document: {name}" for name in sorted(unsaid)]
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Extra(TypedDict):
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """A thing."""
+
+    name: str
+    colours: tuple[Colour, ...] = ()
+    inner: Thing | None = None
+
+
+def test_a_schema_accepts_what_the_wire_writes_and_refuses_the_rest() -> None:
+    schemas = Schemas()
+    whole = {**schemas.of(list[Thing]), "components": {"schemas": schemas.components}}
+    check = jsonschema.Draft202012Validator(whole)
+    assert check.is_valid(wire.to_plain([Thing("a", (Colour.RED,), Thing("b"))]))
+    assert not check.is_valid([{"name": "a", "colours": ["blue"], "inner": None}])
+    assert not check.is_valid([{"name": "a"}])
+
+
+def test_what_an_answer_adds_to_a_value_and_leaves_out_is_in_its_schema() -> None:
+    schemas = Schemas()
+    schemas.of(Annotated[Thing, Shown("ShownThing", also={"extra": Extra}, without=("inner",))])
+    assert set(schemas.components["ShownThing"]["properties"]) == {"name", "colours", "extra"}
+
+
+def test_two_types_of_one_name_are_refused() -> None:
+    schemas = Schemas()
+    schemas.of(Annotated[Thing, Shown("Same")])
+    with pytest.raises(TypeError, match="two types would be called Same"):
+        schemas.of(Annotated[Thing, Shown("Same", also={"a": int})])

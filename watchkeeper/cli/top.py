@@ -1,0 +1,111 @@
+"""`watchkeeper top`: GPUs with their holders, programs and incidents, live on a terminal or once as a table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from watchkeeper.cli import options
+from watchkeeper.cli.top_rows import HEADER, Page, Sort, View, cells
+from watchkeeper.errors import StartRefused
+
+CANNOT_TELL = 3
+MOST_LINES = 10_000
+
+
+@click.command("top")
+@click.option("--hub", "hub_url", metavar="URL", envvar="WATCHKEEPER_HUB", help="Show a whole hub, not this node.")
+@click.option("--token", metavar="TOKEN", envvar="WATCHKEEPER_TOKEN", help="Bearer token, best given as variable.")
+@click.option(
+    "-s", "--sort", type=click.Choice([one.value for one in Sort]), default=Sort.NAME.value, help="What to order by."
+)
+@click.option("-r", "--reverse", "is_reversed", is_flag=True, help="The other way round.")
+@click.option("-f", "--filter", "text", default="", help="Only rows with these words: node, model, holder, cause.")
+@click.option("-d", "--delay", type=click.FloatRange(0.5, 3600), default=2.0, help="Seconds between readings.")
+@click.option("-n", "--lines", type=click.IntRange(1, MOST_LINES), default=50, help="With --once: how many GPUs.")
+@click.option("--once", is_flag=True, help="Print one table and end; also what a pipe gets.")
+def command(
+    hub_url: str | None,
+    token: str | None,
+    sort: str,
+    is_reversed: bool,
+    text: str,
+    delay: float,
+    lines: int,
+    once: bool,
+) -> None:
+    """Show GPUs and who holds them, again and again.
+
+    Without --hub these are the GPUs of this node, with the programs on them, their pods and jobs. With --hub it is the
+    whole fleet, page by page, with its open incidents. Needs the extra `top` on a terminal; --once does without.
+    """
+    view = View(Sort(sort), is_reversed, text, limit=lines)
+    with _source(hub_url, token, delay) as source:
+        if once or not sys.stdout.isatty():
+            page = source.read(view)
+            _print(page)
+            sys.exit(0 if page.rows or page.total or not page.notes else CANNOT_TELL)
+        _screen()(source, view, interval_seconds=delay).run()
+
+
+def _screen() -> Any:
+    try:
+        from watchkeeper.cli.top_screen import Top
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("textual", "rich"):
+            raise
+        remedy = "Install it with: pip install 'watchkeeper[top]', or print one table with --once"
+        raise StartRefused("the live screen needs the package textual", where="top", remedy=remedy) from error
+    return Top
+
+
+@contextlib.contextmanager
+def _source(hub_url: str | None, token: str | None, delay: float) -> Iterator[Any]:
+    from watchkeeper.cli import top_sources
+
+    if hub_url:
+        from watchkeeper.client.typed import Client
+
+        yield top_sources.HubSource(Client(hub_url, token=token, access=options.certificates()))
+        return
+    from watchkeeper.collect import node_facts, scan_readings
+    from watchkeeper.kit import clock, logs
+    from watchkeeper.readers.nvml import choice
+
+    logs.start(level="critical")
+    look = scan_readings.Look(choice.choose(), interval_seconds=delay)
+    with scan_readings.sampling(look, clock.ScaledClock()) as sampler:
+        source = top_sources.LocalSource(sampler, node=os.uname().nodename, roots=node_facts.Roots())
+        with contextlib.closing(source):
+            yield source
+
+
+def _print(page: Page) -> None:
+    if page.rows:
+        options.print_table(HEADER, [cells(row) for row in page.rows])
+    if page.total > len(page.rows):
+        click.echo(f"{len(page.rows):,} of {page.total:,} GPUs; more with --lines.")
+    if page.programs:
+        click.echo()
+        shown = [
+            (str(one.gpu), str(one.pid), one.user, one.command, one.workload or "–", _busy(one.busy_percent))
+            for one in page.programs
+        ]
+        options.print_table(("GPU", "PID", "USER", "PROGRAM", "POD OR JOB", "BUSY"), shown)
+    if page.incidents:
+        click.echo()
+        rows = [(one.severity, one.id, one.title, one.next_step) for one in page.incidents]
+        options.print_table(("SEVERITY", "INCIDENT", "WHAT", "NEXT STEP"), rows)
+    for note in page.notes:
+        click.echo(note, err=True)
+    if not page.rows:
+        click.echo("No GPU fits." if page.total or not page.notes else "No GPU can be seen.", err=True)
+
+
+def _busy(percent: int | None) -> str:
+    return "–" if percent is None else f"{percent}%"

@@ -1,0 +1,160 @@
+"""What `watchkeeper top` shows, as values: rows of GPUs, programs, incidents, and how they are chosen and ordered.
+
+`top_sources` fills a `Page` for a `View`; `top_screen` draws it and `top` prints it. Nothing here asks anybody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+DIGITS = re.compile(r"(\d+)")
+NOTHING = "–"
+MIB_PER_GIB = 1024.0
+
+
+class Sort(StrEnum):
+    """Columns that rows can be ordered by; all but the names with the largest first."""
+
+    NAME = "name"
+    UTIL = "util"
+    MEMORY = "memory"
+    TEMP = "temp"
+    POWER = "power"
+    HOLDER = "holder"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a person wants to see: `text` is looked for in node, model and holder; `offset` and `limit` make a page."""
+
+    sort: Sort = Sort.NAME
+    is_reversed: bool = False
+    text: str = ""
+    offset: int = 0
+    limit: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One GPU; a number that nobody gave is None. `holder` is empty where nobody holds it or nobody can say."""
+
+    uuid: str
+    node: str
+    index: int | None
+    model: str
+    holder: str = ""
+    util: float | None = None
+    memory_used_mib: float | None = None
+    memory_mib: float | None = None
+    celsius: float | None = None
+    watts: float | None = None
+    # The gravest open incident at this GPU or its node.
+    trouble: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.node}/{'?' if self.index is None else self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLine:
+    """A program on a GPU of this node; `workload` is its pod or job, empty where neither started it."""
+
+    gpu: int
+    pid: int
+    user: str
+    command: str
+    workload: str
+    busy_percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentLine:
+    id: str
+    severity: str
+    title: str
+    next_step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is so now. `total` counts every GPU that fits the view; `notes` say what could not be seen."""
+
+    title: str
+    rows: tuple[Row, ...] = ()
+    total: int = 0
+    programs: tuple[ProgramLine, ...] = ()
+    incidents: tuple[IncidentLine, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=65_536)
+def natural(text: str) -> tuple[tuple[int, str], ...]:
+    """A sort key that counts as people do: r2 before r10."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in DIGITS.split(text))
+
+
+NUMBERS: dict[Sort, Callable[[Row], float | None]] = {
+    Sort.UTIL: lambda row: row.util,
+    Sort.MEMORY: lambda row: row.memory_used_mib,
+    Sort.TEMP: lambda row: row.celsius,
+    Sort.POWER: lambda row: row.watts,
+}
+
+
+def fits(row: Row, text: str) -> bool:
+    """Whether all words of a filter are somewhere in the row's names; upper and lower case are alike."""
+    said = f"{row.name} {row.model} {row.holder} {row.trouble}".lower()
+    return all(word in said for word in text.lower().split())
+
+
+def ordered(rows: Iterable[Row], view: View) -> list[Row]:
+    """Rows as the view wants them; what has no number or no holder comes last, whatever the direction."""
+    by_name = sorted(rows, key=lambda row: (natural(row.node), -1 if row.index is None else row.index, row.uuid))
+    if view.sort is Sort.NAME:
+        return by_name[::-1] if view.is_reversed else by_name
+    if view.sort is Sort.HOLDER:
+        held = sorted((row for row in by_name if row.holder), key=lambda row: row.holder, reverse=view.is_reversed)
+        return [*held, *(row for row in by_name if not row.holder)]
+    number = NUMBERS[view.sort]
+    known = [(value, row) for row in by_name if (value := number(row)) is not None]
+    # Largest first; `sorted` keeps rows with the same number in the order of names.
+    known.sort(key=lambda pair: pair[0] if view.is_reversed else -pair[0])
+    return [*(row for _, row in known), *(row for row in by_name if number(row) is None)]
+
+
+def page_of(rows: Sequence[Row], view: View) -> tuple[Row, ...]:
+    return tuple(rows[view.offset : view.offset + view.limit])
+
+
+HEADER = ("GPU", "UTIL", "MEMORY GiB", "TEMP", "POWER", "HOLDER")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row as texts, under HEADER; what the GPU did not say is a dash, never a zero."""
+    holder = f"! {row.trouble}" if row.trouble and not row.holder else row.holder
+    if row.trouble and row.holder:
+        holder = f"{row.holder}  ! {row.trouble}"
+    return (
+        row.name,
+        _number(row.util, "%"),
+        memory(row),
+        _number(row.celsius, "°C"),
+        _number(row.watts, "W"),
+        holder or NOTHING,
+    )
+
+
+def memory(row: Row) -> str:
+    if row.memory_used_mib is None:
+        return NOTHING
+    used = f"{row.memory_used_mib / MIB_PER_GIB:.1f}"
+    return used if row.memory_mib is None else f"{used}/{row.memory_mib / MIB_PER_GIB:.0f}"
+
+
+def _number(value: float | None, unit: str) -> str:
+    return NOTHING if value is None else f"{value:.0f}{unit}"

@@ -1,0 +1,216 @@
+"""GET /api/openapi.json: the HTTP API described by itself, from the one table of endpoints.
+
+`app` gives the table, `schema` the shapes of our types; nothing is said twice. docs/reference/api.md is written from
+the same document, and so are the tests that hold a running hub against it. `x-watchkeeper-role` is who may call,
+`x-watchkeeper-changes` whether something is different afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.kit import api_version
+from watchkeeper.web.answers import PROMETHEUS_PREFIX, Asked, Bare, Endpoint, Shape, json_answer
+from watchkeeper.web.auth import COOKIE, Role
+from watchkeeper.web.schema import PREFIX, Schemas
+
+PATH = "/api/openapi.json"
+OPEN = "open"
+# A row may say how much of the path a name takes: `{id:path}` has slashes in it.
+IN_PATH = re.compile(r"\{(\w+)(?::\w+)?\}")
+TAGS = {
+    "fleet": ("fleet", "gpu", "nodes", "node", "who", "topology", "fabric", "explain", "events"),
+    "incidents": ("incidents", "silences", "digest", "alertmanager", "accuracy", "lemons", "bundle"),
+    "repairs": ("repairs", "orders"),
+    "jobs": ("jobs", "replicas"),
+    "use": ("usage", "cost", "capacity"),
+    "rules": ("slos", "rules"),
+    "explore": ("explore", "history", "recording"),
+    "drills": ("drills", "sim"),
+    "hub": ("status", "whoami", "login", "logout", "live", "openapi", "journal", "users"),
+}
+PATH_WORDS = {
+    "id": "as the lists name it",
+    "uuid": "the UUID of a GPU",
+    "namespace": "the namespace in Kubernetes",
+    "name": "its name",
+}
+LAW = (
+    "The hub's own HTTP API. Within a version things are only added: paths, parameters, fields, words of an enum. "
+    "What would break a client gets the next number; it is announced in the changelog, and both are served for one "
+    f"release. Each answer says its version in the header {api_version.HEADER}. Every answer has `ok`; one that is "
+    "not has `error` in words. Under /api/v1 and /federate the API is Prometheus' own."
+)
+OURS = {"ok": {"const": True}}
+ERROR = {
+    "type": "object",
+    "properties": {
+        "ok": {"const": False},
+        "error": {"type": "string"},
+        "errors": {"type": "array", "items": {"type": "string"}},
+        "status": {"type": "integer"},
+    },
+    "required": ["ok", "error", "status"],
+}
+PROMETHEUS_ERROR = {
+    "type": "object",
+    "properties": {"status": {"const": "error"}, "errorType": {"type": "string"}, "error": {"type": "string"}},
+    "required": ["status", "errorType", "error"],
+}
+PROMETHEUS_ANSWER = {
+    "type": "object",
+    "properties": {
+        "status": {"const": "success"},
+        "data": {},
+        "warnings": {"type": "array", "items": {"type": "string"}},
+        "infos": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["status", "data"],
+}
+
+
+def document(table: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
+    """The whole API in OpenAPI 3.1; `version` is the hub's, the document's own is the API's."""
+    schemas = Schemas()
+    paths: dict[str, dict[str, Any]] = {}
+    for row in table:
+        for method in row.methods:
+            paths.setdefault(plain_path(row.path), {})[method.lower()] = _operation(row, method, schemas)
+    named = {"Error": ERROR, "PrometheusError": PROMETHEUS_ERROR, "PrometheusAnswer": PROMETHEUS_ANSWER}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Watchkeeper",
+            "version": str(api_version.API_VERSION),
+            "description": LAW,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            "x-watchkeeper-version": version,
+        },
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": {**named, **dict(sorted(schemas.components.items()))},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
+            },
+        },
+    }
+
+
+def endpoints(table: Callable[[], Sequence[Endpoint]], *, version: str) -> list[Endpoint]:
+    """The endpoint of the document; it is made when it is first asked for, because most hubs are never asked."""
+    made: list[Response] = []
+
+    async def answer(_: Request) -> Response:
+        if not made:
+            made.append(json_answer(document(table(), version=version)))
+        # A response is sent once; its body may be shared.
+        return Response(made[0].body, media_type="application/json")
+
+    words = "This document: every endpoint, its role, its parameters and the shapes of what it takes and gives"
+    return [Endpoint(("GET",), PATH, Role.VIEWER, answer, words=words, gives=Bare(dict[str, Any]))]
+
+
+def _operation(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any]:
+    is_prometheus = row.path.startswith(PROMETHEUS_PREFIX) or row.path == "/federate"
+    error = "PrometheusError" if is_prometheus else "Error"
+    operation: dict[str, Any] = {
+        "operationId": _name(method, row.path),
+        "summary": row.words or _first_line(row.answer.__doc__),
+        "tags": [tag(row)],
+        "x-watchkeeper-role": OPEN if row.role is None else row.role.value,
+        "x-watchkeeper-changes": row.changes,
+        "parameters": [*_in_path(row.path), *(_parameter(one, schemas) for one in row.asks)],
+        "responses": {
+            "200": {"description": "what was asked for", "content": _content(row, is_prometheus, schemas=schemas)},
+            "default": {
+                "description": "a refusal, in words",
+                "content": {"application/json": {"schema": {"$ref": PREFIX + error}}},
+            },
+        },
+    }
+    if row.role is None:
+        operation["security"] = []
+    else:
+        operation["security"] = [{"token": []}, {"session": []}]
+    body = _body(row, method, schemas)
+    return operation | ({"requestBody": body} if body else {})
+
+
+def plain_path(path: str) -> str:
+    """A path as OpenAPI writes it, with the bare names of what varies."""
+    return IN_PATH.sub(r"{\1}", path)
+
+
+def tag(row: Endpoint) -> str:
+    """The part of the API that a row belongs to, by the first word of its path after /api."""
+    if row.path.startswith(PROMETHEUS_PREFIX) or row.path == "/federate":
+        return "prometheus"
+    parts = [part for part in row.path.split("/") if part]
+    if parts[:1] == ["api"]:
+        word = parts[1].partition(".")[0]
+        return next((name for name, words in TAGS.items() if word in words), word)
+    return "hub" if parts and parts[0] in ("-", "metrics") else "console"
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0].rstrip(".")
+
+
+def _name(method: str, path: str) -> str:
+    words = re.findall(r"\w+", plain_path(path))
+    return "_".join([method.lower(), *words])
+
+
+def _in_path(path: str) -> Iterator[dict[str, Any]]:
+    for name in IN_PATH.findall(path):
+        words = PATH_WORDS.get(name, name)
+        yield {"name": name, "in": "path", "required": True, "description": words, "schema": {"type": "string"}}
+
+
+def _parameter(asked: Asked, schemas: Schemas) -> dict[str, Any]:
+    return {
+        "name": asked.name,
+        "in": "query",
+        "required": asked.is_required,
+        "description": asked.words,
+        "schema": schemas.of(asked.kind),
+    }
+
+
+def _content(row: Endpoint, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
+    if row.media != "application/json":
+        return {row.media: {"schema": {"type": "string"}}}
+    return {"application/json": {"schema": _given(row.gives, is_prometheus, schemas=schemas)}}
+
+
+def _given(gives: Shape, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
+    if is_prometheus:
+        return {"$ref": PREFIX + "PrometheusAnswer"}
+    if isinstance(gives, Bare):
+        return schemas.of(gives.kind)
+    ours = {"type": "object", "properties": OURS, "required": ["ok"]}
+    if gives is None:
+        return ours
+    schema = schemas.of(gives)
+    if "$ref" in schema:
+        return {"allOf": [ours, schema]}
+    required = ["ok", *schema.get("required", ())]
+    return {"type": "object", "properties": {**OURS, **schema["properties"]}, "required": required}
+
+
+def _body(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any] | None:
+    if row.body is not None:
+        return {"required": True, "content": {"application/json": {"schema": schemas.of(row.body)}}}
+    if method == "POST" and "GET" in row.methods:
+        # A form instead of a query, for expressions that are longer than a URL may be.
+        fields = {one.name: schemas.of(one.kind) for one in row.asks}
+        form = {"type": "object", "properties": fields}
+        return {"content": {"application/x-www-form-urlencoded": {"schema": form}}}
+    return None

@@ -1,0 +1,123 @@
+"""JSON Schema of our own types: what `wire.to_plain` makes of a value of the type, and nothing else.
+
+`openapi` asks for the schemas of parameters, bodies and answers. A dataclass, an enum or a TypedDict becomes a named
+component once, called by its module and name. What an answer adds to a dataclass, or leaves out, is said with
+`Annotated[Incident, Shown("Card", also={…}, without=(…))]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from typing import Annotated, Any
+
+from watchkeeper.kit import wire
+
+PREFIX = "#/components/schemas/"
+LEAVES: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
+    datetime: {"type": "string", "format": "date-time"},
+    object: {},
+    Any: {},
+    dict: {"type": "object"},
+    list: {"type": "array"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A dataclass as an answer shows it: under which name, with what beside its fields, and without which of them."""
+
+    name: str
+    also: Mapping[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class Schemas:
+    """Schemas by type; `components` has every named one that was met."""
+
+    def __init__(self) -> None:
+        self.components: dict[str, dict[str, Any]] = {}
+        self._named: dict[str, Any] = {}
+
+    def of(self, kind: Any) -> dict[str, Any]:
+        """The schema of a type, a mapping from the names of fields to their types, or a list of alternatives."""
+        kind = getattr(kind, "__supertype__", kind)
+        origin, args = typing.get_origin(kind), typing.get_args(kind)
+        if isinstance(kind, Mapping):
+            return self._object(kind)
+        if kind in LEAVES:
+            return dict(LEAVES[kind])
+        if origin is Annotated:
+            return self._shown(args[0], args[1])
+        if origin in (typing.Union, types.UnionType):
+            return {"anyOf": [self.of(arg) for arg in args]}
+        if origin is typing.Literal:
+            return {"enum": list(args)}
+        if origin in (list, frozenset, set, Sequence) or (origin is tuple and args[-1] is Ellipsis):
+            return {"type": "array", "items": self.of(args[0])}
+        if origin is tuple:
+            return {"type": "array", "prefixItems": [self.of(arg) for arg in args], "minItems": len(args)}
+        if origin in (dict, Mapping):
+            return {"type": "object", "additionalProperties": self.of(args[1])}
+        return self._class(kind)
+
+    def _class(self, kind: Any) -> dict[str, Any]:
+        if not isinstance(kind, type):
+            raise TypeError(f"{kind!r} has no JSON schema; `schema` knows types, mappings of types and Annotated ones")
+        if issubclass(kind, Enum):
+            return self._component(kind, lambda: {"enum": [member.value for member in kind]})
+        if dataclasses.is_dataclass(kind):
+            return self._component(kind, lambda: self._object(wire.field_types(kind)))
+        if typing.is_typeddict(kind):
+            needed: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined]  # is_typeddict says that it has
+            return self._component(kind, lambda: self._object(typing.get_type_hints(kind), needed))
+        if issubclass(kind, Mapping):
+            # Labels, the one mapping class of ours.
+            return {"type": "object", "additionalProperties": {"type": "string"}}
+        raise TypeError(f"{kind.__name__} has no JSON schema: it is no dataclass, enum or TypedDict")
+
+    def _object(self, fields: Mapping[str, Any], required: frozenset[str] | None = None) -> dict[str, Any]:
+        """An object with these fields; all are required unless told otherwise, because `wire` writes None too."""
+        needed = [name for name in fields if required is None or name in required]
+        properties = {name: self.of(kind) for name, kind in fields.items()}
+        return {"type": "object", "properties": properties} | ({"required": needed} if needed else {})
+
+    def _shown(self, kind: Any, shown: Shown) -> dict[str, Any]:
+        fields = {name: kind for name, kind in wire.field_types(kind).items() if name not in shown.without}
+        return self._named_once(shown.name, shown, lambda: self._object({**fields, **shown.also}), kind.__doc__)
+
+    def _component(self, kind: Any, make: typing.Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        name = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
+        # A dataclass and a TypedDict without a docstring have one that Python made, or their parent's.
+        words = None if typing.is_typeddict(kind) or issubclass(kind, Enum) else kind.__doc__
+        return self._named_once(name, kind, make, words)
+
+    def _named_once(
+        self, name: str, owner: Any, make: typing.Callable[[], dict[str, Any]], words: str | None
+    ) -> dict[str, Any]:
+        if name not in self._named:
+            self._named[name] = owner
+            self.components[name] = {}
+            # A type may hold itself, so its name is taken before its fields are looked at.
+            self.components[name] = make() | _described(owner, words)
+        elif self._named[name] is not owner:
+            raise TypeError(f"two types would be called {name} in the API's document. Rename one")
+        return {"$ref": PREFIX + name}
+
+
+def _described(owner: Any, words: str | None) -> dict[str, str]:
+    made_by_python = f"{getattr(owner, '__name__', '')}("
+    return {} if not words or words.startswith(made_by_python) else {"description": " ".join(words.split())}

@@ -1,0 +1,111 @@
+"""What answers hold that is not a dataclass as it stands: cards, details, and dataclasses with something beside them.
+
+Only for `openapi`: rows of the endpoint tables name these types, the walk in tests/web/test_openapi.py holds the
+answers of a running hub against them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, TypedDict
+
+from watchkeeper.incidents.blast import Blast
+from watchkeeper.model import actions, diagnosis, fleet, orders
+from watchkeeper.model.incidents import Incident
+from watchkeeper.model.repairs import Repair, Switch
+from watchkeeper.model.silences import Silence
+from watchkeeper.rules.budgets import Budget
+from watchkeeper.rules.reload import Reload
+from watchkeeper.web.answers import Asked
+from watchkeeper.web.schema import Shown
+
+
+class SilencedBy(TypedDict):
+    id: str
+    author: str
+    reason: str
+    ends_at: datetime
+    keeper: str
+
+
+class Happened(TypedDict):
+    at: datetime
+    actor: str
+    kind: str
+    body: Any
+
+
+class GpuInFleet(TypedDict):
+    uuid: str
+    index: int | None
+    model: str | None
+    pci: str | None
+
+
+class NodeInFleet(TypedDict):
+    name: str
+    pool: str
+    rack: str | None
+    domains: dict[str, str]
+    expected_gpus: int | None
+    gpus: list[GpuInFleet | None]
+
+
+class Colour(TypedDict):
+    title: str
+    unit: str
+    low: float | None
+    high: float | None
+    metric: str
+
+
+Card = Annotated[
+    Incident,
+    Shown(
+        "incidents.Card",
+        also={
+            "place_name": str,
+            "signals": int,
+            "why": str | None,
+            "confidence": float | None,
+            "next_step": str | None,
+            "plan": list[str],
+            "silenced_by": SilencedBy | None,
+        },
+        without=("members",),
+    ),
+]
+NamedIncident = Annotated[Incident, Shown("incidents.NamedIncident", also={"place_name": str})]
+ShownSilence = Annotated[Silence, Shown("silences.ShownSilence", also={"matchers": list[str]})]
+ListedSilence = Annotated[Silence, Shown("silences.ListedSilence", also={"matchers": list[str], "active": bool})]
+ShownRepair = Annotated[
+    Repair,
+    Shown(
+        "repairs.ShownRepair",
+        also={"action": str | None, "incidents": list[str], "is_running": bool, "is_held": bool},
+    ),
+]
+ShownSwitch = Annotated[Switch, Shown("repairs.ShownSwitch", also={"is_stopped": bool, "is_tripped": bool})]
+ShownBudget = Annotated[Budget, Shown("budgets.ShownBudget", also={"covered": str | None, "incidents": list[str]})]
+Outcome = Annotated[Reload, Shown("reload.Outcome", also={"is_successful": bool})]
+RuleState = Annotated[Reload, Shown("reload.RuleState", also={"is_successful": bool, "owner": str})]
+ShownOrder = Annotated[orders.Order, Shown("orders.ShownOrder", without=("nonce",))]
+GivenOrder = Annotated[orders.Tracked, Shown("orders.GivenOrder", also={"order": ShownOrder, "state": str})]
+
+DETAIL: dict[str, Any] = {
+    "incident": NamedIncident,
+    "diagnosis": diagnosis.Diagnosis | None,
+    "plan": actions.Plan | None,
+    "silenced_by": SilencedBy | None,
+    "runbook": str,
+    "timeline": list[Happened],
+}
+FULL_DETAIL: dict[str, Any] = {**DETAIL, "blast": Blast | None}
+# What a node page says of a node that no list names any more.
+NODE_OR_NAME = fleet.Node | dict[str, str]
+
+CLUSTER = Asked("cluster", "only this cluster")
+FROM = Asked("from", "RFC 3339 or seconds since 1970; a day before `to` unless given")
+TO = Asked("to", "RFC 3339 or seconds since 1970; now unless given")
+BY = Asked("by", "dimensions such as team, user, job, node, model; `team` unless given", list[str])
+OF = Asked("of", "only lines of this, such as team=vision", list[str])

@@ -52,7 +52,7 @@ from watchkeeper.collect import (
     spool,
 )
 from watchkeeper.errors import CollectError, SettingsError
-from watchkeeper.kit import clock, files, logs, memory, own_metrics
+from watchkeeper.kit import access, clock, files, logs, memory, own_metrics
 from watchkeeper.kit.addresses import is_loopback
 from watchkeeper.model import events, fleet
 from watchkeeper.readers import counters_csv, host, node
@@ -81,6 +81,8 @@ class AgentSettings:
     cluster: str = "main"
     node: str = os.uname().nodename
     token: str | None = None
+    # Who vouches for the hub, and our own certificate where it asks for one.
+    hub_access: access.Access = access.NOTHING
     kmsg: Path = Path("/dev/kmsg")
     chassis: chassis.ChassisSettings = field(default_factory=chassis.ChassisSettings)
     # `kmsg`, `journald`, or the path of a file that syslog writes.
@@ -220,7 +222,7 @@ class Agent:
             loops.append(self._repeat(self._look_for_pause, control.LOOK_SECONDS))
             loops.append(self._repeat(self._look_at_dcgm, dcgm_profile.LOOK_SECONDS))
         if self._queue is not None and settings.hub_url is not None:
-            hub = push.Hub(settings.hub_url, settings.token)
+            hub = push.Hub(settings.hub_url, settings.token, access=settings.hub_access)
             loops.append(self._repeat(lambda: self._push(hub), HUB_RETRY_SECONDS))
             if self._is_on_a_node:
                 loops.append(self._repeat(lambda: self._register(hub), HUB_RETRY_SECONDS))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from watchkeeper import __version__, choices, diagnosis_queue, leadership, pipeline, repair_loop, rule_loops
-from watchkeeper.accounting import books, ledger
+from watchkeeper.accounting import books, budget_watch, ledger
 from watchkeeper.collect import (
     clusters,
     discovery,
@@ -31,8 +31,8 @@ from watchkeeper.collect import (
 from watchkeeper.config import settings as config
 from watchkeeper.diagnose import lessons
 from watchkeeper.errors import HubError, WatchkeeperError
-from watchkeeper.incidents import delivery, message, silencing, subject
-from watchkeeper.kit import broadcast, clock, files, own_metrics
+from watchkeeper.incidents import delivery, heartbeat, message, silencing, subject
+from watchkeeper.kit import broadcast, clock, files, own_metrics, troubles
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events, notices
 from watchkeeper.model import fleet as fleet_model
@@ -42,7 +42,7 @@ from watchkeeper.query import embedded, engine
 from watchkeeper.remediate import evidence, node_checks, orders
 from watchkeeper.remediate.drivers import kubernetes, together
 from watchkeeper.rules import evaluate, reload, rulefile, slo
-from watchkeeper.store import chain, durable, journal
+from watchkeeper.store import chain, clock_check, durable, journal
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -82,6 +82,7 @@ class Hub:
         self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=kept)
         self.policy = repair_loop.policy_of(settings.remediate)
         self.repairs = repair_loop.RepairLoop(settings.remediate, time=time, metrics=self.metrics)
+        self._budgets = budget_watch.of_settings(settings, self.metrics)
         self._cluster_driver = choices.driver_of(settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped)
         self.driver = together.with_nodes(self._cluster_driver, settings, lambda: self.orders, time=time)
         self.orders: orders.Outbox | None = None
@@ -96,6 +97,7 @@ class Hub:
         self._standing = {name: standing.Standing() for name in ("workloads", "events", "own", "fabric")}
         self._event_counts = standing.EventCounts()
         self._known_problems: list[str] = []
+        self._troubles = troubles.Troubles()
         self._dropped_targets: tuple[discovery.Dropped, ...] = ()
         self._samples: durable.DurableStore | None = None
         self._at_work = 0
@@ -133,6 +135,13 @@ class Hub:
     @property
     def not_ready_because(self) -> str | None:
         return self.lead.not_leading_because or self._unread_because
+
+    def degraded(self) -> list[str]:
+        """What does not work now, in sentences; nothing while all is well."""
+        failing = [f"{each.what}: {each.problem}" for each in self._troubles.current(self.clock.now())]
+        newest_ms = None if self._samples is None else self._samples.newest_ms
+        ahead = clock_check.problem(newest_ms, clock.to_ms(self.clock.now()))
+        return [*failing, *self._known_problems, *filter(None, [ahead, self.silences_problem()])]
 
     def open(self) -> None:
         """Claim the data directory and restore what was so before; StartRefused or StoreError if that cannot be."""
@@ -174,6 +183,7 @@ class Hub:
             policy=self.policy,
             driver=self.driver,
             ladder=self.repairs.ladder,
+            under_repair=self.repairs.acting_on,
         )
 
     def _repair_parts(self) -> repair_loop.Parts:
@@ -249,6 +259,7 @@ class Hub:
             self._repeat("diagnosis", self._undiagnosed.work, 0.0),
             self._repeat("recovery", self._look_for_recovery, RECOVERY_SECONDS),
             self._repeat("trimming", self._trim, TRIM_SECONDS),
+            self._repeat("heartbeat", self._beat, heartbeat.BEAT_SECONDS),
             self._repeat("fabric", self._look_at_fabric, self.settings.fabric.interval_seconds),
             *(
                 self._repeat(loop.name, loop.body, loop.pause_seconds)
@@ -266,10 +277,12 @@ class Hub:
                 self._survived(name, error)
                 await self.clock.sleep(max(pause_seconds, TICK_SECONDS))
             else:
+                self._troubles.over(name)
                 await self.clock.sleep(pause_seconds)
 
     def _survived(self, name: str, error: Exception) -> None:
         self._failures.add(loop=name)
+        self._troubles.note(name, str(error) or type(error).__name__, now=self.clock.now())
         known = isinstance(error, WatchkeeperError)
         log.error("A loop of the hub failed", extra=fields(loop=name, error=error), exc_info=None if known else error)
 
@@ -321,7 +334,7 @@ class Hub:
         ):
             found += self._standing[name].samples(series, at_ms)
         # A remote engine writes over the network.
-        await asyncio.to_thread(self.engine.append, found)
+        await asyncio.to_thread(lambda: self.engine.append(found, together="standing series"))
 
     def _scrape_settings(self) -> scrape.ScrapeSettings:
         return scrape.ScrapeSettings(
@@ -339,6 +352,7 @@ class Hub:
         """Bring recorded hours of usage into the ledger, which outlives the samples."""
         book = ledger.Ledger(Path(self.settings.hub.data) / "usage")
         await asyncio.to_thread(books.keep_up, self.engine, book, now=self.clock.now().timestamp())
+        await asyncio.to_thread(self._budgets.look, self.engine, self.clock.now())
 
     async def _keep_blocks(self) -> None:
         if self._samples is not None:
@@ -444,6 +458,12 @@ class Hub:
         if found:
             await self.take_events(found)
 
+    async def _beat(self) -> None:
+        """Say outside that the hub works, once its clerk has shown it; silence is the alarm."""
+        await self._at_clerk(self.journal.count_open)
+        if not self._troubles.has_any(heartbeat.VITAL, now=self.clock.now()):
+            await asyncio.to_thread(heartbeat.beat, self.settings, self.clock.now())
+
     async def _trim(self) -> None:
         """Drop what the journal need no longer keep; the chain stays verifiable."""
         now = self.clock.now()
@@ -492,6 +512,10 @@ class Hub:
         return await self._at(self._askers, lambda: self.engine.instant(expr, at_ms))
 
     async def ask_range(self, expr: str, span: engine.Span) -> engine.Answer:
+        at_hand = getattr(self.engine, "range_at_hand", None)
+        found: engine.Answer | None = None if at_hand is None else at_hand(expr, span)
+        if found is not None:
+            return found
         return await self._at(self._askers, lambda: self.engine.range(expr, span))
 
     def targets(self) -> list[scrape.TargetState]:
@@ -511,6 +535,9 @@ class Hub:
         clusters = sorted({self.settings.fleet.cluster, *(node.cluster for node in self.fleet.nodes())})
         found = [self.journal.events_at(fleet_model.Place(one), since=since, until=until) for one in clusters]
         return sorted((event for events_there in found for event in events_there), key=lambda event: event.at)
+
+    def events_at(self, place: fleet_model.Place, since: datetime, until: datetime) -> list[events.Event]:
+        return self.journal.events_at(place, since=since, until=until)
 
     def incidents(self, *, open_only: bool = True, limit: int = MOST_INCIDENTS) -> list[Incident]:
         return self.journal.incidents(open_only=open_only, limit=limit)

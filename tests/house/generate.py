@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import re
 import sys
 import types
 import typing
@@ -20,11 +21,15 @@ import click
 import yaml
 
 from tests.house.tree import PACKAGE, ROOT, Source, sources, summary
+from tests.web.fake_hub import FakeHub
 from watchkeeper.catalogue import causes
 from watchkeeper.cli import main as cli_main
 from watchkeeper.collect import cluster_series, diag_page
 from watchkeeper.config import settings
 from watchkeeper.rules import slo
+from watchkeeper.web import openapi
+from watchkeeper.web.app import create_app
+from watchkeeper.web.auth import Auth
 
 REFERENCE = ROOT / "docs" / "reference"
 RULE_FILES = PACKAGE / "packs" / "rules"
@@ -192,6 +197,50 @@ def causes_page() -> str:
     return f"{HEAD.format(title='Causes', law=law)}\n{words}\n\n{table}\n"
 
 
+def api_page() -> str:
+    """Every endpoint, from the document that a hub serves of itself."""
+    document = openapi.document(create_app(FakeHub(), Auth()).state.endpoints, version="")
+    by_tag: dict[str, list[str]] = {}
+    for path, ways in document["paths"].items():
+        # GET and POST of one row differ in nothing that a reader of the table sees.
+        alike: dict[str, list[str]] = {}
+        for method, operation in ways.items():
+            alike.setdefault(f"{_tag(operation)}\n{_api_row(operation)}", []).append(method.upper())
+        for told, methods in alike.items():
+            tag, _, rest = told.partition("\n")
+            by_tag.setdefault(tag, []).append(f"| `{path}` | {', '.join(methods)} | {rest}")
+    head = "\n| Path | Methods | Role | Parameters | What |\n|---|---|---|---|---|\n"
+    pages = ", ".join(re.findall(r"^\| (`[^`]+`)", "\n".join(by_tag.pop("console")), re.MULTILINE))
+    parts = [f"## {tag}\n{head}" + "\n".join(rows) + "\n" for tag, rows in sorted(by_tag.items())]
+    parts.append(f"## console\n\nPages, open to everyone because they hold no readings: {pages}.\n")
+    law = f"{document['info']['description']} A body is a JSON object with the fields that are named."
+    more = (
+        f"Version {document['info']['version']}. The same for programs, with the shapes of all answers: `GET "
+        f"{openapi.PATH}` (OpenAPI 3.1). How to ask: [the API](../howto/api.md).\n"
+    )
+    return "\n".join([HEAD.format(title="HTTP API", law=law), more, *parts])
+
+
+def _tag(operation: dict[str, Any]) -> str:
+    return str(operation["tags"][0])
+
+
+def _api_row(operation: dict[str, Any]) -> str:
+    asked = [_api_parameter(one) for one in operation["parameters"] if one["in"] == "query"]
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    fields = [f"`{name}`" for name in body.get("properties", ())]
+    named = body.get("$ref", "").rpartition("/")[2]
+    said = "<br>".join(
+        [*asked, *([f"body: {', '.join(fields)}"] if fields else []), *([f"body: {named}"] * bool(named))]
+    )
+    changes = ", changes" if operation["x-watchkeeper-changes"] else ""
+    return f"{operation['x-watchkeeper-role']}{changes} | {said} | {operation['summary']} |"
+
+
+def _api_parameter(parameter: dict[str, Any]) -> str:
+    return f"`{parameter['name']}`{' (needed)' if parameter['required'] else ''}: {parameter['description']}"
+
+
 def tree_block() -> str:
     """Every package and module of watchkeeper with the first sentence of its docstring."""
     lines = []
@@ -222,6 +271,7 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     REFERENCE / "alerts.md": alerts_page,
     REFERENCE / "cli.md": cli_page,
     REFERENCE / "causes.md": causes_page,
+    REFERENCE / "api.md": api_page,
     RULE_FILES / "slo.yaml": slo_rules,
 }
 

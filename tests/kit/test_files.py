@@ -55,3 +55,11 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_a_directory_of_a_later_format_is_refused_with_both_numbers_and_left_alone(tmp_path: Path) -> None:
+    mark = tmp_path / files.OWNER_MARK
+    mark.write_text("format 7\n")
+    with pytest.raises(StartRefused, match="has format 7, this Watchkeeper knows up to 1"):
+        files.DataDirectory(tmp_path).claim()
+    assert mark.read_text() == "format 7\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,8 @@ class Stopping(deadly_hub.Deadly):
         if (self.when, action.kind) == ("stop", self.kind) and not Stopping.has_stopped:
             Stopping.has_stopped = True
             os.kill(os.getpid(), signal.SIGSTOP)
+            # The signal may stop the other threads first, and this one only after it has made its call.
+            time.sleep(1)
         done = super().perform(action)
         with Stopping.calls.open("a") as file:
             file.write(f"{os.getpid()} {done.text}\n")
@@ -46,8 +49,8 @@ def main(simulator: str, data: str, port: str, speed: str, epoch: str, url_file:
         remediate=replace(configured.remediate, mode=Mode.ACT, xid_quiet="30s"),
         journal=settings.Journal(url_file=url_file, lease=lease),
     )
-    time = clock.ScaledClock(speed=float(speed), epoch_seconds=float(epoch))
-    deadly_hub.run(configured, Stopping(simulator), time=time)
+    scaled = clock.ScaledClock(speed=float(speed), epoch_seconds=float(epoch))
+    deadly_hub.run(configured, Stopping(simulator), time=scaled)
 
 
 if __name__ == "__main__":

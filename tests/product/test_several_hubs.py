@@ -192,6 +192,29 @@ def test_a_leader_that_is_stopped_in_a_call_and_wakes_up_later_changes_nothing(f
 
 
 @pytest.mark.servers
+@pytest.mark.timeout(240)
+def test_a_cordon_that_lands_after_another_hub_has_taken_over_is_taken_off(fleet: Fleet) -> None:
+    with fleet.hub("a", "stop:cordon") as a:
+        await_that(a.leads)
+        with fleet.hub("b") as b:
+            await_that(b.follows)
+            await_that(b.has_read_everything)
+            node = break_it(a)
+            await_that(b.leads, within_seconds=60)
+            check_that_it_was_repaired_once(fleet, b, node)
+            os.kill(a.server.pid, signal.SIGCONT)
+            await_that(a.follows)
+            await_that(lambda: any(text.startswith(f"{a.server.pid} ") and "cordon" in text for text in fleet.calls()))
+            # Nobody waits for it: the leader looks for late marks every five minutes, which are half a minute here.
+            await_that(
+                lambda: (fleet.node(node)["schedulable"], fleet.node(node)["cordoned_by"]) == (True, None),
+                within_seconds=120,
+            )
+            check_that_it_was_repaired_once(fleet, b, node)
+            assert (fleet.lead().epoch, b.leads()) == (2, True)
+
+
+@pytest.mark.servers
 def test_a_hub_outlives_its_server_and_goes_on_when_it_is_back(fleet: Fleet, postgres: postgres_server.Cluster) -> None:
     event = {"id": "main/n1/boot/kmsg/1", "kind": "xid", "code": 31, "place": {"cluster": "main", "node": "n1"}}
     push = [{**event, "at": "2026-11-15T10:00:00Z", "text": "Xid 31"}]

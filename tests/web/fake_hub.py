@@ -129,7 +129,7 @@ class FakeEngine:
     def metadata(self) -> dict[str, tuple[str, str, str]]:
         return {"DCGM_FI_DEV_GPU_TEMP": ("gauge", "GPU temperature", "")}
 
-    def append(self, samples: object) -> engine.Appended:
+    def append(self, samples: object, *, together: str | None = None) -> engine.Appended:
         raise NotImplementedError
 
     def limits(self) -> engine.Limits:
@@ -233,6 +233,9 @@ class FakeHub:
     def events_between(self, since: datetime, until: datetime) -> list[events.Event]:
         return [event for event in self.taken if since <= event.at <= until]
 
+    def events_at(self, place: fleet.Place, since: datetime, until: datetime) -> list[events.Event]:
+        return [event for event in self.events_between(since, until) if place.encloses(event.place)]
+
     def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
         return [incident for incident in self.kept.values() if incident.is_open or not open_only][:limit]
 
@@ -287,6 +290,9 @@ class FakeHub:
 
     def silences_problem(self) -> str:
         return self.silences_unknown
+
+    def degraded(self) -> list[str]:
+        return [self.silences_unknown] if self.silences_unknown else []
 
     def silenced_by(self, incident: Incident) -> Silence | None:
         about = subject.subject_of(incident, subject.Inventory())

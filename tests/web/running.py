@@ -15,6 +15,8 @@ from tests.web.fake_hub import FakeHub
 from watchkeeper.web import server
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import Auth
+from watchkeeper.web.doors import Doors
+from watchkeeper.web.tls import Certificates
 
 # It takes 2 s at most; a browser on a busy machine may keep both cores for longer.
 STOP_SECONDS = 15.0
@@ -62,14 +64,21 @@ class Site:
 
 
 @contextlib.contextmanager
-def serving(hub: FakeHub, auth: Auth | None = None, *, interval_seconds: float = 0.5, port: int = 0) -> Iterator[Site]:
+def serving(
+    hub: FakeHub,
+    auth: Auth | Doors | None = None,
+    *,
+    interval_seconds: float = 0.5,
+    port: int = 0,
+    certificates: Certificates | None = None,
+) -> Iterator[Site]:
     """Serve the application until the block ends; leaving it checks that the stop is quick."""
     listener = server.listen("127.0.0.1", port)
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 
     async def run() -> None:
         app = create_app(hub, auth or Auth(), live_interval_seconds=interval_seconds)
-        await server.serve(app, listener, stop=stop)
+        await server.serve(app, listener, stop=stop, certificates=certificates)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     site = Site(hub, listener.getsockname()[1], loop)

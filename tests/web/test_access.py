@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -44,7 +45,7 @@ def all_rows() -> list[tuple[str, str, Role | None]]:
 def test_a_route_opens_to_its_roles_and_to_nobody_else(
     guarded: Site, method: str, path: str, role: Role | None
 ) -> None:
-    filled = path.format(id="INC-9", uuid="GPU-9", name="x", namespace="x")
+    filled = re.sub(r"\{[^}]*\}", "x", path)
     body = {} if method != "GET" else None
     if role is None:
         if filled != "/api/login":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -57,6 +58,19 @@ def test_an_incident_is_told_with_cause_plan_and_timeline(site: Site) -> None:
     assert detail["diagnosis"]["findings"][0]["ruled_out"][0]["cause"] == "app_illegal_access"
     assert [step["action"]["kind"] for step in detail["plan"]["receipts"]][:2] == ["cordon", "drain"]
     assert detail["timeline"][0]["kind"] == "incident.opened"
+
+
+def test_list_and_page_call_an_incident_by_what_its_diagnosis_found(site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    found = site.hub.diagnoses["INC-1"]
+    better = replace(found.findings[0], cause="driver_not_loaded", title="gpu-r01-02 has no driver")
+    site.hub.diagnoses["INC-1"] = replace(found, findings=(better,))
+    card, page = site.ask("/api/incidents").json["incidents"][0], site.ask("/api/incidents/INC-1").json
+    names = [(one["cause"], one["title"]) for one in (card, page["incident"])]
+    assert names == [("driver_not_loaded", "gpu-r01-02 has no driver")] * 2
+    assert page["runbook"].endswith("driver-not-loaded.md")
+    site.hub.diagnoses["INC-1"] = replace(found, findings=(replace(better, cause="unknown"),))
+    assert site.ask("/api/incidents").json["incidents"][0]["cause"] == "gpu_fell_off_bus"
 
 
 def test_people_acknowledge_note_and_resolve(site: Site) -> None:

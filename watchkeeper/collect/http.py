@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urljoin, urlsplit
 
 from watchkeeper.errors import CollectError, quote
+from watchkeeper.kit import addresses
 from watchkeeper.kit.access import NOTHING, Access
 
 # A page of an 8-GPU node is 0.1 MiB; 100 times that is no longer a page of metrics.
@@ -79,6 +80,8 @@ class Connection:
                 response = await self._send_once(request)
                 if response.status in REDIRECTS and request.method == "GET" and "location" in response.headers:
                     target = urljoin(request.url, response.headers["location"])
+                    await self._connect(target)
+                    self._refuse_inwards(request.url, target)
                     response = await self._send_once(Request(target, headers=_headers_for(target, request)))
                 return response
         except TimeoutError as error:
@@ -126,6 +129,15 @@ class Connection:
             raise CollectError(_plain(error), where=request.url) from error
         finally:
             self._abort()
+
+    def _refuse_inwards(self, url: str, target: str) -> None:
+        """A server may not send us to an address that only means something here, such as a cloud's metadata."""
+        peer = self._writer.get_extra_info("peername") if self._writer is not None else None
+        reached = peer[0] if isinstance(peer, tuple) else ""
+        # A proxy of ours may be on this machine, and looks names up itself.
+        is_direct = not self._access.proxy_for(urlsplit(target).hostname or "")
+        if is_direct and addresses.leads_astray(urlsplit(url).hostname or "", reached):
+            raise CollectError(f"redirects to {reached}, which is this machine's own")
 
     def _abort(self) -> None:
         """Let go of an answer in the middle, at once: a peer that hangs would not answer TLS's farewell either."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from watchkeeper.collect import attribution, attribution_page, kubelet, node_facts, programs, slurm_jobs
 from watchkeeper.collect.sampler import Sampler
 from watchkeeper.kit import own_metrics
+from watchkeeper.model import workloads
 
 REFRESH_SECONDS = attribution.REFRESH_SECONDS
 LOOK_SECONDS = 0.1
@@ -52,6 +54,11 @@ class NodeHolders:
             programs.ProgramOwners(roots.proc, roots.root).look_up,
             failures=failures,
         )
+
+    @property
+    def current(self) -> Mapping[str, workloads.Attribution]:
+        """Who holds each GPU, by UUID, as of the last `refresh`."""
+        return self._attributor.current
 
     async def refresh(self, sampler: Sampler) -> None:
         # A page right after the start must not lack its labels: wait a moment for the first reading.

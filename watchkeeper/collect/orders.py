@@ -208,7 +208,7 @@ class Line:
         if hub.token is not None:
             self._headers["Authorization"] = f"Bearer {hub.token}"
         seconds = WAIT_SECONDS + ANSWER_SECONDS
-        self._connection = http.Connection(timeout_seconds=seconds, max_body_bytes=MAX_BODY_BYTES)
+        self._connection = http.Connection(timeout_seconds=seconds, max_body_bytes=MAX_BODY_BYTES, access=hub.access)
 
     async def fetch(self) -> list[orders.Envelope]:
         response = await self._connection.send(http.Request(self._asked, headers=self._headers))

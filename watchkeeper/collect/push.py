@@ -16,6 +16,7 @@ from watchkeeper.collect import http
 from watchkeeper.collect.spool import Batch, Spool
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, logs, own_metrics
+from watchkeeper.kit.access import NOTHING, Access
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +38,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Where events go. `token` None is a hub on this machine, which asks for none."""
+    """Where events go. `token` None is a hub on this machine, which asks for none; `access` has certificates."""
 
     url: str
     token: str | None = None
     timeout_seconds: float = 10.0
+    access: Access = NOTHING
 
 
 def after_answer(response: http.Response, pause_seconds: float) -> tuple[Verdict, float]:
@@ -91,7 +93,7 @@ class Suspects:
 
 async def push_forever(spool: Spool, hub: Hub, *, time: clock.Clock, pushed: own_metrics.Metric) -> None:
     """Deliver batches as they come; `pushed` counts the events the hub has confirmed."""
-    connection = http.Connection(timeout_seconds=hub.timeout_seconds)
+    connection = http.Connection(timeout_seconds=hub.timeout_seconds, access=hub.access)
     headers = {"Content-Type": "application/json"}
     if hub.token is not None:
         headers["Authorization"] = f"Bearer {hub.token}"

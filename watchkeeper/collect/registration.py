@@ -41,7 +41,7 @@ class NodeRegistration:
 
 async def register_forever(hub: push.Hub, current: Callable[[], NodeRegistration], *, time: clock.Clock) -> None:
     """Send what is so, again whenever it differs, and every few minutes in case the hub has restarted."""
-    connection = http.Connection(timeout_seconds=hub.timeout_seconds)
+    connection = http.Connection(timeout_seconds=hub.timeout_seconds, access=hub.access)
     headers = {"Content-Type": "application/json"}
     if hub.token is not None:
         headers["Authorization"] = f"Bearer {hub.token}"

@@ -13,8 +13,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from watchkeeper.config.checks import (
+    a_minute_or_more,
+    at_least_one,
+    at_least_zero,
+    network,
+    not_empty,
+    not_negative,
+    percentage,
+    plain_headers,
+    port_number,
+    positive_duration,
+    server_address,
+)
 from watchkeeper.kit import durations, quiet_hours
 from watchkeeper.model import actions
 
@@ -25,65 +37,6 @@ Check = Callable[[Any], None]
 def setting(default: Any, help: str, *, check: Check | None = None) -> Any:
     """A dataclass field with its sentence for people and the check its type cannot express."""
     return dataclasses.field(default=default, metadata={"help": help, "check": check})
-
-
-def positive_duration(text: str) -> None:
-    if durations.parse_ms(text) == 0:
-        raise ValueError(f"`{text}` must be longer than 0s")
-
-
-def a_minute_or_more(text: str) -> None:
-    if durations.parse_ms(text) < 60_000:
-        raise ValueError(f"`{text}` is below the smallest possible value, 1m")
-
-
-def port_number(number: int) -> None:
-    if not 0 <= number <= 65535:
-        raise ValueError(f"{number} is not a port; ports go from 1 to 65535, and 0 takes a free one")
-
-
-def at_least_one(number: int) -> None:
-    if number < 1:
-        raise ValueError(f"{number} is below the smallest possible value, 1")
-
-
-def percentage(number: int) -> None:
-    if not 0 <= number <= 100:
-        raise ValueError(f"{number} is not a share in percent, from 0 to 100")
-
-
-def not_empty(text: str) -> None:
-    if not text:
-        raise ValueError("must not be empty")
-
-
-def at_least_zero(number: int) -> None:
-    if number < 0:
-        raise ValueError(f"{number} is below the smallest possible value, 0")
-
-
-def plain_headers(lines: tuple[str, ...]) -> None:
-    for line in lines:
-        name, colon, _ = line.partition(":")
-        if not colon or not name.strip() or not line.isprintable() or not line.isascii():
-            raise ValueError("a line of `headers` is not `Name: value`")
-        if name.strip().lower() in ("authorization", "cookie"):
-            raise ValueError(f"{name.strip()} in `headers` is a secret; keep it in `headers_file`")
-
-
-def server_address(key: str, url: str | None) -> None:
-    """Refuse what cannot be asked over HTTP, and a password that every message about the address would show."""
-    if url is None:
-        return
-    try:
-        parts = urlsplit(url)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_address = False
-    if not is_address:
-        raise ValueError(f"`{key}` is not an http or https address such as http://prometheus:9090")
-    if parts.username or parts.password:
-        raise ValueError(f"`{key}` holds credentials; use `username` and `password_file`")
 
 
 # Our agent, the GPU Operator's exporter, and the exporter's own chart.
@@ -144,11 +97,41 @@ class RunningJobs(StrEnum):
 class Hub:
     """Where the hub listens and keeps what it knows."""
 
-    host: str = setting("127.0.0.1", "address to listen on; anything but loopback needs `tokens`", check=not_empty)
+    host: str = setting(
+        "127.0.0.1", "address to listen on; anything but loopback needs `tokens` or `users`", check=not_empty
+    )
     port: int = setting(9480, "port of console and API; 0 takes a free one", check=port_number)
     data: str = setting("data", "directory that this hub alone uses", check=not_empty)
     tokens: str | None = setting(None, "file of access tokens with their roles; none: loopback only, no sign-in")
+    users: str | None = setting(None, "file of people with passwords, which `watchkeeper users` writes")
+    session_key_file: str | None = setting(
+        None, "file of the key that signs sessions, for several hubs; none: `session.key` in `data`, made when missing"
+    )
+    tls_cert_file: str | None = setting(None, "certificate for HTTPS, read again when it changes; none: plain HTTP")
+    tls_key_file: str | None = setting(None, "key of that certificate; none: it is in the same file")
+    tls_client_ca_file: str | None = setting(
+        None, "certificates of who vouches for clients; with it a client needs a certificate of its own as well"
+    )
+    trusted_proxies: tuple[str, ...] = setting(
+        (), "addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed"
+    )
+    proxy_user_header: str | None = setting(
+        None, "header in which those proxies name who signed in, such as `X-Forwarded-User` of oauth2-proxy"
+    )
+    proxy_role: str | None = setting(
+        None, "role of people whom the proxy names and `users` does not; none: they are not let in"
+    )
     order_key_file: str | None = setting(None, "file of the key that seals work orders for agents; none: no orders")
+
+    def __post_init__(self) -> None:
+        for text in self.trusted_proxies:
+            network(text)
+        if self.proxy_user_header is not None and not self.trusted_proxies:
+            raise ValueError("`proxy_user_header` needs the proxy's address in `trusted_proxies`")
+        if self.proxy_role not in (None, "viewer", "operator", "admin"):
+            raise ValueError(f"`proxy_role` is `{self.proxy_role}`, not one of viewer, operator, admin")
+        if self.tls_cert_file is None and (self.tls_key_file or self.tls_client_ca_file):
+            raise ValueError("`tls_key_file` and `tls_client_ca_file` need a certificate in `tls_cert_file`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +287,14 @@ class Notify:
     )
     routes: str | None = setting(None, "TOML file of receivers and routes, for `receivers`")
     alertmanager_urls: tuple[str, ...] = setting((), "Alertmanagers to tell, such as `http://alertmanager:9093`")
+    heartbeat_file: str | None = setting(
+        None,
+        "file of the address that is called every minute while the hub works, for whoever raises the alarm when not",
+    )
+    watchdog: bool = setting(
+        False,
+        "also give Alertmanager an alert `Watchdog` that always fires; route it to what raises the alarm at its end",
+    )
     console_url: str | None = setting(None, "the console's address as people reach it, for links in messages")
     webhook_silence: str = setting(
         "12h",
@@ -324,11 +315,6 @@ class Notify:
             raise ValueError("`receivers` needs a file in `routes`")
         if self.via is NotifyVia.ALERTMANAGER and not self.alertmanager_urls:
             raise ValueError("`alertmanager` needs an address in `alertmanager_urls`")
-
-
-def not_negative(number: float) -> None:
-    if number < 0:
-        raise ValueError(f"{number:g} is below the smallest possible value, 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +397,10 @@ class Remediate:
     hand_over_after: int = setting(
         2, "failed repairs of one node for one cause after which it is for people, with evidence", check=at_least_one
     )
+    reclaim: bool = setting(False, "GPUs that are held and idle may be taken back, as far as `mode` and `trust` go")
+    reclaim_wait: str = setting("1h", "how long an owner has after the warning", check=positive_duration)
+    reclaim_exempt: tuple[str, ...] = setting((), "who keeps idle GPUs: workloads like `research/*`, or `team=infra`")
+    reclaims: int = setting(10, "most that are taken back within `starts_window`", check=at_least_one)
     xid_quiet: str = setting(
         "5m", "how long a repaired node must be without a new Xid before it is given back", check=positive_duration
     )

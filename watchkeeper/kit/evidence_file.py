@@ -12,6 +12,7 @@ import io
 import json
 import os
 import tarfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -126,12 +127,16 @@ def read(content: bytes) -> dict[str, bytes]:
                 if member.size > MOST_BYTES or (opened := archive.extractfile(member)) is None:
                     raise StoreError(f"{member.name} is no file of a bundle")
                 found[member.name] = opened.read()
-    except (OSError, EOFError, tarfile.TarError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise StoreError(f"this is not a bundle: {error}") from error
     for line in found.get(SUMS, b"").decode("utf-8", "replace").splitlines():
         digest, _, name = line.partition("  ")
         if name not in found or hashlib.sha256(found[name]).hexdigest() != digest:
             raise StoreError(f"{name} is not as it was packed")
-    if unlisted := found.keys() - {SUMS} - {line[66:] for line in found.get(SUMS, b"").decode().splitlines()}:
+    if (
+        unlisted := found.keys()
+        - {SUMS}
+        - {line[66:] for line in found.get(SUMS, b"").decode("utf-8", "replace").splitlines()}
+    ):
         raise StoreError(f"{', '.join(sorted(unlisted))} has no checksum")
     return found

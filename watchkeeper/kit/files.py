@@ -9,6 +9,7 @@ from pathlib import Path
 from watchkeeper.errors import StartRefused
 
 OWNER_MARK = "watchkeeper.data"
+FORMAT = 1
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -36,7 +37,8 @@ class DataDirectory:
             mark = self.path / OWNER_MARK
             if not mark.exists():
                 self._refuse_foreign()
-                write_whole(mark, b"format 1\n")
+                write_whole(mark, b"format %d\n" % FORMAT)
+            self._refuse_later(mark)
             self._lock = os.open(mark, os.O_RDWR)
         except OSError as error:
             raise StartRefused(
@@ -61,6 +63,16 @@ class DataDirectory:
                 f"the data directory holds files of someone else ({', '.join(strangers[:3])})",
                 where=str(self.path),
                 remedy="Choose an empty or new directory with --data DIR",
+            )
+
+    def _refuse_later(self, mark: Path) -> None:
+        """A directory that a later Watchkeeper wrote would be read wrongly, or spoilt."""
+        word, _, number = mark.read_text(encoding="utf-8", errors="replace").strip().partition(" ")
+        if word == "format" and number.isascii() and number.isdigit() and int(number[:9]) > FORMAT:
+            raise StartRefused(
+                f"the data directory has format {number[:9]}, this Watchkeeper knows up to {FORMAT}",
+                where=str(self.path),
+                remedy="Start the later Watchkeeper again, or restore a backup from before it into another directory",
             )
 
     def release(self) -> None:

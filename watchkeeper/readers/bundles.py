@@ -207,7 +207,8 @@ def _open_zip(stream: Stream, *, depth: int) -> Iterator[Stream]:
                 with archive.open(member) as packed:
                     limited = _Limited(packed, partial(int, member.compress_size))
                     yield from _open(Stream(f"{stream.name}!{member.filename}", limited), depth=depth + 1)
-    except (*UNREADABLE, TooLarge, NotImplementedError) as error:
+    # ValueError: an index that points before the beginning of the file ("negative seek value -38").
+    except (*UNREADABLE, TooLarge, NotImplementedError, ValueError) as error:
         yield _refused(stream.name, f"is a zip archive that cannot be read: {error}")
 
 

@@ -17,9 +17,11 @@ from watchkeeper.errors import SettingsError
 from watchkeeper.kit import wire
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.repairs import Repair, Switch
-from watchkeeper.remediate import policy
+from watchkeeper.remediate import explanation, policy
 from watchkeeper.repair_loop import RepairLoop
-from watchkeeper.web.answers import Endpoint, ok, read_object, whole_number
+from watchkeeper.store import chain
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Asked, Endpoint, ok, read_object, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -156,19 +158,110 @@ def _text(body: dict[str, Any], name: str) -> str:
     return " ".join(text.split())
 
 
+# Deliberately one table: a row for each endpoint, with what the API's document says about it.
 def endpoints(hub: HubView) -> list[Endpoint]:
     api = ActApi(hub)
     get, post = ("GET",), ("POST",)
     return [
-        Endpoint(get, "/api/repairs", Role.VIEWER, api.list),
-        Endpoint(get, "/api/repairs/log", Role.VIEWER, api.log),
-        Endpoint(post, "/api/repairs/test", Role.OPERATOR, api.test, changes=True),
-        Endpoint(post, "/api/repairs/stop", Role.OPERATOR, api.stop, changes=True),
-        Endpoint(post, "/api/repairs/resume", Role.OPERATOR, api.resume, changes=True),
-        Endpoint(post, "/api/repairs/reset", Role.OPERATOR, api.reset, changes=True),
-        Endpoint(get, "/api/incidents/{id}/repair", Role.VIEWER, api.explain),
-        Endpoint(post, "/api/incidents/{id}/approve", Role.OPERATOR, api.approve, changes=True),
-        Endpoint(post, "/api/incidents/{id}/reject", Role.OPERATOR, api.reject, changes=True),
-        Endpoint(post, "/api/incidents/{id}/step-done", Role.OPERATOR, api.step_done, changes=True),
-        Endpoint(post, "/api/incidents/{id}/again", Role.OPERATOR, api.again, changes=True),
+        Endpoint(
+            get,
+            "/api/repairs",
+            Role.VIEWER,
+            api.list,
+            words="Repairs that wait, run or hold a node",
+            asks=(Asked("all", "1: the newest that ended too"),),
+            gives={"repairs": list[shapes.ShownRepair], "switch": shapes.ShownSwitch},
+        ),
+        Endpoint(
+            get,
+            "/api/repairs/log",
+            Role.VIEWER,
+            api.log,
+            words="The audit of repairs, oldest first",
+            asks=(Asked("limit", f"the newest so many, at most {MOST_ENTRIES:,}; 1000 unless given", int),),
+            gives={"entries": list[chain.Entry]},
+        ),
+        Endpoint(
+            post,
+            "/api/repairs/test",
+            Role.OPERATOR,
+            api.test,
+            changes=True,
+            words="Which plan every past incident would have got under another policy",
+            body={"policy": str},
+            gives={"incidents": list[explanation.Rehearsed]},
+        ),
+        Endpoint(
+            post,
+            "/api/repairs/stop",
+            Role.OPERATOR,
+            api.stop,
+            changes=True,
+            words="Stop all repairs at once",
+            body={"why": str},
+            gives={"switch": shapes.ShownSwitch},
+        ),
+        Endpoint(
+            post,
+            "/api/repairs/resume",
+            Role.OPERATOR,
+            api.resume,
+            changes=True,
+            words="Let repairs go on",
+            gives={"switch": shapes.ShownSwitch},
+        ),
+        Endpoint(
+            post,
+            "/api/repairs/reset",
+            Role.OPERATOR,
+            api.reset,
+            changes=True,
+            words="Close the circuit breaker again",
+            gives={"switch": shapes.ShownSwitch},
+        ),
+        Endpoint(
+            get,
+            "/api/incidents/{id}/repair",
+            Role.VIEWER,
+            api.explain,
+            words="Why an incident has this plan and this mode, who would object now, and how far its repair is",
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/approve",
+            Role.OPERATOR,
+            api.approve,
+            changes=True,
+            words="Approve the plan that this digest names",
+            gives={"repair": shapes.ShownRepair},
+            body={"digest": str},
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/reject",
+            Role.OPERATOR,
+            api.reject,
+            changes=True,
+            words="Reject the plan",
+            gives={"repair": shapes.ShownRepair},
+            body={"why": str},
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/step-done",
+            Role.OPERATOR,
+            api.step_done,
+            changes=True,
+            words="Say that a step which a person does is done",
+            gives={"repair": shapes.ShownRepair},
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/again",
+            Role.OPERATOR,
+            api.again,
+            changes=True,
+            words="Try the repair once more",
+            gives={"repair": shapes.ShownRepair},
+        ),
     ]

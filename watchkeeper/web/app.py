@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
 
-import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from watchkeeper.errors import HubError, IllegalMove, JournalConflict, WatchkeeperError
+from watchkeeper.kit import api_version
 from watchkeeper.kit.logs import fields
 from watchkeeper.web import (
     act_api,
@@ -28,26 +28,39 @@ from watchkeeper.web import (
     capacity_api,
     causes_api,
     cluster_api,
+    drills_api,
     explain_api,
+    explore_api,
+    fabric_api,
     fleet_api,
+    history_api,
     incident_api,
+    jobs_api,
+    journal_api,
+    openapi,
     orders_api,
     pages,
     prometheus_api,
     recording_api,
+    rules_api,
+    sign_in,
     slo_api,
     topology_api,
     usage_api,
+    whatif_api,
 )
-from watchkeeper.web.answers import Answer, Endpoint, ok, read_body, refusal
-from watchkeeper.web.auth import COOKIE, SESSION, Auth, Caller, Proof, Role, is_own_page, names_loopback
+from watchkeeper.web.answers import Answer, Endpoint, ok, refusal
+from watchkeeper.web.auth import COOKIE, Auth, Caller, Proof, Role, is_own_page, names_loopback
+from watchkeeper.web.doors import Doors
 from watchkeeper.web.live import Live
+from watchkeeper.web.proxy import VOUCHED, Proxy
+from watchkeeper.web.shedding import Shedding
 from watchkeeper.web.view import HubView
 
 log = logging.getLogger(__name__)
 
 LIVE_PATH = "/api/live"
-LOGIN_LIMIT_BYTES = 4096
+LIVE_WORDS = "A WebSocket: incidents as they change, and pictures of the fleet; 426 without an upgrade"
 # RFC 6455 and the IANA registry: 1008 is "policy violation".
 POLICY_VIOLATION = 1008
 SECURITY_HEADERS = {
@@ -58,30 +71,42 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+OWN_HEADERS = {**SECURITY_HEADERS, api_version.HEADER: str(api_version.API_VERSION)}
 
 
-def create_app(hub: HubView, auth: Auth, *, live_interval_seconds: float | None = None) -> Starlette:
+def create_app(hub: HubView, auth: Auth | Doors, *, live_interval_seconds: float | None = None) -> Starlette:
     """The whole application; live pictures come every scrape interval unless told otherwise."""
-    gate = Gate(hub, auth)
+    doors = auth if isinstance(auth, Doors) else Doors(auth)
+    gate = Gate(hub, doors)
     live = Live(hub, interval_seconds=live_interval_seconds or hub.settings.fleet.scrape_interval_seconds)
     table = [
-        *own_endpoints(hub, gate),
+        *own_endpoints(hub),
+        *sign_in.endpoints(hub, doors),
         *prometheus_api.endpoints(hub),
         *recording_api.endpoints(hub),
         *fleet_api.endpoints(hub),
+        *history_api.endpoints(hub),
         *incident_api.endpoints(hub),
         *act_api.endpoints(hub),
         *bundle_api.endpoints(hub),
         *slo_api.endpoints(hub),
         *topology_api.endpoints(hub),
+        *fabric_api.endpoints(hub),
+        *explore_api.endpoints(hub),
         *cluster_api.endpoints(hub),
         *explain_api.endpoints(hub),
         *causes_api.endpoints(hub),
         *orders_api.endpoints(hub),
         *capacity_api.endpoints(hub),
+        *whatif_api.endpoints(hub),
+        *journal_api.endpoints(hub),
+        *rules_api.endpoints(hub),
+        *drills_api.endpoints(hub),
         *usage_api.endpoints(hub),
+        *jobs_api.endpoints(hub),
         *pages.endpoints(),
     ]
+    table += openapi.endpoints(lambda: table, version=hub.version)
 
     async def serve_live(socket: WebSocket) -> None:
         if gate.lets_in(socket, Role.VIEWER):
@@ -102,19 +127,24 @@ def create_app(hub: HubView, auth: Auth, *, live_interval_seconds: float | None 
         exception_handlers={HTTPException: say_no, WatchkeeperError: say_trouble, Exception: say_broken},
     )
     app.state.endpoints = table
-    app.add_middleware(OuterGate, needs_loopback_name=not auth.tokens)
+    app.add_middleware(OuterGate, needs_loopback_name=doors.access.is_open, proxy=doors.proxy)
     return app
 
 
 class Gate:
     """Checks each request against the role its endpoint declares."""
 
-    def __init__(self, hub: HubView, auth: Auth) -> None:
+    def __init__(self, hub: HubView, doors: Doors) -> None:
         self._hub = hub
-        self.auth = auth
+        self._doors = doors
+        self._shedding = Shedding(hub.metrics)
 
     def caller(self, connection: HTTPConnection) -> Caller | None:
-        return self.auth.caller(connection.headers, connection.cookies, now=self._hub.clock.now())
+        now, vouched = self._hub.clock.now(), connection.scope.get(VOUCHED)
+        found = self._doors.current(now).caller(connection.headers, connection.cookies, now=now, vouched=vouched)
+        if found is not None and found.proof is Proof.COOKIE and self._doors.has_ended(connection.cookies[COOKIE]):
+            return None
+        return found
 
     def lets_in(self, socket: WebSocket, role: Role) -> bool:
         """A WebSocket is not bound to its origin by browsers, so it needs the same-origin check although it reads."""
@@ -126,7 +156,12 @@ class Gate:
         async def answer(request: Request) -> Response:
             if endpoint.role is not None:
                 request.state.caller = self._admit(request, endpoint)
-            return await endpoint.answer(request)
+            is_counted = self._shedding.begin(endpoint)
+            try:
+                return await endpoint.answer(request)
+            finally:
+                if is_counted:
+                    self._shedding.end()
 
         return answer
 
@@ -143,22 +178,22 @@ class Gate:
 
 
 class OuterGate:
-    """Around everything: loopback names only where there are no tokens, and security headers on every answer."""
+    """Around everything: who is behind a proxy, loopback names only where the hub is open, and security headers."""
 
-    def __init__(self, app: ASGIApp, *, needs_loopback_name: bool) -> None:
+    def __init__(self, app: ASGIApp, *, needs_loopback_name: bool, proxy: Proxy) -> None:
         self._app = app
+        self._proxy = proxy
         self._needs_loopback_name = needs_loopback_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        self._proxy.behind(scope)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] += [
-                    (name.lower().encode(), text.encode()) for name, text in SECURITY_HEADERS.items()
-                ]
+                message["headers"] += [(name.lower().encode(), text.encode()) for name, text in OWN_HEADERS.items()]
             await send(message)
 
         if self._needs_loopback_name and not names_loopback(HTTPConnection(scope).headers.get("host", "")):
@@ -170,12 +205,12 @@ class OuterGate:
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).close(POLICY_VIOLATION)
             return
-        problem = "this hub has no tokens and answers only to localhost, 127.0.0.1 and [::1]"
+        problem = "this hub has neither tokens nor users and answers only to localhost, 127.0.0.1 and [::1]"
         await refusal(scope["path"], status=403, problem=problem)(scope, receive, send)
 
 
-def own_endpoints(hub: HubView, gate: Gate) -> list[Endpoint]:
-    """Health, readiness, our own metrics, and signing in."""
+def own_endpoints(hub: HubView) -> list[Endpoint]:
+    """Health, readiness, our own metrics, and who is asking."""
 
     async def healthy(_: Request) -> Response:
         return PlainTextResponse("Watchkeeper is healthy.\n")
@@ -192,46 +227,23 @@ def own_endpoints(hub: HubView, gate: Gate) -> list[Endpoint]:
         caller: Caller = request.state.caller
         return ok(name=caller.name, role=caller.role, needs_sign_in=caller.proof is not Proof.LOOPBACK)
 
-    async def login(request: Request) -> Response:
-        if not is_own_page(request.method, request.headers):
-            raise HTTPException(403, "sign in from the console itself")
-        token = gate.auth.find(await _read_secret(request))
-        if token is None:
-            raise HTTPException(401, "no such token")
-        answer = ok(name=token.name, role=token.role)
-        answer.set_cookie(
-            COOKIE,
-            gate.auth.session(token, now=hub.clock.now()),
-            max_age=int(SESSION.total_seconds()),
-            secure=request.url.scheme == "https",
-            httponly=True,
-            samesite="strict",
-        )
-        return answer
-
-    async def logout(request: Request) -> Response:
-        if not is_own_page(request.method, request.headers):
-            raise HTTPException(403, "sign out from the console itself")
-        answer = ok()
-        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
-        return answer
+    async def not_a_socket(_: Request) -> Response:
+        raise HTTPException(426, "live updates come over a WebSocket", {"Upgrade": "websocket"})
 
     return [
-        Endpoint(("GET",), "/-/healthy", None, healthy),
-        Endpoint(("GET",), "/-/ready", None, ready),
-        Endpoint(("GET",), "/metrics", Role.VIEWER, metrics),
-        Endpoint(("GET",), "/api/whoami", Role.VIEWER, whoami),
-        Endpoint(("POST",), "/api/login", None, login),
-        Endpoint(("POST",), "/api/logout", None, logout),
+        Endpoint(("GET",), "/-/healthy", None, healthy, words="Whether the hub lives", media="text/plain"),
+        Endpoint(("GET",), "/-/ready", None, ready, words="Whether it has begun; 503 says why not", media="text/plain"),
+        Endpoint(("GET",), "/metrics", Role.VIEWER, metrics, words="The hub's own metrics", media="text/plain"),
+        Endpoint(
+            ("GET",),
+            "/api/whoami",
+            Role.VIEWER,
+            whoami,
+            words="Who is asking, and with which role",
+            gives={"name": str, "role": Role, "needs_sign_in": bool},
+        ),
+        Endpoint(("GET",), LIVE_PATH, Role.VIEWER, not_a_socket, words=LIVE_WORDS),
     ]
-
-
-async def _read_secret(request: Request) -> str:
-    try:
-        secret = orjson.loads(await read_body(request, LOGIN_LIMIT_BYTES))["token"]
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise HTTPException(400, 'the body must be {"token": "…"}') from error
-    return str(secret)
 
 
 async def say_no(request: Request, error: Exception) -> Response:

@@ -1,11 +1,11 @@
 """Who is asking, and what may they do.
 
-Four roles: viewer < operator < admin, and agent, which may push events and samples and nothing else. With a
-token file, a request carries a bearer token or the cookie that the login page set. Without one the
-hub only listens on loopback and every local request is admin; because any web page can talk to
-loopback, the Host header must then be a loopback name (against DNS rebinding). A request that
-changes something and is authorised by where it comes from, not by a bearer token, must come from
-our own page (against cross-site requests).
+Four roles: viewer < operator < admin, and agent, which may push events and samples and nothing else. With tokens,
+users or a trusted proxy, a request carries a bearer token, the cookie that signing in set, or the name that the proxy
+vouches for. With none of them the hub only listens on loopback and every local request is admin; because any web
+page can talk to loopback, the Host header must then be a loopback name (against DNS rebinding). A request that
+changes something and is authorised by where it comes from, not by a bearer token, must come from our own page
+(against cross-site requests). `doors` reads the files again when they change, `sign_in` lets people in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -30,6 +30,7 @@ HASHED = "sha256:"
 BOUND = "node="
 # Digits of a time in seconds, until the year 33658.
 LONGEST_TIME = 12
+KEY_BYTES = 32
 # 128 bits in hexadecimal: enough that a fast hash without salt cannot be searched.
 SHORTEST_TOKEN = 32
 
@@ -60,6 +61,7 @@ class Proof(StrEnum):
 
     BEARER = "bearer"
     COOKIE = "cookie"
+    PROXY = "proxy"
     LOOPBACK = "loopback"
 
 
@@ -91,21 +93,52 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class User:
+    """A person: the argon2 hash of the password, or None for one who only comes through a trusted proxy."""
+
+    name: str
+    role: Role
+    hash: str | None = field(default=None, repr=False)
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256((self.hash or "").encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
 class Auth:
-    """The access rules of one hub; no tokens means loopback only."""
+    """The access rules of one hub; where `is_open`, that is loopback only.
+
+    `is_guarded` keeps a hub shut whose last user or token was taken away while it runs. `newcomer` is the role of
+    whoever a trusted proxy names and no user file knows; None lets only those in whom it knows.
+    """
 
     tokens: tuple[Token, ...] = ()
+    users: tuple[User, ...] = ()
+    newcomer: Role | None = None
+    is_guarded: bool = False
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
 
-    def caller(self, headers: Mapping[str, str], cookies: Mapping[str, str], *, now: datetime) -> Caller | None:
-        """Who sends a request with these headers, or None if it proves nothing."""
-        if not self.tokens:
+    @property
+    def is_open(self) -> bool:
+        return not (self.tokens or self.users or self.is_guarded)
+
+    def caller(
+        self, headers: Mapping[str, str], cookies: Mapping[str, str], *, now: datetime, vouched: str | None = None
+    ) -> Caller | None:
+        """Who sends a request with these headers, or None if it proves nothing; `vouched` is a trusted proxy's word."""
+        if self.is_open:
             return Caller("local", Role.ADMIN, Proof.LOOPBACK)
         scheme, _, secret = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            token = self.find(secret.strip())
+        if scheme.lower() == "bearer" and ((token := self.find(secret.strip())) is not None or vouched is None):
             return None if token is None else Caller(token.name, token.role, Proof.BEARER, token.nodes)
-        token = self._of_session(cookies.get(COOKIE, ""), now)
-        return None if token is None else Caller(token.name, token.role, Proof.COOKIE, token.nodes)
+        if vouched is not None:
+            role = next((user.role for user in self.users if user.name == vouched), self.newcomer)
+            return None if role is None else Caller(vouched, role, Proof.PROXY)
+        holder = self._of_session(cookies.get(COOKIE, ""), now)
+        if holder is None:
+            return None
+        return Caller(holder.name, holder.role, Proof.COOKIE, holder.nodes if isinstance(holder, Token) else None)
 
     def find(self, secret: str) -> Token | None:
         """The token with this secret; every one is compared, so the time tells nothing."""
@@ -113,25 +146,33 @@ class Auth:
         matching = [token for token in self.tokens if hmac.compare_digest(token.digest, digest)]
         return matching[0] if matching else None
 
-    def session(self, token: Token, *, now: datetime) -> str:
-        """A cookie value that expires, survives a restart, and dies with its token."""
-        body = f"{token.name}.{int((now + SESSION).timestamp())}"
-        return f"{body}.{_seal(token, body)}"
+    def session(self, holder: Token | User, *, now: datetime) -> str:
+        """A cookie value that expires, survives a restart, and dies with its token or password."""
+        until = int((now + SESSION).timestamp())
+        body = f"{_kind(holder)}.{holder.name}.{secrets.token_hex(8)}.{until}"
+        return f"{body}.{self._seal(holder, body)}"
 
-    def _of_session(self, cookie: str, now: datetime) -> Token | None:
+    def _of_session(self, cookie: str, now: datetime) -> Token | User | None:
         body, _, seal = cookie.rpartition(".")
-        name, _, until = body.rpartition(".")
+        opening, _, until = body.rpartition(".")
+        kind, _, name = opening.rpartition(".")[0].partition(".")
         # A cookie is a stranger's text: only what could have come from `session` is looked at.
         if not cookie.isascii() or not until.isdigit() or len(until) > LONGEST_TIME or int(until) <= now.timestamp():
             return None
-        for token in self.tokens:
-            if token.name == name and hmac.compare_digest(_seal(token, body), seal):
-                return token
+        holders: tuple[Token | User, ...] = (*self.tokens, *self.users)
+        for holder in holders:
+            known = (_kind(holder), holder.name)
+            if known == (kind, name) and hmac.compare_digest(self._seal(holder, body), seal):
+                return holder
         return None
 
+    def _seal(self, holder: Token | User, body: str) -> str:
+        """Needs the hub's own key too: whoever reads hashes in a file of tokens or users cannot make a session."""
+        return hmac.new(self.key, holder.digest + body.encode(), hashlib.sha256).hexdigest()
 
-def _seal(token: Token, body: str) -> str:
-    return hmac.new(token.digest, body.encode(), hashlib.sha256).hexdigest()
+
+def _kind(holder: Token | User) -> str:
+    return "t" if isinstance(holder, Token) else "u"
 
 
 def load(path: Path) -> Auth:
@@ -193,11 +234,11 @@ def _parse_secret(parts: list[str]) -> Token:
 
 def check_listen(host: str, auth: Auth) -> None:
     """Refuse to show a hub without tokens to the network."""
-    if not auth.tokens and not is_loopback(host):
+    if auth.is_open and not is_loopback(host):
         raise StartRefused(
-            "without tokens everyone who reaches this address would be admin",
+            "without tokens or users everyone who reaches this address would be admin",
             where=f"listen address {host}",
-            remedy="Listen on 127.0.0.1, or name a token file with --tokens or [hub] tokens",
+            remedy="Listen on 127.0.0.1, or name a token file with --tokens or [hub] tokens, or users with [hub] users",
         )
 
 

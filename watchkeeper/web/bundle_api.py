@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.web.answers import Endpoint
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -51,4 +52,14 @@ class BundleApi:
 
 def endpoints(hub: HubView) -> list[Endpoint]:
     # Not for viewers: names of users, and what was printed on machines.
-    return [Endpoint(("GET",), "/api/bundle", Role.OPERATOR, BundleApi(hub).make)]
+    asks = (
+        Asked("incident", "evidence about this incident; either this or `node`"),
+        Asked("node", "evidence about this node"),
+        shapes.CLUSTER,
+        Asked("hide_names", "1: names of users and machines become placeholders"),
+    )
+    words = "Everything known about an incident or a node as a tar.gz, for whoever repairs the machine"
+    make = BundleApi(hub).make
+    return [
+        Endpoint(("GET",), "/api/bundle", Role.OPERATOR, make, words=words, asks=asks, media="application/gzip"),
+    ]

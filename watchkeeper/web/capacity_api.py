@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -21,8 +22,8 @@ from watchkeeper.errors import CollectError, QueryError
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
 from watchkeeper.query.engine import Span
-from watchkeeper.web import holders
-from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.web import holders, shapes
+from watchkeeper.web.answers import Asked, Endpoint, ok
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -34,6 +35,13 @@ LONGEST_HORIZON = 26 * 7 * 86_400
 KEPT_SECONDS, MOST_KEPT = 300.0, 16
 LONGEST_WINDOW = 7 * 86_400
 MOST_ADVICE = 1000
+FORECAST_ASKS = (
+    Asked("about", f"{', '.join(hub_demand.ABOUT)}; demand unless given"),
+    Asked("horizon", "how far to look, such as 4w; 7d unless given"),
+    Asked("target", "the share of the fleet that may be in use, from 0.05 to 1; 0.8 unless given", float),
+    shapes.CLUSTER,
+)
+WINDOW_ASK = Asked("window", "the time that use is measured over; 1d unless given, at most 7d")
 
 
 class CapacityApi:
@@ -258,7 +266,38 @@ def _share(text: str) -> float:
 def endpoints(hub: HubView) -> list[Endpoint]:
     api = CapacityApi(hub)
     return [
-        Endpoint(("GET",), "/api/capacity/forecast", Role.VIEWER, api.forecast),
-        Endpoint(("GET",), "/api/capacity/now", Role.VIEWER, api.now),
-        Endpoint(("GET",), "/api/capacity/advice", Role.VIEWER, api.advice),
+        Endpoint(
+            ("GET",),
+            "/api/capacity/forecast",
+            Role.VIEWER,
+            api.forecast,
+            words="When the fleet is full: a forecast with its interval, its backtest and what would help",
+            asks=FORECAST_ASKS,
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/capacity/now",
+            Role.VIEWER,
+            api.now,
+            words="What is free, stranded and waited for now, and which workloads would do with less",
+            asks=(WINDOW_ASK, shapes.CLUSTER),
+            gives={
+                "now": datetime,
+                "standing": standing.Standing,
+                "waits": list[standing.Wait],
+                "use": {"window": str, "held_gpus": int, "used_gpus": float | None},
+                "rightsizing": list[rightsizing.Advice],
+                "repartition": list[rightsizing.Repartition],
+                "problem": str | None,
+            },
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/capacity/advice",
+            Role.VIEWER,
+            api.advice,
+            words="Scaling advice alone, for programs",
+            asks=(*FORECAST_ASKS, WINDOW_ASK),
+            gives={"now": datetime, "sentence": str | None, "advice": list[dict[str, Any]]},
+        ),
     ]

@@ -17,8 +17,8 @@ from watchkeeper.catalogue import causes
 from watchkeeper.diagnose import lemons, lessons
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock
-from watchkeeper.web import cards
-from watchkeeper.web.answers import Endpoint, ok, read_object, whole_number
+from watchkeeper.web import cards, shapes
+from watchkeeper.web.answers import Asked, Endpoint, ok, read_object, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -103,7 +103,31 @@ class CausesApi:
 def endpoints(hub: HubView) -> list[Endpoint]:
     api = CausesApi(hub)
     return [
-        Endpoint(("POST",), "/api/incidents/{id}/cause", Role.OPERATOR, api.correct, changes=True),
-        Endpoint(("GET",), "/api/accuracy", Role.VIEWER, api.accuracy),
-        Endpoint(("GET",), "/api/lemons", Role.VIEWER, api.lemon_nodes),
+        Endpoint(
+            ("POST",),
+            "/api/incidents/{id}/cause",
+            Role.OPERATOR,
+            api.correct,
+            changes=True,
+            words="Correct a cause, or confirm it with the same one",
+            body={"cause": str, "why": str},
+            gives={"correction": lessons.Correction, **shapes.DETAIL},
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/accuracy",
+            Role.VIEWER,
+            api.accuracy,
+            words="For each cause how often it was named, judged by a person, and right",
+            gives={"accuracy": list[lessons.Accuracy]},
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/lemons",
+            Role.VIEWER,
+            api.lemon_nodes,
+            words="Nodes by how often they break against the fleet, the most hazardous first",
+            asks=(Asked("days", f"of the last so many days, at most {MOST_DAYS}; 90 unless given", int),),
+            gives={"since": datetime, "lemons": list[lemons.Lemon], "left_out": int, "unseen": list[str]},
+        ),
     ]

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,7 +16,7 @@ from starlette.responses import Response
 from watchkeeper.collect.inventory import UNMAPPED
 from watchkeeper.model import cluster
 from watchkeeper.web import holders, node_list, who
-from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.web.answers import Asked, Endpoint, ok
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -87,6 +89,38 @@ def _facts(lines: list[node_list.NodeLine]) -> set[str]:
 def endpoints(hub: HubView) -> list[Endpoint]:
     api = ClusterApi(hub)
     return [
-        Endpoint(("GET",), "/api/nodes", Role.VIEWER, api.nodes),
-        Endpoint(("GET",), "/api/who", Role.VIEWER, api.who),
+        Endpoint(
+            ("GET",),
+            "/api/nodes",
+            Role.VIEWER,
+            api.nodes,
+            words="Every node with its states, GPUs and holders",
+            asks=(
+                Asked("state", "only nodes in this state, ours or the scheduler's"),
+                Asked("pool", "only nodes of this pool"),
+            ),
+            gives={
+                "now": datetime,
+                "nodes": list[node_list.NodeLine],
+                "total": int,
+                "schedulers": list[dict[str, Any]],
+                "unmapped": dict[str, int],
+                "problem": str | None,
+            },
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/who",
+            Role.VIEWER,
+            api.who,
+            words="Who holds a GPU or node, and what a job, pod, user or team holds",
+            asks=(Asked("name", "a GPU's UUID or node/3, a node, a pod, a job, a user, a team", is_required=True),),
+            gives={
+                "asked": str,
+                "gpus": list[who.GpuAnswer],
+                "nodes": list[who.NodeAnswer],
+                "workloads": list[who.WorkloadAnswer],
+                "left_out": int,
+            },
+        ),
     ]

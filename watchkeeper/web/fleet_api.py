@@ -7,6 +7,7 @@ here, a request is checked, handed to the hub, and its answer written.
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -19,9 +20,10 @@ from watchkeeper.collect import registration
 from watchkeeper.errors import CollectError, WatchkeeperError, WireError
 from watchkeeper.kit import clock, own_metrics, wire
 from watchkeeper.model import events as happenings
+from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident
-from watchkeeper.web import cards, frames, inventory, slo_api, stories
-from watchkeeper.web.answers import Endpoint, check_node, ok, read_body, whole_number
+from watchkeeper.web import cards, frames, shapes, slo_api, stock_answer, stories
+from watchkeeper.web.answers import Asked, Bare, Endpoint, check_node, ok, read_body, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -42,6 +44,7 @@ class FleetApi:
     def __init__(self, hub: HubView) -> None:
         self._hub = hub
         self._pushes = 0
+        self._stock = stock_answer.StockAnswer(hub)
         self._refused = hub.metrics.counter("watchkeeper_web_pushes_refused_total", "Event pushes answered with 429")
 
     async def status(self, _: Request) -> Response:
@@ -53,29 +56,20 @@ class FleetApi:
             now=hub.clock.now(),
             ready=hub.is_ready,
             not_ready_because=hub.not_ready_because,
+            degraded=hub.degraded(),
             simulated=hub.simulator_url is not None,
+            dollars_per_gpu_hour=hub.settings.cost.dollars_per_gpu_hour,
+            docs_url=hub.settings.render.docs_url,
             rules={"owner": hub.settings.rules.owner, **slo_api.outcome(hub.last_reload())},
             colours={
-                name: {"title": c.title, "unit": c.unit, "low": c.low, "high": c.high}
+                name: {"title": c.title, "unit": c.unit, "low": c.low, "high": c.high, "metric": c.metric}
                 for name, c in frames.COLOURS.items()
             },
         )
 
-    async def fleet(self, _: Request) -> Response:
+    async def fleet(self, request: Request) -> Response:
         """The inventory in heat-map order, and who holds which GPU now."""
-        stock = inventory.take(self._hub.fleet)
-        try:
-            answer = await self._hub.ask(GPU_EXPR, clock.to_ms(self._hub.clock.now()))
-        except WatchkeeperError:
-            held = None
-        else:
-            told = self._hub.fleet.holders()
-            held = {self._uuid(stock, at): name for at, name in frames.owners(stock, answer, told).items()}
-        return ok(**stock.to_plain(), workloads=held)
-
-    def _uuid(self, stock: inventory.Inventory, at: int) -> str:
-        gpu = stock.slots[at].gpu
-        return "" if gpu is None else gpu.uuid
+        return await self._stock.answer(request)
 
     async def incidents(self, request: Request) -> Response:
         open_only = request.query_params.get("open", "1") not in ("0", "false")
@@ -234,22 +228,161 @@ def event_problems(event: happenings.Event) -> list[str]:
     return problems
 
 
+# Deliberately one table: a row for each endpoint, with what the API's document says about it.
 def endpoints(hub: HubView) -> list[Endpoint]:
     api = FleetApi(hub)
     get, post = ("GET",), ("POST",)
     return [
-        Endpoint(get, "/api/status", Role.VIEWER, api.status),
-        Endpoint(get, "/api/fleet", Role.VIEWER, api.fleet),
-        Endpoint(get, "/api/gpu/{uuid}", Role.VIEWER, api.gpu),
-        Endpoint(get, "/api/incidents", Role.VIEWER, api.incidents),
-        Endpoint(get, "/api/incidents/{id}", Role.VIEWER, api.incident),
-        Endpoint(post, "/api/incidents/{id}/acknowledge", Role.OPERATOR, api.acknowledge, changes=True),
-        Endpoint(post, "/api/incidents/{id}/resolve", Role.OPERATOR, api.resolve, changes=True),
-        Endpoint(post, "/api/incidents/{id}/note", Role.OPERATOR, api.note, changes=True),
-        Endpoint(post, "/api/events", Role.AGENT, api.events, changes=True),
-        Endpoint(post, "/api/nodes", Role.AGENT, api.nodes, changes=True),
-        Endpoint(get, "/api/sim/scenarios", Role.VIEWER, api.simulator),
-        Endpoint(get, "/api/sim/faults", Role.VIEWER, api.simulator),
-        Endpoint(post, "/api/sim/faults", Role.OPERATOR, api.simulator, changes=True),
-        Endpoint(("DELETE",), "/api/sim/faults/{id}", Role.OPERATOR, api.simulator, changes=True),
+        Endpoint(
+            get,
+            "/api/status",
+            Role.VIEWER,
+            api.status,
+            words="The hub itself: version, cluster, mode, rules, and the colours of the map",
+            gives={
+                "version": str,
+                "cluster": str,
+                "mode": str,
+                "now": datetime,
+                "ready": bool,
+                "not_ready_because": str | None,
+                "degraded": list[str],
+                "simulated": bool,
+                "dollars_per_gpu_hour": float,
+                "docs_url": str | None,
+                "rules": shapes.RuleState,
+                "colours": dict[str, shapes.Colour],
+            },
+        ),
+        Endpoint(
+            get,
+            "/api/fleet",
+            Role.VIEWER,
+            api.fleet,
+            words="The inventory in the order of the map, and who holds which GPU now",
+            gives={
+                "version": str,
+                "nodes": list[shapes.NodeInFleet],
+                "workloads": dict[str, str] | None,
+                "teams": dict[str, str],
+            },
+        ),
+        Endpoint(
+            get,
+            "/api/gpu/{uuid}",
+            Role.VIEWER,
+            api.gpu,
+            words="One GPU: where it is, who holds it, what its exporter says of it, and what happened to it",
+            gives={
+                "gpu": fleet.Gpu,
+                "node": shapes.NODE_OR_NAME,
+                "labels": dict[str, str] | None,
+                "events": list[dict[str, Any]],
+                "incidents": list[shapes.Card],
+            },
+        ),
+        Endpoint(
+            get,
+            "/api/incidents",
+            Role.VIEWER,
+            api.incidents,
+            words="Incidents, newest first",
+            asks=(
+                Asked("open", "0: resolved ones too; 1 unless given"),
+                Asked("limit", f"at most {LIST_LIMIT}; 200 unless given", int),
+            ),
+            gives={"incidents": list[shapes.Card]},
+        ),
+        Endpoint(
+            get,
+            "/api/incidents/{id}",
+            Role.VIEWER,
+            api.incident,
+            words="One incident with its diagnosis, plan, timeline and whom it hits",
+            gives=shapes.FULL_DETAIL,
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/acknowledge",
+            Role.OPERATOR,
+            api.acknowledge,
+            changes=True,
+            words="Say that somebody works on it",
+            gives=shapes.DETAIL,
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/resolve",
+            Role.OPERATOR,
+            api.resolve,
+            changes=True,
+            words="Close an incident, with the reason",
+            body={"why": str},
+            gives=shapes.DETAIL,
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/note",
+            Role.OPERATOR,
+            api.note,
+            changes=True,
+            words="Write a note into the timeline",
+            body={"text": str},
+            gives=shapes.DETAIL,
+        ),
+        Endpoint(
+            post,
+            "/api/events",
+            Role.AGENT,
+            api.events,
+            changes=True,
+            words="Take a batch of events of an agent; 200 means that it is on disk",
+            body=list[happenings.Event],
+            gives={"kept": int},
+        ),
+        Endpoint(
+            post,
+            "/api/nodes",
+            Role.AGENT,
+            api.nodes,
+            changes=True,
+            words="Take an agent's word about its node",
+            body=registration.NodeRegistration,
+            gives={},
+        ),
+        Endpoint(
+            get,
+            "/api/sim/scenarios",
+            Role.VIEWER,
+            api.simulator,
+            words="Faults that the simulated fleet can have; 404 where the fleet is real",
+            gives=Bare(list[dict[str, Any]]),
+        ),
+        Endpoint(
+            get,
+            "/api/sim/faults",
+            Role.VIEWER,
+            api.simulator,
+            words="Faults that the simulated fleet has now",
+            gives=Bare(list[dict[str, Any]]),
+        ),
+        Endpoint(
+            post,
+            "/api/sim/faults",
+            Role.OPERATOR,
+            api.simulator,
+            changes=True,
+            words="Inject a fault into the simulated fleet",
+            body={"scenario": str},
+            gives=Bare(Any),
+        ),
+        Endpoint(
+            ("DELETE",),
+            "/api/sim/faults/{id}",
+            Role.OPERATOR,
+            api.simulator,
+            changes=True,
+            words="End a fault of the simulated fleet",
+            gives=Bare(Any),
+        ),
     ]

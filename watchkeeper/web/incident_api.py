@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,9 +18,10 @@ from watchkeeper.errors import StoreError, WireError
 from watchkeeper.incidents import alertmanager, digest, report, silencing, subject
 from watchkeeper.kit import durations, wire
 from watchkeeper.model.incidents import Incident
+from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Matcher, Silence, parse_matcher
-from watchkeeper.web import stories
-from watchkeeper.web.answers import Endpoint, check_node, ok, read_body, read_object, whole_number
+from watchkeeper.web import shapes, stories
+from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body, read_object, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -31,6 +32,19 @@ WEBHOOKS_IN_FLIGHT = 32
 TEXT_LIMIT = 4000
 MOST_MATCHERS = 20
 MOST_DAYS = 366
+
+
+class SilencedFor(TypedDict):
+    """The body of a silence: `for` such as 2h, or `ends_at`."""
+
+    reason: str
+    ends_at: NotRequired[str]
+    starts_at: NotRequired[str]
+    maintenance: NotRequired[bool]
+
+
+class NewSilence(SilencedFor):
+    matchers: list[str]
 
 
 class IncidentApi:
@@ -157,17 +171,92 @@ def _text(body: dict[str, Any], name: str) -> str:
     return " ".join(text.split())
 
 
+# Deliberately one table: a row for each endpoint, with what the API's document says about it.
 def endpoints(hub: HubView) -> list[Endpoint]:
     api = IncidentApi(hub)
     get, post = ("GET",), ("POST",)
     return [
-        Endpoint(post, "/api/incidents/{id}/assign", Role.OPERATOR, api.assign, changes=True),
-        Endpoint(post, "/api/incidents/{id}/silence", Role.OPERATOR, api.silence_incident, changes=True),
-        Endpoint(get, "/api/incidents/{id}/report", Role.VIEWER, api.report),
-        Endpoint(get, "/api/incidents/{id}/notices", Role.VIEWER, api.notices),
-        Endpoint(get, "/api/silences", Role.VIEWER, api.silences),
-        Endpoint(post, "/api/silences", Role.OPERATOR, api.add_silence, changes=True),
-        Endpoint(("DELETE",), "/api/silences/{id}", Role.OPERATOR, api.end_silence, changes=True),
-        Endpoint(get, "/api/digest", Role.VIEWER, api.digest),
-        Endpoint(post, "/api/alertmanager", Role.AGENT, api.webhook, changes=True),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/assign",
+            Role.OPERATOR,
+            api.assign,
+            changes=True,
+            words="Give an incident to somebody",
+            body={"to": str},
+            gives={"incident": Incident},
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/silence",
+            Role.OPERATOR,
+            api.silence_incident,
+            changes=True,
+            words="Silence everything at the place of an incident for some time",
+            body=SilencedFor,
+            gives={"silence": shapes.ShownSilence},
+        ),
+        Endpoint(
+            get,
+            "/api/incidents/{id}/report",
+            Role.VIEWER,
+            api.report,
+            words="The whole story of an incident, as Markdown or JSON",
+            asks=(Asked("format", "markdown unless given", Literal["markdown", "json"]),),
+            media="text/markdown",
+        ),
+        Endpoint(
+            get,
+            "/api/incidents/{id}/notices",
+            Role.VIEWER,
+            api.notices,
+            words="Who was told about an incident, when, and what they answered",
+            gives={"notices": list[Notice]},
+        ),
+        Endpoint(
+            get,
+            "/api/silences",
+            Role.VIEWER,
+            api.silences,
+            words="Silences that are, will be, or were in force within the last day",
+            gives={"silences": list[shapes.ListedSilence], "problem": str},
+        ),
+        Endpoint(
+            post,
+            "/api/silences",
+            Role.OPERATOR,
+            api.add_silence,
+            changes=True,
+            words="Silence what fits all matchers",
+            body=NewSilence,
+            gives={"silence": shapes.ShownSilence},
+        ),
+        Endpoint(
+            ("DELETE",),
+            "/api/silences/{id}",
+            Role.OPERATOR,
+            api.end_silence,
+            changes=True,
+            words="End a silence now",
+            gives={"silence": shapes.ShownSilence},
+        ),
+        Endpoint(
+            get,
+            "/api/digest",
+            Role.VIEWER,
+            api.digest,
+            words="A review of the incidents of some days, with a text for people",
+            asks=(Asked("days", f"at most {MOST_DAYS}; 7 unless given", int),),
+            gives={"digest": digest.Digest, "text": str},
+        ),
+        Endpoint(
+            post,
+            "/api/alertmanager",
+            Role.AGENT,
+            api.webhook,
+            changes=True,
+            words="Take alerts of somebody else's rules, in the form of Alertmanager's webhook",
+            body=dict[str, Any],
+            gives={"taken": int, "problems": list[str]},
+        ),
     ]

@@ -24,7 +24,8 @@ from watchkeeper.errors import ActionRefused, WireError
 from watchkeeper.kit import wire
 from watchkeeper.model import orders
 from watchkeeper.remediate.orders import Address, Outbox, Wanted
-from watchkeeper.web.answers import Endpoint, check_node, ok, read_body, whole_number
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -220,9 +221,54 @@ def endpoints(hub: HubView) -> list[Endpoint]:
     api = OrdersApi(hub)
     get, post = ("GET",), ("POST",)
     return [
-        Endpoint(get, "/api/orders", Role.AGENT, api.fetch),
-        Endpoint(post, "/api/orders", Role.OPERATOR, api.give, changes=True),
-        Endpoint(get, "/api/orders/recent", Role.VIEWER, api.recent),
-        Endpoint(get, "/api/orders/{id}", Role.VIEWER, api.one),
-        Endpoint(post, "/api/orders/{id}/receipt", Role.AGENT, api.answer, changes=True),
+        Endpoint(
+            get,
+            "/api/orders",
+            Role.AGENT,
+            api.fetch,
+            words="What waits for a node, as soon as there is something",
+            asks=(
+                Asked("node", "whose orders", is_required=True),
+                shapes.CLUSTER,
+                Asked("wait", f"seconds to wait for one, at most {LONGEST_WAIT_SECONDS}; 0 unless given", int),
+            ),
+            gives={"orders": list[orders.Envelope]},
+        ),
+        Endpoint(
+            post,
+            "/api/orders",
+            Role.OPERATOR,
+            api.give,
+            changes=True,
+            words="Have something harmless done by the agent of a node",
+            body=Given,
+            gives=shapes.GivenOrder,
+        ),
+        Endpoint(
+            get,
+            "/api/orders/recent",
+            Role.VIEWER,
+            api.recent,
+            words="The newest orders and what came of them",
+            asks=(Asked("limit", f"at most {MOST_LISTED}; 100 unless given", int),),
+            gives={"orders": list[shapes.GivenOrder]},
+        ),
+        Endpoint(
+            get,
+            "/api/orders/{id}",
+            Role.VIEWER,
+            api.one,
+            words="One order, its state, and its receipt once there is one",
+            gives=shapes.GivenOrder,
+        ),
+        Endpoint(
+            post,
+            "/api/orders/{id}/receipt",
+            Role.AGENT,
+            api.answer,
+            changes=True,
+            words="Take what came of an order; 200 means that it is on disk",
+            body=orders.Envelope,
+            gives={},
+        ),
     ]

@@ -27,7 +27,11 @@ NOT_BUILT = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Watc
 """
 # Vite writes a hash of the content into each name, so a name never changes its content.
 FOR_EVER = "public, max-age=31536000, immutable"
-CONSOLE_PATHS = ("/", "/incidents", "/incidents/{id}", "/gpu/{uuid}", "/slo")
+# Every address of the console is one page, whose code finds the view: `PAGES` in console/src/main.tsx.
+CONSOLE_PATHS = (
+    *("/", "/gpu/{uuid}", "/node/{name}", "/incidents", "/incidents/{id}", "/fabric", "/jobs", "/jobs/{id:path}"),
+    *("/explore", "/cost", "/slo", "/drills", "/drills/{id}", "/journal"),
+)
 
 
 async def index(_: Request) -> Response:
@@ -52,12 +56,16 @@ async def asset(request: Request) -> Response:
     return Response(compressed(path), media_type=kind, headers=headers | {"Content-Encoding": "gzip"})
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def compressed(path: Path) -> bytes:
     """A file's content for the wire; remembered, because the name changes with the content."""
     return gzip.compress(path.read_bytes())
 
 
 def endpoints() -> list[Endpoint]:
-    pages = [Endpoint(("GET",), path, None, index) for path in CONSOLE_PATHS]
-    return [*pages, Endpoint(("GET",), "/assets/{name}", None, asset)]
+    pages = [
+        Endpoint(("GET",), path, None, index, words="A page of the console", media="text/html")
+        for path in CONSOLE_PATHS
+    ]
+    words = "A file of the console"
+    return [*pages, Endpoint(("GET",), "/assets/{name}", None, asset, words=words, media="application/octet-stream")]

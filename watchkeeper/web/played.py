@@ -22,6 +22,7 @@ from watchkeeper.incidents.silencing import Wish
 from watchkeeper.kit import broadcast, clock, own_metrics
 from watchkeeper.model import actions, alerts, diagnosis, events
 from watchkeeper.model.alerts import Alert
+from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.notices import Notice
@@ -135,6 +136,9 @@ class PlayedHub:
     def events_between(self, since: datetime, until: datetime) -> list[events.Event]:
         return [event for event in self._tape.events if since <= event.at <= until]
 
+    def events_at(self, place: Place, since: datetime, until: datetime) -> list[events.Event]:
+        return [event for event in self.events_between(since, until) if place.encloses(event.place)]
+
     def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
         now = self.clock.now()
         found = [story.incident for story in self._stories.values() if story.incident.opened_at <= now]
@@ -195,6 +199,9 @@ class PlayedHub:
 
     def silences_problem(self) -> str:
         return ""
+
+    def degraded(self) -> list[str]:
+        return []
 
     def silenced_by(self, _: Incident) -> Silence | None:
         return None

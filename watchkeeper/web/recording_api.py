@@ -21,7 +21,7 @@ from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, printer
 from watchkeeper.store import recording
 from watchkeeper.web import prometheus_form as form
-from watchkeeper.web.answers import Endpoint
+from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -125,4 +125,13 @@ def _from_afar(on: engine.Engine) -> Callable[[Matchers, int, int], Iterator[Any
 
 
 def endpoints(hub: HubView) -> list[Endpoint]:
-    return [Endpoint(("GET",), "/api/recording", Role.VIEWER, RecordingApi(hub).record)]
+    asks = (
+        Asked("from", "RFC 3339 or seconds since 1970", is_required=True),
+        Asked("to", "RFC 3339 or seconds since 1970", is_required=True),
+        Asked("match[]", "only series that a selector means", list[str]),
+    )
+    words = "Samples, events and incidents of a time window as one file; see howto/history.md"
+    record = RecordingApi(hub).record
+    return [
+        Endpoint(("GET",), "/api/recording", Role.VIEWER, record, words=words, asks=asks, media="application/gzip"),
+    ]

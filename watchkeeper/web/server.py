@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from watchkeeper.errors import StartRefused
+from watchkeeper.web.tls import REFRESH_SECONDS, Certificates
 
 # Requests in progress get this long to end; open WebSockets are told to go at once.
 GRACE_SECONDS = 2
@@ -80,7 +81,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(app: ASGIApp, listener: socket.socket, *, stop: asyncio.Event) -> None:
+async def serve(
+    app: ASGIApp, listener: socket.socket, *, stop: asyncio.Event, certificates: Certificates | None = None
+) -> None:
     """Answer requests until `stop` is set; returns once every connection is closed, at most seconds later."""
     config = uvicorn.Config(
         app,
@@ -90,16 +93,28 @@ async def serve(app: ASGIApp, listener: socket.socket, *, stop: asyncio.Event) -
         log_config=None,
         access_log=False,
         server_header=False,
+        # `proxy` decides whose headers are believed; uvicorn would believe everybody on this machine.
+        proxy_headers=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws_max_size=65536,
     )
+    config.load()
+    config.ssl = None if certificates is None else certificates.context
     server = _Server(config)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
+    renewing = asyncio.create_task(_renew(certificates))
     try:
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         await running
     finally:
         stopping.cancel()
+        renewing.cancel()
         listener.close()
+
+
+async def _renew(certificates: Certificates | None) -> None:
+    while certificates is not None:
+        await asyncio.sleep(REFRESH_SECONDS)
+        certificates.refresh()

@@ -5,6 +5,7 @@ The console's page of objectives, `watchkeeper slo` and `watchkeeper rules reloa
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from watchkeeper.config import settings
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model.incidents import Incident
 from watchkeeper.rules import budgets, reload
+from watchkeeper.web import shapes
 from watchkeeper.web.answers import Endpoint, json_answer, ok
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
@@ -63,6 +65,21 @@ def outcome(found: reload.Reload) -> dict[str, Any]:
 def endpoints(hub: HubView) -> list[Endpoint]:
     api = SloApi(hub)
     return [
-        Endpoint(("GET",), "/api/slos", Role.VIEWER, api.slos),
-        Endpoint(("POST",), "/-/reload", Role.ADMIN, api.reload, changes=True),
+        Endpoint(
+            ("GET",),
+            "/api/slos",
+            Role.VIEWER,
+            api.slos,
+            words="What is left of each error budget, and how fast it burns",
+            gives={"now": datetime, "slos": list[shapes.ShownBudget]},
+        ),
+        Endpoint(
+            ("POST",),
+            "/-/reload",
+            Role.ADMIN,
+            api.reload,
+            changes=True,
+            words="Read the rule files again; 422 with every problem if they cannot be used",
+            gives=shapes.Outcome,
+        ),
     ]

@@ -7,6 +7,7 @@ the second, because the hub need not have one. What the tree says is decided in 
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -18,7 +19,7 @@ from watchkeeper.errors import WatchkeeperError, WireError
 from watchkeeper.kit import clock, wire
 from watchkeeper.model import fabric
 from watchkeeper.web import inventory, topology
-from watchkeeper.web.answers import Endpoint, check_node, ok, read_body
+from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -119,6 +120,30 @@ class TopologyApi:
 def endpoints(hub: HubView) -> list[Endpoint]:
     api = TopologyApi(hub)
     return [
-        Endpoint(("GET",), "/api/topology", Role.VIEWER, api.tree),
-        Endpoint(("POST",), "/api/fabric", Role.AGENT, api.take_sweep, changes=True),
+        Endpoint(
+            ("GET",),
+            "/api/topology",
+            Role.VIEWER,
+            api.tree,
+            words="Racks, leaves, nodes, GPUs and links with their states",
+            asks=tuple(Asked(name, f"only this {name}") for name in ("rack", "leaf", "node")),
+            gives={
+                "cluster": str,
+                "now": datetime,
+                "fabric": dict[str, Any] | None,
+                "racks": list[topology.RackView],
+                "switches": list[topology.SwitchView],
+                "unmapped": Any,
+            },
+        ),
+        Endpoint(
+            ("POST",),
+            "/api/fabric",
+            Role.AGENT,
+            api.take_sweep,
+            changes=True,
+            words="Take a sweep of the InfiniBand fabric that another host made",
+            body=fabric.Fabric,
+            gives={"changes": int, "problem": str},
+        ),
     ]

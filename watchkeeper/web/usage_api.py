@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,18 +18,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.accounting import books, budgets, cost, ledger, spans, summary, usage
+from watchkeeper.accounting import books, budgets, cost, ledger, price_file, spans, summary, usage
 from watchkeeper.catalogue import prices
-from watchkeeper.errors import CollectError, PackError
+from watchkeeper.errors import CollectError
 from watchkeeper.web import prometheus_form as form
-from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Asked, Endpoint, ok
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
 LONGEST_SECONDS = 5 * 366 * 86_400.0
 MOST_NAMES = 4
-LARGEST_BOOK_BYTES = 16 * 1024 * 1024
 LEDGER = "usage"
+POLICY_ASK = Asked("policy", "who pays for what nobody holds; none unless given", cost.Policy)
 T = TypeVar("T")
 
 
@@ -39,7 +39,8 @@ class UsageApi:
         self._hub = hub
         self._ledger = ledger.Ledger(Path(hub.settings.hub.data) / LEDGER)
         self._busy = asyncio.Lock()
-        self._book: tuple[tuple[int, int], prices.Book] | None = None
+        chosen = hub.settings.cost
+        self._file = price_file.PriceFile(chosen.prices, fallback=chosen.dollars_per_gpu_hour)
 
     async def hours(self, request: Request) -> Response:
         by, of = _by(request), _of(request)
@@ -97,23 +98,7 @@ class UsageApi:
             return await asyncio.to_thread(work)
 
     async def _prices(self) -> prices.Book:
-        path = self._hub.settings.cost.prices
-        if path is None:
-            # The shipped book knows a few models; the one price of the settings stands in for the others, and says so.
-            return replace(prices.shipped(), fallback=self._hub.settings.cost.dollars_per_gpu_hour)
-        return await asyncio.to_thread(self._read_book, Path(path))
-
-    def _read_book(self, path: Path) -> prices.Book:
-        try:
-            status = path.stat()
-            mark = (status.st_mtime_ns, status.st_size)
-            if self._book is None or self._book[0] != mark:
-                if status.st_size > LARGEST_BOOK_BYTES:
-                    raise PackError(f"{status.st_size:,} bytes; the most is {LARGEST_BOOK_BYTES:,}", where=str(path))
-                self._book = mark, prices.read(path.read_text(encoding="utf-8-sig"), where=path.name)
-            return self._book[1]
-        except (OSError, UnicodeDecodeError) as error:
-            raise PackError(f"the price book cannot be read: {error}", where="[cost] prices") from error
+        return await asyncio.to_thread(self._file.book)
 
 
 def _window(request: Request, now: datetime) -> tuple[float, float]:
@@ -173,8 +158,52 @@ def _zone(request: Request) -> ZoneInfo:
 def endpoints(hub: HubView) -> list[Endpoint]:
     api = UsageApi(hub)
     return [
-        Endpoint(("GET",), "/api/usage", Role.VIEWER, api.hours),
-        Endpoint(("GET",), "/api/cost", Role.VIEWER, api.cost),
-        Endpoint(("GET",), "/api/cost/waste", Role.VIEWER, api.waste),
-        Endpoint(("GET",), "/api/cost/budgets", Role.VIEWER, api.budgets),
+        Endpoint(
+            ("GET",),
+            "/api/usage",
+            Role.VIEWER,
+            api.hours,
+            words="GPU-hours: who held them, used them, wasted them; idle, lost, unknown",
+            asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
+            gives={
+                "since": float,
+                "until": float,
+                "by": list[str],
+                "of": dict[str, str],
+                "lines": list[dict[str, Any]],
+                "total": dict[str, float],
+                "notes": list[str],
+                "words": dict[str, str],
+            },
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/cost",
+            Role.VIEWER,
+            api.cost,
+            words="What it cost, by the price book",
+            asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_ASK),
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/cost/waste",
+            Role.VIEWER,
+            api.waste,
+            words="GPUs that are held and not used, with who holds them and what that costs",
+            asks=(shapes.FROM, shapes.TO, shapes.OF),
+            gives={"since": float, "until": float, "currency": str, "waste": list[cost.Waste]},
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/cost/budgets",
+            Role.VIEWER,
+            api.budgets,
+            words="What is left of the budgets of a month, and where they will end",
+            asks=(
+                Asked("month", "such as 2026-11; this one unless given"),
+                Asked("zone", "whose month, such as Europe/Berlin; UTC unless given"),
+                POLICY_ASK,
+            ),
+            gives={"month": str, "currency": str, "until": float, "budgets": list[budgets.Budget], "notes": list[str]},
+        ),
     ]

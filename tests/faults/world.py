@@ -1,0 +1,267 @@
+"""What the harness runs and remembers: a simulated fleet, hubs that may die, and a ledger of what they acknowledged.
+
+A `Ledger` writes as people, agents and Prometheus do, notes what was acknowledged, and afterwards asks for all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from tests import servers
+from tests.product.running import WATCHKEEPER
+from watchkeeper.kit import wire
+from watchkeeper.model import events, fleet
+from watchkeeper.model.labels import Labels
+from watchkeeper.query import remote_write
+
+READY_SECONDS = 90.0
+# A busy machine is no fault; a hub that was killed closes its connections at once.
+ANSWER_SECONDS = 60.0
+NODES = 8
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one fault came to: how often, what was checked afterwards, and what was wrong."""
+
+    name: str
+    seed: int
+    rounds: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def check(self, is_so: bool, problem: str) -> None:
+        if not is_so:
+            self.problems.append(f"round {self.rounds}: {problem}")
+
+
+class Away(Exception):
+    """The hub did not answer; whether it has heard is unknown."""
+
+
+def ask(url: str, body: Any = None, *, method: str | None = None, headers: Mapping[str, str] | None = None) -> Any:
+    """The JSON answer; Away when there is none, or when the hub says that it cannot."""
+    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    sent = {"Content-Type": "application/json"} | dict(headers or {})
+    request = urllib.request.Request(url, content, sent, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            return json.loads(answer.read() or b"{}")
+    except urllib.error.HTTPError as error:
+        with error:
+            said = error.read().decode(errors="replace")[:300]
+        if error.code in (429, 503):
+            raise Away(said) from error
+        raise AssertionError(f"{url} answered {error.code}: {said}") from error
+    except (OSError, HTTPException, ValueError) as error:
+        raise Away(str(error)) from error
+
+
+def until(condition: Callable[[], Any], what: str, *, within_seconds: float = READY_SECONDS) -> Any:
+    """The first true answer; AssertionError names what did not come true."""
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Away):
+            if answer := condition():
+                return answer
+        time.sleep(0.05)
+    raise AssertionError(f"{what}: not within {within_seconds:g} s")
+
+
+@dataclass(slots=True)
+class World:
+    """A simulated fleet and the hub over it, which `start` may be called for again and again."""
+
+    folder: Path
+    speed: float
+    epoch: float
+    simulator: str
+    port: int
+    environment: Mapping[str, str] | None = None
+    hub: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "kept"
+
+    def now(self) -> float:
+        return self.epoch + (time.time() - self.epoch) * self.speed
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        arguments = [self.simulator, str(self.data), str(self.port), str(self.speed), repr(self.epoch)]
+        with (self.folder / "hub.log").open("ab") as log:
+            line = [sys.executable, "-m", "tests.faults.hub", *arguments]
+            self.hub = subprocess.Popen(line, stdout=log, stderr=log, env=self.environment)
+        return self.hub
+
+    def start(self) -> None:
+        """Start the hub and wait until it is ready."""
+        hub = self.spawn()
+
+        def is_ready() -> bool:
+            assert hub.poll() is None, f"the hub ended with {hub.returncode}: {self.tail()}"
+            return self.is_up("/-/ready")
+
+        until(is_ready, "the hub is ready")
+
+    def is_up(self, path: str) -> bool:
+        with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(self.url + path, timeout=5):
+            return True
+        return False
+
+    def kill(self) -> None:
+        if self.hub is not None:
+            self.hub.kill()
+            self.hub.wait()
+
+    def stop(self) -> None:
+        if self.hub is not None and self.hub.poll() is None:
+            self.hub.send_signal(signal.SIGTERM)
+            try:
+                self.hub.wait(15)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def tail(self) -> str:
+        return (self.folder / "hub.log").read_text(errors="replace")[-1500:]
+
+    def get(self, path: str) -> Any:
+        return ask(self.url + path)
+
+    def inject(self, scenario: str, node: str) -> None:
+        ask(f"{self.simulator}/faults", {"scenario": scenario, "node": node, "gpu": 0})
+
+
+@contextlib.contextmanager
+def world(folder: Path, *, speed: float = 20.0, environment: Mapping[str, str] | None = None) -> Iterator[World]:
+    """A simulated fleet of 64 GPUs that outlives its hubs."""
+    port, epoch = servers.free_port(), time.time()
+    url = f"http://127.0.0.1:{port}"
+    line = [*WATCHKEEPER, "sim", "run", "--gpus", str(8 * NODES), "--port", str(port)]
+    line += ["--speed", str(speed), "--epoch", repr(epoch)]
+    with servers.running(line, ready_url=f"{url}/sd", log=folder / "sim.log"):
+        made = World(folder, speed, epoch, url, servers.free_port(), environment)
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What a hub has acknowledged, and therefore may never lose."""
+
+    world: World
+    rng: random.Random
+    events: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[tuple[int, float]] = field(default_factory=list)
+    silences: list[str] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    approved: set[str] = field(default_factory=set)
+    incidents: set[str] = field(default_factory=set)
+    audit: list[dict[str, Any]] = field(default_factory=list)
+    tried: int = 0
+    kinds: tuple[str, ...] = ("_events", "_sample", "_silence", "_note", "_approve")
+
+    @property
+    def acknowledged(self) -> int:
+        return len(self.events) + len(self.samples) + len(self.silences) + len(self.notes) + len(self.approved)
+
+    def write_something(self) -> None:
+        """One write of a random kind; Away if it was not acknowledged."""
+        self.tried += 1
+        getattr(self, self.rng.choice(self.kinds))()
+
+    def _events(self) -> None:
+        batch = [self._event() for _ in range(self.rng.randint(1, 5))]
+        ask(f"{self.world.url}/api/events", batch)
+        self.events += batch
+
+    def _event(self) -> dict[str, Any]:
+        node = f"gpu-r01-{self.rng.randint(1, NODES):02}"
+        at = datetime.fromtimestamp(self.world.now(), UTC)
+        place = fleet.Place("sim", node=node)
+        id = f"{self.rng.getrandbits(64):016x}"
+        plain: dict[str, Any] = wire.to_plain(events.Event(id, events.EventKind.XID, 43, place, at, "NVRM: Xid 43"))
+        return plain
+
+    def _sample(self) -> None:
+        at_ms, value = round(self.world.now() * 1000), float(self.rng.getrandbits(40))
+        # Two samples of one time would be the same sample twice.
+        if self.samples and at_ms <= self.samples[-1][0]:
+            return
+        body = remote_write.encode([(Labels({"__name__": "faults_sample"}), [at_ms], [value])])
+        headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"}
+        ask(f"{self.world.url}/api/v1/write", body, headers=headers)
+        self.samples.append((at_ms, value))
+
+    def _silence(self) -> None:
+        body = {"matchers": [f"node=faults-{len(self.silences)}"], "for": "7d", "reason": "faults"}
+        self.silences.append(ask(f"{self.world.url}/api/silences", body)["silence"]["id"])
+
+    def _note(self) -> None:
+        if known := sorted(self.incidents):
+            id, text = self.rng.choice(known), f"note {self.tried}"
+            ask(f"{self.world.url}/api/incidents/{id}/note", {"text": text})
+            self.notes.append((id, text))
+
+    def _approve(self) -> None:
+        planned = [one for one in self.world.get("/api/repairs")["repairs"] if one["state"] == "planned"]
+        for one in planned[:1]:
+            ask(f"{self.world.url}/api/incidents/{one['incident']}/approve", {"digest": one["digest"]})
+            self.approved.add(one["id"])
+
+    def look(self) -> None:
+        """Remember what is there now; it has to be there later."""
+        self.incidents |= {one["id"] for one in self.world.get("/api/incidents?open=0&limit=1000")["incidents"]}
+        self.audit = self.world.get("/api/repairs/log?limit=10000")["entries"]
+
+    def _check_samples(self, outcome: Outcome) -> None:
+        path = f"/api/v1/query?query=faults_sample[2h]&time={self.world.now():.3f}"
+        result = self.world.get(path)["data"]["result"]
+        found = {(round(at * 1000), float(value)) for at, value in result[0]["values"]} if result else set()
+        lost = [one for one in self.samples if one not in found]
+        outcome.check(not lost, f"{len(lost)} of {len(self.samples)} acknowledged samples were lost: {lost[:3]}")
+
+    def check(self, outcome: Outcome, *, has_samples: bool = True) -> None:
+        """Ask for everything that was acknowledged; samples only of a hub that keeps them itself."""
+        world = self.world
+        again = sum(
+            ask(f"{world.url}/api/events", self.events[at : at + 500])["kept"] for at in range(0, len(self.events), 500)
+        )
+        outcome.check(again == 0, f"{again} of {len(self.events)} acknowledged events were lost")
+        if has_samples:
+            self._check_samples(outcome)
+        silences = {one["id"] for one in world.get("/api/silences")["silences"]}
+        outcome.check(set(self.silences) <= silences, f"silences were lost: {set(self.silences) - silences}")
+        incidents = {one["id"] for one in world.get("/api/incidents?open=0&limit=1000")["incidents"]}
+        outcome.check(self.incidents <= incidents, f"incidents were lost: {self.incidents - incidents}")
+        for id in {id for id, _ in self.notes}:
+            told = json.dumps(world.get(f"/api/incidents/{id}")["timeline"])
+            missing = [text for at, text in self.notes if at == id and f'"{text}"' not in told]
+            outcome.check(not missing, f"notes of {id} were lost: {missing}")
+        repairs = {one["id"]: one for one in world.get("/api/repairs?all=1")["repairs"]}
+        unsaid = {id for id in self.approved if id not in repairs or repairs[id]["state"] == "planned"}
+        outcome.check(not unsaid, f"approvals were lost: {unsaid}")
+        entries = world.get("/api/repairs/log?limit=10000")["entries"]
+        outcome.check(entries[: len(self.audit)] == self.audit, "lines of the audit were lost or changed")
+        self.look()

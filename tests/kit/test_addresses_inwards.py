@@ -1,0 +1,103 @@
+"""What is private to a machine, however it is written, and who may lead there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from watchkeeper.collect import http
+from watchkeeper.errors import CollectError, ReceiverError
+from watchkeeper.incidents import calls
+from watchkeeper.kit import addresses
+
+HEARD: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("address", "is_private"),
+    [
+        ("127.0.0.1", True),
+        ("169.254.169.254", True),
+        ("::ffff:169.254.169.254", True),
+        ("fe80::1%eth0", True),
+        ("[::1]", True),
+        ("0.0.0.0", True),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("hooks.example", False),
+    ],
+)
+def test_loopback_and_link_local_addresses_are_private_however_they_are_written(address: str, is_private: bool) -> None:
+    assert addresses.is_private_to_machine(address) is is_private
+
+
+def test_a_name_may_not_lead_inwards_unless_it_says_so_or_is_this_machines_own() -> None:
+    assert addresses.leads_astray("hooks.example", "169.254.169.254")
+    assert not addresses.leads_astray("169.254.169.254", "169.254.169.254")
+    assert not addresses.leads_astray("localhost", "127.0.0.1")
+    assert not addresses.leads_astray(os.uname().nodename, "127.0.1.1")
+    assert not addresses.leads_astray("hooks.example", "203.0.113.1")
+
+
+@pytest.fixture
+def inward(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server of this machine, found under the name `hooks.example` and sending everybody on to `inside.example`."""
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.server.heard.append(self.path)  # type: ignore[attr-defined]
+            self.send_response(302)
+            self.send_header("Location", f"http://inside.example:{self.server.server_port}/secret")  # type: ignore[attr-defined]
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            """Deliberately silent."""
+
+    real = socket.getaddrinfo
+
+    def found(host: str, *others: Any, **named: Any) -> Any:
+        return real("127.0.0.1" if str(host).endswith(".example") else host, *others, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Redirecting)
+    server.heard = HEARD  # type: ignore[attr-defined]
+    HEARD.clear()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://hooks.example:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_message_is_not_handed_to_a_name_that_leads_inwards(inward: str) -> None:
+    with pytest.raises(ReceiverError, match=r"its name leads to 127\.0\.0\.1, which is this machine's own"):
+        calls.post(f"{inward}/hook", b"{}", {})
+    assert HEARD == []
+
+
+def test_a_redirect_of_a_message_is_an_answer_and_is_not_followed(inward: str) -> None:
+    status, _ = calls.post(f"{inward.replace('hooks.example', '127.0.0.1')}/hook", b"{}", {})
+    assert (status, HEARD) == (302, ["/hook"])
+
+
+def test_a_target_that_redirects_inwards_is_not_followed(inward: str) -> None:
+    async def read() -> None:
+        connection = http.Connection(timeout_seconds=5)
+        try:
+            await connection.send(http.Request(f"{inward}/metrics"))
+        finally:
+            await connection.aclose()
+
+    with pytest.raises(CollectError, match=r"redirects to 127\.0\.0\.1"):
+        asyncio.run(read())
+    assert HEARD == ["/metrics"]

@@ -1,0 +1,200 @@
+"""People with passwords: the file, the sign-in, its limit, and what ends a session."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.web.fake_hub import FakeHub
+from tests.web.running import Reply, Site, serving
+from watchkeeper.cli.users import command
+from watchkeeper.errors import SettingsError, StartRefused
+from watchkeeper.kit.clock import ManualClock
+from watchkeeper.web import auth, users
+from watchkeeper.web.doors import Doors
+from watchkeeper.web.login_limit import FREE_BY_NAME, MOST_KEYS, LoginLimit, network_of
+
+NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
+PASSWORD = "correct horse battery"
+
+
+def run(*arguments: str, password: str = PASSWORD) -> tuple[int, str]:
+    done = CliRunner().invoke(command, arguments, input=f"{password}\n")
+    if isinstance(done.exception, SettingsError):
+        return 2, str(done.exception)
+    return done.exit_code, done.output
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "users"
+    assert run("add", "ann", "--role", "admin", "--file", str(path))[0] == 0
+    return path
+
+
+@pytest.fixture
+def site(file: Path) -> Iterator[Site]:
+    doors = Doors(auth.Auth(is_guarded=True), users_file=file)
+    doors.read()
+    with serving(FakeHub(clock=ManualClock(NOW)), doors) as running:
+        yield running
+
+
+def sign_in(site: Site, name: str = "ann", password: str = PASSWORD) -> Reply:
+    page = {"Origin": site.url, "Host": f"127.0.0.1:{site.port}"}
+    return site.ask("/api/login", method="POST", body={"name": name, "password": password}, headers=page)
+
+
+def whoami(site: Site, cookie: str) -> Reply:
+    return site.ask("/api/whoami", headers={"Cookie": cookie.split(";", maxsplit=1)[0]})
+
+
+def test_the_file_is_for_its_owner_and_holds_no_password(file: Path) -> None:
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert PASSWORD not in file.read_text()
+    assert users.load(file)[0].hash.startswith("$argon2id$")  # type: ignore[union-attr]
+    assert run("list", "--file", str(file))[1].split() == [
+        "name",
+        "role",
+        "signs",
+        "in",
+        "by",
+        "ann",
+        "admin",
+        "password",
+    ]
+
+
+def test_people_are_added_once_with_a_long_password_and_a_name_that_a_cookie_can_hold(file: Path) -> None:
+    assert "ann is there already" in run("add", "ann", "--file", str(file))[1]
+    code, said = run("add", "bob", "--file", str(file), password="short")
+    assert (code, "5 characters, 12 to 1024 are allowed" in said) == (2, True)
+    assert run("add", "a b", "--file", str(file))[0] == 2
+    assert "there is no bob" in run("remove", "bob", "--file", str(file))[1]
+    assert [user.name for user in users.load(file)] == ["ann"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("ann admin secret\n", "not one of argon2"), ("ann agent -\n", "agents have tokens"), ("ann\n", "expected")],
+)
+def test_a_wrong_file_names_its_line(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "users"
+    path.touch(mode=0o600)
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=problem):
+        users.load(path)
+
+
+def test_a_file_that_others_may_read_is_refused(file: Path) -> None:
+    file.chmod(0o644)
+    with pytest.raises(SettingsError, match="mode 0644"):
+        users.load(file)
+
+
+def test_a_person_signs_in_by_password_and_the_cookie_carries_the_role(site: Site) -> None:
+    assert sign_in(site, password="wrong").json["error"] == "no such name with this password"
+    assert sign_in(site, name="nobody").json["error"] == "no such name with this password"
+    reply = sign_in(site)
+    cookie = reply.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=strict"} <= {part.strip() for part in cookie.split(";")}
+    assert "Max-Age=43200" in cookie
+    assert whoami(site, cookie).json == {"ok": True, "name": "ann", "role": "admin", "needs_sign_in": True}
+
+
+def test_signing_out_ends_the_session_itself_and_no_other(site: Site) -> None:
+    here, there = sign_in(site).headers["set-cookie"], sign_in(site).headers["set-cookie"]
+    page = {"Origin": site.url, "Host": f"127.0.0.1:{site.port}", "Cookie": here.split(";")[0]}
+    assert site.ask("/api/logout", method="POST", body={}, headers=page).status == 200
+    assert [whoami(site, cookie).status for cookie in (here, there)] == [401, 200]
+
+
+@pytest.mark.parametrize("change", [("passwd", "ann"), ("remove", "ann")])
+def test_a_new_password_and_a_removal_end_sessions_while_the_hub_runs(file: Path, change: tuple[str, str]) -> None:
+    time = ManualClock(NOW)
+    doors = Doors(auth.Auth(is_guarded=True), users_file=file)
+    doors.read()
+    cookie = doors.access.session(doors.access.users[0], now=NOW)
+    assert doors.current(time.now()).caller({}, {auth.COOKIE: cookie}, now=NOW) is not None
+    assert run(*change, "--file", str(file), password="another good one")[0] == 0
+    access = doors.current(NOW + timedelta(seconds=2))
+    assert access.caller({}, {auth.COOKIE: cookie}, now=NOW) is None
+    assert not access.is_open
+
+
+def test_a_file_that_breaks_while_the_hub_runs_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    doors = Doors(auth.Auth(is_guarded=True), users_file=file)
+    doors.read()
+    file.write_text("rubbish\n")
+    assert [user.name for user in doors.current(NOW).users] == ["ann"]
+    assert "the earlier ones hold" in caplog.text
+    file.unlink()
+    assert [user.name for user in doors.current(NOW + timedelta(seconds=2)).users] == ["ann"]
+
+
+def test_sessions_survive_a_restart_by_the_hubs_own_key_and_the_file_alone_makes_none(
+    file: Path, tmp_path: Path
+) -> None:
+    def started(key: str) -> Doors:
+        doors = Doors(auth.Auth(is_guarded=True), users_file=file)
+        doors.read()
+        doors.keep_key(tmp_path / key)
+        return doors
+
+    first = started("key").access
+    cookies = {auth.COOKIE: first.session(first.users[0], now=NOW)}
+    assert started("key").access.caller({}, cookies, now=NOW) is not None
+    assert started("other").access.caller({}, cookies, now=NOW) is None
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    (tmp_path / "short").write_text("x")
+    with pytest.raises(StartRefused, match="1 characters, at least 32"):
+        started("short")
+
+
+def test_after_a_few_failures_a_name_must_wait_and_is_told_how_long(site: Site) -> None:
+    replies = [sign_in(site, password="wrong") for _ in range(FREE_BY_NAME + 1)]
+    assert [reply.status for reply in replies] == [401] * FREE_BY_NAME + [429]
+    assert replies[-1].headers["retry-after"] == "1"
+    assert replies[-1].json["error"] == "too many tries. Try again in 1 s"
+    assert sign_in(site).status == 429
+
+
+def test_waits_double_up_to_a_minute_for_a_name_and_are_forgotten_after_a_quarter_of_an_hour() -> None:
+    limit, now, waits = LoginLimit(), NOW, []
+    for number in range(20):
+        wait = limit.begin(f"10.0.0.{number}", "ann", now=now)
+        waits.append(wait)
+        now += timedelta(seconds=wait)
+    assert waits == [0, 0, 0, 0, 0, 1, 0, 2, 0, 4, 0, 8, 0, 16, 0, 32, 0, 60, 0, 60]
+    assert limit.begin("10.0.0.1", "ann", now=now + timedelta(minutes=16)) == 0
+    assert limit.begin("10.0.0.1", "ann", now=now + timedelta(minutes=16)) == 0
+
+
+def test_an_address_that_tries_many_names_waits_too_and_success_with_one_does_not_clear_it() -> None:
+    limit = LoginLimit()
+    for number in range(30):
+        if limit.begin("2001:db8::1", f"name-{number}", now=NOW) == 0 and number % 4 == 0:
+            limit.succeed("2001:db8::1", f"name-{number}")
+    assert limit.begin("2001:db8::ffff", "another", now=NOW) > 0
+    assert limit.begin("2001:db8:1::1", "another", now=NOW) == 0
+    assert network_of("10.1.2.3") == "10.1.2.3"
+
+
+def test_the_counts_are_bounded() -> None:
+    limit = LoginLimit()
+    for number in range(MOST_KEYS + 500):
+        limit.begin(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", f"name-{number}", now=NOW)
+    assert len(limit) == 2 * MOST_KEYS
+
+
+def test_a_name_that_nobody_has_stays_out_of_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    sign_in(site, name="my-secret-password", password="x")
+    sign_in(site, password="wrong")
+    said = [(record.message, getattr(record, "fields", {})) for record in caplog.records]
+    assert "my-secret-password" not in str(said) + caplog.text
+    assert "nobody we know" in str([vars(record) for record in caplog.records])

@@ -1,0 +1,82 @@
+"""What a setting's value must be beyond its type: each check raises ValueError with what is wrong and what would do.
+
+`settings` names them beside its fields; `loading` puts file and key in front of the words.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from watchkeeper.kit import durations
+
+
+def positive_duration(text: str) -> None:
+    if durations.parse_ms(text) == 0:
+        raise ValueError(f"`{text}` must be longer than 0s")
+
+
+def a_minute_or_more(text: str) -> None:
+    if durations.parse_ms(text) < 60_000:
+        raise ValueError(f"`{text}` is below the smallest possible value, 1m")
+
+
+def port_number(number: int) -> None:
+    if not 0 <= number <= 65535:
+        raise ValueError(f"{number} is not a port; ports go from 1 to 65535, and 0 takes a free one")
+
+
+def at_least_one(number: int) -> None:
+    if number < 1:
+        raise ValueError(f"{number} is below the smallest possible value, 1")
+
+
+def percentage(number: int) -> None:
+    if not 0 <= number <= 100:
+        raise ValueError(f"{number} is not a share in percent, from 0 to 100")
+
+
+def not_empty(text: str) -> None:
+    if not text:
+        raise ValueError("must not be empty")
+
+
+def network(text: str) -> None:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError as error:
+        raise ValueError(f"`{text}` is not an address or network such as 10.0.0.5 or 10.1.0.0/16") from error
+
+
+def at_least_zero(number: int) -> None:
+    if number < 0:
+        raise ValueError(f"{number} is below the smallest possible value, 0")
+
+
+def plain_headers(lines: tuple[str, ...]) -> None:
+    for line in lines:
+        name, colon, _ = line.partition(":")
+        if not colon or not name.strip() or not line.isprintable() or not line.isascii():
+            raise ValueError("a line of `headers` is not `Name: value`")
+        if name.strip().lower() in ("authorization", "cookie"):
+            raise ValueError(f"{name.strip()} in `headers` is a secret; keep it in `headers_file`")
+
+
+def server_address(key: str, url: str | None) -> None:
+    """Refuse what cannot be asked over HTTP, and a password that every message about the address would show."""
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ValueError(f"`{key}` is not an http or https address such as http://prometheus:9090")
+    if parts.username or parts.password:
+        raise ValueError(f"`{key}` holds credentials; use `username` and `password_file`")
+
+
+def not_negative(number: float) -> None:
+    if number < 0:
+        raise ValueError(f"{number:g} is below the smallest possible value, 0")

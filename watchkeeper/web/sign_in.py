@@ -1,0 +1,141 @@
+"""Signing in and out: a name with its password, or a token, becomes a cookie that scripts cannot read.
+
+`app` puts these endpoints beside the others. Wrong tries are counted in `login_limit`, and passwords are checked in a
+thread, few at a time, because each check takes 64 MiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.kit.logs import fields
+from watchkeeper.web import users
+from watchkeeper.web.answers import Endpoint, ok, read_body
+from watchkeeper.web.auth import COOKIE, SESSION, Token, User, is_own_page
+from watchkeeper.web.doors import Doors
+from watchkeeper.web.login_limit import LoginLimit
+from watchkeeper.web.view import HubView
+
+log = logging.getLogger(__name__)
+
+LIMIT_BYTES = 4096
+CHECKS_AT_ONCE, MOST_WAITING = 2, 16
+# Tokens have no names until they are found; all tries with one from an address count together.
+BY_TOKEN = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """What somebody brings to be let in; a token has no name."""
+
+    name: str
+    secret: str
+
+
+class SignIn:
+    def __init__(self, hub: HubView, doors: Doors) -> None:
+        self._hub = hub
+        self._doors = doors
+        self._limit = LoginLimit()
+        self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
+        self._waiting = 0
+        self._tries = hub.metrics.counter("watchkeeper_hub_sign_ins_total", "Tries to sign in, by result")
+
+    async def login(self, request: Request) -> Response:
+        if not is_own_page(request.method, request.headers):
+            raise HTTPException(403, "sign in from the console itself")
+        tried = await _read(request)
+        holder = await self._let_in(tried, request.client.host if request.client else "")
+        answer = ok(name=holder.name, role=holder.role)
+        now = self._hub.clock.now()
+        answer.set_cookie(
+            COOKIE,
+            self._doors.current(now).session(holder, now=now),
+            max_age=int(SESSION.total_seconds()),
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
+
+    async def _let_in(self, tried: Try, address: str) -> Token | User:
+        now = self._hub.clock.now()
+        key = tried.name if tried.name else f"{BY_TOKEN}{address}"
+        if wait := self._limit.begin(address, key, now=now):
+            self._tries.add(result="too many")
+            raise HTTPException(429, f"too many tries. Try again in {wait} s", {"Retry-After": str(wait)})
+        holder = await self._holder(tried)
+        # A name that nobody has may be a password in the wrong field.
+        named = holder.name if holder else tried.name if self._user(tried.name) else "nobody we know"
+        if holder is None:
+            self._tries.add(result="refused")
+            log.warning("Somebody was not let in", extra=fields(name=named, address=address))
+            raise HTTPException(401, "no such name with this password" if tried.name else "no such token")
+        self._limit.succeed(address, key)
+        self._tries.add(result="let in")
+        log.info("Somebody signed in", extra=fields(name=named, address=address))
+        return holder
+
+    def _user(self, name: str) -> User | None:
+        access = self._doors.current(self._hub.clock.now())
+        return next((user for user in access.users if user.name == name), None)
+
+    async def _holder(self, tried: Try) -> Token | User | None:
+        if not tried.name:
+            return self._doors.current(self._hub.clock.now()).find(tried.secret)
+        if self._waiting >= MOST_WAITING:
+            raise HTTPException(503, f"{self._waiting} others wait to be let in; try again", {"Retry-After": "2"})
+        self._waiting += 1
+        try:
+            async with self._checks:
+                user = self._user(tried.name)
+                is_theirs = await asyncio.to_thread(users.matches, user, tried.secret)
+        finally:
+            self._waiting -= 1
+        return user if is_theirs else None
+
+    async def logout(self, request: Request) -> Response:
+        if not is_own_page(request.method, request.headers):
+            raise HTTPException(403, "sign out from the console itself")
+        if (cookie := request.cookies.get(COOKIE)) and self._doors.current(self._hub.clock.now()).caller(
+            {}, {COOKIE: cookie}, now=self._hub.clock.now()
+        ):
+            self._doors.end(cookie)
+        answer = ok()
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return answer
+
+
+def endpoints(hub: HubView, doors: Doors) -> list[Endpoint]:
+    desk = SignIn(hub, doors)
+    return [
+        Endpoint(
+            ("POST",),
+            "/api/login",
+            None,
+            desk.login,
+            words="Sign in from the console: a cookie for a name with its password, or for a token",
+            body=dict[str, str],
+        ),
+        Endpoint(("POST",), "/api/logout", None, desk.logout, words="Sign out of the console", gives={}),
+    ]
+
+
+async def _read(request: Request) -> Try:
+    try:
+        body = orjson.loads(await read_body(request, LIMIT_BYTES))
+        if "token" in body:
+            return Try("", str(body["token"]))
+        name = str(body["name"])
+        if not name:
+            raise KeyError("name")
+        return Try(name, str(body["password"]))
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise HTTPException(400, 'the body must be {"name": "…", "password": "…"} or {"token": "…"}') from error

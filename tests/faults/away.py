@@ -19,6 +19,7 @@ from tests import servers
 from tests.faults.world import Away, Ledger, Outcome, World, until
 from tests.house.tree import ROOT
 from tests.product.running import WATCHKEEPER
+from watchkeeper.kit import troubles
 
 STORIES = {
     "alertmanager away": (
@@ -35,6 +36,8 @@ STORIES = {
     "repair killed at every call": "tests/product/test_repair_through_kills.py",
     "store killed": "tests/store/test_durable_crash.py",
 }
+# A loop that comes round once an hour takes nothing back before the hub forgets that it failed.
+WELL_SECONDS = troubles.REMEMBERED.total_seconds() + 30
 SETTINGS = """
 [hub]
 data = "kept"
@@ -88,7 +91,7 @@ def prometheus_away(folder: Path, outcome: Outcome, rng: random.Random, *, round
                 ledger.write_something()
             server = stack.enter_context(prometheus(folder, port))
             until(lambda: reads(made), "samples arrive again")
-            until(lambda: not made.get("/api/status")["degraded"], "nothing is degraded any more")
+            await_well(made)
             ledger.check(outcome, has_samples=False)
             nodes = len({event["place"]["node"] for event in ledger.events})
             outcome.check(len(ledger.incidents) <= before + nodes, "an alert storm on return")
@@ -106,6 +109,20 @@ class Remote(World):
 
     def now(self) -> float:
         return time.time()
+
+
+def await_well(made: World) -> None:
+    """Return when nothing is degraded any more; AssertionError with what still is."""
+    said: list[str] = []
+
+    def is_well() -> bool:
+        said[:] = made.get("/api/status")["degraded"]
+        return not said
+
+    try:
+        until(is_well, "nothing is degraded any more", within_seconds=WELL_SECONDS)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {said}") from error
 
 
 def reads(made: World) -> bool:

@@ -6,7 +6,7 @@ REQUIRE_SERVERS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test test-fast check format bench golden docs lock clean
+.PHONY: help up install test test-fast check format bench golden docs audit lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -17,9 +17,9 @@ up: install ## everything on this machine, with a simulated fleet; prints the ad
 install: ## .venv with .venv/bin/watchkeeper and the built console
 	@scripts/bootstrap hub console
 
-test: ## all tests; as root also gets the real servers they talk to
+test: ## all tests, two at a time; as root also gets the real servers they talk to
 	@scripts/bootstrap dev console docs servers
-	@REQUIRE_SERVERS=$(REQUIRE_SERVERS) $(BIN)/python -m pytest -rs $(ARGS)
+	@REQUIRE_SERVERS=$(REQUIRE_SERVERS) scripts/test $(ARGS)
 
 test-fast: ## the tests that need no server and take no time
 	@scripts/bootstrap dev
@@ -48,6 +48,13 @@ golden: ## rewrite the pages that are made from the code; review the diff
 docs: ## the documentation as a site, in site/
 	@scripts/bootstrap hub docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
+audit: ## what is depended on, with licences, and its known vulnerabilities; asks the Internet
+	@scripts/bootstrap dev
+	@$(BIN)/python -m tests.house.dependencies
+	@test -x .venv/audit/bin/pip-audit || { $(BIN)/python -m venv .venv/audit && .venv/audit/bin/pip install -q pip-audit; }
+	@.venv/audit/bin/pip-audit --strict --require-hashes --disable-pip -r requirements.lock
+	@cd console && npm audit --omit=dev
 
 lock: ## resolve requirements.lock anew from pyproject.toml
 	@scripts/bootstrap dev lock

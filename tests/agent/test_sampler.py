@@ -14,6 +14,8 @@ from tests.fake_nvml import driver
 from watchkeeper.collect.reader_watch import Limits
 from watchkeeper.collect.sampler import DriverFact, Sampler
 
+pytestmark = pytest.mark.alone
+
 # Half of it is the deadline of an answer: long for a driver that answers in microseconds, on a busy machine too.
 LIMITS = Limits(interval=0.6, first_pause=0.3, longest_pause=1.0)
 FIFTEEN = {UUID(index) for index in range(16) if index != 7}

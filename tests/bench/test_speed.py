@@ -24,6 +24,8 @@ from watchkeeper.readers.exposition import ExpositionParser
 from watchkeeper.store import durable
 from watchkeeper.web import prometheus_form
 
+pytestmark = pytest.mark.alone
+
 FLEET = telemetry.Telemetry(gpus=512, slots=240)
 SMALL = telemetry.Telemetry(gpus=64, slots=240)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -221,7 +223,7 @@ def slurmrestd(cluster: slurm_cluster.Cluster, listen: str, *options: str, **mor
     folder.mkdir(exist_ok=True)
     # It refuses to run as root, so another user must be let in.
     os.chown(folder, 65534, 65534)
-    for parent in folder.parents[:3]:
+    for parent in itertools.takewhile(lambda parent: parent != Path(tempfile.gettempdir()), folder.parents):
         parent.chmod(0o755)
     drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     line = [*drop, program, "-f", str(cluster.folder / "slurm.conf"), "-s", "openapi/v0.0.38", *options, listen]

@@ -10,7 +10,7 @@ from bench import cordon
 from tests.kubernetes_server import Cluster
 from tests.remediate.drivers import kubernetes_story as story
 
-pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.alone, pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]
 # The bench says what it takes on a quiet machine, a twentieth of this; here it must only not wait for a loop.
 MOST_MS = 3000.0
 

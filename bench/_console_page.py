@@ -23,13 +23,15 @@ from tests.product.running import Product
 
 # Notes the arrival of each picture before the page's own code sees it, and the moment it stands on the canvas.
 WATCH = """
-window.noted = {first: 0, updates: [], shift: 0, arrived: 0};
+window.noted = {first: 0, updates: [], shift: 0, arrived: 0, moved: {}};
 const Plain = window.WebSocket;
 window.WebSocket = class extends Plain { constructor(...all) { super(...all);
   this.addEventListener('message', e => {
     if (typeof e.data !== 'string') window.noted.arrived = performance.now(); }); } };
 new PerformanceObserver(list => {
-  for (const e of list.getEntries()) if (!e.hadRecentInput) window.noted.shift += e.value;
+  for (const e of list.getEntries()) if (!e.hadRecentInput) { window.noted.shift += e.value;
+    for (const s of e.sources) { const n = s.node, name = n?.dataset?.testid ?? n?.className ?? n?.nodeName ?? 'gone';
+      window.noted.moved[name] = (window.noted.moved[name] ?? 0) + e.value / e.sources.length; } }
 }).observe({type: 'layout-shift', buffered: true});
 new MutationObserver(all => { for (const one of all) {
   if (one.attributeName !== 'data-drawn' || !one.target.dataset.drawn) continue;
@@ -76,6 +78,7 @@ def watch_page(page: Page, url: str, seconds: float) -> dict[str, Any]:
         "update_p50_ms": round(statistics.median(updates), 1),
         "update_worst_ms": round(updates[-1], 1),
         "layout_shift": round(noted["shift"], 4),
+        "layout_shift_of": {name: round(part, 4) for name, part in noted["moved"].items() if part >= 0.0001},
         "api_calls_per_minute": round(60 * calls[0] / watched, 1),
         "heap_mb": round(heap / 1e6, 1),
         "heap_grown_mb": round((heap_bytes(inspector) - heap) / 1e6, 2),

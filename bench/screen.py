@@ -2,7 +2,7 @@
 
 The page itself notes when a card appears (a MutationObserver and the browser's clock), so that the
 bench's own polling adds nothing. The clocks are one machine's. With `--page` the fleet page itself is measured instead:
-`_console_page`.
+`_console_page`; with `--memory` a page that stays open: `_console_memory`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-from bench import _console_page
+from bench import _console_memory, _console_page
 from tests import servers
 from tests.product.running import Product, await_that, up
 
@@ -34,12 +34,24 @@ new MutationObserver(() => {
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--injections", type=int, default=100, help="how many faults")
     parser.add_argument("--page", action="store_true", help="measure the page with a whole fleet instead of faults")
-    parser.add_argument("--gpus", type=int, default=10_000, help="size of the fleet of --page")
+    parser.add_argument("--memory", action="store_true", help="watch the memory of a page that stays open instead")
+    parser.add_argument("--minutes", type=float, default=3, help="how long --memory watches")
+    parser.add_argument("--gpus", type=int, default=10_000, help="size of the fleet of --page and --memory")
     parser.add_argument("--seconds", type=float, default=30, help="how long --page watches each part")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
+    if options.memory:
+        return measure_memory(options)
     return measure_page(options) if options.page else measure_faults(options)
+
+
+def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
+    servers.READY_SECONDS = 120.0
+    arguments = ("--gpus", str(options.gpus), "--speed", _console_memory.SPEED)
+    with tempfile.TemporaryDirectory() as folder, up(Path(folder), *arguments) as product:
+        await_that(lambda: is_whole(product, options.gpus), within_seconds=180)
+        return {"gpus": options.gpus, **_console_memory.measure(product, minutes=options.minutes)}
 
 
 def measure_page(options: argparse.Namespace) -> dict[str, Any]:

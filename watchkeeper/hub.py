@@ -32,7 +32,7 @@ from watchkeeper.config import settings as config
 from watchkeeper.diagnose import lessons
 from watchkeeper.errors import HubError, WatchkeeperError
 from watchkeeper.incidents import delivery, heartbeat, message, silencing, subject
-from watchkeeper.kit import broadcast, clock, files, own_metrics, troubles
+from watchkeeper.kit import broadcast, clock, files, leaps, own_metrics, troubles
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events, notices
 from watchkeeper.model import fleet as fleet_model
@@ -52,7 +52,6 @@ TICK_SECONDS = 1.0
 # More would only wait for one another's cores; the rest of the questions queue up.
 QUESTIONS_AT_ONCE = 4
 SYNC_SECONDS = 1.0
-BLOCK_SECONDS = 60.0
 RECOVERY_SECONDS = 15.0
 # Pages show every open incident; a fleet with more has one fault, and it is not in this list.
 MOST_INCIDENTS = 10_000
@@ -80,7 +79,7 @@ class Hub:
         self._rules = rule_loops.RuleLoops(settings, time=time, metrics=self.metrics)
         kept = Path(settings.hub.data) / "fabric.json"
         self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=kept)
-        self.policy = repair_loop.policy_of(settings.remediate)
+        self.policy = repair_loop.policy_of(settings.remediate, gives_orders=together.gives_orders(settings))
         self.repairs = repair_loop.RepairLoop(settings.remediate, time=time, metrics=self.metrics)
         self._budgets = budget_watch.of_settings(settings, self.metrics)
         self._cluster_driver = choices.driver_of(settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped)
@@ -100,6 +99,8 @@ class Hub:
         self._troubles = troubles.Troubles()
         self._dropped_targets: tuple[discovery.Dropped, ...] = ()
         self._samples: durable.DurableStore | None = None
+        self._doubt = leaps.Doubt(TRIM_SECONDS)
+        self._clock_check = clock_check.ClockCheck()
         self._at_work = 0
         self._undiagnosed = diagnosis_queue.DiagnosisQueue(
             diagnosis_queue.Surroundings(
@@ -136,11 +137,14 @@ class Hub:
     def not_ready_because(self) -> str | None:
         return self.lead.not_leading_because or self._unread_because
 
+    @property
+    def is_evaluating(self) -> bool:
+        return self._rules.is_at_work
+
     def degraded(self) -> list[str]:
         """What does not work now, in sentences; nothing while all is well."""
         failing = [f"{each.what}: {each.problem}" for each in self._troubles.current(self.clock.now())]
-        newest_ms = None if self._samples is None else self._samples.newest_ms
-        ahead = clock_check.problem(newest_ms, clock.to_ms(self.clock.now()))
+        ahead = clock_check.problem(self._samples, clock.to_ms(self.clock.now()))
         return [*failing, *self._known_problems, *filter(None, [ahead, self.silences_problem()])]
 
     def open(self) -> None:
@@ -184,6 +188,7 @@ class Hub:
             driver=self.driver,
             ladder=self.repairs.ladder,
             under_repair=self.repairs.acting_on,
+            newest_ms=None if self._samples is None else self._samples.newest_ms,
         )
 
     def _repair_parts(self) -> repair_loop.Parts:
@@ -239,7 +244,7 @@ class Hub:
             self._repeat("standing series", self._append_standing, interval),
             self._repeat("usage", self._keep_usage, LEDGER_SECONDS),
             self._repeat("samples", self._keep_samples, 0.0),
-            self._repeat("blocks", self._keep_blocks, BLOCK_SECONDS),
+            self._repeat("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
         ]
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
@@ -346,7 +351,9 @@ class Hub:
         """Bring samples to the disk each second of the disk's own time, however fast a simulated clock runs."""
         await asyncio.sleep(SYNC_SECONDS)
         if self._samples is not None:
-            await asyncio.to_thread(self._samples.sync)
+            now = self.clock.now()
+            if said := await asyncio.to_thread(self._clock_check.sync, self._samples, clock.to_ms(now)):
+                self._troubles.note("clock", said, now=now)
 
     async def _keep_usage(self) -> None:
         """Bring recorded hours of usage into the ledger, which outlives the samples."""
@@ -468,7 +475,8 @@ class Hub:
         """Drop what the journal need no longer keep; the chain stays verifiable."""
         now = self.clock.now()
         before = now - timedelta(seconds=self.settings.journal.retention_seconds)
-        await self._at_clerk(lambda: self.journal.trim(before, now=now))
+        if self._doubt.may_remove(now.timestamp()):
+            await self._at_clerk(lambda: self.journal.trim(before, now=now))
 
     async def _at_clerk(self, work: Callable[[], T]) -> T:
         self._at_work += 1

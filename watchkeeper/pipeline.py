@@ -17,7 +17,7 @@ from itertools import chain, islice
 from watchkeeper.collect import fleet, standing
 from watchkeeper.diagnose import evidence, explain, lessons
 from watchkeeper.errors import StoreError, WatchkeeperError
-from watchkeeper.incidents import core, domains, foreign, recovery
+from watchkeeper.incidents import core, domains, footprint, foreign, recovery
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events, labels, samples
@@ -55,6 +55,8 @@ class Parts:
     ladder: ladder.Ladder
     # Incidents of which a repair is at work on a machine; asked without a lock, from the thread of the incidents.
     under_repair: Callable[[fleet_model.Place], Collection[str]] = lambda _: ()
+    # The newest sample that the hub before this one has left: until then it was at work.
+    newest_ms: int | None = None
 
 
 def harmless_parts(
@@ -74,13 +76,15 @@ class Pipeline:
         self._parts = parts
         self._rules = parts.rules
         self._now = now
+        runs_on = footprint.Footprints(parts.engine, lambda: self._now)
         self.incidents = core.Incidents(
             parts.journal,
             now=now,
             names=parts.fleet.place_name,
             workloads=self.workloads_at,
-            domains=domains.Domains(parts.fleet.domains_of, parts.fleet.nodes_in),
+            domains=domains.Domains(parts.fleet.domains_of, parts.fleet.nodes_in, runs_on.of),
             under_repair=parts.under_repair,
+            last_alive=None if parts.newest_ms is None else clock.from_ms(parts.newest_ms),
         )
         # Alerts that changed and are not in the journal yet, each as it was last.
         self._unheard: dict[labels.Labels, alerts.Alert] = {}
@@ -139,10 +143,15 @@ class Pipeline:
         if not any(group is one for one in self._rules.groups):
             return changed
         self._end_series()
-        for result in evaluate.evaluate_each(group, self._parts.engine, self.rule_state, now=now):
-            self._parts.engine.append(result.samples, together=f"rule {zlib.crc32(result.key.encode()):08x}")
-            self.rule_state = {**self.rule_state, result.key: result.state}
-            changed += result.changes
+        states: dict[str, evaluate.RuleState] = {}
+        try:
+            for result in evaluate.evaluate_each(group, self._parts.engine, self.rule_state, now=now):
+                self._parts.engine.append(result.samples, together=f"rule {zlib.crc32(result.key.encode()):08x}")
+                states[result.key] = result.state
+                changed += result.changes
+        finally:
+            # What was appended is remembered even where the next rule's samples could not be.
+            self.rule_state = {**self.rule_state, **states}
         if group.key not in self._begun:
             self._begun.add(group.key)
             self._restore_holds(group)

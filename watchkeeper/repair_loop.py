@@ -480,7 +480,9 @@ def limits_of(settings: config.Remediate) -> guards.Limits:
     )
 
 
-def policy_of(settings: config.Remediate) -> policy.Policy:
+def policy_of(settings: config.Remediate, *, gives_orders: bool = False) -> policy.Policy:
+    """The plans that the settings choose; where agents take orders, they look at a node before it is given back."""
     read = policy.load(None if settings.policy is None else Path(settings.policy), reclaim=settings.reclaim)
     told = policy.with_wait(read, settings.reclaim_wait if settings.reclaim else None)
-    return policy.with_checks(told, settings.node_checks)
+    usual = tuple(validation.NODE_CHECKS) if gives_orders else ()
+    return policy.with_checks(told, usual if settings.node_checks is None else settings.node_checks)

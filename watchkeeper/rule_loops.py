@@ -66,6 +66,7 @@ class RuleLoops:
         self.follows_server = settings.rules.owner is config.RuleOwner.SERVER
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rules")
         self._reloading = asyncio.Lock()
+        self.is_at_work = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.server_alerts: Mapping[labels.Labels, alerts.Alert] = {}
         gauge = metrics.gauge
@@ -172,7 +173,11 @@ class RuleLoops:
             self._around.survived(f"rules {group.name}", error)
 
     async def _in_thread(self, work: Callable[[], list[alerts.Alert]]) -> list[alerts.Alert]:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        self.is_at_work = True
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        finally:
+            self.is_at_work = False
 
     # Reload
 

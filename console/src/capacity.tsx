@@ -4,13 +4,13 @@ import { useMemo, useState } from "preact/hooks";
 import { Chart, type Line } from "./chart";
 import { ago, count, day, many, percent, words } from "./format";
 import { ask, useAsk } from "./hub";
-import { Choice, Empty, Facts, Mark, Panel, Problem, Skeleton, Tile } from "./parts";
+import { Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "./parts";
 import { param, put, to, type PageProps } from "./router";
 import { Table } from "./table";
 
 interface Point { time: string; mean: number; low: number; high: number }
 interface Forecast {
-  about: string; capacity_gpus: number | null; sentence?: string; model: string; forecast: Point[]; interval: number; step: string; notes: string[];
+  about: string; reason: string | null; capacity_gpus: number | null; sentence?: string; model: string; forecast: Point[]; interval: number; step: string; notes: string[];
   backtest: { wape: number | null; naive_wape: number | null; coverage: number | null; origins: number };
   history: { from: string; to: string; steps: number; gaps: number; recent: { time: string; value: number | null }[] };
   full?: { is_full_now: boolean; full_at: string | null; earliest: string | null; latest: string | null; likely: number };
@@ -24,8 +24,9 @@ interface Now {
 }
 interface Advice { action: string; gpus: number; why: string; confidence: number | null }
 interface Spread { jobs: number; mean: number | null; p50: number | null; p95: number | null; max: number | null }
-interface WhatIf { change: string; assumes: string[]; jobs: Record<string, number>; recorded: { wait: Spread }; before: Side; after: Side; unknown_models: Record<string, number> }
+interface WhatIf { layout: string; since: number; until: number; change: string; assumes: string[]; jobs: Record<string, number>; recorded: { wait: Spread }; before: Side; after: Side; unknown_models: Record<string, number> }
 interface Side { gpus: number; utilisation: number | null; peak_gpus: number; wait: Spread & { by_gpus: Record<string, Spread> }; never_fits: { jobs: number; gpus: number[] } }
+const WINDOWS = [["6h", "6 hours"], ["1d", "day"], ["7d", "week"], ["2w", "2 weeks"]] as const;
 const HORIZONS = [["1d", "1 day"], ["7d", "1 week"], ["4w", "4 weeks"], ["12w", "12 weeks"]] as const;
 const seconds = (at: string) => Date.parse(at) / 1000;
 const wait = (s: number | null) => (s == null ? "unknown" : s < 1 ? "none" : ago(1000 * s));
@@ -39,9 +40,9 @@ export function CapacityView({ address, theme }: PageProps) {
       {here && <Figures here={here} made={made} />}
       <div class="columns">
         <div>
-          <Panel title="When is it full" id="forecast-panel" hint={made && `GPUs asked for, held and waiting · ${percent(100 * made.interval)} interval`} side={<Choice label="horizon" id="horizon" options={HORIZONS} value={horizon} choose={(h) => put("horizon", h === "7d" ? null : h)} />}>
-            {problem && (problem.status === 409 ? <Empty title="Too young for a forecast">{problem.message}</Empty> : <Problem>{problem.message}</Problem>)}
-            {!made ? !problem && <Skeleton height={260} /> : <>
+          <Panel title="When is it full" id="forecast-panel" hint={made && !made.reason && `GPUs asked for, held and waiting · ${percent(100 * made.interval)} interval`} side={<Choice label="horizon" id="horizon" options={HORIZONS} value={horizon} choose={(h) => put("horizon", h === "7d" ? null : h)} />}>
+            {problem && <Problem>{problem.message}</Problem>}
+            {!made ? !problem && <Skeleton height={260} /> : made.reason ? <Empty title="Too young for a forecast">{made.reason}</Empty> : <>
               {made.sentence && <p class="answer" data-testid="sentence">{made.sentence}</p>}
               <ForecastChart made={made} capacity={capacity} add={add} theme={theme} />
               <WhatIfLine made={made} capacity={capacity} add={add} />
@@ -114,26 +115,26 @@ function WhatIfLine({ made, capacity, add }: { made: Forecast; capacity: number 
 
 function Replay({ address }: { address: URL }) {
   const [jobs, read] = useState<{ name: string; text: string } | null>(null), [found, show] = useState<WhatIf | null>(null), [problem, say] = useState(""), [busy, work] = useState(false);
-  const add = Number(param(address, "add", "0")) || 0, policy = param(address, "policy", "backfill");
+  const add = Number(param(address, "add", "0")) || 0, policy = param(address, "policy", "backfill"), window = param(address, "window", "1d");
   const run = async (event: Event) => {
     event.preventDefault();
-    if (!jobs) return;
     const form = new FormData(event.currentTarget as HTMLFormElement), racks = String(form.get("racks") ?? "").split(/[\s,]+/).filter(Boolean);
     work(true); say("");
-    try { show(await ask<WhatIf>("/api/capacity/whatif", "POST", { jobs: jobs.text, add: Math.max(0, add), remove: Math.max(0, -add), remove_racks: racks, policy })); }
+    try { show(await ask<WhatIf>("/api/capacity/whatif", "POST", { jobs: jobs?.text, window, add: Math.max(0, add), remove: Math.max(0, -add), remove_racks: racks, policy })); }
     catch (error) { say((error as Error).message); show(null); }
     work(false);
   };
   return (
     <Panel title="What if: replay recorded jobs" id="replay-panel" hint="on this fleet as it is and as it might be">
       <form class="replay" onSubmit={run}>
-        <label class="file">Jobs <input type="file" accept=".csv,.txt,text/*" aria-label="Recorded jobs, from sacct or as CSV" data-testid="jobs-file" onChange={async (e) => { const file = e.currentTarget.files?.[0]; read(file ? { name: file.name, text: await file.text() } : null); }} /></label>
+        {!jobs && <label>this hub's jobs of the last <Select label="how long" id="replay-window" value={window} options={WINDOWS} choose={(w) => put("window", w === "1d" ? null : w)} /></label>}
+        <label class="file">or jobs of a file <input type="file" accept=".csv,.txt,text/*" aria-label="Recorded jobs, from sacct or as CSV" data-testid="jobs-file" onChange={async (e) => { const file = e.currentTarget.files?.[0]; read(file ? { name: file.name, text: await file.text() } : null); }} /></label>
         <label>{add >= 0 ? "GPUs more" : "GPUs fewer"} <input type="number" class="number" step={8} value={String(add)} aria-label="GPUs more or fewer in the replay" onInput={(e) => put("add", e.currentTarget.value === "0" ? null : e.currentTarget.value)} /></label>
         <label>without racks <input name="racks" class="racks" placeholder="r01 r02" aria-label="Racks to take away" /></label>
         <Choice label="who may start" options={[["backfill", "backfill"], ["fifo", "in order"]]} value={policy} choose={(p) => put("policy", p === "backfill" ? null : p)} />
-        <button class="primary" disabled={!jobs || busy} data-testid="replay-run">{busy ? "Replaying…" : "Replay"}</button>
+        <button class="primary" disabled={busy} data-testid="replay-run">{busy ? "Replaying…" : "Replay"}</button>
       </form>
-      {!jobs && <p class="dim small">Take them from the scheduler: <code>sacct -aXP -S 2026-10-01 -o JobID,Submit,Start,End,AllocTRES</code></p>}
+      {!jobs && <p class="dim small">A scheduler knows its jobs of months, and how long each waited: <code>sacct -aXP -S 2026-10-01 -o JobID,Submit,Start,End,AllocTRES</code></p>}
       {problem && <Problem>{problem}</Problem>}
       {found && <div data-testid="replay-answer">
         <p class="answer">{found.change}: p95 of waiting {wait(found.before.wait.p95)} → <b>{wait(found.after.wait.p95)}</b>, GPUs in use {percent(found.before.utilisation == null ? null : 100 * found.before.utilisation)} → {percent(found.after.utilisation == null ? null : 100 * found.after.utilisation)}.</p>
@@ -141,7 +142,7 @@ function Replay({ address }: { address: URL }) {
           { id: "shape", title: "Job of", value: (s) => s, cell: (s) => `${s} GPUs` }, { id: "jobs", title: "Jobs", numeric: true, value: (s) => found.before.wait.by_gpus[s].jobs },
           { id: "before", title: "p95 wait as it is", numeric: true, value: (s) => found.before.wait.by_gpus[s].p95, cell: (s) => wait(found.before.wait.by_gpus[s].p95) },
           { id: "after", title: "p95 wait then", numeric: true, value: (s) => found.after.wait.by_gpus[s]?.p95, cell: (s) => wait(found.after.wait.by_gpus[s]?.p95 ?? null) }]} />
-        <Facts rows={[["Recorded", `p95 of waiting ${wait(found.recorded.wait.p95)} over ${many(found.recorded.wait.jobs, "job")}`], ["Never fits", found.after.never_fits.jobs ? `${many(found.after.never_fits.jobs, "job")} of ${found.after.never_fits.gpus.join(", ")} GPUs` : null], ["Assumes", found.assumes.join("; ")]]} />
+        <Facts rows={[["Replayed", `${many(found.jobs.jobs, "job")}${found.layout === "this hub" ? ` that this hub saw from ${day(new Date(1000 * found.since).toISOString())} to ${day(new Date(1000 * found.until).toISOString())}; how long they had waited is known of ${found.jobs.wait_known ? count(found.jobs.wait_known) : "none"}` : ` of a table (${found.layout})`}`], ["Recorded", found.recorded.wait.jobs ? `p95 of waiting ${wait(found.recorded.wait.p95)} over ${many(found.recorded.wait.jobs, "job")}` : null], ["Never fits", found.after.never_fits.jobs ? `${many(found.after.never_fits.jobs, "job")} of ${found.after.never_fits.gpus.join(", ")} GPUs` : null], ["Assumes", found.assumes.join("; ")]]} />
       </div>}
     </Panel>
   );

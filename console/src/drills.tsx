@@ -1,4 +1,5 @@
-// Drills: put a fault into a simulated fleet, watch it being found, and see whether the answer was right.
+// Drills: put a fault into a simulated fleet, watch it being found, and see whether the answer was right; and how often the
+// causes that this hub names are right, in drills and by the word of people.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ago, count, many, percent, words } from "./format";
@@ -13,12 +14,15 @@ import "./pages.css";
 interface Scenario { name: string; title: string; truth: { cause: string; action: string; severity: Severity; place: string } }
 interface Verdict { incident: string | null; title: string | null; detected_seconds: number | null; cause: string | null; cause_right: boolean | null; severity_right: boolean | null; place_right: boolean | null; resolved_at: string | null }
 interface Drill { id: string; scenario: string; node: string; gpu: number | null; at: string; ended_at: string | null; cause: string; severity: Severity; scope: string; verdict: Verdict }
+interface Scored { cause: string; drills: number; found: number; right: number; right_share: number; instead: string[] }
+interface Judged { cause: string; diagnosed: number; judged: number; right: number; right_share: number | null; instead: string[] }
+interface Causes { cause: string; own?: Judged; drill?: Scored }
 interface Answer { drills: Drill[]; score: { drills: number; detected: number; right: number; median_seconds: number | null; slowest_seconds: number | null } }
 
 export function DrillsPage({ address }: PageProps) {
   const { status } = useHub();
   if (!status) return <main class="single" data-testid="drills-page"><Panel><Skeleton lines={6} /></Panel></main>;
-  if (!status.simulated) return <main class="single" data-testid="drills-page"><Panel><Empty title="This fleet is real">Faults are put only into a simulated one. Start one beside it with <code>watchkeeper up</code>, or score every scenario on the command line with <code>watchkeeper drill</code>.</Empty></Panel></main>;
+  if (!status.simulated) return <main class="single" data-testid="drills-page"><Panel><Empty title="This fleet is real">Faults are put only into a simulated one. Start one beside it with <code>watchkeeper up</code>, or score every scenario on the command line with <code>watchkeeper drill</code>.</Empty></Panel><Accuracy address={address} again={0} /></main>;
   return <Simulated address={address} />;
 }
 
@@ -42,6 +46,7 @@ function Simulated({ address }: { address: URL }) {
               empty={<Empty title="Nothing is broken">Choose a fault on the right, or press <kbd>n</kbd> and type its name. The fleet is simulated: nobody is harmed.</Empty>} />
           </Panel>
           {chosen && <Inject scenario={chosen} done={() => again((n) => n + 1)} key={chosen.name} />}
+          <Accuracy address={address} again={`${asked} ${told} ${answer?.drills.map((d) => `${d.id}${d.verdict.cause}${d.ended_at}`).join()}`} />
         </div>
         <aside>
           <Panel title="Faults" id="scenarios-panel" hint={known.answer && `${count(shown!.length)} of ${count(known.answer.length)}`}>
@@ -69,6 +74,28 @@ function Score({ score, running }: { score: Answer["score"]; running: number }) 
   );
 }
 const seconds = (n: number) => (n < 90 ? `${n.toFixed(n < 10 ? 1 : 0)} s` : ago(1000 * n));
+
+function Accuracy({ address, again }: { address: URL; again: unknown }) {
+  const own = useAsk<{ accuracy: Judged[] }>("/api/accuracy", again), drills = useAsk<{ drills: Scored[]; game_day_at: string | null }>("/api/drills/accuracy", again);
+  const names = [...new Set([...(drills.answer?.drills ?? []), ...(own.answer?.accuracy ?? [])].map((c) => c.cause))];
+  const rows = own.answer && drills.answer && names.map((cause) => ({ cause, own: own.answer!.accuracy.find((c) => c.cause === cause), drill: drills.answer!.drills.find((c) => c.cause === cause) }));
+  const day = drills.answer?.game_day_at;
+  return (
+    <Panel title="Right causes" id="accuracy-panel" hint={day ? <>with the game day of <Time at={day} /></> : "in drills, and where people said what it was"}>
+      <Table id="accuracy" caption="How often each cause was named rightly" rows={rows} problem={own.problem ?? drills.problem} rowKey={(r) => r.cause} rowTestId="accuracy-row" address={address} param="causes" columns={ACCURACY}
+        empty={<Empty title="No cause was judged yet">Run <code>watchkeeper drill --tell</code>, or say at an incident what it was.</Empty>} />
+    </Panel>
+  );
+}
+const of = (right: number, all: number) => (all ? <>{percent((100 * right) / all)}<small class="plain">{count(right)} of {count(all)}</small></> : <span class="dim">–</span>);
+const ACCURACY: Column<Causes>[] = [
+  { id: "cause", title: "Cause", value: (r) => r.cause, cell: (r) => <b class="strong">{words(r.cause)}</b> },
+  { id: "drills", title: "Right in drills", numeric: true, value: (r) => r.drill?.right_share, cell: (r) => of(r.drill?.right ?? 0, r.drill?.drills ?? 0) },
+  { id: "people", title: "Right by people's word", numeric: true, value: (r) => r.own?.right_share, cell: (r) => of(r.own?.right ?? 0, r.own?.judged ?? 0) },
+  { id: "named", title: "Named", numeric: true, hint: "Incidents of this fleet with this cause", value: (r) => r.own?.diagnosed ?? 0, cell: (r) => count(r.own?.diagnosed ?? 0) },
+  { id: "instead", title: "Was instead", minor: true, value: (r) => instead(r).join(), cell: (r) => instead(r).map(words).join(", ") || <span class="dim">–</span> },
+];
+const instead = (r: Causes) => [...new Set([...(r.drill?.instead ?? []), ...(r.own?.instead ?? [])])];
 
 function Inject({ scenario, done }: { scenario: Scenario; done: () => void }) {
   const { fleet } = useHub(), [busy, work] = useState(false), [problem, say] = useState(""), panel = useRef<HTMLFormElement>(null);

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { Chart, TONES, type Line } from "./chart";
-import { count, many } from "./format";
+import { count } from "./format";
 import { get, now, Refused, set, useHub } from "./hub";
 import { Choice, Empty, Panel, Problem, Select, Skeleton } from "./parts";
 import { PromqlField } from "./promql_field";
@@ -115,7 +115,7 @@ function Cost({ found, asked }: { found?: Found[]; asked: number }) {
   if (!found) return <span class="hint" data-testid="query-time">asking…</span>;
   const took = Math.max(0, ...found.map((f) => f.millis)), spent = found.map((f) => f.reply?.data.stats?.timings.evalTotalTime ?? 0).reduce((a, b) => a + b, 0);
   const series = found.reduce((sum, f) => sum + (Array.isArray(f.reply?.data.result) ? f.reply.data.result.length : 0), 0);
-  return <span class="hint" data-testid="query-time" title={`${(1000 * spent).toFixed(1)} ms in the engine`}>{many(series, "series").replace("seriess", "series")} · {took.toFixed(0)} ms · {count(found.reduce((sum, f) => sum + f.bytes, 0) / 1000)} kB</span>;
+  return <span class="hint" data-testid="query-time" title={`${(1000 * spent).toFixed(1)} ms in the engine`}>{count(series)} series · {took.toFixed(0)} ms · {count(found.reduce((sum, f) => sum + f.bytes, 0) / 1000)} kB</span>;
 }
 
 function Examples({ keep }: { keep: (expr: string) => void }) {

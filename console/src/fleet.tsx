@@ -12,17 +12,17 @@ import { Strips } from "./strips";
 import { Table, type Column } from "./table";
 import type { Fleet, FleetNode, Frame, Gpu, Status, Summary } from "./types";
 
-interface Full { full: { full_at: string | null; earliest: string | null; latest: string | null }; sentence: string }
+interface Full { reason: string | null; full: { full_at: string | null; earliest: string | null; latest: string | null }; sentence: string }
 function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; state: string }[]; price: number }) {
   const { answer, problem } = useAsk<Full>(s ? "/api/capacity/forecast?horizon=30d" : "");
-  if (!s) return <div class="tiles">{[1, 2, 3, 4, 5, 6].map((i) => <div class="panel tile" key={i}><Skeleton lines={3} /></div>)}</div>;
+  if (!s) return <div class="tiles steady">{[1, 2, 3, 4, 5, 6].map((i) => <div class="panel tile" key={i}><Skeleton lines={3} /></div>)}</div>;
   const sick = [[s.down, "down"], [s.event, "with an event"], [s.throttled, "throttled"], [s.silent, "not reporting"], [s.unknown, "unknown"]] as const;
   const trouble = sick.filter(([n]) => n > 0).map(([n, text]) => `${count(n)} ${text}`);
   const by = (severity: string) => open?.filter((i) => i.severity === severity).length ?? 0;
   const tiers = (["critical", "warning", "info"] as const).filter(by).map((t) => `${by(t)} ${t}`);
   const seen = s.gpus - s.silent - s.unknown, silent = s.nodes - s.nodes_reporting;
   return (
-    <div class="tiles" data-testid="tiles">
+    <div class="tiles steady" data-testid="tiles">
       <Tile id="tile-gpus" name={`GPUs on ${many(s.nodes, "node")}`} value={count(s.gpus)} meaning={[`${count(s.ok + s.held_idle)} healthy`, ...trouble, silent ? `${many(silent, "node")} silent` : ""].filter(Boolean).join(" · ")} />
       <Tile id="tile-working" name="Doing work (SM active)" value={percent(s.working_percent)}
         meaning={`allocated ${s.held == null || !s.gpus ? "unknown" : percent((100 * s.held) / s.gpus)} · GPU_UTIL says ${percent(s.gpu_util_percent)}`} />
@@ -35,7 +35,7 @@ function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; sta
   );
 }
 function fullness(answer?: Full, problem?: { message: string; status: number }) {
-  if (problem) return { value: "unknown", meaning: problem.status === 409 ? "too few samples so far" : problem.message };
+  if (problem || answer?.reason) return { value: "unknown", meaning: problem ? problem.message : "too few samples so far" };
   if (!answer) return { value: "…", meaning: "asking the forecast" };
   const { full_at, earliest, latest } = answer.full, short = (iso: string) => new Date(iso).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
   if (!full_at) return { value: "not in 30 d", meaning: earliest ? `80 %: not before ${short(earliest)}` : "at the present growth" };
@@ -58,8 +58,8 @@ export function FleetPage({ address, theme }: PageProps) {
         <Tiles s={frame?.summary} open={open} price={status?.dollars_per_gpu_hour ?? 0} />
         <MapPanel {...{ address, theme, chosen, q, status, fleet, frame }} />
         {/* Below the map, so it comes when the map has its height: nothing that is being read moves. */}
-        {fleet && <Panel title="Now" hint="allocated, working, power · incidents drawn in" id="now-panel">
-          {status ? <Strips id="now" name="Share of GPUs allocated and working, and power" strips={FLEET_STRIPS} start={end - spanOf(address)} end={end} marks={marks} theme={theme} band={38} /> : <Skeleton height={190} />}
+        {fleet && status && <Panel title="Now" hint="allocated, working, power · incidents drawn in" id="now-panel">
+          {frame ? <Strips id="now" name="Share of GPUs allocated and working, and power" strips={FLEET_STRIPS} start={end - spanOf(address)} end={end} marks={marks} theme={theme} band={38} /> : <Skeleton height={190} />}
         </Panel>}
       </div>
       <aside>
@@ -88,9 +88,10 @@ function MapPanel({ address, theme, chosen, q, status, fleet, frame }: MapProps)
   return (
     <Panel title="Fleet" id="fleet-panel" class="map" hint={fleet && blocks != null && `${many(blocks, by)} · each row a node · a cell opens its GPU`}
       side={<div class="pick">
-        <Choice label="Shown as" value={asList ? "list" : ""} options={[["", "Map"], ["list", "List"]]} choose={(v) => put("view", v || null)} id="view" />
         {domains.length > 1 && <label>by <select data-testid="by" value={by} onChange={(e) => put("by", e.currentTarget.value === "rack" ? null : e.currentTarget.value)}>{[...domains, "pool"].map((d) => <option key={d}>{d}</option>)}</select></label>}
         {status && <ColourChoice status={status} chosen={chosen} />}
+        {/* Last, at the edge: what comes with the first answers does not push it aside. */}
+        <Choice label="Shown as" value={asList ? "list" : ""} options={[["", "Map"], ["list", "List"]]} choose={(v) => put("view", v || null)} id="view" />
       </div>}>
       {fits && <p class="chips filter" data-testid="filter">{q.split(/\s+/).map((word) => <a class="chip" key={word} title="Drop this filter" href={withParams(address, { q: q.split(/\s+/).filter((w) => w !== word).join(" ") })}>{word} ×</a>)}<span class="dim small">{count(fitting)} of {count(frame?.count)} GPUs fit</span></p>}
       {!fleet || !paint ? <Skeleton height={300} />
@@ -99,8 +100,9 @@ function MapPanel({ address, theme, chosen, q, status, fleet, frame }: MapProps)
         : asList ? <GpuList {...{ fleet, frame, paint, fits, address }} />
         : <HeatMap fleet={fleet} frame={frame} paint={paint} fits={only ? undefined : fits} only={only} by={by} theme={theme} chooseBlock={(name) => put("q", only ? null : `${by}:${name}`)} />}
       {paint && <div class="legend" data-testid="legend">
-        {"entries" in paint ? <Entries paint={paint} address={address} /> : frame && <span class="ramp"><i>{quantity(frame.low, paint.unit)}</i>{[0, .25, .5, .75, 1].map((s) => <em key={s} style={{ background: heat(s) }} />)}<i>{quantity(frame.high, paint.unit)}</i></span>}
+        {"entries" in paint && <Entries paint={paint} address={address} />}
         {STATES.slice(1, 6).map((s) => <span key={s.name} class={s.name}><i aria-hidden="true">{s.glyph}</i> {s.text}</span>)}
+        {!("entries" in paint) && frame && <span class="ramp"><i>{quantity(frame.low, paint.unit)}</i>{[0, .25, .5, .75, 1].map((s) => <em key={s} style={{ background: heat(s) }} />)}<i>{quantity(frame.high, paint.unit)}</i></span>}
       </div>}
     </Panel>
   );

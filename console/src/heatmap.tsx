@@ -1,6 +1,6 @@
 // The fleet as cells: one per GPU, a row per node, a block per rack or other failure domain. State is a shape, colour is the metric.
 
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Fits } from "./find";
 import { quantity } from "./format";
 import { STATES } from "./parts";
@@ -100,7 +100,9 @@ interface Props { fleet: Fleet; frame?: Frame; paint: Paint; fits?: Fits; only?:
 export function HeatMap(p: Props) {
   const box = useRef<HTMLDivElement>(null), canvas = useRef<HTMLCanvasElement>(null);
   const [width, measure] = useState(0), [chosen, choose] = useState<number | null>(null);
-  useEffect(() => {
+  // Measured before the first paint: a map that gets its height a moment later pushes away what stands below it.
+  useLayoutEffect(() => {
+    measure(Math.floor(box.current!.clientWidth));
     const watch = new ResizeObserver(([entry]) => measure(Math.floor(entry.contentRect.width)));
     watch.observe(box.current!);
     return () => watch.disconnect();

@@ -105,12 +105,21 @@ const tellColour = () => { if (socket?.readyState === WebSocket.OPEN) socket.sen
 /** The answers and the live socket are asked for at the same time: the first picture waits for neither. */
 export function connect(): void {
   ask<Status>("/api/status").then((status) => set({ status, heard: state.heard ?? status.now, signIn: false }), () => undefined);
-  refreshFleet();
+  refreshFleet(READY);
+  if (!state.frame && state.colour === USUAL) firstPicture();
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/live`);
   socket.binaryType = "arraybuffer";
   socket.onopen = () => { pause = 500; set({ link: "live" }); if (state.colour !== USUAL) tellColour(); };
   socket.onmessage = ({ data }) => (typeof data === "string" ? hear(JSON.parse(data)) : see(data as ArrayBuffer));
   socket.onclose = () => { if (!state.signIn) retry(); };
+}
+/** The picture that the hub has ready comes beside the other answers, while the socket is still being opened. */
+async function firstPicture(): Promise<void> {
+  try {
+    const answer = await fetch("/api/picture");
+    const picture = answer.status === 200 ? await answer.arrayBuffer() : null;
+    if (picture && !state.frame) see(picture);
+  } catch { /* The socket brings the next one. */ }
 }
 function retry(): void {
   set({ link: "lost" });
@@ -128,11 +137,13 @@ function see(buffer: ArrayBuffer): void {
   set({ frame: { ...header, values, states }, heard: header.at });
   if (header.version !== state.fleet?.version) refreshFleet();
 }
+// What the hub keeps ready may be a minute or two old, and comes at once; index.html asks for it before this code is here.
+const READY = "/api/fleet?max_age=120";
 let asking = false;
-export function refreshFleet(): void {
+export function refreshFleet(path = "/api/fleet"): void {
   if (asking) return;
   asking = true;
-  ask<Fleet>("/api/fleet").then((fleet) => set({ fleet }), () => undefined).finally(() => { asking = false; });
+  ask<Fleet>(path).then((fleet) => set({ fleet }), () => undefined).finally(() => { asking = false; });
 }
 
 /** What may change while the page is open: readiness, and whether the rule files could be read. */

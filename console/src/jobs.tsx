@@ -13,7 +13,7 @@ import "./pages.css";
 interface Straggler { rank: number | null; node: string; gpu: string; uuid: string; score: number; why: string }
 export interface JobLine {
   id: string; kind: string; cluster: string; name: string; namespace: string; user: string; team: string; state: string; nodes: number; gpus: number;
-  started_at: string | null; gpu_hours: number | null; used: number | null; memory_used: number | null; bound_by: string; goodput: number | null;
+  started_at: string | null; counted_since: string | null; gpu_hours: number | null; used: number | null; memory_used: number | null; bound_by: string; goodput: number | null;
   stalled_since: string | null; straggler: Straggler | null; cost: { amount: number | null; currency: string } | null; incidents: string[];
 }
 interface Used { what: string; held: number | null; used: number | null; unit: string; share: number | null }
@@ -25,11 +25,11 @@ interface Report {
   ranks: Rank[]; left_out: number; hardware: Hardware[]; losses: { at: string; what: string; value: number | null; hardware: Hardware[] }[]; run_url: string | null; notes: string[];
 }
 export const STATE: Record<string, { tone: string; glyph: string }> = {
-  hung: { tone: "critical", glyph: "✕" }, failed: { tone: "critical", glyph: "✕" }, stalled: { tone: "critical", glyph: "✕" }, diverged: { tone: "critical", glyph: "◆" },
+  hung: { tone: "critical", glyph: "✕" }, stalled: { tone: "critical", glyph: "✕" }, diverged: { tone: "critical", glyph: "◆" },
   slow: { tone: "warning", glyph: "▲" }, idle: { tone: "warning", glyph: "○" }, paused: { tone: "info", glyph: "‖" }, pending: { tone: "", glyph: "…" }, running: { tone: "ok", glyph: "✓" }, unknown: { tone: "", glyph: "·" },
 };
-const TROUBLE = ["hung", "failed", "stalled", "diverged", "slow", "idle"];
-const ORDER = ["hung", "stalled", "failed", "diverged", "slow", "idle", "paused", "pending", "running", "unknown"];
+const TROUBLE = ["hung", "stalled", "diverged", "slow", "idle"];
+const ORDER = ["hung", "stalled", "diverged", "slow", "idle", "paused", "pending", "running", "unknown"];
 const BOUND: Record<string, string> = { compute: "compute", memory_bandwidth: "memory bandwidth", input: "input", communication: "communication", straggler: "a straggler", power_or_heat: "power or heat", nothing: "nothing", unknown: "unknown" };
 export const money = (m: { amount: number | null; currency: string } | null) => (m == null || m.amount == null ? "unknown" : m.currency === "USD" || m.currency === "$" ? dollars(m.amount) : `${m.currency} ${count(m.amount)}`);
 const span = (seconds: number | null) => (seconds == null ? "unknown" : seconds < 1 ? `${(1000 * seconds).toFixed(0)} ms` : seconds < 90 ? `${Number(seconds.toPrecision(3))} s` : ago(seconds * 1000));
@@ -72,13 +72,17 @@ function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
       <Tile id="tile-jobs" name="Jobs" value={count(jobs.length)} meaning={`${count(jobs.filter((j) => j.state === "running").length)} run · ${count(jobs.filter((j) => j.state === "pending").length)} wait`} />
       <Tile id="tile-held" name="GPUs held" value={count(gpus)} meaning={`by ${many(held.length, "job")} of ${many(new Set(jobs.map((j) => j.team).filter(Boolean)).size, "team")}`.replace("of 0 teams", "whose teams are unknown")} />
       <Tile id="tile-used" name="Used of what is held" value={share(base ? used / base : null)} meaning={base < gpus ? `SM active, of ${count(base)} GPUs that are measured` : "SM active over the last hour"} />
-      <Tile id="tile-trouble" name="In trouble" value={count(bad.length)} tone={bad.some((j) => STATE[j.state]?.tone === "critical") ? "bad" : bad.length ? "warn" : undefined} meaning={by.length ? by.map(([s, n]) => `${n} ${s}`).join(" · ") : "none hung, failed, slow or idle"} href={withParams(address, { state: "trouble" })} />
+      <Tile id="tile-trouble" name="In trouble" value={count(bad.length)} tone={bad.some((j) => STATE[j.state]?.tone === "critical") ? "bad" : bad.length ? "warn" : undefined} meaning={by.length ? by.map(([s, n]) => `${n} ${s}`).join(" · ") : "none hung, stalled, slow or idle"} href={withParams(address, { state: "trouble" })} />
       <Tile id="tile-goodput" name="Goodput" value={share(goodput)} meaning={good.length ? `of ${many(good.length, "job")} that tell of their steps` : "no job tells of its steps"} />
       <Tile id="tile-stragglers" name="Stragglers" value={count(stragglers.length)} tone={stragglers.length ? "warn" : undefined} meaning={stragglers.length ? `worst ${percent(100 * Math.max(...stragglers.map((j) => j.straggler!.score)))} behind its peers` : "no rank is behind its peers"} />
     </section>
   );
 }
 
+/** A figure so far, and on hover since when; a job that began before this hub saw it has cost more. */
+const Counted = (p: { job: JobLine; children: string }) => (
+  <span class={p.children === "unknown" ? "dim" : undefined} title={p.job.counted_since ? `since ${day(p.job.counted_since)}${p.job.started_at ? "" : ", when this hub first saw it: it may have begun before"}` : undefined}>{p.children}</span>
+);
 const COLUMNS: Column<JobLine>[] = [
   { id: "name", title: "Job", value: (j) => j.id, cell: (j) => <><a href={to.job(j.id)}>{j.name || j.id}</a><small class="plain">{[j.namespace || (j.kind === "slurm" ? `Slurm ${j.id}` : j.kind), j.user, j.team && `team ${j.team}`].filter(Boolean).join(" · ")}</small></> },
   { id: "state", title: "State", value: (j) => `${ORDER.indexOf(j.state)} ${j.state}`, cell: (j) => <><Mark {...STATE[j.state]}>{j.state}</Mark>{j.stalled_since && <small class="plain">since <Time at={j.stalled_since} /></small>}{j.incidents.length > 0 && <small class="plain">{j.incidents.slice(0, 2).map((i) => <a key={i} href={to.incident(i)}>{i} </a>)}</small>}</> },
@@ -87,8 +91,8 @@ const COLUMNS: Column<JobLine>[] = [
   { id: "bound", title: "Bound by", value: (j) => BOUND[j.bound_by], cell: (j) => dim(BOUND[j.bound_by]) },
   { id: "goodput", title: "Goodput", numeric: true, value: (j) => j.goodput, cell: (j) => dim(share(j.goodput)), hint: "productive step time over wall time" },
   { id: "straggler", title: "Straggler", value: (j) => (j.straggler ? `${j.straggler.node} GPU ${j.straggler.gpu}` : ""), cell: (j) => (j.straggler ? <Mark tone="warning">{j.straggler.rank == null ? `${j.straggler.node} GPU ${j.straggler.gpu}` : `rank ${j.straggler.rank}`}<small class="plain">{percent(100 * j.straggler.score)} behind</small></Mark> : <span class="dim">none</span>), minor: true },
-  { id: "hours", title: "GPU-hours", numeric: true, value: (j) => j.gpu_hours, cell: (j) => dim(hours(j.gpu_hours)), minor: true },
-  { id: "cost", title: "Cost", numeric: true, value: (j) => j.cost?.amount, cell: (j) => dim(money(j.cost)) },
+  { id: "hours", title: "GPU-hours", numeric: true, value: (j) => j.gpu_hours, cell: (j) => <Counted job={j}>{hours(j.gpu_hours)}</Counted>, minor: true, hint: "so far" },
+  { id: "cost", title: "Cost so far", numeric: true, value: (j) => j.cost?.amount, cell: (j) => <Counted job={j}>{money(j.cost)}</Counted> },
 ];
 
 function OneJob({ id, theme, address }: { id: string; theme: string; address: URL }) {
@@ -126,7 +130,7 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
           <Panel title="Facts">
             <Facts rows={[
               ["Owner", [job.user, job.team && `team ${job.team}`].filter(Boolean).join(" · ") || "unknown"],
-              ["Cost so far", <>{money(job.cost)}{job.gpu_hours != null && <span class="dim"> · {hours(job.gpu_hours)} GPU-hours</span>}</>],
+              ["Cost so far", <>{money(job.cost)}{job.gpu_hours != null && <span class="dim"> · {hours(job.gpu_hours)} GPU-hours{job.counted_since && !job.started_at && <> since it was first seen, <Time at={job.counted_since} full /></>}</span>}</>],
               ["Stalled", job.stalled_since && <>since <Time at={job.stalled_since} full /></>],
               ["Straggler", job.straggler && <>{job.straggler.rank == null ? "" : `rank ${job.straggler.rank} on `}<a href={to.gpu(job.straggler.uuid)}>{job.straggler.node} GPU {job.straggler.gpu}</a>: {job.straggler.why}</>],
               ["Incidents", job.incidents.length ? job.incidents.map((i) => <a key={i} href={to.incident(i)}>{i} </a>) : "none"],

@@ -82,6 +82,18 @@ function RuleTrouble({ rules }: { rules: Status["rules"] }) {
   );
 }
 
+/** What does not work now, in the hub's own sentences. */
+function Degraded({ said }: { said: string[] }) {
+  const first = <>▲ Degraded. {said[0]}</>;
+  if (said.length < 2) return <p class="banner" role="status" data-testid="degraded">{first}</p>;
+  return (
+    <details class="banner" data-testid="degraded">
+      <summary role="status">{first} <b>(and {said.length - 1} more)</b></summary>
+      <ul>{said.slice(1).map((one) => <li key={one}>{one}</li>)}</ul>
+    </details>
+  );
+}
+
 function Rail({ pages, first, theme, toggle, help }: { pages: PageRow[]; first: string; theme: string; toggle: () => void; help: () => void }) {
   const { open } = useHub(), here = PART_OF_FLEET.includes(first) ? "/" : `/${first}`;
   return (
@@ -129,6 +141,7 @@ function Shell() {
       {hub.link === "lost" && <p class="banner" role="status" data-testid="lost">Connection to the hub lost; {hub.heard ? <>showing what was known at <b title={utc(hub.heard)}>{clock(hub.heard)}</b>, </> : ""}retrying.</p>}
       {hub.status && !hub.status.ready && <p class="banner" role="status">The hub is not ready: {hub.status.not_ready_because}.</p>}
       {hub.status && !hub.status.rules.is_successful && <RuleTrouble rules={hub.status.rules} />}
+      {hub.status && hub.status.degraded.length > 0 && hub.link !== "lost" && <Degraded said={hub.status.degraded} />}
       <div id="page">
         {row ? <Page row={row} address={address} theme={theme} id={id} />
           : <main class="single"><Panel><Empty title="There is no such page">{pages.map((p, i) => <span key={p.path}>{i > 0 && " · "}<a href={p.path}>{p.name}</a></span>)}</Empty></Panel></main>}
@@ -144,6 +157,6 @@ rowOf(location.pathname).row?.load();
 set({ colour: new URL(location.href).searchParams.get("colour") ?? get().colour });
 followLinks((path) => Boolean(rowOf(path).row));
 connect();
-setInterval(refreshFleet, 60000);
+setInterval(() => refreshFleet(), 60000);
 setInterval(refreshStatus, 15000);
 render(<Shell />, document.getElementById("app")!);

@@ -16,7 +16,7 @@ export function Panel(p: { title?: string; hint?: ComponentChildren; children: C
 }
 /** A figure with its meaning beside it. */
 export function Tile(p: { name: string; value: string; meaning: ComponentChildren; id: string; tone?: string; href?: string }) {
-  const content = <><span>{p.name}</span><b class={p.value === "unknown" ? "unknown" : p.tone}>{p.value}</b><span>{p.meaning}</span></>;
+  const content = <><span>{p.name}</span><b class={p.value === "unknown" ? "unknown" : p.tone}>{p.value}</b><span title={typeof p.meaning === "string" ? p.meaning : undefined}>{p.meaning}</span></>;
   return p.href ? <a class="panel tile" data-testid={p.id} href={p.href}>{content}</a> : <div class="panel tile" data-testid={p.id}>{content}</div>;
 }
 export const Chip = (p: { children: ComponentChildren; tone?: string; title?: string }) => (

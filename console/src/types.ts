@@ -4,7 +4,7 @@ export interface Place { cluster: string; node: string | null; gpu: string | nul
 export interface Colour { title: string; unit: string; low: number | null; high: number | null; metric: string }
 export interface Status {
   version: string; cluster: string; mode: string; now: string; ready: boolean;
-  not_ready_because: string | null; simulated: boolean; dollars_per_gpu_hour: number; docs_url: string | null; colours: Record<string, Colour>;
+  not_ready_because: string | null; degraded: string[]; simulated: boolean; dollars_per_gpu_hour: number; docs_url: string | null; colours: Record<string, Colour>;
   rules: { owner: string; at: string; in_force_since: string; rules: number; problems: string[]; is_successful: boolean };
 }
 export interface BurnRate { window: string; short_window: string; factor: number; severity: Severity; rate: number | null; short_rate: number | null }

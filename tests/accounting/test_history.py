@@ -66,7 +66,10 @@ def test_lines_of_every_dimension_sum_to_the_total(engine: embedded.EmbeddedEngi
 def test_jobs_sum_to_teams_and_the_ledger_says_the_same_as_the_engine(
     engine: embedded.EmbeddedEngine, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    kept = ledger.Ledger(tmp_path_factory.mktemp("ledger"))
+    folder = tmp_path_factory.mktemp("ledger")
+    kept = ledger.Ledger(folder)
+    # A clock that ran ahead and was put back has left a day that is still to come.
+    (folder / "2999-01-01.npz").touch()
     # From 22:00 to midnight; the day is closed five minutes into the next one.
     assert books.keep_up(engine, kept, now=SINCE + 7200 + 600) == 1
     assert books.keep_up(engine, kept, now=SINCE + 7200 + 600) == 0

@@ -27,6 +27,9 @@ def test_a_fault_is_put_in_found_judged_and_ended(page: Page, demo: Product) -> 
     expect(row.get_by_test_id("drill-incident")).to_contain_text("fell off the bus", timeout=20_000)
     expect(row).to_contain_text("gpu fell off bus", timeout=20_000)
     expect(page.get_by_test_id("tile-found")).to_contain_text("100 %")
+    expect(page.get_by_test_id("accuracy-row").filter(has_text="gpu fell off bus")).to_contain_text(
+        "100 %", timeout=20_000
+    )
     row.get_by_test_id("end-drill").click()
     expect(row).to_contain_text("ended")
 
@@ -41,5 +44,6 @@ def test_what_cannot_be_broken_is_said(page: Page, demo: Product) -> None:  # no
 def test_a_real_fleet_says_that_nothing_is_broken_here(page: Page) -> None:  # noqa: F811
     with serving(FakeHub()) as site:
         page.goto(f"{site.url}/drills")
-        expect(page.get_by_test_id("empty")).to_contain_text("This fleet is real")
+        expect(page.get_by_test_id("empty").first).to_contain_text("This fleet is real")
+        expect(page.get_by_test_id("accuracy-panel")).to_contain_text("Right causes")
         page.goto("about:blank")

@@ -109,6 +109,21 @@ def test_rule_files_that_cannot_be_read_are_said_on_every_page(page: Page, site:
     expect(trouble).to_contain_text("rules/a.yaml:3: alert Hot")
 
 
+def test_what_is_degraded_is_said_on_every_page_until_it_works_again(page: Page, site: Site) -> None:  # noqa: F811
+    site.hub.silences_unknown = "silences: Alertmanager does not answer"
+    page.clock.install()
+    page.goto(f"{site.url}/slo")
+    said = page.get_by_test_id("degraded")
+    expect(said).to_have_text("▲ Degraded. silences: Alertmanager does not answer")
+    expect(said).to_have_role("status")
+    page.get_by_test_id("nav-journal").click()
+    expect(page).to_have_url(f"{site.url}/journal")
+    expect(said).to_be_visible()
+    site.hub.silences_unknown = ""
+    page.clock.fast_forward(16_000)
+    expect(said).to_have_count(0)
+
+
 def test_a_rule_is_replayed_over_history_as_it_is_and_changed(page: Page) -> None:  # noqa: F811
     with serving(HotHub()) as site:
         page.goto(f"{site.url}/slo?view=rules")

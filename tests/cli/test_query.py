@@ -11,6 +11,8 @@ from click.testing import CliRunner, Result
 from tests.web.running import Site, serving
 from tests.web.test_prometheus_calls import StoredHub
 from watchkeeper.cli.query import command
+from watchkeeper.model import histograms
+from watchkeeper.model.labels import Labels
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +38,14 @@ def test_json_carries_them_beside_the_result(site: Site) -> None:
     found = query(site, "rate(temp[5m])", "--json")
     assert set(json.loads(found.stdout)) == {"resultType", "result", "infos"}
     assert found.stderr == ""
+
+
+def test_a_native_histogram_is_shown_as_one_text(site: Site) -> None:
+    written = histograms.Histogram(0, 4.0, 5.0, 0.1, 1.0, positive=((1, 2.0),), negative=((0, 1.0),))
+    sample = histograms.HistogramSample(Labels({"__name__": "latency"}), site.hub.now_ms, written)
+    site.hub.engine.append([sample])
+    shown = "{count:4, sum:5, [-1,-0.5):1, [-0.1,0.1]:1, (1,2]:2}"
+    assert query(site, "latency").stdout.splitlines()[-1].split(maxsplit=1) == ["latency", shown]
+    *_, row = query(site, "latency", "--from", "-1m", "--to", "now", "--step", "1s", "--csv").stdout.splitlines()
+    assert row.endswith(f'"{shown}"')
+    assert query(site, "latency", "--from", "-1m", "--chart").exit_code == 0

@@ -29,15 +29,9 @@ SCHEMAS = openapi.document(create_app(FakeHub(), Auth()).state.endpoints, versio
 # Which component of the document each of the client's own types reads.
 SHAPES: dict[type, str] = {
     answers.Card: "incidents.Card",
-    answers.Happened: "shapes.Happened",
-    answers.NodeInFleet: "shapes.NodeInFleet",
-    answers.SchedulerWord: "node_list.SchedulerWord",
-    answers.NodeLine: "node_list.NodeLine",
     answers.ShownRepair: "repairs.ShownRepair",
     answers.Silence: "silences.ShownSilence",
     answers.Budget: "budgets.ShownBudget",
-    answers.Room: "standing.ShapeRoom",
-    answers.Standing: "standing.Standing",
 }
 
 

@@ -94,7 +94,7 @@ def test_a_page_of_a_million_series_is_refused_with_both_numbers() -> None:
     @with_pages(reply("".join(f"a{number} 1\n" for number in range(1_000_000))), reply("a 1\n"))
     async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
         state = await loop.scrape(1000)
-        assert "1000000 samples, the limit is 50000" in (state.error or "")
+        assert "1000000 samples, the limit is 250000" in (state.error or "")
         assert (await loop.scrape(2000)).health is Health.UP
 
 

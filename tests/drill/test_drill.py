@@ -37,6 +37,11 @@ def test_a_kernel_line_is_an_incident_with_cause_and_plan_within_two_seconds(wat
         assert found.best.cause == "gpu_fell_off_bus"
         assert plan is not None
         assert [receipt.action.kind for receipt in plan.receipts][:3] == ["cordon", "drain", "reboot"]
+        # Its job stands still a minute later, and nobody is told twice.
+        await watch.advance(score.AFTERMATH_SECONDS)
+        (incident,) = score.alarms(watch.incidents())
+        assert fault.job is not None
+        assert incident.workloads[0] == fault.job.name
 
     asyncio.run(story())
 
@@ -75,6 +80,9 @@ def test_the_command_prints_the_score_and_says_by_its_exit_code_whether_all_was_
                 "place_right": True,
                 "severity_right": True,
                 "diagnosed": True,
+                "told_once": True,
+                "cause": "ecc_uncorrectable",
+                "named": "ecc_uncorrectable",
             }
         ],
         "false_pages": 0,

@@ -60,7 +60,8 @@ def says(cause: str, place: fleet.Place = PLACE) -> diagnosis.Diagnosis:
 
 def test_the_right_answer_is_right_in_every_part(fault: Fault) -> None:
     found = score.judge(fault, PLACE, [incident()], found=lambda _: says("gpu_fell_off_bus"), allowed=allowed)
-    assert found == score.ScenarioScore("xid-79", True, 2.0, 2.0, True, True, True, True)
+    named = {"cause": "gpu_fell_off_bus", "named": "gpu_fell_off_bus"}
+    assert found == score.ScenarioScore("xid-79", True, 2.0, 2.0, True, True, True, True, **named)
     assert found.is_right
 
 
@@ -96,6 +97,14 @@ def test_pages_count_once_and_remarks_never() -> None:
     healthy = score.Healthy(2000.0, tuple(score.alarms(cried)))
     total = score.total([], healthy)
     assert (total.false_pages, total.false_alarms_per_1000_gpu_hours, total.is_right) == (1, 1.0, False)
+
+
+def test_a_job_that_is_told_of_beside_its_cause_is_a_mistake(fault: Fault) -> None:
+    found = score.judge(fault, PLACE, [incident()], found=lambda _: says("gpu_fell_off_bus"), allowed=allowed)
+    twice = incident(title="Training of llm has stalled", place=fleet.Place("sim", domain="job=llm"))
+    total = score.total([score.Verdict(replace(found, told_once=False), told_twice=(twice,))], score.Healthy())
+    assert (total.is_right, total.false_pages) == (False, 0)
+    assert total.for_nothing == ("told twice at xid-79: Training of llm has stalled",)
 
 
 def test_what_is_found_later_than_allowed_is_said_to_be_late(fault: Fault) -> None:

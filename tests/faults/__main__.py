@@ -1,18 +1,27 @@
-"""`python -m tests.faults [--long] [--json] [--seed N] [--only NAME …]`: real faults, and what they cost."""
+"""`python -m tests.faults [--long] [--json] [--seed N] [--only NAME …]`: real faults, and what they cost.
+
+While it runs it says on standard error how far it is; at its end it prints a table for docs/reference/reliability.md.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import os
+import platform
 import random
 import sys
 import tempfile
+import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.faults.plan import FAULTS, Fault
 from tests.faults.world import Outcome
+
+PROGRESS_SECONDS = 30.0
 
 
 def run(fault: Fault, folder: Path, *, seed: int, is_long: bool) -> Outcome:
@@ -30,6 +39,31 @@ def run(fault: Fault, folder: Path, *, seed: int, is_long: bool) -> Outcome:
     return outcome
 
 
+class Progress:
+    """Says every half minute how far a fault is."""
+
+    def __init__(self, fault: Fault, rounds: int) -> None:
+        self._fault, self._rounds, self._over = fault, rounds, threading.Event()
+        self._begun = time.monotonic()
+        self._thread = threading.Thread(target=self._say, daemon=True)
+
+    def __enter__(self) -> None:
+        Outcome.newest = None
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _say(self) -> None:
+        while not self._over.wait(PROGRESS_SECONDS):
+            found = Outcome.newest
+            if found is not None:
+                at, problems = found.rounds, f", {len(found.problems)} problems" if found.problems else ""
+                passed = time.monotonic() - self._begun
+                sys.stderr.write(f"{self._fault.name}: round {at} of {self._rounds} after {passed:.0f} s{problems}\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--long", action="store_true", help="hundreds of rounds instead of dozens")
@@ -38,24 +72,37 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some faults: " + ", ".join(f.name for f in FAULTS))
     parser.add_argument("--rounds", type=int, help="so many of each instead")
     asked = parser.parse_args()
+    if unknown := set(asked.only or ()) - {fault.name for fault in FAULTS}:
+        parser.error(f"there is no fault {', '.join(sorted(unknown))}; there are {', '.join(f.name for f in FAULTS)}")
     chosen = [fault for fault in FAULTS if asked.only is None or fault.name in asked.only]
     if asked.rounds:
         chosen = [dataclasses.replace(fault, short=asked.rounds, long=asked.rounds) for fault in chosen]
     found = []
     for fault in chosen:
-        with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-            outcome = run(fault, Path(folder), seed=asked.seed, is_long=asked.long)
-        found.append(outcome)
-        if not asked.json:
-            counted = ", ".join(f"{count} {name}" for name, count in outcome.counts.items())
-            verdict = "nothing lost" if not outcome.problems else "\n  ".join(["LOST", *outcome.problems])
-            sys.stdout.write(f"{outcome.name}: {outcome.rounds} rounds, {outcome.seconds} s, {counted}: {verdict}\n")
-            sys.stdout.flush()
+        with tempfile.TemporaryDirectory(prefix="faults-") as folder, Progress(fault, _rounds(fault, asked.long)):
+            found.append(run(fault, Path(folder), seed=asked.seed, is_long=asked.long))
+        for problem in found[-1].problems:
+            sys.stderr.write(f"{fault.name}: {problem}\n")
     if asked.json:
         sys.stdout.write(json.dumps([dataclasses.asdict(one) for one in found], indent=2) + "\n")
     else:
-        sys.stdout.write(f"seed {asked.seed}\n")
+        sys.stdout.write(table(found))
     return int(any(one.problems for one in found))
+
+
+def _rounds(fault: Fault, is_long: bool) -> int:
+    return fault.long if is_long else fault.short
+
+
+def table(found: list[Outcome]) -> str:
+    """What came of a run, as the page about reliability has it."""
+    rows = ["| Fault | Seed | Rounds | Seconds | What happened | Found |", "|---|---|---|---|---|---|"]
+    for one in found:
+        happened = ", ".join(f"{count:,} {name}" for name, count in one.counts.items())
+        verdict = "nothing lost" if not one.problems else f"{len(one.problems)} problems"
+        rows.append(f"| {one.name} | {one.seed} | {one.rounds} | {one.seconds:,.0f} | {happened} | {verdict} |")
+    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[1]:.0f}, Python {platform.python_version()}"
+    return "\n".join(rows) + f"\n\n{datetime.now(UTC):%Y-%m-%d}, {machine}\n"
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def write_until_killed(made: World, ledger: Ledger, seconds: float) -> None:
 
 def finish(made: World, ledger: Ledger, outcome: Outcome) -> None:
     """Let the repairs end, then count what was done to the machines, and verify the files."""
-    until(lambda: ledger._approve() or all_over(made), "every repair is over", within_seconds=120)
+    until(lambda: ledger._approve() or all_over(made), "every repair is over", within_seconds=300)
     texts = [entry["body"].get("text", "") for entry in made.get("/api/repairs/log?limit=10000")["entries"]]
     reboots = Counter(node for node in BROKEN for text in texts if f"rebooting {node}" in text)
     outcome.check(all(count <= 1 for count in reboots.values()), f"a machine was rebooted twice: {reboots}")

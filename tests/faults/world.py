@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tests import servers
 from tests.product.running import WATCHKEEPER
@@ -44,6 +44,11 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    # Whoever watches a long run looks here.
+    newest: ClassVar[Outcome | None] = None
+
+    def __post_init__(self) -> None:
+        Outcome.newest = self
 
     def check(self, is_so: bool, problem: str) -> None:
         if not is_so:
@@ -192,12 +197,17 @@ class Ledger:
         getattr(self, self.rng.choice(self.kinds))()
 
     def _events(self) -> None:
-        batch = [self._event() for _ in range(self.rng.randint(1, 5))]
+        self._push([self._event(f"gpu-r01-{self.rng.randint(1, NODES):02}") for _ in range(self.rng.randint(1, 5))])
+
+    def report(self, node: str) -> None:
+        """One fault of this node."""
+        self._push([self._event(node)])
+
+    def _push(self, batch: list[dict[str, Any]]) -> None:
         ask(f"{self.world.url}/api/events", batch)
         self.events += batch
 
-    def _event(self) -> dict[str, Any]:
-        node = f"gpu-r01-{self.rng.randint(1, NODES):02}"
+    def _event(self, node: str) -> dict[str, Any]:
         at = datetime.fromtimestamp(self.world.now(), UTC)
         place = fleet.Place("sim", node=node)
         id = f"{self.rng.getrandbits(64):016x}"

@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from watchkeeper.incidents.core import Incidents
+from watchkeeper.incidents.domains import Domains
+from watchkeeper.incidents.footprint import NOWHERE, Footprint
 from watchkeeper.model import alerts, events, fleet, incidents, labels
 from watchkeeper.store.journal import Journal
 
@@ -25,6 +27,10 @@ def node(name: str = "n1") -> fleet.Place:
     return fleet.Place("main", node=name)
 
 
+def job(name: str = "llm") -> fleet.Place:
+    return fleet.Place("main", domain=f"job={name}")
+
+
 def event(
     kind: events.EventKind, place: fleet.Place, at: float, *, code: int | None = None, id: str | None = None
 ) -> events.Event:
@@ -41,6 +47,7 @@ def alert(
 ) -> alerts.Alert:
     pairs = {"alertname": f"Alert {cause}", "cause": cause, "cluster": place.cluster, "severity": severity}
     pairs |= {"Hostname": place.node or "", "UUID": place.gpu or ""}
+    pairs |= {"job_name": place.domain.removeprefix("job=")} if place.domain else {}
     return alerts.Alert(
         labels=labels.Labels(pairs),
         state=alerts.AlertState.FIRING if ends is None else alerts.AlertState.RESOLVED,
@@ -58,8 +65,11 @@ class Room:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal.db"
         self.workloads: Callable[[fleet.Place], list[str]] = lambda place: [f"job on {place.node}"]
+        # Where jobs run.
+        self.jobs: dict[fleet.Place, Footprint] = {}
         # Incidents whose own repair reboots a machine.
         self.under_repair: set[str] = set()
+        self.last_alive: datetime | None = None
         self.journal = Journal(self.path)
         self.incidents = self._start(NOON)
 
@@ -69,15 +79,19 @@ class Room:
             now=now,
             names=lambda place: f"GPU {place.gpu[-1]} on {place.node}" if place.gpu else str(place.node),
             workloads=self._workloads_at,
+            domains=Domains(footprint=lambda place: self.jobs.get(place, NOWHERE)),
             under_repair=lambda _: self.under_repair,
+            last_alive=self.last_alive,
         )
 
     def _workloads_at(self, place: fleet.Place) -> list[str]:
         return self.workloads(place)
 
-    def restart(self, at: float) -> None:
+    def restart(self, at: float, *, away: float = 0.0) -> None:
+        """Begin anew with what the journal has; the hub before was at work until `away` seconds ago."""
         self.journal.close()
         self.journal = Journal(self.path)
+        self.last_alive = later(at - away)
         self.incidents = self._start(later(at))
 
     def push(self, *batch: events.Event, at: float | None = None) -> tuple[incidents.Incident, ...]:

@@ -66,6 +66,29 @@ def test_a_receiver_is_told_once_after_the_wait(mail: Mail) -> None:
     assert mail.told(11) == mail.told(600) == []
 
 
+def test_a_clock_that_was_put_back_before_anybody_was_told_keeps_no_message_back(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0), at=7200)
+    mail.look(7201)
+    assert mail.told(1) == [("INC-1", "opened")]
+
+
+def test_what_was_told_by_a_clock_that_was_put_back_is_told_once_more_and_escalated_from_there(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0), at=7200)
+    assert mail.told(7300) == [("INC-1", "opened")]
+    assert mail.told(60) == [("INC-1", "repeated")]
+    assert mail.told(61) == mail.told(950, "lead") == []
+    assert mail.told(960, "lead") == [("INC-1", "escalated")]
+    assert mail.told(3660) == [("INC-1", "repeated")]
+
+
+def test_a_pause_of_a_receiver_ends_when_the_clock_is_put_back(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0), at=7200)
+    refused = mail.take(7300)
+    assert refused is not None
+    mail.box.failed(refused, "answered 500", later(7300))
+    assert mail.told(30) == [("INC-1", "opened")]
+
+
 def test_what_is_over_before_the_wait_is_told_to_nobody(mail: Mail) -> None:
     slow = routing.Routing((HOOK,), (replace(ROUTE, wait="5m", escalate_after=None, escalate_to=()),))
     mail.table, mail.box = slow, Mail(mail.room, slow).box

@@ -106,6 +106,7 @@ def _from_hint(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
         datetime: times,
         labels.Labels: label_sets,
         type(None): st.none(),
+        typing.Any: words,
     }
     if hint in leaves:
         return leaves[hint]

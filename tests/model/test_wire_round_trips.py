@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import watchkeeper.model
 from tests.model import strategies
 from watchkeeper.kit import wire
-from watchkeeper.model import alerts, exemplars, samples
+from watchkeeper.model import alerts, exemplars, histograms, samples
 
 # These carry a label set, which travels in Prometheus' own shape and not through `kit.wire`.
-TRAVEL_OTHERWISE = {alerts.Alert, exemplars.Exemplar, samples.Sample}
+TRAVEL_OTHERWISE = {alerts.Alert, exemplars.Exemplar, histograms.HistogramSample, samples.Sample}
 
 
 def nouns() -> list[type]:

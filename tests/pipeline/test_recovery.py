@@ -81,3 +81,22 @@ def test_the_same_fault_is_over_once_and_a_new_one_opens_again(line: Line) -> No
     report(line, 105, 180)
     (second,) = line.recover(181)
     assert first.id != second.id
+
+
+def test_a_machine_whose_clock_is_behind_does_not_show_its_gpu_to_be_back_before_it_is_gone(line: Line) -> None:
+    report(line, -60, 105)
+    line.pipeline.take_events([xid(79, gpu(0), 0)], later(110))
+    assert line.recover(112) == [], "its samples of before the fault are later than the fault's own time"
+    vanish(line, 120)
+    assert line.recover(300) == []
+    assert line.open() == [("INC-1", "gpu_fell_off_bus")]
+
+
+def test_a_fault_after_the_reset_of_a_machine_whose_clock_is_behind_is_a_new_one(line: Line) -> None:
+    line.pipeline.take_events([xid(79, gpu(0), 0)], later(110))
+    vanish(line, 120)
+    report(line, 400, 470)
+    assert len(line.recover(471)) == 1
+    line.pipeline.take_events([xid(79, gpu(0), 380)], later(490))
+    live = [member for one in line.pipeline.incidents.open() for member in one.members if member.until is None]
+    assert [member.since for member in live] == [later(380)]

@@ -79,3 +79,25 @@ def test_a_file_that_is_there_is_not_replaced_by_accident(product: Product, tape
 def test_a_time_that_is_none_says_which_forms_there_are(product: Product, time: str) -> None:
     ran = product.command("query", "up", "--from", time)
     assert (ran.returncode, "is not a time: RFC 3339" in ran.stderr) == (2, True)
+
+
+def test_a_gpu_and_the_job_that_stands_still_without_it_are_one_incident(product: Product) -> None:
+    """The last of this file, because its fleet has a history of minutes and lives ten times as fast."""
+    assert product.command("sim", "inject", "xid-79").returncode == 0, "it strikes a GPU that trains"
+    (lost,) = await_that(lambda: [one for one in product.incidents() if one["cause"] == "gpu_fell_off_bus"])
+    at = f"/api/incidents/{lost['id']}"
+
+    def job() -> str | None:
+        places = [member["place"]["domain"] for member in product.get(at)["incident"]["members"]]
+        return next((place.removeprefix("job=") for place in places if place), None)
+
+    name = await_that(job, within_seconds=150)
+    of_jobs = [one["place"]["domain"] for one in product.incidents() if one["place"]["domain"]]
+    assert f"job={name}" not in of_jobs, "nobody is told twice"
+    detail = product.get(at)
+    assert name in detail["incident"]["workloads"]
+    hit = next(hit for hit in detail["blast"]["hits"] if hit["workload"] == name)
+    assert hit["team"] != "unmapped"
+    assert detail["blast"]["gpus"] == hit["gpus"] >= 8, (
+        "all of its GPUs stand still, and its pods are not counted again"
+    )

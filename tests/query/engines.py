@@ -20,8 +20,8 @@ KEPT = "100y"
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, config: str = "") -> Iterator[str]:
-    """Address of Debian's Prometheus with remote write open."""
+def prometheus(folder: Path, config: str = "", *, features: str = "") -> Iterator[str]:
+    """Address of Debian's Prometheus with remote write open, and experiments that are named."""
     program, port = servers.require("prometheus"), servers.free_port()
     (folder / "prometheus.yml").write_text(config)
     url = f"http://127.0.0.1:{port}"
@@ -33,6 +33,7 @@ def prometheus(folder: Path, config: str = "") -> Iterator[str]:
         f"--web.external-url={url}",
         "--web.enable-remote-write-receiver",
         f"--storage.tsdb.retention.time={KEPT}",
+        *([f"--enable-feature={features}"] if features else []),
     ]
     with servers.running(command, ready_url=f"{url}/-/ready", log=folder / "prometheus.log"):
         yield url

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.query import notation
 from watchkeeper.kit import durations
-from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Limits, Span
 from watchkeeper.store.head import Head
@@ -20,7 +19,7 @@ def loaded(*lines: str, step: str = "1m", limits: Limits = UNLIMITED) -> Embedde
     for line in lines:
         series = notation.read_series(line)
         points = enumerate(series.points)
-        engine.append(Sample(series.labels, at * step_ms, value) for at, value in points if value is not None)
+        engine.append(notation.sample(series.labels, at * step_ms, point) for at, point in points if point is not None)
     return engine
 
 

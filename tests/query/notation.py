@@ -1,7 +1,7 @@
 """Prometheus' test notation as values: what to load, what to ask, what must come back.
 
 `promqltest` runs what `read` finds here. The notation is explained in promql/promqltest/README.md of
-prometheus/prometheus; native histograms are recognised, not read.
+prometheus/prometheus.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from watchkeeper.kit import durations
-from watchkeeper.model import labels, samples
+from watchkeeper.model import histograms, labels, samples
+from watchkeeper.query import histogram_text
 from watchkeeper.query.promql import lexer
 
 UNSIGNED = r"(?:(?i:inf|nan)|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
@@ -20,17 +21,16 @@ NUMBER = rf"[+-]?{UNSIGNED}"
 POINT = re.compile(rf"(?:({NUMBER})([+-]{UNSIGNED})?|(_)|(stale))(?:x(\d+))?")
 STRING = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|`[^`]*`"
 SERIES = re.compile(rf"([A-Za-z_:][\w:]*)?\s*(\{{(?:[^\"'`{{}}]|{STRING})*\}})?(@st)?(?:\s+(.*))?")
-WORDS = re.compile(r"\{\{.*?\}\}\S*|\S+")
 INSTANT = re.compile(r"eval(?:_(\w+))?\s+instant\s+(?:at\s+(\S+)\s+)?(.+)")
 RANGE = re.compile(r"eval(?:_(\w+))?\s+range\s+from\s+(\S+)\s+to\s+(\S+)\s+step\s+(\S+)\s+(.+)")
 EXPECT = re.compile(r"expect\s+(no_warn|no_info|warn|info|fail|ordered|string|range vector)\b\s*(.*)")
 OLD_FAIL = re.compile(r"expected_fail_(message|regexp)\s+(.*)")
 WINDOW = re.compile(r"from\s+(\S+)\s+to\s+(\S+)\s+step\s+(\S+)")
-HISTOGRAM = "native histogram"
 START_TIMES = "start timestamps"
 
+Point: TypeAlias = float | histograms.Histogram
 # The points of a series in order; None is a gap.
-Points: TypeAlias = tuple[float | None, ...]
+Points: TypeAlias = tuple[Point | None, ...]
 
 
 class NotationError(ValueError):
@@ -39,7 +39,7 @@ class NotationError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """`unreadable` says why the points could not be taken: they are native histograms or start timestamps."""
+    """`unreadable` says why the points could not be taken: they are start timestamps."""
 
     labels: labels.Labels
     points: Points
@@ -192,9 +192,9 @@ def read_series(line: str) -> Series:
     label_set = read_labels(name, braces or "{}")
     if starts:
         return Series(label_set, (), unreadable=START_TIMES)
-    if "{{" in (points or ""):
-        return Series(label_set, (), unreadable=HISTOGRAM)
-    return Series(label_set, tuple(point for word in WORDS.findall(points or "") for point in read_points(word)))
+    return Series(
+        label_set, tuple(point for word in histogram_text.WORDS.findall(points or "") for point in read_points(word))
+    )
 
 
 def read_labels(name: str | None, braces: str) -> labels.Labels:
@@ -213,7 +213,9 @@ def read_labels(name: str | None, braces: str) -> labels.Labels:
 
 
 def read_points(word: str) -> Points:
-    """`2+3x2` is 2 5 8, `7x2` is 7 7 7, `_x2` is two gaps."""
+    """`2+3x2` is 2 5 8, `7x2` is 7 7 7, `_x2` is two gaps; histograms likewise."""
+    if word.startswith("{{"):
+        return tuple(histogram_text.expand(word))
     match = POINT.fullmatch(word)
     if match is None:
         raise NotationError(f"`{word[:60]}` is no value")
@@ -227,3 +229,9 @@ def read_points(word: str) -> Points:
     for _ in range(repeats):
         points.append(points[-1] + change)
     return tuple(points)
+
+
+def sample(series: labels.Labels, at_ms: int, point: Point) -> samples.Sample | histograms.HistogramSample:
+    if isinstance(point, histograms.Histogram):
+        return histograms.HistogramSample(series, at_ms, point)
+    return samples.Sample(series, at_ms, point)

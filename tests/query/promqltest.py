@@ -1,9 +1,9 @@
 """Run Prometheus' own PromQL tests against the embedded engine: `python -m tests.query.promqltest DIR --json`.
 
 Each file is a script of loads and questions (see `notation`); the outcome of every question is
-passed, failed or skipped with a reason. Skipped is what this product does not claim: native
-histograms and what Prometheus keeps behind a feature flag. Warnings and infos are compared where a
-question says what it expects of them, as Prometheus does.
+passed, failed or skipped with a reason. Skipped is what this product does not claim: what Prometheus
+keeps behind a feature flag. Warnings and infos are compared where a question says what it expects of
+them, as Prometheus does.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tests.query import notation
+from tests.query import custom_buckets, notation
 from watchkeeper import errors
-from watchkeeper.model import labels, samples
-from watchkeeper.query import embedded, engine
+from watchkeeper.model import histograms, labels, samples
+from watchkeeper.query import embedded, engine, histogram_text
 from watchkeeper.query.promql import ast, functions, parser, patterns
 from watchkeeper.store import head
 
@@ -37,8 +37,6 @@ FLAGGED = frozenset(
 )
 # Experiments that the parser or the engine says it does not have.
 UNCLAIMED = re.compile("experimental|has no function")
-# What a classic histogram's series end in; `load_with_nhcb` makes a native one of them beside.
-CLASSIC_SUFFIXES = ("_bucket", "_count", "_sum")
 
 
 class Status(StrEnum):
@@ -74,24 +72,20 @@ class Script:
     def load(self, load: notation.Load) -> None:
         # As in Prometheus, the last line of a series is the one that counts.
         unique = {series.labels: series for series in load.series}
-        rows: list[samples.Sample] = []
-        for series in unique.values():
-            if series.unreadable:
-                self.unreadable.append((series.labels, series.unreadable))
-            if load.adds_histograms and series.labels.name.endswith(CLASSIC_SUFFIXES):
-                self.unreadable.append((_without_bucket(series.labels), notation.HISTOGRAM))
+        rows: list[samples.Sample | histograms.HistogramSample] = []
+        self.unreadable += [(one.labels, one.unreadable) for one in unique.values() if one.unreadable]
+        made = custom_buckets.converted(list(unique.values())) if load.adds_histograms else []
+        for series in (*unique.values(), *made):
             rows += [
-                samples.Sample(series.labels, at * load.step_ms, value)
-                for at, value in enumerate(series.points)
-                if value is not None
+                notation.sample(series.labels, at * load.step_ms, point)
+                for at, point in enumerate(series.points)
+                if point is not None
             ]
         rows.sort(key=lambda sample: sample.at_ms)
         self.engine.append(rows)
 
     def ask(self, question: notation.Eval) -> tuple[str, str]:
         """What was wanted and what came, as text; they are equal if the engine is right."""
-        if any(series.unreadable for series in question.series):
-            raise Skip(notation.HISTOGRAM)
         must_fail = "fail" in question.expects
         wanted = "an error" if must_fail else _show_wanted(question)
         try:
@@ -134,14 +128,11 @@ def walk(expr: ast.Expr) -> Iterator[ast.Expr]:
                 yield from walk(child)
 
 
-def _without_bucket(label_set: labels.Labels) -> labels.Labels:
-    name = label_set.name
-    for suffix in CLASSIC_SUFFIXES:
-        name = name.removesuffix(suffix)
-    return label_set.without("le").having(__name__=name)
-
-
-def is_close(left: float, right: float) -> bool:
+def is_close(left: notation.Point, right: notation.Point) -> bool:
+    if isinstance(left, histograms.Histogram) or isinstance(right, histograms.Histogram):
+        return (
+            isinstance(left, histograms.Histogram) and isinstance(right, histograms.Histogram) and _alike(left, right)
+        )
     if left == right or (left != left and right != right):
         return samples.is_stale(left) == samples.is_stale(right)
     total, difference = abs(left) + abs(right), abs(left - right)
@@ -150,7 +141,24 @@ def is_close(left: float, right: float) -> bool:
     return difference / min(total, sys.float_info.max) < TOLERANCE
 
 
-def _wanted_series(question: notation.Eval) -> list[tuple[labels.Labels, dict[int, float]]]:
+def _alike(wanted: histograms.Histogram, got: histograms.Histogram) -> bool:
+    """Histograms without empty buckets, numbers nearly equal; a hint counts where one is wanted."""
+    wanted, got = wanted.compacted(), got.compacted()
+    if wanted.hint is not histograms.Hint.UNKNOWN and wanted.hint is not got.hint:
+        return False
+    return wanted.layout == got.layout and all(map(is_close, wanted.numbers, got.numbers))
+
+
+def _rows(frame: engine.Frame) -> Iterator[tuple[labels.Labels, dict[int, notation.Point]]]:
+    """Each series with its points by time, numbers and histograms."""
+    for at, (own, times, values) in enumerate(frame.rows()):
+        found: dict[int, notation.Point] = dict(zip(times.tolist(), values.tolist(), strict=True))
+        cells = [] if frame.histograms is None else frame.histograms[at].tolist()
+        found |= {at_ms: cell for at_ms, cell in zip(frame.times_ms.tolist(), cells, strict=False) if cell is not None}
+        yield own, found
+
+
+def _wanted_series(question: notation.Eval) -> list[tuple[labels.Labels, dict[int, notation.Point]]]:
     start, step = question.window or (question.start_ms, question.step_ms or 1)
     return [
         (series.labels, {start + at * step: value for at, value in enumerate(series.points) if value is not None})
@@ -161,9 +169,9 @@ def _wanted_series(question: notation.Eval) -> list[tuple[labels.Labels, dict[in
 def _is_same(question: notation.Eval, answer: engine.Answer) -> bool:
     if question.string is not None or answer.kind is engine.Kind.STRING:
         return answer.text == question.string
-    got = [(own, dict(zip(map(int, at), map(float, of), strict=True))) for own, at, of in answer.frame.rows()]
-    got = [row for row in got if row[1]]
+    got = [row for row in _rows(answer.frame) if row[1]]
     if question.scalar is not None:
+        wanted: list[tuple[labels.Labels, dict[int, notation.Point]]]
         wanted = [(labels.Labels(), {question.start_ms: question.scalar})]
         if answer.kind is not engine.Kind.SCALAR:
             return False
@@ -205,12 +213,15 @@ def _show_wanted(question: notation.Eval) -> str:
 def _show(answer: engine.Answer) -> str:
     if answer.text is not None:
         return repr(answer.text)
-    rows = [(own, dict(zip(map(int, at), map(float, of), strict=True))) for own, at, of in answer.frame.rows()]
+    rows = _rows(answer.frame)
     return f"{answer.kind} " + ("; ".join(f"{own} {_show_values(values)}" for own, values in rows) or "nothing")
 
 
-def _show_values(values: dict[int, float]) -> str:
-    shown = [f"{value:g}@{at / 1000:g}" for at, value in values.items()]
+def _show_values(values: dict[int, notation.Point]) -> str:
+    shown = [
+        f"{histogram_text.show(value) if isinstance(value, histograms.Histogram) else f'{value:g}'}@{at / 1000:g}"
+        for at, value in values.items()
+    ]
     return " ".join(shown[:12]) + (" …" if len(shown) > 12 else "")
 
 

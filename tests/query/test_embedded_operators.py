@@ -127,3 +127,8 @@ def test_sums_over_series_keep_small_numbers_beside_huge_ones() -> None:
 def test_a_k_that_is_no_number_is_an_error_even_without_series() -> None:
     with pytest.raises(errors.QueryError, match="Parameter value is NaN"):
         loaded().instant("topk(NaN, nothing)", 0)
+
+
+def test_count_values_over_a_label_that_groups_adds_up_what_becomes_one() -> None:
+    engine = loaded('v{job="a"} 6', 'v{job="b"} 6', 'v{job="c"} 7')
+    assert instant(engine, 'count_values by (job) ("job", v)') == {'{job="6"}': 2.0, '{job="7"}': 1.0}

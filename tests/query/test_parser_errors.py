@@ -92,7 +92,6 @@ EXPERIMENTS = [
     "a + fill(0) b",
     "a anchored",
     "rate(a[5m] smoothed)",
-    "a </ 1",
     "a offset (1m)",
     "a offset step()",
 ]

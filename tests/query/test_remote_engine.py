@@ -17,6 +17,7 @@ from tests.query.scripted import Asked, Reply, failure, serving, success, vector
 from watchkeeper import errors
 from watchkeeper.config.settings import Query, QueryEngine
 from watchkeeper.model.exemplars import Exemplar
+from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import engine as interface
@@ -178,12 +179,25 @@ def test_exemplars_are_those_of_the_server() -> None:
     assert server.asked[0].form["query"] == ['{a="1"} or {b="2"}']
 
 
-def test_native_histograms_are_said_to_be_left_out() -> None:
-    rows = [{"metric": {"a": "1"}, "histogram": [0, {}]}, {"metric": {"a": "2"}, "value": [0, "+Inf"]}]
+PLAIN = {"count": "4", "sum": "5", "buckets": [[0, "0.5", "1", "1"], [0, "1", "2", "3"]]}
+
+
+def test_native_histograms_stand_beside_the_numbers_of_an_answer() -> None:
+    rows = [{"metric": {"a": "1"}, "histogram": [0, PLAIN]}, {"metric": {"a": "2"}, "value": [0, "+Inf"]}]
     with serving(success({"resultType": "vector", "result": rows})) as server, engines.engine_of(server.url) as engine:
         answer = engine.instant("x", 0)
     assert answer.latest() == {Labels({"a": "2"}): float("inf")}
-    assert answer.warnings == ("1 series of native histograms were left out",)
+    assert answer.frame.histograms is not None
+    assert answer.frame.histograms.tolist() == [[Histogram(0, 4.0, 5.0, positive=((0, 1.0), (1, 3.0)))], [None]]
+
+
+def test_histograms_of_a_range_lie_at_their_times() -> None:
+    rows = [{"metric": {"a": "1"}, "values": [[0, "7"]], "histograms": [[60, PLAIN]]}]
+    with serving(success({"resultType": "matrix", "result": rows})) as server, engines.engine_of(server.url) as engine:
+        frame = engine.range("x", interface.Span(0, 60_000, 60_000)).frame
+    assert frame.histograms is not None
+    [[nothing, histogram]] = frame.histograms.tolist()
+    assert (frame.present.tolist(), nothing, histogram.count) == ([[True, False]], None, 4.0)
 
 
 @pytest.mark.parametrize(

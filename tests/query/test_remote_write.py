@@ -74,11 +74,13 @@ def test_what_has_no_place_here_is_counted_and_the_rest_kept() -> None:
     sample = field(0x12, b"\x10\x05")
     name = field(0x0A, field(0x0A, b"__name__") + field(0x12, b"x"))
     twice = field(0x0A, field(0x0A, b"a") + field(0x12, b"1")) * 2
-    with_extras = field(0x0A, name + sample + field(0x1A, b"") + field(0x22, b"\x08\x01"))
+    # One bucket without a count for it.
+    broken = field(0x22, field(0x5A, b"\x10\x01"))
+    with_extras = field(0x0A, name + sample + field(0x1A, b"") + broken)
     unnamed, ambiguous = field(0x0A, twice[: len(twice) // 2] + sample * 2), field(0x0A, name + twice + sample)
     decoded = remote_write.decode(packed(unnamed + with_extras + ambiguous))
     assert [(str(labels), times.tolist()) for labels, times, _ in decoded.series] == [("x", [5])]
-    assert decoded.left_out == {"native_histogram": 1, "invalid_labels": 3}
+    assert decoded.left_out == {"invalid_histogram": 1, "invalid_labels": 3}
 
 
 def test_exemplars_are_kept_beside_their_series() -> None:

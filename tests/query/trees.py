@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, parser
 from watchkeeper.query.promql.functions import AGGREGATION_PARAMETERS, AGGREGATIONS, FUNCTIONS
-from watchkeeper.query.promql.types import COMPARISONS, SET_OPERATORS
+from watchkeeper.query.promql.types import COMPARISONS, SET_OPERATORS, TRIMS
 
-ARITHMETIC = sorted(parser.BINDING.keys() - COMPARISONS - SET_OPERATORS)
+ARITHMETIC = sorted(parser.BINDING.keys() - COMPARISONS - SET_OPERATORS - TRIMS)
 GROUPED = (ast.MatchKind.MANY_TO_ONE, ast.MatchKind.ONE_TO_MANY)
 
 metric_names = st.sampled_from(["up", "a:b", "sum", "by", "offset", "and", "start", "DCGM_FI_DEV_GPU_TEMP"])

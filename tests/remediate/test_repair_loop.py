@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from watchkeeper.hub import Hub
 from watchkeeper.kit.clock import ManualClock, to_ms
 from watchkeeper.model import events, fleet
 from watchkeeper.model.actions import Mode
+from watchkeeper.remediate.drivers import together
 from watchkeeper.repair_loop import ladder_of, limits_of, policy_of
 
 
@@ -101,6 +103,20 @@ def test_idle_gpus_are_taken_back_only_where_the_settings_say_so(tmp_path: Path)
         SettingsError, match=r"cause\.gpu_idle_waste takes GPUs from their owners, which is switched off"
     ):
         policy_of(replace(settings.Remediate(), policy=str(mine)))
+
+
+def test_a_node_is_looked_at_by_its_agent_before_it_is_given_back_where_agents_take_orders() -> None:
+    def checks(cause: str, **told: Any) -> tuple[str, ...]:
+        chosen = settings.Remediate(driver=settings.DriverName.SLURM, **told)
+        asked = settings.Settings(hub=settings.Hub(order_key_file="hub.key"), remediate=chosen)
+        steps = policy_of(chosen, gives_orders=together.gives_orders(asked)).steps(cause)
+        return next(step.checks for step in steps if step.action == "validate")
+
+    own = ("gpus_present", "conditions_clear", "no_new_xid")
+    assert checks("gpu_fell_off_bus") == (*own, "scan", "diag_2", "diag_3")
+    assert checks("gpu_fell_off_bus", node_checks=()) == own
+    assert checks("fabric_manager_down") == (*own, "scan", "diag_2")
+    assert not together.gives_orders(settings.Settings(remediate=settings.Remediate(driver=settings.DriverName.SLURM)))
 
 
 @pytest.mark.parametrize(

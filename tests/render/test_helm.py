@@ -12,6 +12,7 @@ from watchkeeper.config import settings as config
 from watchkeeper.render import helm, kubernetes
 
 EVERYTHING = tuple(f"{path}=true" for path in kubernetes.COMPONENTS.values())
+RIGHTS = tuple(f"{name}.enabled=true" for name in kubernetes.RIGHTS)
 BARE = (
     "agent.runtimeClassName=''",
     "agent.priorityClassName=''",
@@ -44,10 +45,8 @@ def test_the_chart_gives_the_objects_of_the_kustomization(values: tuple[str, ...
 
 def test_values_given_to_helm_do_what_values_of_the_settings_do(tmp_path: Path) -> None:
     chart = render_tools.write(helm.files(settings()), tmp_path / "plain")
-    chosen = render_tools.write(
-        helm.files(settings("hub.storage.size=200Gi", "repair.enabled=true")), tmp_path / "chosen"
-    )
-    given = template(chart, "--set", "hub.storage.size=200Gi", "--set", "repair.enabled=true")
+    chosen = render_tools.write(helm.files(settings("hub.storage.size=200Gi", *RIGHTS)), tmp_path / "chosen")
+    given = template(chart, "--set", ",".join(("hub.storage.size=200Gi", *RIGHTS)))
     assert render_tools.objects(given) == render_tools.objects(template(chosen))
 
 

@@ -17,7 +17,9 @@ from watchkeeper.render import helm, kubernetes, manifests
 HOWTO = ROOT / "docs" / "howto"
 PAGES = ("grafana.md", "kubernetes.md", "helm.md", "gpu-operator.md", "install.md")
 RENDER = re.compile(r"^watchkeeper render (\w+) (\S+)/ --config hub\.toml", re.M)
-VALUE = re.compile(r"`((?:image|agent|hub|network|prometheusOperator|dashboards|repair)\.[A-Za-z.]+)(?:=[^`]*)?`")
+VALUE = re.compile(
+    r"`((?:image|agent|hub|network|prometheusOperator|dashboards|repair|reclaim)\.[A-Za-z.]+)(?:=[^`]*)?`"
+)
 # Sections of settings have names like values; these are settings.
 SETTINGS = re.compile(r"hub\.(host|port|data|tokens|order_key_file|toml)")
 

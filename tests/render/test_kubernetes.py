@@ -19,6 +19,7 @@ from watchkeeper.config import loading
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import clock, own_metrics
+from watchkeeper.remediate.drivers import kubernetes_idle
 from watchkeeper.render import kubernetes
 from watchkeeper.web import auth
 
@@ -55,7 +56,7 @@ def test_components_are_off_until_a_value_turns_them_on(tmp_path: Path) -> None:
     plain = render_tools.run([kubectl, "kustomize", render_tools.write(kubernetes.files(settings()), tmp_path)])
     kinds = {one["kind"] for one in render_tools.objects(plain).values()}
     assert not kinds & CUSTOM
-    assert "ClusterRole/watchkeeper-repair" not in render_tools.objects(plain)
+    assert not {f"ClusterRole/watchkeeper-{name}" for name in kubernetes.RIGHTS} & set(render_tools.objects(plain))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -135,8 +136,31 @@ def test_rights_to_repair_come_with_the_driver_that_needs_them() -> None:
     asked = replace(settings(), remediate=config.Remediate(driver=config.DriverName.KUBERNETES))
     assert "- components/repair\n" in kubernetes.files(asked)[0].text
     assert "- components/repair\n" not in kubernetes.files(settings())[0].text
-    rights = render_tools.objects(kubernetes.repair_rights().replace("@namespace@", "x"))
+    rights = render_tools.objects(kubernetes.rights("repair").replace("@namespace@", "x"))
     assert rights["ClusterRoleBinding/watchkeeper-repair"]["subjects"][0]["namespace"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("driver", "reclaim", "is_granted"),
+    [("kubernetes", True, True), ("kubernetes", False, False), ("slurm", True, False)],
+)
+def test_rights_to_take_gpus_back_come_only_where_that_is_switched_on(
+    driver: str, reclaim: bool, is_granted: bool
+) -> None:
+    asked = config.Remediate(driver=config.DriverName(driver), reclaim=reclaim)
+    top = kubernetes.files(replace(settings(), remediate=asked))[0].text
+    assert ("- components/reclaim\n" in top) is is_granted
+    values = yaml.safe_load(kubernetes.values_text(replace(settings(), remediate=asked)))
+    assert values["reclaim"]["enabled"] is is_granted
+
+
+def test_who_takes_gpus_back_may_scale_what_the_code_scales_and_delete_nothing(built: dict[str, Any]) -> None:
+    rules = built["ClusterRole/watchkeeper-reclaim"]["rules"]
+    granted = {(rule["apiGroups"][0], one): set(rule["verbs"]) for rule in rules for one in rule["resources"]}
+    paths = [path.split("/") for path, _ in kubernetes_idle.SCALED.values()]
+    assert granted == {("", "events"): {"create"}} | {(path[2], path[-2]): {"get", "patch"} for path in paths}
+    (subject,) = built["ClusterRoleBinding/watchkeeper-reclaim"]["subjects"]
+    assert subject["namespace"] == built["ServiceAccount/hub"]["metadata"]["namespace"]
 
 
 def test_an_agent_without_privileges_keeps_nothing_of_them() -> None:

@@ -75,6 +75,16 @@ def test_an_alert_keeps_firing_through_gaps_shorter_than_keep_firing_for() -> No
     assert states(alert_rule(keep=5), story) == [(0, "firing"), (11, "resolved")]
 
 
+def test_a_clock_that_was_put_back_makes_no_hold_wait_for_the_time_it_showed_before() -> None:
+    story = [(180, True), (1, True), (5, True), (6, True)]
+    assert states(alert_rule(hold=5), story) == [(180, "pending"), (6, "firing")]
+
+
+def test_a_clock_that_was_put_back_keeps_no_alert_firing() -> None:
+    story = [(180, True), (181, False), (1, False), (5, False), (6, False)]
+    assert states(alert_rule(keep=5), story) == [(180, "firing"), (6, "resolved")]
+
+
 def test_labels_come_from_the_series_and_the_rule_and_annotations_follow_the_value() -> None:
     rule = alert_rule(severity="critical", node="{{ toUpper $labels.node }}", gpu="")
     moved = alerting.step(rule, {}, {GPU: 95.0}, now=START)

@@ -122,3 +122,39 @@ def test_the_commands_say_what_they_found_and_exit_by_it(story: Path) -> None:
     assert "has no unit" in broken.output
     assert "2 problems found" in broken.output
     assert run(rules.command, ["check", "no-such-file.yaml"]).exit_code == 2
+
+
+HISTOGRAM_RULES = """\
+groups:
+  - name: g
+    rules:
+      - {record: "job:latency:rate2m", expr: "sum by (job) (rate(latency[2m]))"}
+      - {alert: Observed, expr: latency}
+"""
+HISTOGRAM_STORY = """\
+rule_files: [rules.yaml]
+tests:
+  - interval: 1m
+    input_series:
+      - series: 'latency{job="a"}'
+        values: '{{count:60 sum:6 buckets:[60]}}+{{count:60 sum:6 buckets:[60]}}x9 stale'
+    alert_rule_test:
+      - {eval_time: 3m, alertname: Observed, exp_alerts: [{exp_labels: {job: a}}]}
+    promql_expr_test:
+      - expr: latency
+        eval_time: 4m
+        exp_samples: [{labels: 'latency{job="a"}', histogram: '{{count:300 sum:30 buckets:[300]}}'}]
+      - expr: job:latency:rate2m
+        eval_time: 8m
+        exp_samples: [{labels: 'job:latency:rate2m{job="a"}', histogram: '{{count:1 sum:0.1 buckets:[1]}}'}]
+      - {expr: latency, eval_time: 10m}
+"""
+
+
+def test_rules_record_native_histograms_and_tests_expect_them(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(HISTOGRAM_RULES)
+    (tmp_path / "test.yaml").write_text(HISTOGRAM_STORY)
+    assert unit_tests.run(tmp_path / "test.yaml") == []
+    (tmp_path / "test.yaml").write_text(HISTOGRAM_STORY.replace("count:300", "count:301"))
+    [failure] = unit_tests.run(tmp_path / "test.yaml")
+    assert 'expected latency{job="a"} {{count:301 sum:30 buckets:[300]}}; found' in failure

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from tests.store.durables import named
+from watchkeeper.model.histograms import Histogram, HistogramSample
 from watchkeeper.store import durable
 
 SECOND = 1000
 # Blocks of a minute, so that many are cut and merged between two kills.
 LIMITS = durable.StoreSettings(block_ms=60 * SECOND, late_ms=10 * SECOND, memory_ms=300 * SECOND)
 SERIES = [named("count", worker=str(worker)) for worker in range(5)]
+LATENCY = named("latency")
 
 
 def write_forever(path: Path, first: int) -> None:
@@ -28,6 +30,7 @@ def write_forever(path: Path, first: int) -> None:
         for _ in range(rng.randint(1, 7)):
             clock[0] = number * SECOND
             store.append_scrape("worker", ids, clock[0], np.arange(5.0) + number)
+            store.append([HistogramSample(LATENCY, clock[0], Histogram(count=float(number)))])
             number += 1
         store.sync()
         say(number - 1)

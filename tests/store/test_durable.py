@@ -169,7 +169,7 @@ def test_blocks_of_a_clock_that_ran_ahead_are_set_aside(tmp_path: Path) -> None:
     rig.open()
     filled(rig, 5)
     assert len(everything(rig)['temp{gpu="0"}']) == 5
-    assert len(list((tmp_path / "blocks").glob("*.ahead"))) == 1
+    assert len(list((tmp_path / "ahead").glob("*/*.block"))) == 2
     rig.store.close()
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.house.tree import ROOT
-from tests.store.crash_writer import LIMITS, SECOND, SERIES
-from tests.store.durables import read
+from tests.store.crash_writer import LATENCY, LIMITS, SECOND, SERIES
+from tests.store.durables import equals, read
 from watchkeeper.store import durable
 
 KILLS = 36
@@ -39,12 +39,15 @@ def test_dozens_of_kills_lose_nothing_that_was_synced_and_corrupt_nothing(tmp_pa
         synced = run_and_kill(tmp_path, first, rng.uniform(0.01, 0.2))
         store = durable.open_store(tmp_path, LIMITS, clock_ms=lambda: 10**12)
         found, status = read(store), store.status()
+        cells = store.reveal(store.select([equals("__name__", LATENCY.name)], -1, 10**15).values)
         store.close()
         assert (status.damages, status.lost_samples) == (0, 0)
         kept = len(next(iter(found.values()), []))
         assert kept > synced
         for worker, labels in enumerate(SERIES):
             assert found.get(labels, []) == [(at * SECOND, float(worker + at)) for at in range(kept)]
+        observed = [] if cells is None else [cell.count for cell in cells[0] if cell is not None]
+        assert observed == [float(at) for at in range(kept)]
         first = kept
     # How many depends on how busy the machine is; a few for each life are enough to be cut into blocks.
     assert first > 5 * KILLS

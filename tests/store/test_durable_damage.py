@@ -182,6 +182,18 @@ def test_what_waits_for_the_disk_is_bounded_and_counted(tmp_path: Path, monkeypa
     rig.store.close()
 
 
+def test_a_log_of_a_later_version_is_named_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "wal").mkdir()
+    later = tmp_path / "wal" / "0000000007.wal"
+    later.write_bytes(b"WKWAL\x00\x00\x02 something that comes later")
+    store = durable.open_store(tmp_path, SETTINGS, clock_ms=lambda: DAY)
+    assert "this is not a segment of ours, or of a later version" in store.damages[0].problem
+    store.append([Sample(SERIES[0], DAY, 1.0)])
+    store.maintain(3 * DAY)
+    store.close()
+    assert later.read_bytes().endswith(b"something that comes later")
+
+
 def test_a_block_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "blocks").mkdir()
     (tmp_path / "blocks" / "0-1800000.block").write_bytes(b"WKBLOCK\x02 something that comes later")

@@ -11,8 +11,9 @@ import numpy as np
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, equals, named
 from watchkeeper.store import wal, wal_replay
 from watchkeeper.store.block import Block, ChunkCache
-from watchkeeper.store.index import Pairs, Patterns, SeriesSet
+from watchkeeper.store.index import Patterns
 from watchkeeper.store.reading import Unions
+from watchkeeper.store.series import Pairs, SeriesSet
 
 
 def label_sets(name: str) -> list[Pairs]:

@@ -291,6 +291,10 @@ class FakeHub:
     def silences_problem(self) -> str:
         return self.silences_unknown
 
+    @property
+    def is_evaluating(self) -> bool:
+        return False
+
     def degraded(self) -> list[str]:
         return [self.silences_unknown] if self.silences_unknown else []
 

@@ -175,6 +175,14 @@ def test_waits_double_up_to_a_minute_for_a_name_and_are_forgotten_after_a_quarte
     assert limit.begin("10.0.0.1", "ann", now=now + timedelta(minutes=16)) == 0
 
 
+def test_nobody_waits_for_the_time_that_a_clock_showed_before_it_was_put_back() -> None:
+    limit = LoginLimit()
+    tries = [limit.begin("10.0.0.1", "ann", now=NOW + timedelta(hours=3)) for _ in range(FREE_BY_NAME + 1)]
+    assert tries[-1] == 1
+    assert limit.begin("10.0.0.1", "ann", now=NOW) == 0
+    assert limit.begin("10.0.0.1", "ann", now=NOW) > 0
+
+
 def test_an_address_that_tries_many_names_waits_too_and_success_with_one_does_not_clear_it() -> None:
     limit = LoginLimit()
     for number in range(30):

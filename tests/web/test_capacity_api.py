@@ -122,8 +122,11 @@ def test_a_question_that_makes_no_sense_is_refused_with_what_would(site: Site, q
 
 def test_a_hub_without_samples_says_what_it_needs(site: Site) -> None:
     reply = site.ask("/api/capacity/forecast?cluster=elsewhere")
-    assert reply.status == 409
-    assert "needs at least" in reply.json["error"]
+    assert (reply.status, reply.json["forecast"]) == (200, [])
+    assert "needs at least" in reply.json["reason"]
+    asked = CliRunner().invoke(command, ["forecast", "--hub", site.url, "--cluster", "elsewhere"])
+    assert "needs at least" in str(asked.exception)
+    assert site.ask("/api/capacity/advice?cluster=elsewhere").json["sentence"] is None
 
 
 def test_the_command_prints_the_sentence_and_a_picture(site: Site) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import orjson
 import pytest
+from click.testing import CliRunner
 
 from tests.web import stories
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
+from watchkeeper.cli import accuracy
+from watchkeeper.config.settings import Settings
 from watchkeeper.kit import wire
 
 TRUTH = {"cause": "gpu_fell_off_bus", "severity": "critical", "place": "gpu", "action": "reboot"}
@@ -64,6 +68,52 @@ def test_a_drill_that_has_ended_stays_in_the_list(site: Site) -> None:
     site.hub.faults = ()
     (drill,) = site.ask("/api/drills").json["drills"]
     assert (drill["id"], drill["ended_at"] is not None) == ("f1", True)
+
+
+def test_drills_are_counted_by_cause_once_they_are_judged(site: Site) -> None:
+    assert site.ask("/api/drills/accuracy").json["drills"] == []
+    site.call(stories.lose_gpu, site.hub)
+    lost = site.hub.kept["INC-1"]
+    site.hub.kept["INC-1"] = replace(lost, opened_at=max(lost.opened_at, START))
+    (line,) = site.ask("/api/drills/accuracy").json["drills"]
+    assert (line["cause"], line["drills"], line["found"], line["right"]) == ("gpu_fell_off_bus", 1, 1, 1)
+    assert 'watchkeeper_drill_causes{cause="gpu_fell_off_bus",verdict="right"} 1' in site.hub.metrics.render()
+
+
+def score_of(*scenarios: tuple[str, str | None]) -> dict[str, object]:
+    named = [{"name": "x", "cause": cause, "detected": named is not None, "named": named} for cause, named in scenarios]
+    return {"scenarios": named, "false_pages": 0}
+
+
+def test_the_score_of_a_game_day_is_kept_for_a_real_fleet_too(tmp_path: Path) -> None:
+    settings = Settings()
+    kept = FakeHub(settings=replace(settings, hub=replace(settings.hub, data=str(tmp_path))))
+    told = score_of(("node_down", "node_down"), ("node_down", "agent_down"), ("power_brake", None))
+    with serving(kept) as site:
+        assert site.ask("/api/drills/score", method="POST", body=told).status == 200
+    again = FakeHub(settings=kept.settings)
+    with serving(again) as site:
+        answer = site.ask("/api/drills/accuracy").json
+        shown = CliRunner().invoke(accuracy.command, ["--hub", site.url]).output
+    assert [(one["cause"], one["right"], one["drills"], one["instead"]) for one in answer["drills"]] == [
+        ("power_brake", 0, 1, []),
+        ("node_down", 1, 2, ["agent_down"]),
+    ]
+    assert answer["game_day_at"] is not None
+    assert "1 of 2" in shown
+    assert 'watchkeeper_drill_causes{cause="power_brake",verdict="missed"} 1' in again.metrics.render()
+
+
+@pytest.mark.parametrize("body", [{}, {"scenarios": [1]}, {"scenarios": [{"cause": "gremlins"}]}, {"scenarios": [{}]}])
+def test_what_is_no_score_is_refused(site: Site, body: dict[str, object]) -> None:
+    assert site.ask("/api/drills/score", method="POST", body=body).status == 400
+
+
+def test_a_score_that_is_damaged_is_none(tmp_path: Path) -> None:
+    (tmp_path / "drills.json").write_text("[1, 2")
+    settings = Settings()
+    with serving(FakeHub(settings=replace(settings, hub=replace(settings.hub, data=str(tmp_path))))) as site:
+        assert site.ask("/api/drills/accuracy").json["drills"] == []
 
 
 def test_a_real_fleet_has_no_drills() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
-from watchkeeper.kit import wire
+from watchkeeper.kit import clock, wire
 from watchkeeper.model import events, fleet
 from watchkeeper.web import fleet_api
 
@@ -42,6 +44,17 @@ def test_the_inventory_lists_nodes_by_rack_with_their_holders(site: Site) -> Non
     assert stock["nodes"][0]["rack"] == "r01"
     assert [gpu["index"] for gpu in stock["nodes"][0]["gpus"]] == list(range(8))
     assert stock["workloads"]["GPU-r01-01-0"].count("/") == 1
+
+
+def test_a_page_that_opens_takes_what_is_ready_and_others_what_is_true_now() -> None:
+    time = clock.ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
+    with serving(FakeHub(clock=time)) as site:
+        assert site.ask("/api/fleet").json["workloads"]
+        site.hub.failing = True
+        asyncio.run_coroutine_threadsafe(time.advance(60), site.loop).result(10)
+        assert site.ask("/api/fleet?max_age=120").json["workloads"]
+        assert site.ask("/api/fleet").json["workloads"] is None
+        assert site.ask("/api/fleet?max_age=121").status == 400
 
 
 def test_holders_are_unknown_when_the_engine_cannot_say(site: Site) -> None:
@@ -122,7 +135,40 @@ def test_a_full_intake_asks_agents_to_come_back(site: Site, monkeypatch: pytest.
     monkeypatch.setattr(fleet_api, "PUSHES_IN_FLIGHT", 0)
     reply = site.ask("/api/events", method="POST", body=[event(1)])
     assert (reply.status, reply.headers["retry-after"]) == (429, "2")
-    assert "the limit is 0" in reply.json["error"]
+    assert "0 pushes of 0 bytes wait for their commit" in reply.json["error"]
+    assert "the limits are 0, 67,108,864 and 3 s" in reply.json["error"]
+
+
+def test_pushes_that_are_too_large_together_are_asked_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_api, "PUSHED_BYTES_IN_FLIGHT", 300)
+    assert site.ask("/api/events", method="POST", body=[event(1)]).status == 200
+    assert site.ask("/api/events", method="POST", body=[event(2), event(3), event(4)]).status == 429
+
+
+class SlowHub(FakeHub):
+    """Commits nothing until it is let go on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.has_begun, self.may_commit = threading.Event(), threading.Event()
+
+    async def take_events(self, batch: list[events.Event]) -> int:
+        self.has_begun.set()
+        await asyncio.to_thread(self.may_commit.wait, 30)
+        return await super().take_events(batch)
+
+
+def test_nobody_waits_behind_a_push_that_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_api, "PUSH_WAIT_SECONDS", 0.0)
+    hub = SlowHub()
+    with serving(hub) as site, ThreadPoolExecutor(1) as beside:
+        first = beside.submit(site.ask, "/api/events", method="POST", body=[event(1)])
+        assert hub.has_begun.wait(30)
+        second = site.ask("/api/events", method="POST", body=[event(2)])
+        hub.may_commit.set()
+        assert first.result().status == 200
+    assert second.status == 429
+    assert "1 pushes of" in second.json["error"]
 
 
 def test_a_gpu_is_shown_with_what_happened_to_it(site: Site) -> None:

@@ -45,7 +45,8 @@ def test_an_event_that_would_break_a_table_or_a_page_is_refused(
     assert site.ask("/api/events", method="POST", body=[event(1)]).status == 200
 
 
-def test_pushes_that_never_finish_do_not_keep_others_out(site: Site) -> None:
+def test_pushes_that_never_finish_do_not_keep_others_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_api, "PUSHES_IN_FLIGHT", 64)
     lines = ["POST /api/events HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", "Content-Length: 1000"]
     head = "\r\n".join([*lines, "", "["]).encode()
     with contextlib.ExitStack() as half_open:

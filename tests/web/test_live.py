@@ -13,6 +13,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from tests.product.running import await_that
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
@@ -119,3 +120,23 @@ def test_the_server_stops_quickly_with_open_sockets() -> None:
             next_incidents(later.enter_context(viewer(site)))
             began = time.monotonic()
         assert time.monotonic() - began < 5
+
+
+def test_whoever_comes_first_is_shown_the_picture_that_was_made_while_nobody_looked() -> None:
+    with serving(FakeHub(), interval_seconds=0.05) as site:
+        await_that(lambda: 'frames_total{colour="sm_active"} 1' in site.call(site.hub.metrics.render))
+        site.hub.failing = True
+        assert header(site.ask("/api/picture").body)["summary"]["ok"] == 32
+        with viewer(site) as socket:
+            assert next_frame(socket)["summary"]["ok"] == 32
+            assert next_frame(socket)["summary"]["unknown"] == 32
+
+
+def test_a_fleet_that_nobody_looks_at_is_drawn_once_a_minute_or_when_it_has_changed() -> None:
+    with serving(FakeHub(), interval_seconds=0.02) as site:
+        await_that(lambda: 'frames_total{colour="sm_active"} 1' in site.call(site.hub.metrics.render))
+        site.call(site.hub.fleet.seen.pop)
+        await_that(lambda: 'frames_total{colour="sm_active"} 2' in site.call(site.hub.metrics.render))
+        for _ in range(20):
+            site.call(site.hub.changes.send, "incidents")
+        assert 'frames_total{colour="sm_active"} 2' in site.call(site.hub.metrics.render)

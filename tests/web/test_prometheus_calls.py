@@ -19,7 +19,7 @@ from tests.web.running import Reply, Site, serving
 from watchkeeper.collect import discovery, jobs, scrape
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import clock
-from watchkeeper.model import exemplars
+from watchkeeper.model import exemplars, histograms
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import embedded, remote_write
@@ -285,6 +285,25 @@ def test_remote_write_is_kept_and_can_be_asked_for() -> None:
         assert write(site, site.hub.now_ms, 7.0).status == 204
         found = get(site, "query", query="written")["result"]
     assert [(one["metric"]["from"], one["value"][1]) for one in found] == [("afar", "7")]
+
+
+def test_a_native_histogram_is_kept_and_answered_as_prometheus_does() -> None:
+    written = histograms.Histogram(0, 4.0, 5.0, 0.1, 1.0, positive=((0, 1.0), (1, 2.0)))
+    with serving(StoredHub()) as site:
+        at_ms = site.hub.now_ms
+        sample = histograms.HistogramSample(Labels({"__name__": "latency", "job": "a"}), at_ms, written)
+        body = remote_write.encode([], [sample])
+        assert site.ask("/api/v1/write", method="POST", body=body, headers=PROTOBUF).status == 204
+        [instant] = get(site, "query", query="latency")["result"]
+        seconds = str(at_ms / 1000)
+        [ranged] = get(site, "query_range", query="latency * 2", start=seconds, end=seconds, step="15")["result"]
+        [first] = get(site, "query", query="{__name__=~'temp|latency'}", limit="1")["result"]
+    buckets = [[3, "-0.1", "0.1", "1"], [0, "0.5", "1", "1"], [0, "1", "2", "2"]]
+    assert instant["histogram"][1] == {"count": "4", "sum": "5", "buckets": buckets}
+    assert instant["metric"] == {"__name__": "latency", "job": "a"}
+    [(at, doubled)] = ranged["histograms"]
+    assert (at * 1000, doubled["count"], "values" in ranged) == (at_ms, "8", False)
+    assert first["metric"]["__name__"] in ("temp", "latency")
 
 
 class FullDisk(head.Head):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -10,7 +12,7 @@ from starlette.responses import Response
 from watchkeeper.kit import own_metrics
 from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth import Role
-from watchkeeper.web.shedding import MOST_FOR_PAGES, MOST_FOR_PANELS, Shedding
+from watchkeeper.web.shedding import AT_ONCE, MANY, MOST_FOR_PAGES, MOST_FOR_PANELS, Shedding
 
 
 async def nothing(_: Request) -> Response:
@@ -44,3 +46,52 @@ def test_what_was_answered_makes_room() -> None:
     for _ in range(2 * MOST_FOR_PAGES):
         assert load.begin(PANEL)
         load.end()
+
+
+def test_when_many_wait_few_are_worked_on_at_once_and_all_come_to_their_turn() -> None:
+    load, at_work, most = Shedding(own_metrics.Registry()), 0, 0
+
+    async def question() -> None:
+        nonlocal at_work, most
+        async with load.turn(PAGE):
+            at_work += 1
+            most = max(most, at_work)
+            await asyncio.sleep(0)
+            at_work -= 1
+        load.end()
+
+    async def story() -> None:
+        for _ in range(MANY + 20):
+            load.begin(PAGE)
+        await asyncio.gather(*(question() for _ in range(MANY + 20)))
+
+    asyncio.run(story())
+    # The last ones find that not so many are left.
+    assert AT_ONCE <= most <= MANY
+
+
+def test_when_many_wait_none_begins_while_rules_are_evaluated() -> None:
+    busy = [True, True, True, False]
+    load = Shedding(own_metrics.Registry(), lambda: busy.pop(0))
+
+    async def story() -> None:
+        async with load.turn(PAGE):
+            assert len(busy) == 4, "rules do not matter while few ask"
+        for _ in range(MANY + 1):
+            load.begin(PAGE)
+        async with load.turn(PAGE):
+            assert busy == []
+
+    asyncio.run(story())
+
+
+def test_rules_that_are_at_work_all_the_time_do_not_keep_everybody_waiting() -> None:
+    load = Shedding(own_metrics.Registry(), lambda: True)
+
+    async def story() -> None:
+        for _ in range(MANY + 1):
+            load.begin(PAGE)
+        async with asyncio.timeout(30), load.turn(PAGE):
+            pass
+
+    asyncio.run(story())

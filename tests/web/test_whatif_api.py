@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
+from watchkeeper.capacity import hub_jobs
+from watchkeeper.cli.capacity import command
+from watchkeeper.kit import clock
+from watchkeeper.model.labels import Labels
+from watchkeeper.query.engine import Answer, Frame, Kind, Span
 
 # Eight jobs of 8 GPUs that all come at once, an hour each: a fleet of 32 GPUs takes two rounds.
 LINES = "".join(f"j{at},8,1000,1000,4600\n" for at in range(8))
@@ -19,6 +26,43 @@ JOBS = f"id,gpus,submitted,started,ended\n{LINES}"
 def site() -> Iterator[Site]:
     with serving(FakeHub()) as running:
         yield running
+
+
+class BusyHub(FakeHub):
+    """Its usage rules have recorded four jobs: two of 16 GPUs one after the other, one of half a GPU, one that runs."""
+
+    async def ask_range(self, expr: str, span: Span) -> Answer:
+        assert expr == hub_jobs.EXPRESSION
+        hours = (span.times / 1000 - clock.to_ms(self.clock.now()) / 1000) / 3600
+        held = {
+            "a": np.where((hours >= -20) & (hours < -18), 16.0, 0.0),
+            "b": np.where((hours >= -18) & (hours < -17), 16.0, 0.0),
+            "c": np.where((hours >= -3) & (hours < -2), 0.5, 0.0),
+            "d": np.where(hours >= -1, 8.0, 0.0),
+        }
+        labels = [Labels({"cluster": "main", "workload_kind": "slurm_job", "workload": name}) for name in held]
+        values = np.array(list(held.values()))
+        return Answer(Kind.MATRIX, Frame(labels, span.times, values, values > 0))
+
+
+def test_without_a_file_the_jobs_are_those_that_the_hub_has_recorded() -> None:
+    with serving(BusyHub()) as site:
+        answer = asked(site, remove_racks=["r02"]).json
+        assert answer["jobs"] == {"jobs": 4, "began_before": 0, "without_end": 1, "wait_known": 0}
+        assert answer["until"] - answer["since"] == 86_400
+        assert (answer["before"]["peak_gpus"], answer["after"]["gpus"]) == (16, 16)
+        assert answer["before"]["gpu_hours_used"] == pytest.approx(16 * 3 + 0.5 + 8, abs=1.5)
+        assert any("a scheduler" in text or "no scheduler" in text for text in answer["assumes"])
+        said = CliRunner().invoke(command, ["whatif", "--hub", site.url, "--add", "8"])
+        assert "With 8 GPUs more" in said.output
+        assert "4 jobs (this hub, 20" in said.output
+        refused = CliRunner().invoke(command, ["whatif", "--hub", site.url, "--gpus", "8"])
+        assert "--gpus goes with a table of jobs" in refused.output
+
+
+def test_a_hub_that_has_recorded_no_job_says_so(site: Site) -> None:
+    reply = asked(site, window="1h")
+    assert (reply.status, "has recorded no job in the last 1h" in reply.json["error"]) == (409, True)
 
 
 def asked(site: Site, **body: Any) -> Reply:
@@ -40,7 +84,9 @@ def test_a_rack_less_makes_it_longer_and_an_unknown_rack_is_refused(site: Site) 
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({}, "needs recorded jobs"),
+        ({"jobs": 7}, "leave it out for this hub's own"),
+        ({"window": "1y"}, "window `1y`: from 10m to 2w"),
+        ({"window": "soon"}, "not a duration"),
         ({"jobs": JOBS, "add": -1}, "add must be a whole number"),
         ({"jobs": JOBS, "add": True}, "add must be a whole number"),
         ({"jobs": JOBS, "policy": "magic"}, "policy `magic`: there are"),

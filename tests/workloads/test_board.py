@@ -73,7 +73,15 @@ def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:
     )  # fmt: skip
     assert (line.state, line.used, line.memory_used, line.bound_by) == ("running", 0.8, 0.7, "compute")
     assert (line.started_at, line.gpu_hours, line.cost) == (None, 12.0, jobs.Money(24.0, "USD"))
+    assert line.counted_since == NOW - timedelta(hours=3)
     assert found.problems == ()
+
+
+def test_a_job_of_this_minute_has_hours_and_cost_so_far() -> None:
+    found = board.look(engine(SERIES), NOW + timedelta(seconds=89), board.Around(book=BOOK))
+    line = next(line for line in found.lines if line.id == "4711")
+    assert (line.gpu_hours, line.cost) == (0.1, jobs.Money(0.2, "USD"))
+    assert line.counted_since == NOW - timedelta(seconds=1)
 
 
 def test_a_job_that_only_its_own_series_name_is_plain_and_the_gravest_comes_first() -> None:

@@ -42,7 +42,8 @@ def table(engine: Engine, ledger: Ledger | None, *, since: float, until: float, 
 def keep_up(engine: Engine, ledger: Ledger, *, now: float) -> int:
     """Write the days whose hours are recorded and not all kept yet; returns how many files were written."""
     today = now // DAY * DAY
-    kept = ledger.days()
+    # A day ahead was written by a clock that was put back since; the days up to it are still to come.
+    kept = [day for day in ledger.days() if day <= today]
     day = max(kept[-1] if kept else today - DAY, today - MOST_DAYS * DAY)
     written = 0
     while day <= today:

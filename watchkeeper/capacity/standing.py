@@ -14,6 +14,7 @@ import numpy as np
 
 from watchkeeper.capacity.jobs import Job
 from watchkeeper.capacity.stock import Node, Stock
+from watchkeeper.model.standing import ShapeRoom, Standing
 
 SHAPES = (1, 2, 4, 8)
 
@@ -32,29 +33,6 @@ class NodeStanding:
     @property
     def free(self) -> int:
         return max(0, self.gpus - self.held) if self.is_in_service else 0
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeRoom:
-    """Jobs of `gpus` GPUs, each on one node: how many could start now, and free GPUs that none of them can use."""
-
-    gpus: int
-    jobs: int
-    usable_gpus: int
-    stranded_gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The fleet in GPUs; `stranded_share` is the part of the free GPUs that no job of 8 (or a node's size) can use."""
-
-    gpus: int
-    in_service_gpus: int
-    held_gpus: int
-    free_gpus: int
-    rooms: tuple[ShapeRoom, ...]
-    stranded_share: float | None
-    out_of_service: tuple[tuple[str, int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,8 @@ def compare(
         "policy": policy.value,
         "jobs": dict(recorded.counts),
         "layout": recorded.layout,
+        "since": recorded.since,
+        "until": recorded.until,
         "recorded": {"wait": waits(jobs, _recorded_waits(jobs))},
         "before": before,
         "after": then,

@@ -1,33 +1,68 @@
-"""What a fault brings along, from packs/effects.csv: families of causes that are its consequence at the same place.
+"""What a fault brings along, from packs/effects.csv: at the same place, and at jobs that have a rank there.
 
-`incidents.correlate` asks, so that people are told of the cause and not of its effects.
+An effect is a family of causes inside the place of its cause, or a cause of jobs. `incidents.correlate` asks, so that
+people are told of the cause and not of its effects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 
 from watchkeeper.catalogue import causes, pack
+from watchkeeper.kit import durations
 
 FILE = "effects.csv"
+# As long as the fault itself lasts.
+ALWAYS = timedelta.max
+
+
+@dataclass(frozen=True, slots=True)
+class EffectRow:
+    """What one cause explains; `within` is how long after it was first seen its effects on jobs may begin."""
+
+    cause: str
+    families: frozenset[str]
+    on_jobs: frozenset[str]
+    within: timedelta
 
 
 def of(cause: str) -> frozenset[str]:
     """The families that this cause explains inside its place."""
-    return _by_cause().get(cause, frozenset())
+    return _table()[0].get(cause, frozenset())
+
+
+def on_jobs(cause: str) -> Mapping[str, timedelta]:
+    """The causes of jobs that this cause explains where they have a rank, and how soon they must begin."""
+    return _table()[1].get(cause, {})
+
+
+def may_befall_jobs(cause: str) -> bool:
+    """True for what a job may suffer because something else broke."""
+    return any(cause in found for found in _table()[1].values())
 
 
 @cache
-def _by_cause() -> Mapping[str, frozenset[str]]:
-    found: dict[str, frozenset[str]] = {}
-    for cause, family in pack.load(FILE, _row):
-        found[cause] = found.get(cause, frozenset()) | {family}
-    return found
+def _table() -> tuple[Mapping[str, frozenset[str]], Mapping[str, Mapping[str, timedelta]]]:
+    families: dict[str, frozenset[str]] = {}
+    jobs: dict[str, dict[str, timedelta]] = {}
+    for row in pack.load(FILE, read_row):
+        if row.families:
+            families[row.cause] = families.get(row.cause, frozenset()) | row.families
+        jobs.setdefault(row.cause, {}).update(dict.fromkeys(row.on_jobs, row.within))
+    return families, jobs
 
 
-def _row(cells: Mapping[str, str]) -> tuple[str, str]:
+def read_row(cells: Mapping[str, str]) -> EffectRow:
     pack.filled(cells["why"])
     families = frozenset(row.family for row in causes.all())
-    known = frozenset(row.cause for row in causes.all())
-    return pack.one_of(cells["cause"], known), pack.one_of(cells["effect"], families)
+    of_jobs = frozenset(row.cause for row in causes.all() if row.scope == "workload")
+    named = [pack.one_of(name, families | of_jobs) for name in pack.filled(cells["effect"]).split()]
+    return EffectRow(
+        pack.one_of(cells["cause"], frozenset(row.cause for row in causes.all())),
+        frozenset(name for name in named if name in families),
+        frozenset(name for name in named if name not in families),
+        timedelta(seconds=durations.parse_seconds(cells["within"])) if cells["within"] else ALWAYS,
+    )

@@ -105,6 +105,8 @@ def forecast(hub: HubClient, csv_path: str | None, as_json: bool, **told: Any) -
             "cluster": told["cluster"],
         }
         answer = hub.capacity("forecast", **asked)
+        if answer["reason"] is not None:
+            raise errors.HubError(answer["reason"], where=hub.url)
     else:
         answer = forecast_table(csv_path, **told)
     if as_json:
@@ -183,7 +185,8 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 
 
 @command.command("whatif")
-@click.option("--jobs", "jobs_path", required=True, metavar="FILE", help="Recorded jobs: CSV, or sacct --parsable2.")
+@click.option("--jobs", "jobs_path", metavar="FILE", help="Recorded jobs: CSV, or sacct --parsable2; none: the hub's.")
+@click.option("--window", type=Duration(), default="1d", help="Of a hub: the jobs of how long, at most 2w.")
 @click.option("--column", "columns", type=Pair(), multiple=True, help="Which column is what, such as gpus=num_gpus.")
 @click.option("--nodes", "nodes_path", metavar="FILE", help="The fleet: a table with name, gpus, model, rack.")
 @click.option("--gpus", type=click.IntRange(1, 1_000_000), help="The fleet, where there is no table of nodes.")
@@ -198,21 +201,47 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 @click.option("--keep-wait", type=Duration(), help="Also find how many GPUs keep the p95 of waiting at or below this.")
 @click.option("--policy", type=click.Choice(["fifo", "backfill"]), default="backfill", help="Who may start.")
 @options.as_json
-def whatif(jobs_path: str, nodes_path: str | None, as_json: bool, **told: Any) -> None:
+@options.with_hub
+def whatif(hub: HubClient, jobs_path: str | None, nodes_path: str | None, as_json: bool, **told: Any) -> None:
     """Replay recorded jobs on the fleet as it is and as it might be, and compare waiting and utilisation.
 
+    Without --jobs these are the jobs that the hub has recorded itself, on the fleet that it sees.
+
     \b
+    watchkeeper capacity whatif --window 7d --add 64
     watchkeeper capacity whatif --jobs jobs.csv --nodes nodes.csv --add 64
     sacct -aXP -S 2026-10-01 -o JobID,Submit,Start,End,AllocTRES > jobs.txt
     watchkeeper capacity whatif --jobs jobs.txt --gpus 512 --remove 64 --json
     """
-    if (nodes_path is None) == (told["gpus"] is None):
+    if jobs_path is None:
+        answer = _replayed_by(hub, nodes=nodes_path, **told)
+    elif (nodes_path is None) == (told["gpus"] is None):
         raise click.UsageError("say what the fleet is: --nodes FILE or --gpus N")
-    answer = _replayed(jobs_path, nodes_path, **told)
+    else:
+        answer = _replayed(jobs_path, nodes_path, **told)
     if as_json:
         options.print_json(answer)
     else:
         click.echo("\n".join(capacity_words.whatif(answer)))
+
+
+def _replayed_by(hub: HubClient, **told: Any) -> dict[str, Any]:
+    """The same of a hub, with its own jobs and its own fleet."""
+    for_tables = {"nodes": "--nodes", "gpus": "--gpus", "columns": "--column", "keep_wait": "--keep-wait"}
+    for name, option in for_tables.items():
+        if told[name]:
+            raise click.UsageError(f"{option} goes with a table of jobs: give --jobs FILE as well")
+    slice_gpus, slices = _slices(told["repartition"])
+    return hub.whatif(
+        window=durations.format_seconds(told["window"]),
+        add=told["add_gpus"],
+        remove=told["remove_gpus"],
+        remove_racks=list(told["remove_racks"]),
+        remove_nodes=list(told["remove_nodes"]),
+        slice_gpus=slice_gpus,
+        slices=slices,
+        policy=told["policy"],
+    )
 
 
 def _replayed(jobs_path: str, nodes_path: str | None, **told: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from watchkeeper.cli import chart
@@ -14,6 +14,7 @@ UNKNOWN = "unknown"
 MOST_ROWS = 20
 # Lines of a table that are named; --json has more of them.
 MOST_NAMED = 5
+YEAR_2000 = 946_684_800
 
 
 def forecast(answer: Mapping[str, Any], *, width: int) -> list[str]:
@@ -140,9 +141,18 @@ def _whatif(answer: Mapping[str, Any]) -> Iterator[str]:
     yield from _kept(answer.get("keep_wait"))
     counts = answer["jobs"]
     taken = ", ".join(f"{counts[key]} {key.replace('_', ' ')}" for key in counts if key not in ("rows", "jobs"))
-    yield f"{counts['jobs']} jobs of {counts['rows']} rows ({answer['layout']}); {taken}."
+    share = f" of {counts['rows']} rows" if "rows" in counts else ""
+    yield f"{counts['jobs']} jobs{share} ({answer['layout']}{_window_of(answer)}); {taken}."
     yield f"A replay assumes: {'; '.join(answer['assumes'])}. Policy: {answer['policy']}."
     yield from _problems(answer["problems"])
+
+
+def _window_of(answer: Mapping[str, Any]) -> str:
+    """The time that the jobs are of; tables of traces count from nothing, and that says nothing."""
+    if answer["since"] < YEAR_2000:
+        return ""
+    days = (datetime.fromtimestamp(answer[name], UTC) for name in ("since", "until"))
+    return ", " + " to ".join(f"{day:%Y-%m-%d %H:%M}Z" for day in days)
 
 
 def _kept(found: Mapping[str, Any] | None) -> Iterator[str]:

@@ -11,6 +11,7 @@ import click
 from watchkeeper.cli import options
 
 if TYPE_CHECKING:
+    from watchkeeper.client.hub import HubClient
     from watchkeeper.drill import game_day
 
 LINE_SECONDS = 60.0
@@ -36,10 +37,14 @@ LINE_SECONDS = 60.0
 )
 @click.option("--pairs", is_flag=True, help="Also two faults at once on one node, each to be found by itself.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Processes to use; one for each core by default.")
+@click.option("--tell", is_flag=True, help="Hand the score to the hub, for its page and metrics.")
 @options.as_json
+@options.with_hub
 def command(
     names: tuple[str, ...],
     *,
+    hub: HubClient,
+    tell: bool,
     healthy_hours: float,
     healthy_gpus: int,
     pairs: bool,
@@ -53,22 +58,21 @@ def command(
     right and in time, and nothing was paged for that is well; 1 otherwise.
     """
     from watchkeeper.drill import game_day
-    from watchkeeper.drill import pairs as both
+    from watchkeeper.drill.pairs import PAIRS
     from watchkeeper.kit import wire
     from watchkeeper.sim import scenario
 
     known = scenario.load_all()
     chosen = tuple(scenario.find(known, name).name for name in names) or tuple(known)
     began = perf_counter()
-    at_once = both.PAIRS if pairs else ()
-    plan = game_day.Plan(chosen, healthy_hours, healthy_gpus, workers=workers, pairs=at_once)
-    progress = Progress()
-    day = game_day.run(plan, say=progress.say)
-    progress.done()
-    if as_json:
-        options.print_json(wire.to_plain(day.score))
-    else:
-        _print(day, seconds=perf_counter() - began)
+    plan = game_day.Plan(chosen, healthy_hours, healthy_gpus, workers=workers, pairs=PAIRS if pairs else ())
+    with Progress() as progress:
+        day = game_day.run(plan, say=progress.say)
+    plain = wire.to_plain(day.score)
+    options.print_json(plain) if as_json else _print(day, seconds=perf_counter() - began)
+    if tell:
+        hub.tell_drills(plain)
+        click.echo("Told to the hub: `watchkeeper accuracy` counts it by cause.", err=True)
     if not day.score.is_right:
         raise SystemExit(1)
 
@@ -86,7 +90,10 @@ class Progress:
             self._said_at = perf_counter()
             click.echo(text, err=True)
 
-    def done(self) -> None:
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._is_watched:
             click.echo("\r\x1b[K", nl=False, err=True)
 

@@ -23,6 +23,9 @@ def command(ctx: click.Context, hub: HubClient, show_all: bool, as_json: bool) -
     if ctx.invoked_subcommand is not None:
         return
     incidents = hub.incidents(all=show_all)
+    # Whoever finds nothing wrong must know that the hub may not see it.
+    for one in hub.status()["degraded"]:
+        click.echo(f"degraded: {one}", err=True)
     if as_json:
         options.print_json(incidents)
     elif incidents:

@@ -188,8 +188,8 @@ def _print_list(lines: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -
         for one in lines
     ]  # fmt: skip
     if rows:
-        header = ["job", "name", "team", "state", "GPUs", "nodes", "used", "memory", "bound by", "goodput", "cost", ""]
-        options.print_table(header, rows)
+        header = ["job", "name", "team", "state", "GPUs", "nodes", "used", "memory", "bound by", "goodput"]
+        options.print_table([*header, "cost so far", ""], rows)
     else:
         click.echo("No job is known: no scheduler, exporter or program names one, or rules have not run for a minute.")
     if answer["total"] > len(lines):

@@ -110,7 +110,7 @@ class Questions:
         status = self._hub.plain.status()
         return bounded(
             {
-                "hub": {name: status[name] for name in ("cluster", "version", "mode", "now", "simulated")},
+                "hub": {name: status[name] for name in ("cluster", "version", "mode", "now", "simulated", "degraded")},
                 "nodes_by_state": Counter(node.state for node in nodes),
                 "gpus_seen": sum(node.gpus_seen for node in nodes),
                 "gpus_expected": sum(node.gpus_expected or 0 for node in nodes),

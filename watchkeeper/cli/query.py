@@ -6,6 +6,7 @@ import csv
 import io
 import shutil
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +19,8 @@ from watchkeeper.model.labels import Labels
 
 # A point for each column of a wide terminal.
 POINTS = 150
+# Which bounds belong to a bucket, by the number that Prometheus' API has for it: the upper, the lower, none, both.
+BEGINS, ENDS = "([([", "]))]"
 
 
 @click.command("query")
@@ -92,6 +95,7 @@ def points(answer: dict[str, Any]) -> list[tuple[str, list[tuple[float, float]]]
     return [
         (str(Labels(series["metric"])), [(float(at), float(value)) for at, value in series["values"]])
         for series in answer["result"]
+        if "values" in series
     ]
 
 
@@ -101,11 +105,28 @@ def tabulate(answer: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     if kind in ("scalar", "string"):
         return ["value"], [[result[1]]]
     if kind == "vector":
-        rows = [[str(Labels(series["metric"])), series["value"][1]] for series in result]
+        rows = [[str(Labels(series["metric"])), _cell(series)] for series in result]
         return ["series", "value"], rows
     listed = [
         [str(Labels(series["metric"])), datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), value]
         for series in result
-        for at, value in series["values"]
+        for at, value in sorted([*series.get("values", ()), *_histograms(series)])
     ]
     return ["series", "time", "value"], listed
+
+
+def _cell(series: dict[str, Any]) -> str:
+    return str(series["value"][1]) if "value" in series else _spelled(series["histogram"][1])
+
+
+def _histograms(series: dict[str, Any]) -> Iterator[tuple[float, str]]:
+    return ((at, _spelled(histogram)) for at, histogram in series.get("histograms", ()))
+
+
+def _spelled(histogram: dict[str, Any]) -> str:
+    """A native histogram as one text: `{count:4, sum:5, (0.5,1]:1, (1,2]:3}`, as Prometheus' own page has it."""
+    buckets = (
+        f"{BEGINS[rule]}{lower},{upper}{ENDS[rule]}:{count}"
+        for rule, lower, upper, count in histogram.get("buckets", ())
+    )
+    return "{" + ", ".join([f"count:{histogram['count']}", f"sum:{histogram['sum']}", *buckets]) + "}"

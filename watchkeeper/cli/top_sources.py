@@ -56,28 +56,27 @@ class HubSource:
 
     def __init__(self, hub: Client) -> None:
         self._hub = hub
-        self._cluster = ""
         self._gpus: dict[str, Row] = {}
         self._read_at = float("-inf")
 
     def read(self, view: View) -> Page:
-        cards = self._hub.incidents()
+        cards, status = self._hub.incidents(), self._hub.plain.status()
         if time.monotonic() - self._read_at >= INVENTORY_SECONDS:
             self._take_inventory()
         rows = _troubled(self._gpus.values(), cards)
         wanted = {row.uuid: row for row in rows if fits(row, view.text)}
         chosen, notes = self._chosen(wanted, view)
         return Page(
-            f"hub {self._cluster}",
+            f"hub {status['cluster']}",
             tuple(self._with_readings(chosen)),
             len(wanted),
             incidents=_lines(cards),
-            notes=tuple(notes),
+            notes=(*(f"degraded: {one}" for one in status["degraded"]), *notes),
         )
 
     def _take_inventory(self) -> None:
         # As plain values: ten thousand GPUs are many dataclasses.
-        found, status = self._hub.plain.fleet(), self._hub.plain.status()
+        found = self._hub.plain.fleet()
         held = found["workloads"] or {}
         self._gpus = {
             gpu["uuid"]: Row(gpu["uuid"], node["name"], gpu["index"], gpu["model"] or "", held.get(gpu["uuid"], ""))
@@ -85,7 +84,7 @@ class HubSource:
             for gpu in node["gpus"]
             if gpu is not None
         }
-        self._cluster, self._read_at = status["cluster"], time.monotonic()
+        self._read_at = time.monotonic()
 
     def _chosen(self, wanted: Mapping[str, Row], view: View) -> tuple[list[Row], list[str]]:
         """The rows of the page, without their readings."""

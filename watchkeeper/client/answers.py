@@ -1,4 +1,4 @@
-"""What a hub answers beyond the nouns of model/: cards, details, nodes, series, budgets, hours.
+"""What a hub answers beyond the nouns of model/: cards, details, series, budgets, hours.
 
 `client.typed` makes them. tests/client holds each against the shape in the API's own document, field by field.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from watchkeeper.model import actions, diagnosis, fleet, jobs
 from watchkeeper.model.alerts import Severity
-from watchkeeper.model.incidents import Incident, IncidentState
+from watchkeeper.model.incidents import Happened, Incident, IncidentState
 from watchkeeper.model.repairs import Switch
 
 
@@ -41,14 +41,6 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    at: datetime
-    actor: str
-    kind: str
-    body: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Detail:
     """One incident with everything that is known about it; `blast` None where nobody could be asked."""
 
@@ -61,52 +53,11 @@ class Detail:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeInFleet:
-    """A node of the map; a GPU that is expected and never reported is None."""
-
-    name: str
-    pool: str
-    rack: str | None
-    domains: Mapping[str, str]
-    expected_gpus: int | None
-    gpus: tuple[fleet.Gpu | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Fleet:
     """The inventory in the order of the map; `workloads` by GPU, None where the samples cannot be asked."""
 
-    nodes: tuple[NodeInFleet, ...]
+    nodes: tuple[fleet.NodeInFleet, ...]
     workloads: Mapping[str, str] | None
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerWord:
-    source: str
-    state: str
-    reason: str
-    by: str
-    is_ready: bool | None
-    is_schedulable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLine:
-    """One node of a list: what it should have, has, and who holds it."""
-
-    cluster: str
-    name: str
-    state: str
-    why: str
-    pool: str
-    rack: str
-    leaf: str
-    gpus_seen: int
-    gpus_expected: int | None
-    scheduler: tuple[SchedulerWord, ...]
-    holders: tuple[str, ...]
-    incidents: tuple[str, ...]
-    last_seen: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,28 +156,6 @@ class Bill:
     lines: tuple[Mapping[str, Any], ...]
     money: float
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Jobs of `gpus` GPUs on one node each: how many could start now, and free GPUs that none of them can use."""
-
-    gpus: int
-    jobs: int
-    usable_gpus: int
-    stranded_gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The fleet's room now."""
-
-    gpus: int
-    in_service_gpus: int
-    held_gpus: int
-    free_gpus: int
-    rooms: tuple[Room, ...]
-    stranded_share: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,15 @@ class HubClient:
         answer: list[dict[str, Any]] = self._ask("GET", "/api/accuracy")["accuracy"]
         return answer
 
+    def drill_accuracy(self) -> list[dict[str, Any]]:
+        """For each cause how often it was named rightly in drills, the worst first."""
+        answer: list[dict[str, Any]] = self._ask("GET", "/api/drills/accuracy")["drills"]
+        return answer
+
+    def tell_drills(self, score: dict[str, Any]) -> dict[str, Any]:
+        """Hand over the score of a game day, as `watchkeeper drill --json` prints it."""
+        return self._ask("POST", "/api/drills/score", score)
+
     def lemons(self, *, days: int = 90) -> dict[str, Any]:
         """Nodes by how often they break against the fleet, and by counters that grow; the most hazardous first."""
         return self._ask("GET", f"/api/lemons?days={days}")
@@ -237,6 +246,10 @@ class HubClient:
         """`forecast`, `now` or `advice` about the fleet's GPUs; see docs/howto/capacity.md."""
         form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
         return self._ask("GET", f"/api/capacity/{question}?{form}")
+
+    def whatif(self, **asked: Any) -> dict[str, Any]:
+        """Jobs replayed on the hub's fleet after a change: its own of a `window`, or `jobs` as text."""
+        return self._ask("POST", "/api/capacity/whatif", {name: told for name, told in asked.items() if told})
 
     def usage(self, question: str = "usage", **asked: Any) -> dict[str, Any]:
         """`usage`, `cost`, `cost/waste` or `cost/budgets`, by `since`, `until`, `by`, `of`; see docs/howto/cost.md."""

@@ -23,6 +23,8 @@ from watchkeeper.kit.access import NOTHING, Access
 from watchkeeper.model.fleet import Gpu
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.jobs import JobReport
+from watchkeeper.model.node_list import NodeLine
+from watchkeeper.model.standing import Standing
 
 
 class Client:
@@ -49,8 +51,8 @@ class Client:
         """The inventory in the order of the map, and who holds which GPU now."""
         return read(answers.Fleet, self.plain.fleet())
 
-    def nodes(self, *, state: str | None = None, pool: str | None = None) -> tuple[answers.NodeLine, ...]:
-        return read(tuple[answers.NodeLine, ...], self.plain.nodes(state=state, pool=pool)["nodes"])
+    def nodes(self, *, state: str | None = None, pool: str | None = None) -> tuple[NodeLine, ...]:
+        return read(tuple[NodeLine, ...], self.plain.nodes(state=state, pool=pool)["nodes"])
 
     def gpu(self, uuid: str) -> answers.GpuPage:
         found = self.plain.gpu(uuid)
@@ -116,12 +118,12 @@ class Client:
     def cost(self, **asked: Any) -> answers.Bill:
         return read(answers.Bill, self.plain.usage("cost", **asked))
 
-    def standing(self, *, cluster: str | None = None) -> answers.Standing:
+    def standing(self, *, cluster: str | None = None) -> Standing:
         """What is free, held and stranded now."""
-        return read(answers.Standing, self.plain.capacity("now", cluster=cluster)["standing"])
+        return read(Standing, self.plain.capacity("now", cluster=cluster)["standing"])
 
     def forecast(self, **asked: str | None) -> Mapping[str, Any]:
-        """When the fleet is full: `sentence` in words, `forecast` with `low` and `high`; see docs/howto/capacity.md."""
+        """When the fleet is full: `sentence`, `forecast`, or a `reason` for none; see docs/howto/capacity.md."""
         return self.plain.capacity("forecast", **asked)
 
     def slos(self) -> tuple[answers.Budget, ...]:
@@ -155,8 +157,10 @@ def _asked(found: dict[str, Any]) -> answers.Asked:
     rows, warnings = found["result"], tuple(found.get("warnings", ()))
     if found["resultType"] in ("scalar", "string"):
         return answers.Asked((answers.Series({}, _points([rows])),), warnings)
+    # A native histogram is no number: such a series has no points here.
     series = (
-        answers.Series(row["metric"], _points(row["values"] if "values" in row else [row["value"]])) for row in rows
+        answers.Series(row["metric"], _points(row.get("values") or ([row["value"]] if "value" in row else ())))
+        for row in rows
     )
     return answers.Asked(tuple(series), warnings)
 

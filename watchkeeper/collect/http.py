@@ -19,8 +19,8 @@ from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import addresses
 from watchkeeper.kit.access import NOTHING, Access
 
-# A page of an 8-GPU node is 0.1 MiB; 100 times that is no longer a page of metrics.
-MAX_BODY_BYTES = 16 * 1024 * 1024
+# A page of an 8-GPU node is 0.1 MiB, one about all pods of a large cluster tens of them.
+MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_HEADER_LINES = 100
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # What a broken or closing peer looks like, whatever the layer that noticed it.

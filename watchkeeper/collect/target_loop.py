@@ -359,7 +359,7 @@ class TargetLoop:
 
     def _join(self, label_set: labels.Labels) -> dict[str, str]:
         """A clash of labels is settled as Prometheus does it."""
-        own, theirs = self._target.labels, dict(label_set)
+        own, theirs = dict(self._target.labels.pairs), dict(label_set.pairs)
         if self._settings.honor_labels:
             return {**own, **theirs}
         for name in own.keys() & theirs.keys():
@@ -372,9 +372,13 @@ class TargetLoop:
     def _find_gpus(self, handles: Sequence[int]) -> dict[tuple[str, str], tuple[fleet.Node, dict[str, fleet.Gpu]]]:
         """The GPUs of a page by node; a node that reported GPUs before and now none is there with none."""
         found = {key: (node, dict[str, fleet.Gpu]()) for key, (node, _) in self._gpus.items()}
+        seen: set[tuple[str | None, str | None]] = set()
         for handle in handles:
             label_set = self._parser.labels[handle]
-            gpu = gpu_of(label_set)
+            # Some fifty series name the same GPU: the first of them speaks for all.
+            about = (label_set.get("UUID"), label_set.get("Hostname") or label_set.get("hostname"))
+            gpu = None if about in seen else gpu_of(label_set)
+            seen.add(about)
             if gpu is not None:
                 node = self._node_of(label_set)
                 _, gpus = found.setdefault((node.cluster, node.name), (node, {}))

@@ -389,10 +389,11 @@ class Remediate:
     quorum: tuple[Quorum, ...] = setting(
         (), "`[[remediate.quorum]]` tables: `gpus` that must stay healthy in a `pool` for jobs of a `job_class`"
     )
-    node_checks: tuple[str, ...] = setting(
-        (),
+    node_checks: tuple[str, ...] | None = setting(
+        None,
         "what a node's agent must find well before its node is given back: `scan`, `diag_2`, and `diag_3`, which is for"
-        " faults of hardware only; needs `hub.order_key_file`, and agents that allow `diag`",
+        " faults of hardware only; none: all three where agents get work orders (`hub.order_key_file`, with `driver`"
+        " kubernetes or slurm), who must allow `diag`; `[]` leaves it at what the hub sees itself",
     )
     hand_over_after: int = setting(
         2, "failed repairs of one node for one cause after which it is for people, with evidence", check=at_least_one

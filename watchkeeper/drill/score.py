@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from watchkeeper.catalogue import causes
@@ -27,6 +27,8 @@ SEED = 7
 LOOK_SECONDS = 15
 # The longest `for` of the shipped rules is an hour; what is not seen by then is not seen.
 PATIENCE_SECONDS = 2 * 3600
+# Jobs that a fault stops are told of within a minute and a half; by then they must have become a part of its incident.
+AFTERMATH_SECONDS = 90
 # After the first sign, this long for place, severity and cause to become right: two minutes of evidence.
 SETTLE_SECONDS = 180
 
@@ -36,7 +38,8 @@ class ScenarioScore:
     """`seconds_to_detect` is from the fault to the incident, None when there was none.
 
     `budget_seconds` is what it may take: 2 s for an event; for an alert the `for` of its rule and two evaluations, and
-    before that the time until the fault shows at all (`visible_after` of the scenario).
+    before that the time until the fault shows at all (`visible_after` of the scenario). `told_once` is False when a job
+    that the fault stopped has an incident of its own. `cause` is the right answer, `named` the one that was given.
     """
 
     name: str
@@ -47,10 +50,13 @@ class ScenarioScore:
     place_right: bool
     severity_right: bool
     diagnosed: bool
+    told_once: bool = True
+    cause: str = ""
+    named: str | None = None
 
     @property
     def is_right(self) -> bool:
-        return self.detected and self.place_right and self.severity_right and self.diagnosed
+        return self.detected and self.place_right and self.severity_right and self.diagnosed and self.told_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ class Score:
     false_pages: int
     false_alarms_per_1000_gpu_hours: float
     healthy_gpu_hours: float = 0.0
-    # Each false page and alarm in words.
+    # Each false page and alarm, and each job that was told of beside its cause, in words.
     for_nothing: tuple[str, ...] = ()
 
     @property
@@ -74,10 +80,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One scenario's score, and the critical incidents elsewhere that the fault does not explain."""
+    """One scenario's score, the critical incidents elsewhere that the fault does not explain, and those of its jobs."""
 
     score: ScenarioScore
     false_pages: tuple[Incident, ...] = ()
+    told_twice: tuple[Incident, ...] = ()
 
 
 def judge(
@@ -103,7 +110,7 @@ def judge(
         _score(fault, place, incident, found=found(incident.id), seconds=allowed(incident.members[0]))
         for incident in fitting
     ]
-    nothing = ScenarioScore(fault.scenario.name, False, None, None, False, False, False, False)
+    nothing = ScenarioScore(fault.scenario.name, False, None, None, False, False, False, False, cause=truth.cause)
     return max(scores, key=lambda one: (one.diagnosed, one.place_right, one.severity_right), default=nothing)
 
 
@@ -122,6 +129,8 @@ def _score(
         place_right=place in (incident.place, best.place if best else None),
         severity_right=incident.severity is truth.severity,
         diagnosed=best is not None and best.cause == truth.cause,
+        cause=truth.cause,
+        named=None if best is None else best.cause,
     )
 
 
@@ -151,7 +160,20 @@ async def _live_through(watch: Watch, one: scenario.Scenario) -> Verdict:
         known = {incident.id for incident in before}
         opened = [incident for incident in watch.incidents() if incident.id not in known]
         score = judge_now(watch, fault, opened)
-    return Verdict(score, tuple(unexplained(watch, fault)))
+    twice = await _told_twice(watch, fault) if score.is_right else ()
+    return Verdict(replace(score, told_once=not twice), tuple(unexplained(watch, fault)), twice)
+
+
+async def _told_twice(watch: Watch, fault: Fault) -> tuple[Incident, ...]:
+    """Open incidents of jobs that a fault of the hardware made stand still."""
+    is_of_hardware = causes.lookup(fault.scenario.truth.cause).is_hardware
+    if not is_of_hardware or not any(effect.stall for effect in fault.scenario.effects):
+        return ()
+    struck = set(fault.rows) | {row for lasting in fault.lasting for row in lasting.rows}
+    running = watch.simulation.machines.jobs.running.values()
+    places = {f"job={job.name}" for job in running if struck & set(job.rows)}
+    await watch.advance(AFTERMATH_SECONDS)
+    return tuple(one for one in watch.incidents() if one.is_open and one.place.domain in places)
 
 
 def judge_now(watch: Watch, fault: Fault, opened: Sequence[Incident]) -> ScenarioScore:
@@ -221,5 +243,6 @@ def total(verdicts: Sequence[Verdict], healthy: Healthy) -> Score:
     pages = healthy.pages + sum(len(one.false_pages) for one in verdicts)
     rate = len(healthy.alarms) / healthy.gpu_hours * 1000 if healthy.gpu_hours else 0.0
     cried = [*(page for one in verdicts for page in one.false_pages), *healthy.alarms]
-    said = tuple(f"{one.severity} {one.title} ({one.cause}, {one.opened_at:%a %H:%M})" for one in cried)
-    return Score(tuple(one.score for one in verdicts), pages, round(rate, 4), healthy.gpu_hours, said)
+    said = [f"{one.severity} {one.title} ({one.cause}, {one.opened_at:%a %H:%M})" for one in cried]
+    said += [f"told twice at {one.score.name}: {twice.title}" for one in verdicts for twice in one.told_twice]
+    return Score(tuple(one.score for one in verdicts), pages, round(rate, 4), healthy.gpu_hours, tuple(said))

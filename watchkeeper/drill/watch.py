@@ -15,12 +15,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from watchkeeper import pipeline
-from watchkeeper.collect import discovery, fleet, gpu_addresses, http, kernel_follow, schedule, scrape
+from watchkeeper.collect import discovery, fleet, gpu_addresses, http, kernel_follow, schedule, scrape, standing
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident, Member, MemberKind
-from watchkeeper.query import embedded
+from watchkeeper.query import embedded, prometheus
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.sim.simulation import Simulation
 from watchkeeper.store import head, journal, reading
@@ -28,6 +28,8 @@ from watchkeeper.store import head, journal, reading
 SHIPPED_RULES = Path(pipeline.__file__).parent / "packs" / "rules"
 # The address is never connected to; targets need one to have a name.
 ADDRESS = "sim.invalid:80"
+# Any metric of a GPU has the labels of its holder.
+HOLDERS = "DCGM_FI_DEV_GPU_UTIL"
 TICK_SECONDS = 15
 # What an event may take from the kernel's line to an incident, and how many evaluations an alert after its hold.
 EVENT_SECONDS = 2.0
@@ -67,8 +69,9 @@ class Watch:
         pace: Pace = Pace(),  # noqa: B008 (frozen)
         store: reading.SampleStore | None = None,
         line: scrape.Line | None = None,
+        remote: prometheus.PrometheusEngine | None = None,
     ) -> None:
-        """Samples stay in memory, and pages come from the simulation, unless a store or a line is given."""
+        """Samples stay in memory, and pages come from the simulation, unless a store, a server or a line is given."""
         self.simulation = simulation
         self.pace = pace
         self.fleet = fleet.Fleet()
@@ -76,13 +79,14 @@ class Watch:
         self.rules = rulefile.load([SHIPPED_RULES])
         # Not `or`: a store without series counts as false.
         kept = head.Head(retention_ms=pace.retention_seconds * 1000) if store is None else store
-        self.engine = embedded.EmbeddedEngine(kept)
+        self.engine = embedded.EmbeddedEngine(kept) if remote is None else remote
         parts = pipeline.harmless_parts(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(parts, now=simulation.now)
         self._kernel = kernel_follow.KernelEvents(
             simulation.settings.cluster, gpu_addresses.GpuAddresses(self._ask_inventory)
         )
         self._seen_record = simulation.machines.kernel.last_seq
+        self._holders = standing.Standing()
         self._loops = self._discover(line or SimulatedLine(simulation))
 
     def close(self) -> None:
@@ -136,7 +140,13 @@ class Watch:
             if offset == turn:
                 await loop.scrape(second * 1000)
         if turn == 0:
-            self.engine.append(fleet.inventory_samples(self.fleet, second * 1000), together="standing series")
+            self._append_standing(second * 1000)
+
+    def _append_standing(self, at_ms: int) -> None:
+        """Nodes and holders of GPUs, which a hub would write."""
+        held = standing.workload_series(self.engine.instant(HOLDERS, at_ms).frame.labels)
+        found = fleet.inventory_samples(self.fleet, at_ms) + self._holders.samples(held, at_ms)
+        self.engine.append(found, together="standing series")
 
     async def _take_kernel_records(self, now: datetime) -> None:
         records = self.simulation.kernel_records_since(self._seen_record)

@@ -1,16 +1,18 @@
 """Blast radius: which GPUs, jobs and teams an incident hits, and what that costs.
 
 A GPU that breaks stops its job on every other GPU as well, so what counts is what the hit workloads hold, not what
-broke. `question` is what to ask the engine, `of` makes the answer a blast radius; pages and reports show it.
+broke. A job that is known to stand still counts as one, with all of its pods. `question` is what to ask the engine,
+`of` makes the answer a blast radius; pages and reports show it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from watchkeeper.incidents.footprint import RANKS, jobs_of
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import fleet, labels
 from watchkeeper.model.incidents import Incident
@@ -18,6 +20,7 @@ from watchkeeper.model.incidents import Incident
 WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
 # A GPU that is gone takes its labels along; who held it stood there until then.
 WINDOW = "5m"
+SHARE = "watchkeeper:job_gpu:share"
 SETTLED = timedelta(seconds=60)
 
 
@@ -49,12 +52,30 @@ class Blast:
 
 def question(incident: Incident, now: datetime) -> tuple[str, int] | None:
     """What to ask, and at what time, to learn how much the hit workloads hold; None where there are none."""
-    if not incident.workloads:
-        return None
-    names = "|".join(sorted({re.escape(workload.rpartition("/")[2]) for workload in incident.workloads}))
-    selector = f'{WORKLOAD_INFO}{{workload=~"{own_metrics.escape(names)}"}}'
-    expr = f"count by (namespace, workload, team) (last_over_time({selector}[{WINDOW}]))"
-    return expr, clock.to_ms(min(now, incident.opened_at + SETTLED))
+    jobs = jobs_of(incident)
+    others = {workload.rpartition("/")[2] for workload in incident.workloads if workload not in jobs}
+    asked = [_of_jobs(jobs)] if jobs else []
+    if others:
+        selector = f'{WORKLOAD_INFO}{{workload=~"{_any_of(others)}"}}'
+        asked.append(f"count by (namespace, workload, team) (last_over_time({selector}[{WINDOW}]))")
+    return (" or ".join(asked), clock.to_ms(min(now, incident.opened_at + SETTLED))) if asked else None
+
+
+def _of_jobs(jobs: Collection[str]) -> str:
+    """GPUs by job and pod; by job alone where nobody tells what holds them, or where no rank tells anything."""
+    named = f'{{job_name=~"{_any_of(jobs)}"}}[{WINDOW}]'
+    ranks = f"group by (cluster, UUID, job_name) (last_over_time({RANKS}{named}))"
+    held = f"max by (cluster, UUID, namespace, workload, team) (last_over_time({WORKLOAD_INFO}[{WINDOW}]))"
+    # A GPU that two jobs share is one of them.
+    by_pod = f"{held} * on (cluster, UUID) group_left (job_name) topk by (cluster, UUID) (1, {ranks})"
+    return (
+        f"(count by (job_name, namespace, workload, team) ({by_pod}) or on (job_name) count by (job_name) ({ranks})"
+        f" or on (job_name) count by (job_name) (last_over_time({SHARE}{named})))"
+    )
+
+
+def _any_of(names: Collection[str]) -> str:
+    return own_metrics.escape("|".join(sorted(re.escape(name) for name in names)))
 
 
 def of(
@@ -86,9 +107,15 @@ def _is_inside(place: fleet.Place, outer: fleet.Place) -> bool:
 
 
 def _hits(incident: Incident, holders: Mapping[labels.Labels, float]) -> tuple[Hit, ...]:
-    counted = {_name(held): (held.get("team", ""), value) for held, value in holders.items()}
+    of_jobs = {held: value for held, value in holders.items() if held.get("job_name")}
+    counted = {_name(held): (held.get("team", ""), value) for held, value in holders.items() if held not in of_jobs}
+    for name in {held["job_name"] for held in of_jobs}:
+        mine = [(held, value) for held, value in of_jobs.items() if held["job_name"] == name]
+        counted[name] = (mine[0][0].get("team", ""), sum(value for _, value in mine))
+    # A pod of a job that is counted as a whole would count twice.
+    parts = {_name(held) for held in of_jobs if held.get("workload")}
     found = []
-    for workload in incident.workloads:
+    for workload in (one for one in incident.workloads if one not in parts):
         team, gpus = counted.get(workload, (workload.partition("/")[0] if "/" in workload else "", None))
         found.append(Hit(workload, team or fleet.UNMAPPED, None if gpus is None else int(gpus)))
     return tuple(found)

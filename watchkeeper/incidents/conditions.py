@@ -22,17 +22,21 @@ class Conditions:
         self._latest: dict[fleet.Place, dict[events.ConditionKey, events.Event]] = {}
         self._refs: dict[events.ConditionKey, str] = {}
         self._keys: dict[str, events.ConditionKey] = {}
+        # When the newest event of each was heard, by the hub's own clock.
+        self._heard: dict[events.ConditionKey, datetime] = {}
 
     def clear(self) -> None:
         self._latest.clear()
+        self._heard.clear()
         self._refs.clear()
         self._keys.clear()
 
-    def remember(self, event: events.Event) -> None:
+    def remember(self, event: events.Event, heard_at: datetime) -> None:
         latest = self._latest.setdefault(node_of(event.place), {})
         known = latest.get(key_of(event))
         if known is None or (known.at, known.id) < (event.at, event.id):
             latest[key_of(event)] = event
+            self._heard[key_of(event)] = heard_at
 
     def stands_for(self, key: events.ConditionKey, ref: str) -> None:
         """From now on the member `ref` speaks for this condition."""
@@ -67,12 +71,12 @@ class Conditions:
             if latest is not None and quiet is not None:
                 yield latest.at + timedelta(seconds=quiet)
 
-    def last_fault(self, member: Member) -> datetime | None:
-        """When a hardware fault that only a reset ends was last reported; None for a member that is none."""
+    def last_fault(self, member: Member) -> tuple[datetime, datetime] | None:
+        """When a hardware fault that only a reset ends last happened, and when it was heard; None for other members."""
         key = self._keys.get(member.ref)
         if key is None or clear_rule(member.cause, key[1]).quiet_seconds is not None:
             return None
-        return max(member.since, self._latest.get(node_of(member.place), {})[key].at)
+        return max(member.since, self._latest.get(node_of(member.place), {})[key].at), self._heard[key]
 
     def forget(self, gone: Iterable[Member], now: datetime) -> None:
         """Let go of members, and of events that no member is about any more."""
@@ -83,6 +87,8 @@ class Conditions:
         for node, latest in list(self._latest.items()):
             kept = {key: event for key, event in latest.items() if key in self._refs or now - event.at <= RECALL}
             self._latest[node] = kept
+            for key in latest.keys() - kept.keys():
+                del self._heard[key]
             if not kept:
                 del self._latest[node]
 

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from watchkeeper.catalogue import effects
 from watchkeeper.errors import IllegalMove
+from watchkeeper.incidents import job_effects
 from watchkeeper.incidents.conditions import RECALL, Conditions, key_of
 from watchkeeper.incidents.correlate import (
     FLAP_SECONDS,
@@ -27,6 +29,7 @@ from watchkeeper.incidents.correlate import (
     go_on,
 )
 from watchkeeper.incidents.domains import Domains, shared_by_domain
+from watchkeeper.incidents.footprint import is_workload
 from watchkeeper.incidents.recovery import Broken
 from watchkeeper.incidents.shelf import AT_ONCE, Shelf, age
 from watchkeeper.incidents.signals import Signal, from_alert, from_event
@@ -42,6 +45,11 @@ log = logging.getLogger(__name__)
 HOLD_SECONDS = 60.0
 # One that keeps coming back waits twice as long each time, up to this: flapping is damped.
 LONGEST_HOLD_SECONDS = 600.0
+# A job that is restarted after a repair loads its checkpoint for minutes; one that stands longer is on its own.
+RESTART = timedelta(minutes=5)
+# A hub that was away for longer than this has missed something; agents hand it over within a minute of its return, and
+# rules need their hold. Until then silence means nothing: what was not heard is not quiet.
+AWAY, CATCH_UP = timedelta(seconds=60), timedelta(minutes=3)
 # An alert that still fires this long after a person resolved its incident says that it is not solved.
 UNSOLVED_SECONDS = 600.0
 # Resolved incidents are remembered until neither a fault that returns nor an alert that goes on belongs to them.
@@ -80,13 +88,19 @@ class Incidents:
         workloads: Callable[[fleet.Place], Sequence[str]] = lambda _: (),
         domains: Domains | None = None,
         under_repair: Callable[[fleet.Place], Collection[str]] = lambda _: (),
+        last_alive: datetime | None = None,
     ) -> None:
+        """`last_alive` is when the hub before this one was last at work; None where nobody knows."""
         self._journal = journal
         self._domains = domains or Domains()
-        self._around = Surroundings(names, workloads, journal.next_incident_id, self._domains.of, under_repair)
+        self._around = Surroundings(
+            names, workloads, journal.next_incident_id, self._domains.of, under_repair, self._domains.reaches
+        )
         self._shelf = Shelf(self._domains, remembered=REMEMBERED)
         self._conditions = Conditions()
         self._tidied = AT_ONCE
+        was_away = last_alive is not None and now - last_alive > AWAY
+        self._deaf = (now, now + CATCH_UP) if was_away else (AT_ONCE, AT_ONCE)
         # Alerts that found no room in an incident, by their refs, and how many signals ever did not.
         self._left_out: dict[str, None] = {}
         self.left_out = 0
@@ -109,7 +123,7 @@ class Incidents:
 
     def take_event(self, event: events.Event, now: datetime) -> list[Incident]:
         """What one event, which the journal has as a new one, does to the incidents."""
-        self._conditions.remember(event)
+        self._conditions.remember(event, now)
         signal = from_event(event)
         if signal is None:
             return _newest(self._end_events(self._shelf.near(event.place), now))
@@ -151,7 +165,8 @@ class Incidents:
         changed = self._bring_back(firing, now, with_left_out=is_untidy)
         # A clock that was put back must not make anything wait for the time it showed before.
         soon = now + LOOK_AGAIN + timedelta(seconds=LONGEST_HOLD_SECONDS)
-        for incident in self._shelf.due(now, soon):
+        is_deaf = self._deaf[0] <= now < self._deaf[1]
+        for incident in () if is_deaf else self._shelf.due(now, soon):
             changed += self._look_at(incident, now)
         if is_untidy:
             self._tidied = now
@@ -163,18 +178,39 @@ class Incidents:
         """End what was quiet for long enough, resolve it when all has ended, and say when to look again."""
         changed = self._end_events([incident], now)
         incident = self._shelf.get(incident.id) or incident
-        own = [member for member in incident.members if member.kind is not MemberKind.DOMAIN]
+        suffering = job_effects.lasting(incident)
+        jobs = [signal.member for signal in suffering]
+        own = [one for one in incident.members if one.kind is not MemberKind.DOMAIN and one not in jobs]
         ends = [member.until for member in own if member.until is not None]
         if len(ends) < len(own):
             self._shelf.look_again(incident.id, min([now + LOOK_AGAIN, *self._conditions.quiet_at(own)]))
             return changed
-        over_at = max(ends, default=now) + _hold(incident)
+        over_at = max(ends, default=now) + max(_hold(incident), RESTART if jobs else timedelta())
         if now < over_at:
-            self._shelf.look_again(incident.id, over_at)
+            self._shelf.look_again(incident.id, min(over_at, now + LOOK_AGAIN) if jobs else over_at)
             return changed
         what = "The signal" if len(ends) == 1 else f"All {len(ends)} signals"
         done = move(_ended(incident, now), IncidentState.RESOLVED, at=now)
-        return [*changed, self._save(done, Step.RESOLVED, text=f"{what} ended, and none returned", at=now)]
+        with self._together(now):
+            changed.append(self._save(done, Step.RESOLVED, text=f"{what} ended, and none returned", at=now))
+            return [*changed, *(one for signal in suffering for one in self._go_on(signal, now))]
+
+    def _go_on(self, signal: Signal, now: datetime) -> list[Incident]:
+        """What lasts although its incident is over; where there is no room, `tick` tries again."""
+        decision = go_on(self._near(signal), signal, now=now, around=self._around)
+        has_room = decision.step is not Step.OPENED or self._shelf.open_count < MOST_OPEN
+        if decision.incident is not None and has_room:
+            return self._write(decision, now)
+        if not has_room:
+            self._leave_out(signal.member, _full(self._shelf.open_count))
+        return []
+
+    def _near(self, signal: Signal) -> list[Incident]:
+        """What a signal may belong to; a job's trouble also to what broke under one of its ranks."""
+        place = signal.place
+        if is_workload(place) and not signal.has_ended and effects.may_befall_jobs(signal.cause):
+            return self._shelf.under(place)
+        return self._shelf.near(place)
 
     def acknowledge(self, id: str, actor: str, now: datetime) -> Incident:
         mine = replace(move(self._find(id), IncidentState.ACKNOWLEDGED, at=now), assignee=actor)
@@ -223,20 +259,19 @@ class Incidents:
         found: dict[fleet.Place, Broken] = {}
         lasting = ((one, member) for one in self.open() for member in one.members if member.until is None)
         for incident, member in lasting:
-            since = self._conditions.last_fault(member) if member.place.gpu is not None else None
-            if since is None:
+            last = self._conditions.last_fault(member) if member.place.gpu is not None else None
+            if last is None:
                 continue
-            place = replace(member.place, slice=None)
-            before = found.get(place, Broken(place, since, False))
+            place, (since, heard_at) = replace(member.place, slice=None), last
+            before = found.get(place, Broken(place, since, False, heard_at))
             is_lost = before.is_lost or incident.family == LOST
-            found[place] = Broken(place, max(since, before.since), is_lost)
+            found[place] = Broken(place, max(since, before.since), is_lost, max(heard_at, before.heard_at))
         return list(found.values())
 
     def _take(self, signal: Signal, now: datetime, *, key: events.ConditionKey | None = None) -> list[Incident]:
-        decision = correlate(self._shelf.near(signal.place), signal, now=now, around=self._around)
+        decision = correlate(self._near(signal), signal, now=now, around=self._around)
         if decision.step is Step.OPENED and self._shelf.open_count >= MOST_OPEN:
-            full = f"{self._shelf.open_count:,} incidents are open, the limit is {MOST_OPEN:,}"
-            decision = Decision(Step.NOTHING, text=full)
+            decision = Decision(Step.NOTHING, text=_full(self._shelf.open_count))
         if decision.incident is None:
             if decision.text:
                 self._leave_out(signal.member, decision.text)
@@ -309,11 +344,9 @@ class Incidents:
             signal = from_alert(alert) if alert.state is alerts.AlertState.FIRING else None
             if signal is None or signal.member.ref not in unsolved:
                 continue
-            decision = go_on(self._shelf.near(signal.place), signal, now=now, around=self._around)
-            has_room = decision.step is not Step.OPENED or self._shelf.open_count < MOST_OPEN
-            if decision.incident is not None and has_room:
-                changed += self._write(decision, now)
-            elif signal.member.ref in self._left_out:
+            went_on = self._go_on(signal, now)
+            changed += went_on
+            if not went_on and signal.member.ref in self._left_out:
                 still_out[signal.member.ref] = None
         if with_left_out:
             self._left_out = still_out
@@ -359,13 +392,13 @@ class Incidents:
                 self._shelf.put(incident)
         recall = now - RECALL
         for event in self._journal.latest_events(None, recall):
-            self._conditions.remember(event)
+            self._conditions.remember(event, now)
         for place, found in self._shelf.by_place():
             members = [member for incident in found for member in incident.members]
             self._restore_members(members)
             first = min(member.since for member in members)
             for event in self._journal.latest_events(place, first) if first < recall else ():
-                self._conditions.remember(event)
+                self._conditions.remember(event, now)
         self._is_doubtful = False
 
     def _restore_members(self, members: Sequence[Member]) -> None:
@@ -381,6 +414,10 @@ def _plausible(event: events.Event, now: datetime) -> events.Event:
     if now - MOST_LATE <= event.at <= now + MOST_AHEAD:
         return event
     return replace(event, at=now, fields={**event.fields, CLAIMED_AT: wire.format_time(event.at)})
+
+
+def _full(count: int) -> str:
+    return f"{count:,} incidents are open, the limit is {MOST_OPEN:,}"
 
 
 def _hold(incident: Incident) -> timedelta:

@@ -12,6 +12,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from watchkeeper.catalogue import causes, effects
+from watchkeeper.incidents import job_effects
+from watchkeeper.incidents.footprint import is_workload, name_of
 from watchkeeper.incidents.signals import Signal, anchor, settle_seconds
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet
@@ -50,7 +52,7 @@ class Step(StrEnum):
 class Surroundings:
     """What the inventory knows and a signal does not: names for people, workloads at a place, the next free id.
 
-    `domains` are the racks and leaf switches that a node lies in.
+    `domains` are the racks and leaf switches that a node lies in; `reaches` says whether a job runs at a place.
     """
 
     names: Callable[[fleet.Place], str]
@@ -59,6 +61,7 @@ class Surroundings:
     domains: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
     # The incidents of which a repair of ours is at work on the machine, past what can be undone.
     under_repair: Callable[[fleet.Place], Collection[str]] = lambda _: ()
+    reaches: Callable[[fleet.Place, fleet.Place], bool] = lambda place, job: place == job
 
     def encloses(self, outer: fleet.Place, inner: fleet.Place) -> bool:
         """Like `Place.encloses`, and a rack encloses its nodes and what is in them."""
@@ -83,7 +86,7 @@ NOTHING = Decision(Step.NOTHING)
 def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
     """Decide about one signal; `near` are the open and just resolved incidents of its node, oldest first."""
     known = _knowing(near, signal)
-    if known is not None and known.is_open:
+    if known is not None and known.is_open and not _has_left(known, signal, around):
         return _again(known, signal, now=now, around=around)
     repaired = _under_repair(near, signal, around)
     if repaired is not None:
@@ -92,10 +95,12 @@ def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, around
     hosts = [incident for incident in near if incident.is_open and _hosts(incident, signal, around)]
     taken = [incident for incident in near if incident.is_open and _gives_way_to(incident, signal, around)]
     if hosts or taken:
-        target, *others = [*hosts, *taken]
+        target, *others = [*job_effects.best_first(hosts, signal), *taken]
         return _join(target, signal, now=now, around=around, others=others, taken=taken)
     if signal.has_ended or (known is not None and not _is_news(known, signal)):
         return NOTHING
+    if known is not None and job_effects.is_guest(signal.member, known):
+        known = None
     for before in [*([known] if known else []), *reversed(near)]:
         if (before is known or _returns(before, signal, around)) and _is_soon(before, signal):
             return _reopen(before, signal, now=now, around=around, text=f"Back: {signal.member.text}")
@@ -103,18 +108,28 @@ def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, around
 
 
 def go_on(near: Sequence[Incident], signal: Signal, *, now: datetime, around: Surroundings) -> Decision:
-    """A signal that lasts although its incident was resolved: into what is open there, or that incident again."""
-    host = next((incident for incident in near if incident.is_open and _hosts(incident, signal, around)), None)
-    if host is not None:
-        return _join(host, signal, now=now, around=around)
+    """A signal that lasts although its incident was resolved: into what is open there, or that incident again.
+
+    A job that still stands when what had stopped it is over has an incident of its own from then on.
+    """
+    hosts = [incident for incident in near if incident.is_open and _hosts(incident, signal, around)]
+    if hosts:
+        return _join(job_effects.best_first(hosts, signal)[0], signal, now=now, around=around)
     known = _knowing(near, signal)
     if known is None:
         return correlate(near, signal, now=now, around=around)
     if known.resolved_at is None:
         return NOTHING
-    since = durations.format_seconds(round((now - known.resolved_at).total_seconds()))
-    text = f"Still firing {since} after it was resolved: {signal.member.text}"
-    return _reopen(known, signal, now=now, around=around, text=text)
+    is_guest = job_effects.is_guest(signal.member, known)
+    if is_guest or known.part_of is not None:
+        text = f"Goes on although {known.id if is_guest else known.part_of} is over: {signal.member.text}"
+    else:
+        since = durations.format_seconds(round((now - known.resolved_at).total_seconds()))
+        text = f"Still firing {since} after it was resolved: {signal.member.text}"
+    own = next((one for one in reversed(near) if _returns(one, signal, around)), None) if is_guest else known
+    if own is not None:
+        return _reopen(own, signal, now=now, around=around, text=text)
+    return replace(_open(signal, now=now, around=around), text=text)
 
 
 def explain(near: Sequence[Incident], incident: Incident, *, cause: str, around: Surroundings) -> Decision:
@@ -158,7 +173,10 @@ def absorb(incident: Incident, into: IncidentId, *, at: datetime) -> tuple[Incid
 def _knowing(near: Sequence[Incident], signal: Signal) -> Incident | None:
     refs = {signal.member.ref, signal.replaces}
     matching = [incident for incident in near if any(member.ref in refs for member in incident.members)]
-    return next((incident for incident in matching if incident.is_open), matching[-1] if matching else None)
+    opened = [incident for incident in matching if incident.is_open]
+    # A job that came back for its own reasons is live in its own incident, and over in that of what stopped it before.
+    live = (one for one in opened if any(member.ref in refs and member.until is None for member in one.members))
+    return next(live, next(iter(opened), matching[-1] if matching else None))
 
 
 def _under_repair(near: Sequence[Incident], signal: Signal, around: Surroundings) -> Incident | None:
@@ -196,8 +214,16 @@ def _hosts(incident: Incident, signal: Signal, around: Surroundings) -> bool:
         return _touches(incident, signal, around)
     if signal.family in effects.of(incident.cause):
         return around.encloses(incident.place, anchor(signal.place, signal.cause))
+    if job_effects.explains(incident, signal, around.reaches):
+        return True
     is_consequence = causes.lookup(signal.cause).gives_way and causes.lookup(incident.cause).explains_others
     return is_consequence and incident.place == signal.place
+
+
+def _has_left(incident: Incident, signal: Signal, around: Surroundings) -> bool:
+    """A job that went on without what had stopped it, and is in trouble again for another reason."""
+    is_back = not signal.has_ended and job_effects.is_guest(signal.member, incident) and _is_news(incident, signal)
+    return is_back and not job_effects.explains(incident, signal, around.reaches)
 
 
 def _touches(incident: Incident, signal: Signal, around: Surroundings) -> bool:
@@ -215,6 +241,8 @@ def _gives_way_to(incident: Incident, signal: Signal, around: Surroundings) -> b
         place = anchor(signal.place, signal.cause)
         is_fresh = all(signal.at - member.since <= EFFECT_FIRST for member in incident.members)
         return is_fresh and around.encloses(place, incident.place)
+    if job_effects.was_first(incident, signal, around.reaches):
+        return True
     is_consequence = causes.lookup(incident.cause).gives_way and causes.lookup(signal.cause).explains_others
     if not is_consequence or incident.place != signal.place:
         return False
@@ -253,7 +281,9 @@ def _join(
     if len(kept) < len(members):
         text += f" ({len(members) - len(kept)} lighter signals left out; an incident keeps {MOST_MEMBERS})"
     hit = dict.fromkeys([*target.workloads, *(name for other in absorbed for name in other.workloads)])
-    joined = _refresh(replace(target, workloads=tuple(hit)), kept, around=around)
+    # Who works on a part of it works on it.
+    owner = next((one.assignee for one in (target, *absorbed) if one.assignee), None)
+    joined = _refresh(replace(target, workloads=tuple(hit), assignee=owner), kept, around=around)
     if target.state is IncidentState.ACKNOWLEDGED and joined.severity.rank > target.severity.rank:
         joined = move(joined, IncidentState.OPEN, at=now)
     return Decision(Step.JOINED, _next_version(joined, target), text, absorbed=absorbed)
@@ -308,8 +338,14 @@ def _next_version(incident: Incident, after: Incident) -> Incident:
 def lead(members: Sequence[Member]) -> Member:
     """The member that says best what is wrong, and where; the first of equals. An effect never leads its cause."""
     members = _not_by_repair(members)
-    explained = frozenset().union(*(effects.of(cause) for cause in {member.cause for member in members}))
-    causing = [member for member in members if causes.lookup(member.cause).family not in explained]
+    named = {member.cause for member in members}
+    explained = frozenset().union(*(effects.of(cause) for cause in named))
+    on_jobs = {effect for cause in named for effect in effects.on_jobs(cause)}
+    causing = [
+        member
+        for member in members
+        if member.cause not in on_jobs and causes.lookup(member.cause).family not in explained
+    ]
     return max(causing or members, key=_weight)
 
 
@@ -336,7 +372,8 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, around: Surroun
     place = anchor(best.place, best.cause)
     # Nobody knows what runs in a rack but its nodes; the newest member's has not been asked yet.
     asked = members[-1].place if place.domain is not None and members[-1].place.node else place
-    workloads = dict.fromkeys([*incident.workloads, *around.workloads(asked)])
+    jobs = (name_of(member.place) for member in members if is_workload(member.place))
+    workloads = dict.fromkeys([*jobs, *incident.workloads, *around.workloads(asked)])
     return replace(
         incident,
         place=place,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.catalogue import causes
+from watchkeeper.incidents.footprint import NOWHERE, Footprint, is_workload
 from watchkeeper.incidents.signals import Signal
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, Member, MemberKind
@@ -34,16 +35,31 @@ SAID = re.compile(r"(\d+) of ")
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """What the inventory says: the domains of a node, and the nodes of a domain."""
+    """What the inventory says: the domains of a node, the nodes of a domain, and where a job runs."""
 
     of: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
     nodes: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
+    footprint: Callable[[fleet.Place], Footprint] = lambda _: NOWHERE
+
+    def reaches(self, place: fleet.Place, job: fleet.Place) -> bool:
+        """True when a job is this place, or has a rank there, or a machine in this rack or behind this switch."""
+        if place == job:
+            return True
+        runs_on = self.footprint(job)
+        if place.domain is None:
+            return runs_on.meets(place)
+        return any(node in runs_on.nodes for node in self.nodes(place))
 
     def around(self, place: fleet.Place) -> dict[fleet.Place, None]:
         """The places to look at for what belongs to a node or a domain: itself, what it holds, what holds it."""
         inside = self.nodes(place) if place.domain is not None else ()
         found = dict.fromkeys([place, *inside])
         return found | dict.fromkeys(outer for one in (*inside, place) if one.node for outer in self.of(one))
+
+    def under(self, job: fleet.Place) -> dict[fleet.Place, None]:
+        """The job itself, its machines, and what holds them: where something may have broken that it suffers from."""
+        nodes = sorted(self.footprint(job).nodes)
+        return dict.fromkeys([job, *nodes, *(outer for node in nodes for outer in self.of(node))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +115,8 @@ def _extent(
     incident: Incident, domain: fleet.Place, nodes: Sequence[fleet.Place], *, near: Sequence[Incident]
 ) -> Extent:
     inside = {place.node for place in nodes}
-    latest = max(member.since for member in incident.members)
+    # A job that stands still tells nothing about when its machines failed.
+    latest = max(member.since for member in incident.members if not is_workload(member.place))
     live = [
         member
         for one in near

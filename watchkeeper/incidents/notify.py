@@ -17,6 +17,8 @@ from watchkeeper.model.incidents import Incident, IncidentState
 from watchkeeper.model.notices import Notice, NoticeState, Occasion
 
 FLAP = timedelta(seconds=FLAP_SECONDS)
+# What was done further in the future was done by a clock that was put back since.
+CLOCK_SLACK = timedelta(minutes=1)
 
 
 def decide(
@@ -48,7 +50,7 @@ def _for_receiver(
 ) -> Iterator[Notice]:
     episode = _episode(mine)
     if not episode:
-        since = incident.opened_at if not mine else now
+        since = min(incident.opened_at, now) if not mine else now
         yield _notice(incident, mine, receiver, Occasion.OPENED, now=now, due_at=since + _seconds(route.wait_seconds))
         return
     last, worst = episode[-1], max(notice.severity.rank for notice in episode)
@@ -57,8 +59,9 @@ def _for_receiver(
     elif _is_wider(incident, episode):
         yield _notice(incident, mine, receiver, Occasion.WIDER, now=now, due_at=now)
     elif not last.is_on_the_way and incident.state is IncidentState.OPEN:
-        again_at = (last.sent_at or last.due_at) + _seconds(route.repeat_seconds)
-        if now >= again_at:
+        told_at = last.sent_at or last.due_at
+        # How long ago a notice from the future was told is unknown, so it is repeated.
+        if now >= told_at + _seconds(route.repeat_seconds) or told_at > now + CLOCK_SLACK:
             yield _notice(incident, mine, receiver, Occasion.REPEATED, now=now, due_at=now)
 
 
@@ -66,7 +69,8 @@ def _escalations(incident: Incident, known: Sequence[Notice], route: Route, *, n
     """Nobody has acknowledged for so long since the first was to be told; a receiver that is down counts as well."""
     after = route.escalate_seconds
     episodes = [_episode(_of(receiver, known)) for receiver in route.receivers]
-    first = min((episode[0].due_at for episode in episodes if episode), default=None)
+    told = (one.due_at for episode in episodes for one in episode)
+    first = min((at for at in told if at <= now), default=None)
     if after is None or first is None or now < first + _seconds(after):
         return
     for receiver in route.escalate_to:
@@ -88,8 +92,8 @@ def _when_over(
         # One that has come back before is called over when it has stayed away.
         is_flapping = sum(notice.occasion is Occasion.OPENED for notice in mine) > 1 or incident.reopened > 0
         due_at = incident.resolved_at + (FLAP if is_flapping else timedelta())
-        if now >= due_at:
-            yield _notice(incident, mine, receiver, Occasion.RESOLVED, now=now, due_at=due_at)
+        if now >= due_at or incident.resolved_at > now + CLOCK_SLACK:
+            yield _notice(incident, mine, receiver, Occasion.RESOLVED, now=now, due_at=min(due_at, now))
 
 
 def _of(receiver: str, known: Sequence[Notice]) -> list[Notice]:

@@ -128,11 +128,13 @@ class Outbox:
     def take(self, receiver: str, now: datetime, *, incident: Callable[[str], Incident | None]) -> Batch | None:
         """What is due for a receiver, marked as being sent; None while nothing is due or it must not be asked yet."""
         line = self._lines[receiver]
-        line.sent = [at for at in line.sent if now - at < MINUTE]
+        # Times ahead of now are of a clock that was put back since; nothing waits for it.
+        line.sent = [at for at in line.sent if abs(now - at) < MINUTE]
         limit = next(one.per_minute for one in self._routing.receivers if one.name == receiver)
-        if (line.not_before is not None and now < line.not_before) or len(line.sent) >= limit:
+        has_pause = line.not_before is not None and now < line.not_before <= now + LONGEST_PAUSE
+        if has_pause or len(line.sent) >= limit:
             return None
-        due = _together([notice for notice in line.queue.values() if notice.due_at <= now])
+        due = _together([one for one in line.queue.values() if one.due_at <= now or one.made_at > now + MINUTE])
         about = [(notice, incident(notice.incident)) for notice in due]
         key = next(
             (notice.batch for notice in due if notice.batch), f"{due[0].id}@{wire.format_time(now)}" if due else ""

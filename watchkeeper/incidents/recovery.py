@@ -17,6 +17,7 @@ from watchkeeper.query import engine as engines
 
 # A GPU that is off the bus is off the next page; four scrapes of 15 s with it are no accident.
 STEADY = timedelta(seconds=60)
+MOST_LAG = timedelta(minutes=10)
 # The driver sets these at a fault, and only a reset, a reboot or a new driver takes them back.
 MARKS = ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "DCGM_FI_DEV_ROW_REMAP_PENDING", "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION")
 # Values from here on are the "blank" marks of exporters, not readings.
@@ -30,11 +31,21 @@ SOURCE = "hub"
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A GPU with a hardware fault that lasts; `since` is the fault's last event, `is_lost` that it was off the bus."""
+    """A GPU with a hardware fault that lasts; `since` is the fault's last event, `is_lost` that it was off the bus.
+
+    `since` is by the clock of the machine, which may be minutes behind ours; `heard_at` is by ours, as samples are.
+    """
 
     place: fleet.Place
     since: datetime
     is_lost: bool
+    heard_at: datetime
+
+    @property
+    def lag(self) -> timedelta:
+        """How far the machine's clock may be behind ours; what came later than that was kept in a spool."""
+        late = self.heard_at - self.since
+        return late if timedelta() < late <= MOST_LAG else timedelta()
 
 
 # From when to when a GPU has been on every page of its node, without a gap; None if it is not there now.
@@ -62,7 +73,7 @@ def _in_parts(broken: Sequence[Broken]) -> Iterator[Sequence[Broken]]:
 
 def _is_steady(one: Broken, presence: Presence) -> bool:
     there = presence(one.place)
-    return there is not None and there[1] - max(there[0], one.since) >= STEADY
+    return there is not None and there[1] - max(there[0], one.since, one.heard_at) >= STEADY
 
 
 Readings = Sequence[tuple[int, float]]
@@ -89,8 +100,12 @@ def _readings(
 
 
 def _reset(one: Broken, now: datetime, why: str) -> events.Event:
-    """The same fault gives the same id, however often it is told to be over."""
+    """The same fault gives the same id, however often it is told to be over.
+
+    The time is as the machine's own clock shows it, so that a fault after the reset does not seem to be one before it.
+    """
     place = fleet.Place(one.place.cluster, node=one.place.node, gpu=one.place.gpu)
     id = f"{place.cluster}/{place.node}/{SOURCE}/recovery/{place.gpu}/{clock.to_ms(one.since)}"
     text = f"{place.gpu} {why}: it was reset, or its node rebooted"
-    return events.Event(id, events.EventKind.GPU_RESET, None, place, now, text, fields={"source": SOURCE})
+    at = now - one.lag
+    return events.Event(id, events.EventKind.GPU_RESET, None, place, at, text, fields={"source": SOURCE})

@@ -6,10 +6,13 @@ that returns nor an alert that goes on would belong to them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
+from watchkeeper.catalogue import effects
 from watchkeeper.incidents.conditions import node_of
 from watchkeeper.incidents.domains import Domains
+from watchkeeper.incidents.footprint import is_workload
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, IncidentId
 
@@ -22,11 +25,13 @@ class Shelf:
         self._remembered = remembered
         self._kept: dict[IncidentId, Incident] = {}
         self._by_node: dict[fleet.Place, dict[IncidentId, None]] = {}
+        self._filed: dict[IncidentId, frozenset[fleet.Place]] = {}
         self._due: dict[IncidentId, datetime] = {}
 
     def clear(self) -> None:
         self._kept.clear()
         self._by_node.clear()
+        self._filed.clear()
         self._due.clear()
 
     def __contains__(self, id: IncidentId) -> bool:
@@ -48,23 +53,44 @@ class Shelf:
 
     def put(self, incident: Incident) -> None:
         """Take the place of the version before; an open one is to be looked at with the next tick."""
-        before, place = self._kept.get(incident.id), node_of(incident.place)
-        if before is not None and node_of(before.place) != place:
-            self._by_node[node_of(before.place)].pop(incident.id, None)
         self._kept[incident.id] = incident
+        self._file(incident)
         if incident.is_open:
             self._due[incident.id] = AT_ONCE
         else:
             self._due.pop(incident.id, None)
-        self._by_node.setdefault(place, {})[incident.id] = None
+
+    def _file(self, incident: Incident) -> None:
+        """Under its own place and those of jobs that it has taken in; one of a job also under the job's machines."""
+        filed = self._filed.get(incident.id, frozenset())
+        places = {node_of(incident.place), *(member.place for member in incident.members if is_workload(member.place))}
+        if incident.is_open and is_workload(incident.place) and effects.may_befall_jobs(incident.cause):
+            # Where it ran when it began: to ask again at each change would be dear.
+            places |= filed if len(filed) > len(places) else self._domains.footprint(incident.place).nodes
+        for place in filed - places:
+            self._by_node[place].pop(incident.id, None)
+        for place in places - filed:
+            self._by_node.setdefault(place, {})[incident.id] = None
+        self._filed[incident.id] = frozenset(places)
 
     def near(self, place: fleet.Place) -> list[Incident]:
         """Open and just resolved incidents of the same node and of the domains around it, or inside the same domain."""
-        ids = {id for one in self._domains.around(node_of(place)) for id in self._by_node.get(one, ())}
+        return self._at(self._domains.around(node_of(place)))
+
+    def under(self, job: fleet.Place) -> list[Incident]:
+        """Those of a job and of the machines that it runs on; this asks where that is."""
+        return self._at(self._domains.under(job))
+
+    def _at(self, places: Iterable[fleet.Place]) -> list[Incident]:
+        ids = {id for one in places for id in self._by_node.get(one, ())}
         return sorted((self._kept[id] for id in ids), key=age)
 
     def by_place(self) -> list[tuple[fleet.Place, list[Incident]]]:
-        return [(place, [self._kept[id] for id in ids]) for place, ids in self._by_node.items()]
+        """Every incident once, by the node, rack or job that it is about."""
+        found: dict[fleet.Place, list[Incident]] = {}
+        for incident in self._kept.values():
+            found.setdefault(node_of(incident.place), []).append(incident)
+        return list(found.items())
 
     def due(self, now: datetime, latest: datetime) -> list[Incident]:
         """Open ones to be looked at; what waits for later than `latest` waits for a clock that was put back."""
@@ -81,7 +107,8 @@ class Shelf:
         gone = [incident for incident in self._kept.values() if not self.is_memorable(incident, now)]
         for incident in gone:
             del self._kept[incident.id]
-            self._by_node[node_of(incident.place)].pop(incident.id)
+            for place in self._filed.pop(incident.id):
+                self._by_node[place].pop(incident.id)
         self._by_node = {place: ids for place, ids in self._by_node.items() if ids}
         return gone
 

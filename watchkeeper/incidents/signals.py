@@ -107,7 +107,7 @@ def from_alert(alert: alerts.Alert) -> Signal | None:
     """None for an alert that is only pending."""
     if alert.state is alerts.AlertState.PENDING:
         return None
-    named = alert.annotations.get(CAUSE) or alert.labels.get("cause", diagnosis.UNKNOWN_CAUSE)
+    named = alert.annotations.get(CAUSE) or alert.labels.get("cause") or diagnosis.UNKNOWN_CAUSE
     cause = causes.lookup(named).cause
     member = incidents.Member(
         kind=incidents.MemberKind.ALERT,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from watchkeeper.incidents.footprint import jobs_of
 from watchkeeper.model import fleet, silences
 from watchkeeper.model.incidents import Incident, MemberKind
 from watchkeeper.query.promql import patterns
@@ -47,7 +48,7 @@ def subject_of(incident: Incident, inventory: Inventory) -> Subject:
         "alertname": set(alert_names(incident)),
         "workload": set(incident.workloads),
         "namespace": {workload.partition("/")[0] for workload in incident.workloads if "/" in workload},
-        "team": {team for workload in incident.workloads if (team := inventory.team(workload))},
+        "team": _teams(incident, inventory),
     }
     if place.domain is not None:
         kind, _, name = place.domain.partition("=")
@@ -56,6 +57,13 @@ def subject_of(incident: Incident, inventory: Inventory) -> Subject:
         for kind, name in inventory.domains(place.cluster, node).items():
             found.setdefault(kind, set()).add(name)
     return {name: frozenset(values) for name, values in found.items() if values}
+
+
+def _teams(incident: Incident, inventory: Inventory) -> set[str]:
+    """Whose workloads it hits; a job by its own name says nothing where its pods already say it."""
+    jobs = jobs_of(incident)
+    others = [workload for workload in incident.workloads if workload not in jobs]
+    return {team for workload in others or incident.workloads if (team := inventory.team(workload))}
 
 
 def belongs_to(incident: Incident, inventory: Inventory) -> Subject:

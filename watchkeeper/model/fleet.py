@@ -117,6 +117,18 @@ class Node:
         return tuple(Place(self.cluster, domain=f"{kind}={name}") for kind, name in sorted(self.domains.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class NodeInFleet:
+    """A node of the map; a GPU that is expected and never reported is None."""
+
+    name: str
+    pool: str
+    rack: str | None
+    domains: Mapping[str, str]
+    expected_gpus: int | None
+    gpus: tuple[Gpu | None, ...]
+
+
 def same_pci(text: str) -> str:
     """One spelling of a PCI address, `dddd:bb:dd`, whatever tool wrote it.
 

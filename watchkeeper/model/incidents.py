@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import NewType
+from typing import Any, NewType
 
 from watchkeeper.errors import IllegalMove
 from watchkeeper.model.alerts import Severity
@@ -83,6 +83,16 @@ class Incident:
     @property
     def is_open(self) -> bool:
         return self.state is not IncidentState.RESOLVED
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One line of an incident's timeline; `body` has what its kind says."""
+
+    at: datetime
+    actor: str
+    kind: str
+    body: Any
 
 
 def move(incident: Incident, to: IncidentState, *, at: datetime) -> Incident:

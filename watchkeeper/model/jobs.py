@@ -97,6 +97,7 @@ class JobLine:
 
     `id` is what `GET /api/jobs/{id}` takes: a Slurm id, `namespace/name`, or the name. `used` is the share of the held
     GPU time of the last hour in which SMs were active, `memory_used` the share of its GPUs' memory that is taken.
+    `gpu_hours` and `cost` are so far, from `counted_since` on: its start, or when the hub first saw it.
     """
 
     id: str
@@ -119,6 +120,7 @@ class JobLine:
     straggler: Straggler | None
     cost: Money | None
     incidents: tuple[str, ...] = ()
+    counted_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar, overload
 
 from watchkeeper.kit.own_metrics import escape
 
 METRIC_NAME = "__name__"
+T = TypeVar("T")
 
 
 class Labels(Mapping[str, str]):
@@ -40,6 +42,19 @@ class Labels(Mapping[str, str]):
             if own == name:
                 return value
         raise KeyError(name)
+
+    @overload
+    def get(self, name: str, default: None = None, /) -> str | None: ...
+
+    @overload
+    def get(self, name: str, default: str | T, /) -> str | T: ...
+
+    def get(self, name: str, default: object = None, /) -> object:
+        # Mapping's own goes by way of an exception for each label that is absent.
+        for own, value in self.pairs:
+            if own == name:
+                return value
+        return default
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, _ in self.pairs)

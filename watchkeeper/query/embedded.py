@@ -19,13 +19,14 @@ from watchkeeper import errors
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import Answer, Appended, Floats, Frame, Kind, Limits, Matcher, Millis, Span
+from watchkeeper.query.engine import Answer, AnySample, Appended, Floats, Frame, Kind, Limits, Matcher, Millis, Span
 from watchkeeper.query.evaluate.evaluator import Evaluator
-from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, without_dropped
+from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, is_none, without_dropped
 from watchkeeper.query.promql import ast, patterns
 from watchkeeper.query.promql.parser import parse
-from watchkeeper.store.columns import NEVER_MS, is_absent, is_stale
+from watchkeeper.store.columns import NEVER_MS, Ints, is_absent, is_stale
 from watchkeeper.store.exemplars import Exemplars
+from watchkeeper.store.histograms import is_histogram
 from watchkeeper.store.index import Cardinality
 from watchkeeper.store.reading import SampleStore
 
@@ -114,7 +115,7 @@ class EmbeddedEngine:
     def newest(self, matchers: Sequence[Matcher], at_ms: int) -> list[Sample]:
         """The newest sample of each series that is not stale, with its own time; what /federate hands on."""
         series, times, values = self.head.latest(matchers, at_ms - self._limits.lookback_ms, at_ms)
-        rows = np.flatnonzero(~is_absent(values) & ~is_stale(values)).tolist()
+        rows = np.flatnonzero(~is_absent(values) & ~is_stale(values) & ~is_histogram(values)).tolist()
         found = zip(series.labels_of(rows), times[rows].tolist(), values[rows].tolist(), strict=True)
         return [Sample(labels, at_ms, value) for labels, at_ms, value in found]
 
@@ -123,7 +124,7 @@ class EmbeddedEngine:
         found = self.head.select(matchers, start_ms, end_ms, max_samples=self._limits.max_samples)
         for row, labels in enumerate(found.series.labels_of(range(len(found.series)))):
             times, values = found.times[found.groups[row]], found.values[row]
-            held = (times != NEVER_MS) & ~is_absent(values)
+            held = (times != NEVER_MS) & ~is_absent(values) & ~is_histogram(values)
             if held.any():
                 yield labels, times[held], values[held]
 
@@ -137,7 +138,9 @@ class EmbeddedEngine:
         """Which metrics, labels and pairs have the most series; what /api/v1/status/tsdb shows."""
         return self.head.cardinality(limit)
 
-    def append(self, samples: Iterable[Sample], *, together: str | None = None, now_ms: int | None = None) -> Appended:
+    def append(
+        self, samples: Iterable[AnySample], *, together: str | None = None, now_ms: int | None = None
+    ) -> Appended:
         outcome = self.head.append(samples, together=together, now_ms=now_ms)
         return Appended(outcome.kept, outcome.dropped)
 
@@ -198,7 +201,16 @@ def _frame(value: Value, times: Millis) -> Frame:
     assert isinstance(value, Vector)
     value = without_dropped(value)
     rows = np.flatnonzero(value.present.any(axis=1))
-    return Frame(value.series.labels_of(rows.tolist()), times, value.values[rows], value.present[rows])
+    return _shown(value, rows, times)
+
+
+def _shown(value: Vector, rows: Ints, times: Millis) -> Frame:
+    labels, values, present = value.series.labels_of(rows.tolist()), value.values[rows], value.present[rows]
+    if value.histograms is None:
+        return Frame(labels, times, values, present)
+    cells = value.histograms[rows]
+    cells[~present] = None
+    return Frame(labels, times, values, present & is_none(cells), cells)
 
 
 def _raw_frame(found: Windows) -> Frame:
@@ -213,6 +225,9 @@ def _raw_frame(found: Windows) -> Frame:
     values, present = np.zeros((len(mask), len(axis))), np.zeros((len(mask), len(axis)), dtype=bool)
     values[rows, places] = found.values[rows, columns]
     present[rows, places] = True
-    shown = without_dropped(Vector(found.series, values, present))
-    kept = np.flatnonzero(shown.present.any(axis=1))
-    return Frame(shown.series.labels_of(kept.tolist()), axis, shown.values[kept], shown.present[kept])
+    cells = None
+    if found.histograms is not None:
+        cells = np.full(values.shape, None, dtype=object)
+        cells[rows, places] = found.histograms[rows, columns]
+    shown = without_dropped(Vector(found.series, values, present, cells))
+    return _shown(shown, np.flatnonzero(shown.present.any(axis=1)), axis)

@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from watchkeeper.model.histograms import Histogram, HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
+from watchkeeper.store.histograms import Cells
 
 Floats = npt.NDArray[np.float64]
 Millis = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+AnySample: TypeAlias = Sample | HistogramSample
 
 
 class Kind(StrEnum):
@@ -46,6 +49,10 @@ class Matcher:
     op: MatchOp
     value: str
 
+    def __hash__(self) -> int:
+        # Rules ask for the same selectors again and again, and an enum takes its time to be hashed.
+        return hash((self.name, self.value))
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -68,12 +75,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """Series over a time axis: `values[s, t]` belongs to `labels[s]` at `times_ms[t]` where `present[s, t]`."""
+    """Series over a time axis: `values[s, t]` belongs to `labels[s]` at `times_ms[t]` where `present[s, t]`.
+
+    Native histograms are no numbers: they stand in `histograms`, where there are any, and are not `present`.
+    """
 
     labels: Sequence[Labels]
     times_ms: Millis
     values: Floats
     present: Mask
+    histograms: Cells | None = None
 
     def __post_init__(self) -> None:
         shape = (len(self.labels), len(self.times_ms))
@@ -102,7 +113,21 @@ class Answer:
 
     def latest(self) -> dict[Labels, float]:
         """The last present value of each series: what an instant query answered."""
-        return {labels: float(values[-1]) for labels, _, values in self.frame.rows() if len(values)}
+        frame = self.frame
+        if not len(frame.times_ms):
+            return {}
+        last = len(frame.times_ms) - 1 - np.argmax(frame.present[:, ::-1], axis=1)
+        values = np.take_along_axis(frame.values, last[:, None], axis=1)[:, 0].tolist()
+        rows = np.flatnonzero(frame.present.any(axis=1)).tolist()
+        return {frame.labels[row]: values[row] for row in rows}
+
+    def latest_histograms(self) -> dict[Labels, Histogram]:
+        """Series whose last sample is a native histogram, which `latest` leaves out."""
+        cells = self.frame.histograms
+        if cells is None or not len(self.frame.times_ms):
+            return {}
+        rows = zip(self.frame.labels, cells[:, -1].tolist(), strict=True)
+        return {labels: cell for labels, cell in rows if cell is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +175,7 @@ class Engine(Protocol):
         """Type, help and unit of each metric that a target described."""
         ...
 
-    def append(self, samples: Iterable[Sample], *, together: str | None = None) -> Appended:
+    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:
         """Keep samples; `together` names who brings these series again and again, always at one time."""
         ...
 

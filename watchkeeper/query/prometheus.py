@@ -20,7 +20,7 @@ from watchkeeper.kit import logs
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import Answer, Appended, Limits, Matcher, Span
+from watchkeeper.query.engine import Answer, AnySample, Appended, Limits, Matcher, Span
 from watchkeeper.query.promql import parser
 from watchkeeper.query.remote import answers
 from watchkeeper.query.remote.http import Client, Request
@@ -114,7 +114,7 @@ class PrometheusEngine:
         with self._reading():
             return answers.exemplars(found)
 
-    def append(self, samples: Iterable[Sample], *, together: str | None = None) -> Appended:  # noqa: ARG002
+    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:  # noqa: ARG002
         """Write samples to the server and wait for its word; StoreError when it cannot be reached."""
         return self._writer().send(samples)
 

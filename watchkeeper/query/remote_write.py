@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -21,9 +21,14 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.model.exemplars import Exemplar
+from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import Appended, Engine, Floats, Millis
+from watchkeeper.query import histogram_wire
+from watchkeeper.query.engine import AnySample, Appended, Engine, Floats, Millis
+from watchkeeper.query.protobuf import fields as _fields
+from watchkeeper.query.protobuf import read_varint as _read_varint
+from watchkeeper.query.protobuf import varint as _varint
 from watchkeeper.store.head import MAX_AHEAD_MS
 
 CONTENT_TYPE = "application/x-protobuf"
@@ -63,9 +68,12 @@ class Decoded:
     left_out: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     exemplars: list[tuple[Labels, Exemplar]] = field(default_factory=list)
+    histograms: list[HistogramSample] = field(default_factory=list)
 
 
-def encode(series: Sequence[tuple[Labels, Sequence[int], Sequence[float]]]) -> bytes:
+def encode(
+    series: Sequence[tuple[Labels, Sequence[int], Sequence[float]]], histograms: Iterable[HistogramSample] = ()
+) -> bytes:
     """A request body; the samples of one series stand in the order in which they are given."""
     counts = [len(times) for _, times, _ in series]
     times = np.fromiter((at for _, row, _ in series for at in row), dtype=np.int64, count=sum(counts))
@@ -75,6 +83,9 @@ def encode(series: Sequence[tuple[Labels, Sequence[int], Sequence[float]]]) -> b
     for (labels, _, _), samples in zip(series, pieces, strict=True):
         names = _label_bytes(labels)
         body += b"\x0a" + _varint(len(names) + len(samples)) + names + samples
+    for one in histograms:
+        inner = _label_bytes(one.labels) + histogram_wire.write(one.at_ms, one.value)
+        body += b"\x0a" + _varint(len(inner)) + inner
     packed: bytes = bytes(cramjam.snappy.compress_raw(bytes(body)))
     return packed
 
@@ -116,15 +127,6 @@ def _label_bytes(labels: Labels) -> bytes:
     return bytes(found)
 
 
-def _varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
-
-
 def refusal(content_type: str | None, content_encoding: str | None) -> str | None:
     """Why a request with these headers cannot be read (to be answered with 415), or None."""
     kind = (content_type or CONTENT_TYPE).lower().replace(" ", "")
@@ -155,17 +157,27 @@ def receive(
     left_out = Counter(decoded.left_out)
     if latest_ms is not None:
         left_out["future"] += sum(int(np.count_nonzero(times > latest_ms)) for _, times, _ in decoded.series)
+        left_out["future"] += sum(one.at_ms > latest_ms for one in decoded.histograms)
     noting = getattr(engine, "note_exemplar", None)
     for series, exemplar in decoded.exemplars:
         if noting is None or (latest_ms is not None and exemplar.at_ms > latest_ms) or not noting(series, exemplar):
             left_out["exemplar"] += 1
-    taken = engine.append(
+    numbers = (
         Sample(labels, at_ms, value)
         for labels, times, values in decoded.series
         for at_ms, value in zip(times.tolist(), values.tolist(), strict=True)
         if latest_ms is None or at_ms <= latest_ms
     )
+    taken = engine.append(_with_histograms(numbers, decoded.histograms, latest_ms) if decoded.histograms else numbers)
     return Appended(taken.kept, dict(Counter(taken.dropped) + left_out))
+
+
+def _with_histograms(
+    numbers: Iterable[Sample], histograms: Iterable[HistogramSample], latest_ms: int | None
+) -> list[AnySample]:
+    """All in the order of time: a series may have both kinds."""
+    found: list[AnySample] = [*numbers, *(one for one in histograms if latest_ms is None or one.at_ms <= latest_ms)]
+    return sorted(found, key=lambda sample: sample.at_ms)
 
 
 def reply(taken: Appended) -> tuple[int, str]:
@@ -217,6 +229,7 @@ class _Reading:
         self.left_out: Counter[str] = Counter()
         self.metadata: dict[str, tuple[str, str, str]] = {}
         self.exemplars: list[tuple[Labels, Exemplar]] = []
+        self.histograms: list[HistogramSample] = []
 
     def finish(self) -> Decoded:
         for tag, start, end in _fields(self.message, 0, len(self.message)):
@@ -230,7 +243,7 @@ class _Reading:
             (labels, times[end - count : end], values[end - count : end])
             for labels, count, end in zip(self.labels, self.counts, ends, strict=True)
         ]
-        return Decoded(series, dict(self.left_out), self.metadata, self.exemplars)
+        return Decoded(series, dict(self.left_out), self.metadata, self.exemplars, self.histograms)
 
     def _read_series(self, start: int, end: int) -> None:
         message, place = self.message, start
@@ -247,8 +260,10 @@ class _Reading:
                 self._note_sample(at, stop)
             elif tag == 0x1A and labels is not None:
                 self.exemplars.append((labels, _read_exemplar(message, at, stop)))
-            elif tag in (0x1A, 0x22):
-                self.left_out["exemplar" if tag == 0x1A else "native_histogram"] += 1
+            elif tag == 0x22:
+                self._read_histogram(labels, at, stop)
+            elif tag == 0x1A:
+                self.left_out["exemplar"] += 1
             elif tag == 0x0A:
                 raise IndexError("labels stand behind samples")
         count = len(self.places) - before
@@ -262,8 +277,19 @@ class _Reading:
             self.labels.append(labels)
             self.counts.append(count)
         _refuse_above("series", len(self.labels), self.limits.max_series)
-        _refuse_above("samples", len(self.places), self.limits.max_samples)
+        _refuse_above("samples", len(self.places) + len(self.histograms), self.limits.max_samples)
         _refuse_above("exemplars", len(self.exemplars), self.limits.max_samples)
+
+    def _read_histogram(self, labels: Labels | None, start: int, end: int) -> None:
+        if labels is None:
+            self.left_out["invalid_labels"] += 1
+            return
+        try:
+            at_ms, histogram = histogram_wire.read(self.message, start, end)
+        except histogram_wire.Broken:
+            self.left_out["invalid_histogram"] += 1
+        else:
+            self.histograms.append(HistogramSample(labels, at_ms, histogram))
 
     def _note_sample(self, start: int, end: int) -> None:
         message = self.message
@@ -302,42 +328,6 @@ class _Reading:
                 texts[tag] = self.message[at:stop].decode()
         known = METRIC_TYPES[kind] if kind < len(METRIC_TYPES) else METRIC_TYPES[0]
         self.metadata[texts[0x12]] = (known, texts[0x22], texts[0x2A])
-
-
-def _fields(message: bytes, place: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Each field as tag, start and end of its bytes; for a varint the start is the number itself."""
-    while place < end:
-        tag, place = _read_varint(message, place)
-        wire_type = tag & 7
-        if wire_type == 0:
-            number, place = _read_varint(message, place)
-            yield tag, number, place
-            continue
-        if wire_type == 2:
-            length, place = _read_varint(message, place)
-        elif wire_type in (1, 5):
-            length = 8 if wire_type == 1 else 4
-        else:
-            raise IndexError(f"wire type {wire_type} at byte {place}")
-        if place + length > end:
-            raise IndexError(f"a field of {length} bytes at byte {place} of {end}")
-        yield tag, place, place + length
-        place += length
-
-
-def _read_varint(message: bytes, place: int) -> tuple[int, int]:
-    first = message[place]
-    if first < 0x80:
-        return first, place + 1
-    number, shift = first & 0x7F, 7
-    while shift < 70:
-        place += 1
-        septet = message[place]
-        number |= (septet & 0x7F) << shift
-        if septet < 0x80:
-            return number & (1 << 64) - 1, place + 1
-        shift += 7
-    raise IndexError(f"a number of more than 10 bytes at byte {place}")
 
 
 def _read_sample(message: bytes, start: int, end: int) -> tuple[int, float]:

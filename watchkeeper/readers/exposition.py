@@ -17,8 +17,9 @@ from itertools import compress
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.model import labels
 
-# A full dcgm-exporter page of an 8-GPU node has some 500 series; a page far above this is a mistake.
-MAX_SERIES = 50_000
+# A full dcgm-exporter page of an 8-GPU node has some 500 series, kube-state-metrics of 20,000 GPUs some 60,000 of those
+# that our rules read; a page far above that is a mistake.
+MAX_SERIES = 250_000
 # Enough to recognise the problem; the count tells how large it is.
 BAD_LINES_NAMED = 5
 # What a label may hold; a longer value is a stack trace or a file, and would be kept once for each series.

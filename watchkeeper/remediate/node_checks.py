@@ -65,7 +65,7 @@ class NodeCheck:
             if verdict.standing is not Standing.UNKNOWN or tracked.receipt.result is Result.REFUSED:
                 return verdict
             said = verdict.text
-            if now - tracked.receipt.at < PAUSE:
+            if abs(now - tracked.receipt.at) < PAUSE:
                 return self._unknown(f"{said}; asked again in a moment")
         return self._unknown(f"{said}, after {MOST_TRIES} of {MOST_TRIES} tries")
 

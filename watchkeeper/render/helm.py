@@ -71,7 +71,8 @@ def _kind_of(value: Any, name: str = "") -> dict[str, Any]:
 def _optional(template: Callable[[str], str]) -> Iterator[tuple[str, str]]:
     monitors = template("prometheus-operator/monitors.yaml")
     yield "monitors.yaml", _when("prometheusOperator.enabled", monitors)
-    yield "repair.yaml", _when("repair.enabled", manifests.templated(kubernetes.repair_rights(), {}, {}))
+    for name in kubernetes.RIGHTS:
+        yield f"{name}.yaml", _when(f"{name}.enabled", manifests.templated(kubernetes.rights(name), {}, {}))
     rules = template("prometheus-operator/rules.yaml") + "{{ $text }}\n"
     yield "rules.yaml", _when("prometheusOperator.enabled", _for_each("rules/*.yaml", ".yaml", rules))
     board = template("dashboards/dashboard.yaml") + "  {{ $name }}.json: |\n    {{- $text | nindent 4 }}\n"

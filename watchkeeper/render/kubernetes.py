@@ -26,7 +26,10 @@ COMPONENTS = {
     "prometheus-operator": "prometheusOperator.enabled",
     "dashboards": "dashboards.enabled",
     "repair": "repair.enabled",
+    "reclaim": "reclaim.enabled",
 }
+# Components that are rights of the hub: packs/kubernetes/NAME-rbac.yaml.
+RIGHTS = ("repair", "reclaim")
 KUSTOMIZATION = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
 COMPONENT = "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\n"
 ABOUT = """Agent and hub. Look at it with `kubectl kustomize .`, then, with the secrets of secrets.sh in place:
@@ -39,6 +42,7 @@ WHAT = {
     "prometheus-operator": "PodMonitor, ServiceMonitor and PrometheusRules; needs the Prometheus Operator",
     "dashboards": "dashboards for the sidecar of Grafana's chart",
     "repair": "rights to cordon and drain nodes; off unless you want repairs",
+    "reclaim": "rights to scale down what holds idle GPUs, beside those of repair; off unless you want that",
 }
 
 
@@ -60,7 +64,11 @@ def files(settings: config.Settings) -> list[File]:
         *base,
         *_monitoring(settings, values, known),
         *_dashboards(settings, values, known),
-        *_component("repair", {"rbac.yaml": manifests.filled(repair_rights(), values, known)}),
+        *(
+            file
+            for name in RIGHTS
+            for file in _component(name, {"rbac.yaml": manifests.filled(rights(name), values, known)})
+        ),
         File("secrets.sh", fill("chart/secrets.sh"), is_executable=True),
     ]
 
@@ -73,10 +81,12 @@ def values_of(settings: config.Settings) -> dict[str, Any]:
 def values_text(settings: config.Settings) -> str:
     """values.yaml, comments and all; each value that the settings choose stands in it."""
     text = manifests.pack("values.yaml")
+    repairs_here = settings.remediate.driver is config.DriverName.KUBERNETES
     written = {
         "cluster": settings.fleet.cluster,
         "image": settings.render.image,
-        "repair": settings.remediate.driver is config.DriverName.KUBERNETES,
+        "repair": repairs_here,
+        "reclaim": repairs_here and settings.remediate.reclaim,
     }
     for name, value in written.items():
         text = text.replace(f"@{name}@", json.dumps(value))
@@ -117,9 +127,9 @@ def hub_settings(settings: config.Settings) -> str:
     )
 
 
-def repair_rights() -> str:
-    """What remediate/drivers/kubernetes.py needs, as it says itself, for a hub in any namespace."""
-    return manifests.pack("repair-rbac.yaml").replace("namespace: watchkeeper}", "namespace: @namespace@}")
+def rights(name: str) -> str:
+    """What remediate/drivers/kubernetes.py needs to repair or to reclaim, for a hub in any namespace."""
+    return manifests.pack(f"{name}-rbac.yaml").replace("namespace: watchkeeper}", "namespace: @namespace@}")
 
 
 def rule_objects(settings: config.Settings) -> dict[str, str]:

@@ -103,7 +103,9 @@ def _seen(
 def _present(rule: AlertingRule, before: Alert | None, fresh: Alert, now: datetime) -> Alert:
     alert = fresh
     if before is not None and before.state is not AlertState.RESOLVED:
-        alert = replace(before, value=fresh.value, annotations=fresh.annotations, kept_since=None)
+        # A clock that was put back must not make a hold wait for the time it showed before.
+        since = min(before.active_at, now)
+        alert = replace(before, active_at=since, value=fresh.value, annotations=fresh.annotations, kept_since=None)
     held = (now - alert.active_at).total_seconds()
     if alert.state is AlertState.PENDING and held >= rule.hold_seconds:
         alert = replace(alert, state=AlertState.FIRING, fired_at=now)
@@ -116,7 +118,7 @@ def _absent(rule: AlertingRule, before: Alert | None, now: datetime) -> Alert | 
     if before.state is AlertState.RESOLVED:
         forgotten = before.resolved_at is None or now - before.resolved_at > RESOLVED_RETENTION
         return None if forgotten else before
-    kept_since = before.kept_since or now
+    kept_since = min(before.kept_since or now, now)
     if (now - kept_since).total_seconds() < rule.keep_firing_seconds:
         return replace(before, kept_since=kept_since)
     return replace(before, state=AlertState.RESOLVED, resolved_at=now, kept_since=None)

@@ -7,6 +7,7 @@ changes to incidents. A rule that fails is reported and does not stop its group.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import TypeAlias
 from watchkeeper.errors import QueryError, QueryLimit, WatchkeeperError
 from watchkeeper.kit import clock
 from watchkeeper.model.alerts import Alert, AlertState
+from watchkeeper.model.histograms import Histogram, HistogramSample
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine as engines
@@ -74,7 +76,7 @@ class RuleResult:
     key: str
     rule: Rule
     state: RuleState
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[engines.AnySample, ...] = ()
     changes: tuple[Alert, ...] = ()
 
 
@@ -84,7 +86,7 @@ class GroupResult:
     state: State
 
     @property
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[engines.AnySample, ...]:
         return tuple(sample for result in self.results for sample in result.samples)
 
     @property
@@ -216,7 +218,7 @@ def _held(group: Group, rule: Rule, before: RuleState, *, now: datetime) -> Rule
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     state: RuleState
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[engines.AnySample, ...] = ()
     changes: tuple[Alert, ...] = ()
 
 
@@ -230,12 +232,15 @@ def _evaluate_one(
     surroundings: alerting.Surroundings,
 ) -> _Outcome:
     try:
-        vector = _ask(rule, engine, clock.to_ms(now) - round(group.query_offset_seconds * 1000))
+        answer = _ask(rule, engine, clock.to_ms(now) - round(group.query_offset_seconds * 1000))
+        vector, histograms = answer.latest(), answer.latest_histograms()
         if isinstance(rule, RecordingRule):
-            outcome = _record(rule, vector, before, now=now)
+            outcome = _record(rule, vector, histograms, before=before, now=now)
         else:
+            # A histogram is something, and no number.
+            vector = vector | dict.fromkeys(histograms, math.nan) if histograms else vector
             outcome = _alert(rule, vector, before, now=now, surroundings=surroundings)
-        count = len(vector) if isinstance(rule, RecordingRule) else _active_count(outcome.state)
+        count = len(vector) + len(histograms) if isinstance(rule, RecordingRule) else _active_count(outcome.state)
         if group.limit and count > group.limit:
             raise QueryLimit(f"{rule.name} answers {count} series; its group allows {group.limit}")
     except WatchkeeperError as error:
@@ -244,11 +249,11 @@ def _evaluate_one(
     return outcome
 
 
-def _ask(rule: Rule, engine: engines.Engine, at_ms: int) -> Mapping[Labels, float]:
+def _ask(rule: Rule, engine: engines.Engine, at_ms: int) -> engines.Answer:
     answer = engine.instant(rule.expr, at_ms)
     if answer.kind not in (engines.Kind.VECTOR, engines.Kind.SCALAR):
         raise QueryError(f"{rule.name} answers a {answer.kind}; a rule needs a vector or a scalar")
-    return answer.latest()
+    return answer
 
 
 def _rows(engine: engines.Engine, at_ms: int, expr: str) -> list[dict[str, object]]:
@@ -257,14 +262,37 @@ def _rows(engine: engines.Engine, at_ms: int, expr: str) -> list[dict[str, objec
     return [{"Labels": labels, "Value": value} for labels, value in sorted(answer.items())]
 
 
-def _record(rule: RecordingRule, vector: Mapping[Labels, float], before: RuleState, *, now: datetime) -> _Outcome:
+def _record(
+    rule: RecordingRule,
+    vector: Mapping[Labels, float],
+    histograms: Mapping[Labels, Histogram],
+    *,
+    before: RuleState,
+    now: datetime,
+) -> _Outcome:
     known = before.named
-    named = {series: known.get(series) or _recorded(rule, series) for series in vector}
-    values = dict(zip(named.values(), vector.values(), strict=True))
-    if len(values) < len(named):
+    if not histograms and list(vector) == list(known):
+        # The series of the last answer, as nearly always: none has to be named, and none ends.
+        at_ms, again = clock.to_ms(now), zip(known.values(), vector.values(), strict=True)
+        samples = tuple([Sample(labels, at_ms, value) for labels, value in again])
+        return _Outcome(RuleState(health=Health.OK, named=known, written=before.written), samples)
+    named = {series: known.get(series) or _recorded(rule, series) for series in (*vector, *histograms)}
+    values = {named[series]: value for series, value in vector.items()}
+    native = {named[series]: histogram for series, histogram in histograms.items()}
+    if len(values | native if native else values) < len(named):
         twice = next(labels for labels, count in Counter(named.values()).items() if count > 1)
         raise QueryError(f"{rule.name}: two series become the same {twice}")
-    return _written(RuleState(health=Health.OK, named=named), values, before=before, now=now)
+    outcome = _written(RuleState(health=Health.OK, named=named), values, before=before, now=now)
+    return _with_histograms(outcome, native, now) if native else outcome
+
+
+def _with_histograms(outcome: _Outcome, native: Mapping[Labels, Histogram], now: datetime) -> _Outcome:
+    """What was written with histograms beside the numbers; a series that is one now is not stale."""
+    at_ms = clock.to_ms(now)
+    samples: list[engines.AnySample] = [sample for sample in outcome.samples if sample.labels not in native]
+    samples += [HistogramSample(labels, at_ms, histogram) for labels, histogram in native.items()]
+    state = replace(outcome.state, written=outcome.state.written | native.keys())
+    return replace(outcome, state=state, samples=tuple(samples))
 
 
 def _recorded(rule: RecordingRule, series: Labels) -> Labels:
@@ -279,7 +307,9 @@ def _alert(
     now: datetime,
     surroundings: alerting.Surroundings,
 ) -> _Outcome:
-    may_resolve = before.holds_until is None or now >= before.holds_until
+    # Before the last evaluation: the clock was put back, and nobody knows for how long it has held.
+    was_put_back = before.evaluated_at is not None and now < before.evaluated_at
+    may_resolve = before.holds_until is None or now >= before.holds_until or was_put_back
     moved = alerting.step(rule, before.alerts, vector, now=now, surroundings=surroundings, may_resolve=may_resolve)
     values: dict[Labels, float] = {}
     for alert in moved.active:

@@ -1,7 +1,7 @@
 """The short notation of promtool's tests for a series and its values: `up{node="n1"} 1x3 _ 0+2x5 stale`.
 
-`unit_tests` reads input series and expected samples with it. A value is a number, None where the
-series has no sample, or the stale marker.
+`unit_tests` reads input series and expected samples with it. A value is a number, a native histogram
+(`query.histogram_text`), None where the series has no sample, or the stale marker.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 
 from watchkeeper.errors import QueryError, quote
+from watchkeeper.model.histograms import Histogram, HistogramSample
 from watchkeeper.model.labels import METRIC_NAME, Labels
-from watchkeeper.model.samples import STALE
-from watchkeeper.query import engine
+from watchkeeper.model.samples import STALE, Sample
+from watchkeeper.query import engine, histogram_text
 from watchkeeper.query.promql import ast, parser
 
 # No hexadecimal numbers: `0x20` is a zero and twenty repeats, as in promtool.
@@ -34,10 +35,13 @@ def labels(text: str) -> Labels:
     return Labels(named | ({METRIC_NAME: expr.name} if expr.name else {}))
 
 
-def values(text: str) -> list[float | None]:
+def values(text: str) -> list[float | Histogram | None]:
     """The values one after another; `axn` is a and n repeats, `a+bxn` is a and n steps of b."""
-    found: list[float | None] = []
-    for item in text.split():
+    found: list[float | Histogram | None] = []
+    for item in histogram_text.WORDS.findall(text):
+        if item.startswith("{{"):
+            found += histogram_text.expand(item)
+            continue
         match = ITEM.match(item)
         if match is None:
             raise QueryError(f"{quote(item)} is not a value such as 1, 1x5, 1+2x5, _ or stale")
@@ -55,3 +59,9 @@ def _expand(start: str, step: str | None, times: int) -> list[float | None]:
         return [STALE] * (times + 1)
     first, change = float(start), float(step or 0)
     return [first + change * at if change else first for at in range(times + 1)]
+
+
+def sample(series: str, at_ms: int, value: float | Histogram) -> engine.AnySample:
+    if isinstance(value, Histogram):
+        return HistogramSample(labels(series), at_ms, value)
+    return Sample(labels(series), at_ms, value)

@@ -18,10 +18,10 @@ import yaml
 from watchkeeper.errors import QueryError, RuleFileError, WireError
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model.alerts import AlertState
+from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
-from watchkeeper.model.samples import Sample
-from watchkeeper.query import embedded
-from watchkeeper.query.engine import Engine
+from watchkeeper.query import embedded, histogram_text
+from watchkeeper.query.engine import AnySample, Engine
 from watchkeeper.rules import alerting, evaluate, notation, rulefile
 from watchkeeper.store import head
 
@@ -55,7 +55,8 @@ class AlertTest:
 @dataclass(frozen=True, slots=True)
 class ExpectedSample:
     labels: str
-    value: int | float | str
+    value: int | float | str = math.nan
+    histogram: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +174,11 @@ def _tick(
     return kept
 
 
-def _samples(story: Story) -> list[Sample]:
+def _samples(story: Story) -> list[AnySample]:
     """Every sample of the story, latest first, so that the next ones are taken from the end."""
     step_ms = durations.parse_ms(story.interval)
     found = [
-        Sample(notation.labels(series.series), at * step_ms, value)
+        notation.sample(series.series, at * step_ms, value)
         for series in story.input_series
         for at, value in enumerate(notation.values(str(series.values)))
         if value is not None
@@ -185,7 +186,7 @@ def _samples(story: Story) -> list[Sample]:
     return sorted(found, key=lambda sample: -sample.at_ms)
 
 
-def _take(waiting: list[Sample], until_ms: int) -> list[Sample]:
+def _take(waiting: list[AnySample], until_ms: int) -> list[AnySample]:
     taken = []
     while waiting and waiting[-1].at_ms <= until_ms:
         taken.append(waiting.pop())
@@ -211,10 +212,11 @@ def _alerts_differ(test: AlertTest, state: evaluate.State) -> Iterator[str]:
 
 
 def _samples_differ(test: ExprTest, engine: Engine) -> Iterator[str]:
-    found = engine.instant(test.expr, _ms(test.eval_time)).latest()
-    expected = {notation.labels(sample.labels): float(sample.value) for sample in test.exp_samples}
+    answer = engine.instant(test.expr, _ms(test.eval_time))
+    found: dict[Labels, float | Histogram] = {**answer.latest(), **answer.latest_histograms()}
+    expected = {notation.labels(sample.labels): _expected(sample) for sample in test.exp_samples}
     if found.keys() != expected.keys() or not all(_same(found[key], value) for key, value in expected.items()):
-        shown = [[f"{labels} {value:g}" for labels, value in sorted(side.items())] for side in (expected, found)]
+        shown = [[f"{labels} {_shown(side[labels])}" for labels in sorted(side)] for side in (expected, found)]
         yield f"`{test.expr}` at {test.eval_time}: expected {_list(shown[0])}; found {_list(shown[1])}"
 
 
@@ -226,8 +228,29 @@ def _texts(plain: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(value) for name, value in plain.items()}
 
 
-def _same(left: float, right: float) -> bool:
+def _expected(sample: ExpectedSample) -> float | Histogram:
+    """A number, or the histogram between its braces, as promtool has it."""
+    if not sample.histogram:
+        return float(sample.value)
+    [histogram] = histogram_text.expand(sample.histogram.strip())
+    return histogram
+
+
+def _shown(value: float | Histogram) -> str:
+    return histogram_text.show(value) if isinstance(value, Histogram) else f"{value:g}"
+
+
+def _same(left: float | Histogram, right: float | Histogram) -> bool:
+    if isinstance(left, Histogram) and isinstance(right, Histogram):
+        return _alike(left.compacted(), right.compacted())
+    if isinstance(left, Histogram) or isinstance(right, Histogram):
+        return False
     return math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE) or (math.isnan(left) and math.isnan(right))
+
+
+def _alike(left: Histogram, right: Histogram) -> bool:
+    """The same buckets with nearly the same numbers; a hint about counter resets is no part of it."""
+    return left.layout == right.layout and all(map(_same, left.numbers, right.numbers))
 
 
 def _list(items: Sequence[object]) -> str:

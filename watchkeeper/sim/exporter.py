@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +45,20 @@ class NodeLabels:
 
     version: tuple[int, int]
     rows: list[int]
-    plain: tuple[str, ...]
-    with_xid: tuple[str, ...]
+    plain: tuple[bytes, ...]
+    with_xid: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A page of a model with so many GPUs, to be filled in: for each line its labels and its number.
+
+    `numbers` says which of the numbers that were read a line has; fields that are whole numbers come before the others.
+    """
+
+    text: bytes
+    names: tuple[str, ...]
+    numbers: tuple[int, ...]
 
 
 @cache
@@ -76,6 +89,7 @@ class Exporter:
         self.is_present = np.ones(layout.gpu_count, dtype=bool)
         self._version = [0] * len(layout.nodes)
         self._labels: dict[int, NodeLabels] = {}
+        self._forms: dict[tuple[str, int], Form] = {}
         self.readings = readings
         simulated = readings.take(self.last_xid)
         self._fields = sorted((fields()[name] for name in simulated), key=lambda field: field.id)
@@ -100,26 +114,32 @@ class Exporter:
         if self._read_at != now:
             self._read(now)
         labels = self._labels_of(node)
-        whole = iter(self._whole[:, labels.rows].tolist())
-        ratios = iter(self._ratios[:, labels.rows].tolist())
-        parts: list[str] = []
-        append = parts.append
-        for field in self._fields:
-            numbers = next(ratios if field.is_float else whole)
-            name = field.name
-            if name in self._unsupported[node.model.name]:
-                continue
-            append(field.head)
-            inside = labels.with_xid if name == XID_FIELD else labels.plain
-            if field.is_float:
-                for text, number in zip(inside, numbers, strict=True):
-                    append(f"{name}{text}{number:.6f}\n")
-            else:
-                for text, number in zip(inside, numbers, strict=True):
-                    append(f"{name}{text}{number}\n")
+        form = self._form(node.model.name, len(labels.rows))
+        read: list[float] = [
+            *self._whole[:, labels.rows].ravel().tolist(),
+            *self._ratios[:, labels.rows].ravel().tolist(),
+        ]
+        filled: list[object] = [None] * (2 * len(form.numbers))
+        filled[::2] = chain.from_iterable(labels.with_xid if name == XID_FIELD else labels.plain for name in form.names)
+        filled[1::2] = [read[at] for at in form.numbers]
+        page = form.text % tuple(filled)
         if fault is not None:
-            append(f'{FAULT_HEAD}watchkeeper_gpu_fault{{cause="{fault}",Hostname="{node.name}"}} 1\n')
-        return "".join(parts).encode()
+            page += f'{FAULT_HEAD}watchkeeper_gpu_fault{{cause="{fault}",Hostname="{node.name}"}} 1\n'.encode()
+        return page
+
+    def _form(self, model: str, gpus: int) -> Form:
+        known = self._forms.get((model, gpus))
+        if known is None:
+            in_order = sorted(self._fields, key=lambda field: field.is_float)
+            first = {field.name: gpus * at for at, field in enumerate(in_order)}
+            written = [field for field in self._fields if field.name not in self._unsupported[model]]
+            text = "".join(
+                field.head.replace("%", "%%") + f"{field.name}%b{'%.6f' if field.is_float else '%d'}\n" * gpus
+                for field in written
+            )
+            numbers = tuple(first[field.name] + gpu for field in written for gpu in range(gpus))
+            known = self._forms[model, gpus] = Form(text.encode(), tuple(field.name for field in written), numbers)
+        return known
 
     def _read(self, now: int) -> None:
         """Take every field once; pages of the same second share the numbers."""
@@ -138,7 +158,7 @@ class Exporter:
             self._labels[node.row] = known
         return known
 
-    def _texts(self, node: SimNode, gpu: SimGpu) -> tuple[str, str]:
+    def _texts(self, node: SimNode, gpu: SimGpu) -> tuple[bytes, bytes]:
         fixed = {
             "gpu": str(gpu.index),
             "UUID": gpu.uuid,
@@ -156,5 +176,5 @@ class Exporter:
         return _braces(fixed | attribution), _braces(fixed | dict(sorted((attribution | error).items())))
 
 
-def _braces(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "} "
+def _braces(labels: Mapping[str, str]) -> bytes:
+    return ("{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "} ").encode()

@@ -6,6 +6,8 @@ gone" look different, as they do in life. Each port carries the traffic of one G
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -109,6 +111,11 @@ class Hosts:
             page.add(text, PORTS[node.pool.name][1])
 
 
-def _port_labels(node: SimNode) -> list[str]:
+def _port_labels(node: SimNode) -> tuple[str, ...]:
     ports, _ = PORTS.get(node.pool.name, (0, 0.0))
-    return [braces({"device": f"mlx5_{port}", "port": "1"}) for port in range(ports)]
+    return _labels_of_ports(ports)
+
+
+@cache
+def _labels_of_ports(ports: int) -> tuple[str, ...]:
+    return tuple(braces({"device": f"mlx5_{port}", "port": "1"}) for port in range(ports))

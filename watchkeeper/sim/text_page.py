@@ -31,8 +31,10 @@ def braces(labels: Mapping[str, str]) -> str:
 
 def number(value: float) -> str:
     """As Go writes floats: whole numbers without a point, NaN and infinities by their names."""
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
+        return str(int(value))
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+    return repr(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from watchkeeper.sim.effects import Loss, Serving, Sum, Training
 from watchkeeper.sim.jobs import Job, Jobs, Kind, Phase
@@ -260,29 +260,35 @@ def _loss(run: TrainingRun) -> float:
 
 
 def _write_serving(page: TextPage, runs: list[ServingRun]) -> None:
-    names = [{"model_name": run.job.name} for run in runs]
+    names = [run.job.name for run in runs]
     page.begin("inference_request_duration_seconds", "histogram", "End-to-end inference latency")
     for run, name in zip(runs, names, strict=True):
         for bound, value in zip(DURATION_BUCKETS, run.durations, strict=True):
-            page.add(braces({**name, "le": _bound(bound)}), int(value), suffix="_bucket")
-        page.add(braces(name), round(run.seconds, 3), suffix="_sum")
-        page.add(braces(name), int(run.durations[-1]), suffix="_count")
+            page.add(_served(name, "le", _bound(bound)), int(value), suffix="_bucket")
+        page.add(_served(name), round(run.seconds, 3), suffix="_sum")
+        page.add(_served(name), int(run.durations[-1]), suffix="_count")
     page.begin("vllm:time_to_first_token_seconds", "histogram", "Histogram of time to first token in seconds.")
     for run, name in zip(runs, names, strict=True):
         for bound, value in zip(TTFT_BUCKETS, run.first_tokens, strict=True):
-            page.add(braces({**name, "le": _bound(bound)}), int(value), suffix="_bucket")
-        page.add(braces(name), int(run.first_tokens[-1]), suffix="_count")
+            page.add(_served(name, "le", _bound(bound)), int(value), suffix="_bucket")
+        page.add(_served(name), int(run.first_tokens[-1]), suffix="_count")
     page.begin("inference_requests_total", "counter", "Requests by status code")
     for run, name in zip(runs, names, strict=True):
-        page.add(braces({**name, "code": "200"}), int(run.answered))
-        page.add(braces({**name, "code": "503"}), int(run.failed))
+        page.add(_served(name, "code", "200"), int(run.answered))
+        page.add(_served(name, "code", "503"), int(run.failed))
     page.begin("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.")
     for run, name in zip(runs, names, strict=True):
-        page.add(braces(name), int(run.waiting))
+        page.add(_served(name), int(run.waiting))
     page.begin("vllm:num_requests_running", "gauge", "Number of requests in model execution batches.")
     for run, name in zip(runs, names, strict=True):
-        page.add(braces(name), int(run.running))
+        page.add(_served(name), int(run.running))
 
 
+@lru_cache(maxsize=1 << 15)
+def _served(model: str, label: str = "", value: str = "") -> str:
+    return braces({"model_name": model, **({label: value} if label else {})})
+
+
+@cache
 def _bound(value: float) -> str:
     return "+Inf" if math.isinf(value) else f"{value:g}"

@@ -14,7 +14,7 @@ import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 
 from watchkeeper import errors
-from watchkeeper.store import codec
+from watchkeeper.store import codec, histograms
 from watchkeeper.store.block_writer import MAGIC, TAIL, VERSION
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints
-from watchkeeper.store.index import MatcherLike, Pairs, Patterns, SeriesSet
+from watchkeeper.store.index import MatcherLike, Patterns
 from watchkeeper.store.label_table import LabelTable, Numbers
 from watchkeeper.store.reading import Columns, refuse_above
+from watchkeeper.store.series import Pairs, SeriesSet
 
 REMEMBERED_SELECTIONS = 64
 
@@ -106,6 +107,7 @@ class Block:
         self._lock = threading.Lock()
         self._contents: _Contents | None = None
         self._directory: _Directory | None = None
+        self._histograms: dict[int, bytes] | None = None
         self._was_asked = False
         self._selections: OrderedDict[tuple[MatcherLike, ...], tuple[Ints, SeriesSet]] = OrderedDict()
         self._file = os.open(path, os.O_RDONLY)
@@ -187,7 +189,7 @@ class Block:
     def check(self) -> Iterator[Damage]:
         """Read every byte, and say which are not what was written."""
         try:
-            contents, _ = self.contents, self.directory
+            contents, _, _ = self.contents, self.directory, self.histograms
         except errors.StoreError as error:
             yield Damage(self.path, 0, str(error))
             return
@@ -211,11 +213,28 @@ class Block:
                 self._directory = self._read_directory()
             return self._directory
 
+    @property
+    def has_histograms(self) -> bool:
+        return "histograms" in self._parts
+
+    @property
+    def histogram_bytes(self) -> int:
+        return self._parts["histograms"][1] if self.has_histograms else 0
+
+    @property
+    def histograms(self) -> Mapping[int, bytes]:
+        """What the marks among its samples stand for; most blocks have none."""
+        with self._lock:
+            if self._histograms is None:
+                self._histograms = histograms.unpack(self._part("histograms")) if self.has_histograms else {}
+            return self._histograms
+
     def let_go(self) -> None:
         """Forget the directory unless it was asked for since the last time; it is the largest part, and read anew."""
         with self._lock:
             if not self._was_asked:
                 self._directory = None
+                self._histograms = None
             self._was_asked = False
 
     def _read_directory(self) -> _Directory:

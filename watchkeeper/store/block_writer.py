@@ -12,13 +12,13 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from watchkeeper.store import codec, label_table
+from watchkeeper.store import codec, histograms, label_table
 from watchkeeper.store.columns import NEVER_MS, Ints, is_absent
 from watchkeeper.store.reading import Columns
 
@@ -52,6 +52,7 @@ class BlockWriter:
         self._time_places: list[tuple[int, int, int]] = []
         self._time_of: dict[bytes, int] = {}
         self._waiting: dict[int, list[tuple[int, Ints]]] = {}
+        self._histograms: dict[int, bytes] = {}
         self.samples = 0
 
     def add(self, columns: Columns) -> None:
@@ -67,6 +68,13 @@ class BlockWriter:
             step = max(1, CHUNK_SAMPLES // length)
             for at in range(0, len(rows), step):
                 self._add_rows(columns, rows[at : at + step], held, length=length)
+
+    def add_histograms(self, columns: Columns, find: Callable[[int], bytes | None]) -> None:
+        """Add what marks among these samples stand for."""
+        for mark in histograms.marks_in(columns.values) - self._histograms.keys():
+            histogram = find(mark)
+            if histogram is not None:
+                self._histograms[mark] = histogram
 
     def _add_rows(self, columns: Columns, rows: Ints, held: np.typing.NDArray[np.bool_], *, length: int) -> None:
         mine, groups = held[rows, :length], columns.groups[rows]
@@ -116,6 +124,9 @@ class BlockWriter:
             "times": self._write_part(codec.pack_ints(_matrix(self._time_places, 3))),
             "chunks": self._write_part(codec.pack_ints(_matrix(self._chunks, 5))),
         }
+        if self._histograms:
+            # Earlier versions do not ask for this part.
+            parts["histograms"] = self._write_part(histograms.pack(self._histograms))
         footer = {
             "version": VERSION,
             "start_ms": self._start_ms,

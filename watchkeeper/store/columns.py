@@ -60,6 +60,16 @@ def plain(values: Floats) -> Floats:
     return values
 
 
+def distinct(numbers: Ints, count: int) -> tuple[Ints, Ints]:
+    """Each of some numbers below `count` once, in their order, and the place of each there.
+
+    By marks, which for as many numbers as can occur takes a third of the time of sorting.
+    """
+    is_there = np.zeros(count, dtype=bool)
+    is_there[numbers] = True
+    return np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[numbers]
+
+
 def capacity_for(slots: int) -> int:
     """The row length to use for this many slots: small for rare series, then about a quarter more each time."""
     for capacity in SHORT_ROWS:

@@ -17,9 +17,10 @@ from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
 from watchkeeper.store.block import Block, ChunkCache, Damage
 from watchkeeper.store.block_writer import BlockWriter
-from watchkeeper.store.columns import SLOT_BYTES
-from watchkeeper.store.index import Patterns, SeriesSet
+from watchkeeper.store.columns import NEVER_MS, SLOT_BYTES
+from watchkeeper.store.index import Patterns
 from watchkeeper.store.reading import Columns, Union, Unions, join
+from watchkeeper.store.series import SeriesSet
 
 # A first block of 30 minutes grows to 2 h, 8 h and a day.
 GROWTH = (4, 16, 48)
@@ -63,8 +64,11 @@ def find_expired(blocks: Sequence[Block], *, oldest_ms: int, max_bytes: int | No
     return expired
 
 
-def merge(sources: Sequence[Block], folder: Path) -> Path:
-    """Write one block with everything of its sources; StoreError if a source is damaged, and then nothing is left."""
+def merge(sources: Sequence[Block], folder: Path, *, since_ms: int = -NEVER_MS, until_ms: int = NEVER_MS) -> Path:
+    """Write one block with everything of its sources from `since_ms` up to, not including, `until_ms`.
+
+    StoreError if a source is damaged, and then nothing is left.
+    """
     damages: list[Damage] = []
     # A cache of its own: what merging reads once must not drive out what queries read often. Of each source it has
     # room for the chunk that is read, for its times, and for one more.
@@ -73,14 +77,16 @@ def merge(sources: Sequence[Block], folder: Path) -> Path:
     names = sorted({name for block in opened for name in block.metric_names()})
     writer = BlockWriter(
         folder,
-        min(block.start_ms for block in opened),
-        max(block.end_ms for block in opened),
+        max(since_ms, min(block.start_ms for block in opened)),
+        min(until_ms, max(block.end_ms for block in opened)),
         sources=tuple(block.path.name for block in opened),
     )
     try:
         for name in names:
-            for columns in _pieces(opened, name):
+            for columns in _pieces(opened, name, since_ms, until_ms=until_ms):
                 writer.add(columns)
+                for block in (block for block in opened if block.has_histograms):
+                    writer.add_histograms(columns, block.histograms.get)
         if damages:
             raise errors.StoreError(
                 f"blocks are not merged, because one is damaged: {damages[0]}",
@@ -93,8 +99,8 @@ def merge(sources: Sequence[Block], folder: Path) -> Path:
         raise
 
 
-def _pieces(blocks: Sequence[Block], name: str) -> Iterator[Columns]:
-    """The samples of one metric from all blocks, some series at a time."""
+def _pieces(blocks: Sequence[Block], name: str, since_ms: int, *, until_ms: int) -> Iterator[Columns]:
+    """The samples of one metric in a time from all blocks, some series at a time."""
     chosen = [block.find([Named(name)]) for block in blocks]
     unions = Unions()
     union: Union = unions.of([series for _, series in chosen])
@@ -105,7 +111,8 @@ def _pieces(blocks: Sequence[Block], name: str) -> Iterator[Columns]:
         for block, (rows, series), places in zip(blocks, chosen, union.places, strict=True):
             mine = np.flatnonzero((places >= first) & (places < first + step))
             subset = SeriesSet([series.pairs[row] for row in mine.tolist()])
-            parts.append(block.read(rows[mine], subset, block.start_ms - 1, end_ms=block.end_ms))
+            after_ms, end_ms = max(block.start_ms, since_ms) - 1, min(block.end_ms, until_ms) - 1
+            parts.append(block.read(rows[mine], subset, after_ms, end_ms=end_ms))
         yield join(parts, unions)
 
 

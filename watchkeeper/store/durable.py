@@ -12,7 +12,7 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,17 +20,20 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.config import settings
-from watchkeeper.kit import durations, memory
+from watchkeeper.kit import durations, leaps, memory
 from watchkeeper.kit.logs import fields
+from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
-from watchkeeper.store import backup, compaction, wal_replay
+from watchkeeper.store import aside, backup, compaction, wal_replay
 from watchkeeper.store.block import Block, ChunkCache, Damage
-from watchkeeper.store.block_writer import SUFFIX, UNFINISHED, BlockWriter
+from watchkeeper.store.block_writer import SUFFIX, UNFINISHED, BlockWriter, block_name
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
 from watchkeeper.store.head import MAX_AHEAD_MS, Head
-from watchkeeper.store.index import Cardinality, MatcherLike, Patterns, SeriesSet
+from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, reveal
+from watchkeeper.store.index import Cardinality, MatcherLike, Patterns
 from watchkeeper.store.reading import Columns, Outcome, Unions, join
+from watchkeeper.store.series import SeriesSet
 from watchkeeper.store.wal import WriteAheadLog
 
 log = logging.getLogger(__name__)
@@ -39,7 +42,8 @@ T = TypeVar("T")
 # While a query runs, the head may clear away this much more than when it began.
 MARGIN_MS = 60_000
 MAX_DAMAGES = 100
-AHEAD_SUFFIX = ".ahead"
+# How often `maintain` is called.
+UPKEEP_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ class DurableStore:
     def __init__(self, path: Path, limits: StoreSettings, *, clock_ms: Callable[[], int]) -> None:
         self.path = path
         self._limits = limits
+        self._clock_ms = clock_ms
         self._block_folder, self._log_folder = path / "blocks", path / "wal"
         for folder in (self._block_folder, self._log_folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -126,15 +131,12 @@ class DurableStore:
         self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), Unions()
         self._unmergeable: set[Path] = set()
         self._upkeep = threading.Lock()
-        now_ms = clock_ms()
-        self._past = self._open_blocks(now_ms)
-        self._loaded_ms = -NEVER_MS if self._past.cut_ms is None else self._past.cut_ms
-        self.head.close_until(self._loaded_ms)
-        self.head.unsaved_ms = self._loaded_ms
+        self._doubt = leaps.Doubt(UPKEEP_SECONDS)
+        self._past = self._open_blocks()
+        self._loaded_ms = self._cut_ms
+        self.head.open_from(self._cut_ms)
         self._load_metadata()
-        self._replayed = wal_replay.replay(
-            self._log_folder, self.head, since_ms=self._loaded_ms, until_ms=now_ms + MAX_AHEAD_MS
-        )
+        self._replayed = wal_replay.replay(self._log_folder, self.head, since_ms=self._loaded_ms)
         # Slots were gathered for whole rows: 0.5 KiB for each series.
         memory.give_back()
         for damage in self._replayed.damages:
@@ -142,10 +144,12 @@ class DurableStore:
         if self._replayed.torn_bytes:
             log.warning("The log ends in the middle of a record", extra=fields(bytes=self._replayed.torn_bytes))
         self._log = WriteAheadLog(self._log_folder, lock=self.head.lock, labels_of=self.head.labels_of)
-        self._log.segments = [
-            replace(one, newest_ms=min(one.newest_ms, now_ms + MAX_AHEAD_MS)) for one in self._replayed.segments
-        ]
+        self._log.segments = self._replayed.segments
+        self._log.known_histograms = self.head.histograms.known
         self.head.log = self._log if limits.has_log else None
+        # A block ends in the past of the clock that wrote it; samples may be a little ahead, as clocks of agents are.
+        if self._cut_ms > clock_ms() or self._reached_ms() > clock_ms() + MAX_AHEAD_MS:
+            self.set_aside_ahead()
 
     def __len__(self) -> int:
         return len(self.head)
@@ -157,6 +161,10 @@ class DurableStore:
     @property
     def retention_ms(self) -> int:
         return self._limits.retention_ms
+
+    @property
+    def late_ms(self) -> int:
+        return self._limits.late_ms
 
     # Appending
 
@@ -175,7 +183,11 @@ class DurableStore:
         return self.head.append_scrape(group_key, series_ids, at_ms, values, now_ms=now_ms)
 
     def append(
-        self, samples: Iterable[sample_model.Sample], *, together: str | None = None, now_ms: int | None = None
+        self,
+        samples: Iterable[sample_model.Sample | histogram_model.HistogramSample],
+        *,
+        together: str | None = None,
+        now_ms: int | None = None,
     ) -> Outcome:
         return self.head.append(samples, together=together, now_ms=now_ms)
 
@@ -206,6 +218,20 @@ class DurableStore:
             since_ms = max(start_ms, floor_ms - 1)
             parts.append(self.head.select(matchers, since_ms, max(end_ms, since_ms), max_samples=left))
         return parts[0] if len(parts) == 1 else join(parts, self._unions)
+
+    def reveal(self, values: Floats) -> Cells | None:
+        known = self.head.histograms.known
+        blocks = [block for block in self._past.blocks if block.has_histograms]
+        if not known and not blocks:
+            return None
+
+        def find(mark: int) -> bytes | None:
+            found = known.get(mark)
+            for block in blocks if found is None else ():
+                found = found or (self._ask(block, lambda one: one.histograms) or {}).get(mark)
+            return found
+
+        return reveal(values, find)
 
     def at_hand(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:
         is_in_memory = start_ms + 1 >= self._floor_ms(self._past)
@@ -280,6 +306,60 @@ class DurableStore:
                 # Writing needs many times what it leaves behind.
                 memory.give_back()
 
+    def set_aside_ahead(self) -> aside.Aside:
+        """The clock was put back: take what lies ahead of it out of the way, so that samples of now are accepted.
+
+        Memory and log up to now become a block, and what lies beyond becomes blocks that nobody reads. StoreError if
+        the disk refuses; then it can be tried again.
+        """
+        now_ms = self._clock_ms()
+        with self._upkeep, self._disk_errors(), aside.new_folder(self.path, now_ms) as folder:
+            ended, reached_ms = self._log.rotate(), self._reached_ms()
+            count = self._copy_head(folder, max(self._cut_ms, now_ms + 1), reached_ms + 1)
+            edge_ms = self.head.drop_ahead()
+            count += self._set_blocks_aside(edge_ms, folder)
+            first_ms = self.head.first_ms_from(self._cut_ms)
+            if first_ms is not None and first_ms < edge_ms:
+                self._write_block(max(self._cut_ms, first_ms // self._limits.block_ms * self._limits.block_ms), edge_ms)
+            self._log.forget(ended)
+            self._unions, self._loaded_ms = Unions(), self._cut_ms
+        log.warning("Samples ahead of the clock were set aside", extra=fields(samples=count, folder=folder))
+        return aside.Aside(count, reached_ms - edge_ms + 1, folder)
+
+    def _reached_ms(self) -> int:
+        """The newest time in memory, in the log and in blocks."""
+        kept = [segment.newest_ms for segment in self._log.segments]
+        return max(self.newest_ms or 0, (self._past.cut_ms or 0) - 1, *kept)
+
+    def _set_blocks_aside(self, edge_ms: int, folder: Path) -> int:
+        """Let blocks end at `edge_ms`, cut the one in two that goes further; returns how many samples were beyond."""
+        blocks, count = [], 0
+        for block in self._past.blocks:
+            if block.start_ms < edge_ms < block.end_ms:
+                before = self._cut_in_two(block, edge_ms, folder)
+                blocks += before
+                count += block.samples - sum(one.samples for one in before)
+            elif block.end_ms <= edge_ms:
+                blocks.append(block)
+            else:
+                block.path.rename(folder / block.path.name)
+                count += block.samples
+        self._past = _Past(tuple(blocks), max((block.end_ms for block in blocks), default=None))
+        self.head.open_from(self._cut_ms)
+        return count
+
+    def _cut_in_two(self, block: Block, at_ms: int, folder: Path) -> list[Block]:
+        """The part of a block before a time; the other goes into the folder, and so does all of a damaged one."""
+        try:
+            path = compaction.merge([block], self._block_folder, until_ms=at_ms)
+            compaction.merge([block], folder, since_ms=at_ms)
+        except errors.StoreError as error:
+            self._report(Damage(block.path, 0, error.problem))
+            block.path.rename(folder / block.path.name)
+            return []
+        self._remove([block])
+        return [self._block(path)]
+
     def back_up(self, target: Path, *, data: Path, journal: Path) -> backup.Copied:
         """Copy what is kept up to now, journal included, into a new directory; nothing is merged away meanwhile."""
         self.sync()
@@ -298,14 +378,17 @@ class DurableStore:
             for block in self._past.blocks:
                 block.close()
 
+    @property
+    def _cut_ms(self) -> int:
+        return -NEVER_MS if self._past.cut_ms is None else self._past.cut_ms
+
     def _cut(self, now_ms: int) -> None:
         size = self._limits.block_ms
         while True:
-            cut_ms = self._past.cut_ms
-            first_ms = self.head.first_ms_from(-NEVER_MS if cut_ms is None else cut_ms)
+            first_ms = self.head.first_ms_from(self._cut_ms)
             if first_ms is None:
                 return
-            start_ms = first_ms // size * size if cut_ms is None else max(cut_ms, first_ms // size * size)
+            start_ms = max(self._cut_ms, first_ms // size * size)
             end_ms = (start_ms // size + 1) * size
             if now_ms < end_ms + self._limits.late_ms:
                 return
@@ -314,22 +397,33 @@ class DurableStore:
     def _write_block(self, start_ms: int, end_ms: int) -> None:
         """Move a span of the head's time into a block; nothing is accepted for it any more."""
         self.head.close_until(end_ms)
-        writer = BlockWriter(self._block_folder, start_ms, end_ms)
-        try:
-            for name in self.head.metric_names():
-                writer.add(self.head.metric_columns(name, start_ms - 1, end_ms - 1))
-            path = writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
-        self._past = _Past((*self._past.blocks, self._block(path)), end_ms)
+        self.head.has_blocks = False
+        self._copy_head(self._block_folder, start_ms, end_ms)
+        self.head.has_blocks = True
+        written = self._block(self._block_folder / block_name(start_ms, end_ms))
+        self._past = _Past((*self._past.blocks, written), end_ms)
         self.head.unsaved_ms = end_ms
         self._log.rotate()
         self._log.forget_before(end_ms)
 
+    def _copy_head(self, folder: Path, start_ms: int, end_ms: int) -> int:
+        """Write a block of what memory has of a time; returns how many samples that is."""
+        writer = BlockWriter(folder, start_ms, end_ms)
+        try:
+            for name in self.head.metric_names():
+                columns = self.head.metric_columns(name, start_ms - 1, end_ms - 1)
+                writer.add(columns)
+                if self.head.histograms.known:
+                    writer.add_histograms(columns, self.head.histograms.known.get)
+            writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+        return writer.samples
+
     def _merge(self) -> None:
         while True:
-            blocks = [block for block in self._past.blocks if block.path not in self._unmergeable]
+            blocks = [block for block in self._past.blocks if self._may_merge(block)]
             sources = compaction.find_merge(blocks, self._limits.block_ms, until_ms=self._past.cut_ms or 0)
             if not sources:
                 return
@@ -343,13 +437,19 @@ class DurableStore:
             self._past = _Past(tuple(sorted([*left, merged], key=_start)), self._past.cut_ms)
             self._remove(sources)
 
+    def _may_merge(self, block: Block) -> bool:
+        """A table of histograms is read whole: past a size it does not grow further."""
+        return block.path not in self._unmergeable and block.histogram_bytes <= MAX_MERGED_BYTES
+
     def _remove_expired(self, now_ms: int) -> None:
+        oldest_ms = now_ms - self._limits.retention_ms if self._doubt.may_remove(now_ms / 1000) else -NEVER_MS
         expired = compaction.find_expired(
             self._past.blocks,
-            oldest_ms=now_ms - self._limits.retention_ms,
+            oldest_ms=oldest_ms,
             max_bytes=self._limits.max_bytes,
             other_bytes=sum(segment.bytes for segment in self._log.segments),
         )
+        aside.forget(self.path, oldest_ms=oldest_ms)
         if expired:
             left = tuple(block for block in self._past.blocks if block not in expired)
             self._past = _Past(left, self._past.cut_ms)
@@ -360,7 +460,7 @@ class DurableStore:
             block.path.unlink(missing_ok=True)
             self._cache.forget(block.path)
 
-    def _open_blocks(self, now_ms: int) -> _Past:
+    def _open_blocks(self) -> _Past:
         for path in self._block_folder.glob(f"*{UNFINISHED}"):
             path.unlink()
         found: list[Block] = []
@@ -370,13 +470,8 @@ class DurableStore:
             except errors.StoreError as error:
                 self._report(Damage(path, 0, error.problem))
         gone = compaction.superseded(found)
-        ahead = [block for block in found if block.end_ms > now_ms + MAX_AHEAD_MS]
         self._remove(gone)
-        for block in ahead:
-            # The clock was ahead of today's, as in a simulation that ran faster: such a block would stop the present.
-            block.path.rename(block.path.with_name(block.path.name + AHEAD_SUFFIX))
-            log.warning("A block from the future was set aside", extra=fields(block=str(block.path)))
-        blocks = sorted((block for block in found if block not in gone and block not in ahead), key=_start)
+        blocks = sorted((block for block in found if block not in gone), key=_start)
         return _Past(tuple(blocks), max((block.end_ms for block in blocks), default=None))
 
     def _block(self, path: Path) -> Block:

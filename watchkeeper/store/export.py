@@ -17,6 +17,7 @@ from watchkeeper.store.block import Block, ChunkCache
 from watchkeeper.store.block_writer import SUFFIX
 from watchkeeper.store.columns import NEVER_MS, is_absent
 from watchkeeper.store.compaction import Named
+from watchkeeper.store.histograms import is_histogram
 from watchkeeper.store.index import Patterns
 from watchkeeper.store.reading import Columns
 
@@ -50,7 +51,7 @@ def write_parquet(samples: Path, target: Path, *, start_ms: int, end_ms: int) ->
 
 
 def _arrays(columns: Columns, labels: list[str], pyarrow: Any) -> Iterator[Any]:
-    held = ~is_absent(columns.values) & (columns.times != NEVER_MS)[columns.groups]
+    held = ~is_absent(columns.values) & ~is_histogram(columns.values) & (columns.times != NEVER_MS)[columns.groups]
     rows, slots = np.nonzero(held)
     yield pyarrow.array(columns.times[columns.groups[rows], slots], pyarrow.timestamp("ms", tz="UTC"))
     yield pyarrow.array(columns.values[rows, slots])

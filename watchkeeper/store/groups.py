@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from watchkeeper.store.columns import NEVER_MS, Floats, Ints, Slab, capacity_for, is_absent
+from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Slab, capacity_for, is_absent
 
 NOBODY = -1
 NO_KIND = 0
@@ -44,10 +44,9 @@ class Ledger:
         self.time_row = np.empty(0, dtype=np.int64)
         self.filled = np.empty(0, dtype=np.int64)
         self.last_ms = np.empty(0, dtype=np.int64)
-        # Counts the changes of `group_of`, so that what depends on it can be remembered.
-        self.version = 0
-        # Counts how often rows of a group moved, so that where they lie can be remembered.
-        self.moves = 0
+        # Another number for a group whenever its series come, go or move, so that where they lie can be remembered.
+        self.stamps = np.empty(0, dtype=np.int64)
+        self._stamp = 0
         self.slabs: list[Slab] = []
         self.times: list[Slab] = []
         self._slab_by_capacity: dict[int, int] = {}
@@ -73,11 +72,13 @@ class Ledger:
         self.time_row = grown(self.time_row, group + 1, fill=NOBODY)
         self.filled = grown(self.filled, group + 1, fill=0)
         self.last_ms = grown(self.last_ms, group + 1, fill=0)
+        self.stamps = grown(self.stamps, group + 1, fill=0)
         slab = self._slab(capacity_for(1))
         self.slab_of[group], self.filled[group], self.last_ms[group] = slab, 0, -NEVER_MS
         self.time_row[group] = self.times[slab].take_rows(TIMES)[0]
         self._groups[key], self._keys[group] = group, key
         self._members[group] = np.empty(0, dtype=np.int64)
+        self._changed(group)
         return group
 
     def size(self, group: int) -> int:
@@ -87,12 +88,11 @@ class Ledger:
         """Give series that lie nowhere yet a row in the group; the slots before are empty."""
         self.row_of[numbers] = self.slabs[self.slab_of[group]].take_rows(self.kind_of[numbers])
         self.group_of[numbers] = group
-        self.version += 1
+        self._changed(group)
         self._members[group] = np.concatenate([self._members[group], numbers])
 
     def leave(self, numbers: Ints) -> None:
         """Take series out of their groups and free their rows; a group without series ends."""
-        self.version += 1
         for group in np.unique(self.group_of[numbers]).tolist():
             if group == NOBODY:
                 continue
@@ -101,6 +101,7 @@ class Ledger:
             self.slabs[slab].give_rows(self.row_of[gone])
             self.group_of[gone] = NOBODY
             self._members[group] = np.setdiff1d(self._members[group], gone)
+            self._changed(group)
             self.drop_if_empty(group)
 
     def drop_if_empty(self, group: int) -> None:
@@ -163,6 +164,17 @@ class Ledger:
         self.filled[group] = filled + 1
         return slot
 
+    def drop_from(self, at_ms: int) -> None:
+        """Empty every slot at or after a time."""
+        for group in [group for group in self._members if int(self.last_ms[group]) >= at_ms]:
+            slab, time_row = int(self.slab_of[group]), self.time_row[group : group + 1]
+            left = int(self.slots_up_to(np.array([group]), at_ms - 1, slab=slab)[0])
+            empty = np.full((len(self._members[group]), int(self.filled[group]) - left), ABSENT)
+            self.slabs[slab].put_cells(self.row_of[self._members[group]], left, empty)
+            self.times[slab].put_cells(time_row, left, empty[:1])
+            last = self.times[slab].get(time_row, np.array([left - 1])).view(np.int64)[0] if left else -NEVER_MS
+            self.filled[group], self.last_ms[group] = left, last
+
     def first_ms_from(self, at_ms: int) -> int | None:
         """The earliest time that is not before `at_ms`, of all groups."""
         groups = np.array(sorted(self._members), dtype=np.int64)
@@ -182,7 +194,6 @@ class Ledger:
         members = self._members[group]
         if old == new:
             return
-        self.moves += 1
         rows, time_row = self.row_of[members], self.time_row[group : group + 1].copy()
         self.row_of[members] = self.slabs[new].take_rows(self.kind_of[members])
         self.time_row[group] = self.times[new].take_rows(TIMES)[0]
@@ -191,6 +202,11 @@ class Ledger:
         self.slabs[old].give_rows(rows)
         self.times[old].give_rows(time_row)
         self.slab_of[group] = new
+        self._changed(group)
+
+    def _changed(self, group: int) -> None:
+        self._stamp += 1
+        self.stamps[group] = self._stamp
 
     def _slab(self, capacity: int) -> int:
         known = self._slab_by_capacity.get(capacity)

@@ -13,22 +13,25 @@ import itertools
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
 from watchkeeper.store import whereabouts
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_absent, plain
 from watchkeeper.store.groups import Ledger, grown
-from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex, SeriesSet
+from watchkeeper.store.histograms import Cells, HistogramTable, reveal
+from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex
 from watchkeeper.store.metadata import Metadata
 from watchkeeper.store.placing import Horizon, Placing
 from watchkeeper.store.reading import Columns, Outcome, refuse_above
+from watchkeeper.store.series import SeriesSet
 
 # Above any clock difference between two healthy machines; a sample further ahead would hide all later ones.
 MAX_AHEAD_MS = 600_000
@@ -66,12 +69,15 @@ class Head:
         self.late_ms = late_ms
         self.newest_ms: int | None = None
         # Set by `durable`: everything accepted goes to the log; nothing before `closed_ms` is accepted, because it
-        # is on its way to a block; nothing from `unsaved_ms` on is cleared away, because no block has it.
+        # is on its way to a block; nothing from `unsaved_ms` on is cleared away, because no block has it, unless blocks
+        # cannot be written.
         self.log: Log | None = None
+        self.has_blocks = True
         self.closed_ms = -NEVER_MS
         self.unsaved_ms = NEVER_MS
         self.lock = threading.Lock()
         self.metadata = Metadata()
+        self.histograms = HistogramTable()
         self._clock_ms = clock_ms
         self._index = SeriesIndex()
         self._ledger = Ledger()
@@ -123,7 +129,11 @@ class Head:
             return Outcome(total - sum(dropped.values()), dict(dropped))
 
     def append(
-        self, samples: Iterable[sample_model.Sample], *, together: str | None = None, now_ms: int | None = None
+        self,
+        samples: Iterable[sample_model.Sample | histogram_model.HistogramSample],
+        *,
+        together: str | None = None,
+        now_ms: int | None = None,
     ) -> Outcome:
         """Keep samples of any series at any times; those of one series come in the order of time.
 
@@ -164,33 +174,45 @@ class Head:
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         """For each series its newest sample with start < time ≤ end: times, and values (ABSENT where there is none)."""
         with self.lock:
-            chosen, ledger = self._index.select(matchers), self._ledger
-            lying = whereabouts.of(chosen, ledger)
+            chosen = self._index.select(matchers)
+            lying = whereabouts.of(chosen, self._ledger)
             times, values = np.zeros(len(chosen.numbers), dtype=np.int64), np.full(len(chosen.numbers), ABSENT)
+            # Series of jobs that ended are kept as long as the others, and have nothing to say.
+            is_recent = self._placing.seen_ms[chosen.numbers] > start_ms
             for part in lying.parts:
-                groups, highs, lows = (
-                    lying.groups[part.groups],
-                    np.zeros_like(lying.groups),
-                    np.zeros_like(lying.groups),
-                )
-                highs[part.groups] = ledger.slots_up_to(groups, end_ms, slab=part.slab)
-                lows[part.groups] = ledger.slots_up_to(groups, start_ms, slab=part.slab)
-                series, rows, owners = part.series, part.rows, lying.group_index[part.series]
-                slots, floors = highs[owners] - 1, lows[owners]
-                # Nearly all series have a sample in the newest slot; the others step back one slot at a time.
-                while len(series):
-                    left = slots >= floors
-                    if not left.all():
-                        series, rows, owners = series[left], rows[left], owners[left]
-                        slots, floors = slots[left], floors[left]
-                    found = ledger.slabs[part.slab].get(rows, slots)
-                    missing = is_absent(found)
-                    values[series] = found
-                    time_rows = ledger.time_row[lying.groups[owners]]
-                    times[series] = ledger.times[part.slab].get(time_rows, slots).view(np.int64)
-                    series, rows, owners = series[missing], rows[missing], owners[missing]
-                    slots, floors = slots[missing] - 1, floors[missing]
+                for series, at_ms, found in self._newest(lying, part, is_recent[part.series], span=(start_ms, end_ms)):
+                    times[series], values[series] = at_ms, found
             return chosen.series, times, values
+
+    def _newest(
+        self, lying: whereabouts.Whereabouts, part: whereabouts.Part, is_asked: Mask, *, span: tuple[int, int]
+    ) -> Iterator[tuple[Ints, Ints, Floats]]:
+        """Times and values of series in one slab, from the newest slot back; the last answer counts for a series."""
+        (start_ms, end_ms), ledger = span, self._ledger
+        slot_of, time_of = np.zeros_like(lying.groups), np.zeros_like(lying.groups)
+        slot_of[part.groups] = ledger.slots_up_to(lying.groups[part.groups], end_ms, slab=part.slab) - 1
+        time_of[part.groups] = ledger.times[part.slab].get(part.time_rows, slot_of[part.groups]).view(np.int64)
+        series, rows, owners = part.series, part.rows, lying.group_index[part.series]
+        slots, at_ms = slot_of[owners], time_of[owners]
+        # Nearly all series have a sample in the newest slot; the others step back one slot at a time.
+        while True:
+            is_asked = is_asked & (slots >= 0) & (at_ms > start_ms)
+            if not is_asked.all():
+                series, rows, owners = series[is_asked], rows[is_asked], owners[is_asked]
+                slots, at_ms = slots[is_asked], at_ms[is_asked]
+            if not len(series):
+                return
+            found = ledger.slabs[part.slab].get(rows, slots)
+            yield series, at_ms, found
+            missing = np.flatnonzero(is_absent(found))
+            series, rows, owners, slots = series[missing], rows[missing], owners[missing], slots[missing] - 1
+            at_ms = ledger.times[part.slab].get(ledger.time_row[lying.groups[owners]], slots).view(np.int64)
+            is_asked = np.ones(len(series), dtype=bool)
+
+    def reveal(self, values: Floats) -> Cells | None:
+        """The histograms among values that were read here; None where there are none."""
+        known = self.histograms.known
+        return reveal(values, known.get) if known else None
 
     def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
         """Label sets of series that lived in the time, from their first sample to their newest one."""
@@ -238,6 +260,11 @@ class Head:
                 self._placing.place_scrape(("scrape", key), numbers, at_ms, values=column, dropped=Counter())
             self._placing.refused = []
 
+    def load_histograms(self, found: Mapping[int, bytes], used_ms: int) -> None:
+        """Take over what marks among samples up to a time stand for."""
+        with self.lock:
+            self.histograms.load(found, used_ms)
+
     def load_samples(self, ids: Ints, times: Ints, values: Floats) -> None:
         """Take over samples that were kept before."""
         with self.lock:
@@ -276,6 +303,24 @@ class Head:
         """Accept nothing before a time any more."""
         with self.lock:
             self.closed_ms = max(self.closed_ms, at_ms)
+            self._look_out()
+
+    def drop_ahead(self) -> int:
+        """Drop what lies after the clock, which was put back; returns the first time that is ahead of it."""
+        with self.lock:
+            # Under the lock: what is accepted meanwhile is of now, and stays.
+            now_ms = self._now_ms(None)
+            assert now_ms is not None, "without a clock nothing is ahead"
+            self._placing.drop_from(now_ms + 1)
+            self.newest_ms = None if self.newest_ms is None else min(self.newest_ms, now_ms)
+            self._expired_at_ms = self._leap_ms = None
+            self._look_out()
+            return now_ms + 1
+
+    def open_from(self, at_ms: int) -> None:
+        """Blocks have what lies before a time, and nothing else: accept, and keep, what comes from there on."""
+        with self.lock:
+            self.closed_ms = self.unsaved_ms = at_ms
             self._look_out()
 
     def first_ms_from(self, at_ms: int) -> int | None:
@@ -331,11 +376,14 @@ class Head:
         return number
 
     def _resolve(
-        self, samples: Iterable[sample_model.Sample], now_ms: int | None, dropped: Counter[str]
+        self,
+        samples: Iterable[sample_model.Sample | histogram_model.HistogramSample],
+        now_ms: int | None,
+        dropped: Counter[str],
     ) -> tuple[Ints, Ints, Floats]:
         numbers: list[int] = []
         times: list[int] = []
-        values: list[float] = []
+        values: list[float | histogram_model.Histogram] = []
         latest_ms = NEVER_MS if now_ms is None else now_ms + MAX_AHEAD_MS
         for sample in samples:
             if sample.at_ms > latest_ms:
@@ -349,7 +397,15 @@ class Head:
             numbers.append(number)
             times.append(sample.at_ms)
             values.append(sample.value)
-        return np.array(numbers, dtype=np.int64), np.array(times, dtype=np.int64), plain(np.array(values))
+        series, at_ms, found = np.array(numbers, dtype=np.int64), np.array(times, dtype=np.int64), np.array(values)
+        # NumPy has no numbers for them where there are histograms.
+        if found.dtype != object:
+            return series, at_ms, plain(found)
+        stored = self.histograms.marks(series, at_ms, values)
+        has_room = ~is_absent(stored)
+        if not has_room.all():
+            dropped["limit"] += int(np.count_nonzero(~has_room))
+        return series[has_room], at_ms[has_room], stored[has_room]
 
     def _is_too_far_ahead(self, at_ms: int, now_ms: int | None) -> bool:
         """Compared with the clock, or else with the newest scrape.
@@ -378,7 +434,9 @@ class Head:
         if self.newest_ms is None:
             return
         expired_ms = self.newest_ms - self.retention_ms
-        kept_ms = max(self.unsaved_ms, self.newest_ms - MAX_RETENTIONS * self.retention_ms)
+        longest_ms = self.newest_ms - MAX_RETENTIONS * self.retention_ms
+        # A clock that leaps ahead makes nothing old that a block will have in a minute.
+        kept_ms = self.unsaved_ms if self.has_blocks else max(self.unsaved_ms, longest_ms)
         self._placing.horizon = Horizon(
             oldest_ms=max(expired_ms, self.closed_ms),
             late_ms=self.newest_ms - self.late_ms if self.late_ms else NEVER_MS,
@@ -409,6 +467,9 @@ class Head:
             self._index.remove(silent.tolist())
             # An id given out for the old series no longer fits.
             self._uses[silent] += 1
+        if self.histograms.known:
+            # Slots are cleared when room is needed, so some outlive the retention.
+            self.histograms.forget_before(before_ms - self.retention_ms)
         return len(silent)
 
     def _copy(self, chosen: Selection, lying: whereabouts.Whereabouts, *, lows: Ints, counts: Ints) -> Columns:
@@ -439,6 +500,9 @@ class Head:
 
 def _check_labels(labels: label_sets.Labels) -> None:
     """Refuse a label set that would make the index the largest thing in memory, or that no file could hold."""
+    text = "".join(itertools.chain.from_iterable(labels.pairs))
+    if len(labels.pairs) <= MAX_LABELS and len(text) <= MAX_NAME_LENGTH and text.isascii():
+        return
     for what, found, limit in (
         ("labels", len(labels.pairs), MAX_LABELS),
         ("characters in a label name", max([len(name) for name, _ in labels.pairs], default=0), MAX_NAME_LENGTH),
@@ -451,7 +515,7 @@ def _check_labels(labels: label_sets.Labels) -> None:
                 remedy="Drop or shorten the label where it is collected",
             )
     try:
-        "".join(itertools.chain.from_iterable(labels.pairs)).encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise errors.StoreError(
             f"series {errors.quote(str(labels))} has a label that is not Unicode text",

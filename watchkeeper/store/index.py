@@ -2,7 +2,8 @@
 
 Each series has a number; for each label value the index keeps the numbers that carry it. Patterns
 are matched against the distinct values only. A selection is remembered until a series of its metric
-comes or goes, so that a rule asked every few seconds does no label work.
+comes or goes, and then what is known about the series that stay is kept (`series`), so that a rule asked every few
+seconds does no label work.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import heapq
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import re2
@@ -22,16 +23,15 @@ import re2
 from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
 from watchkeeper.store.columns import Ints, Mask
-
-T = TypeVar("T")
-Pairs = tuple[tuple[str, str], ...]
+from watchkeeper.store.groups import grown
+from watchkeeper.store.series import Pairs, Register, SeriesSet
 
 REMEMBERED_SELECTIONS = 512
 REMEMBERED_PATTERNS = 256
 REMEMBERED_VALUES = 100_000
-REMEMBERED_LABEL_SETS = 1 << 15
-# A set of series is shared by all queries that select it; what they derive from it is kept up to this many results.
-REMEMBERED_DERIVATIONS = 64
+# A metric's register begins anew once series that are gone outnumber the present ones by this many.
+FORGET_SLACK = 1000
+NOT_ASKED = -1
 # Characters that mean themselves in a pattern, so that `a|b|c` needs no regular expression.
 LITERAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-:/ ,=@%<>|")
 
@@ -45,118 +45,6 @@ class MatcherLike(Protocol):
     def op(self) -> str: ...
     @property
     def value(self) -> str: ...
-
-
-class LabelSets:
-    """Label sets that queries work out: the same few come from every metric of a GPU, so each is kept once.
-
-    Most are made within seconds, when rules are first asked: that is why forgetting all at the limit does little harm.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._known: dict[Pairs, Pairs] = {}
-
-    def share(self, pairs: Pairs) -> Pairs:
-        if len(self._known) >= self._limit:
-            self._known.clear()
-        return self._known.setdefault(pairs, pairs)
-
-
-DERIVED = LabelSets(REMEMBERED_LABEL_SETS)
-
-
-class SeriesSet:
-    """An immutable list of label sets that remembers what was worked out about it.
-
-    `before` is the set that this one takes the place of: series came or went, but the work on those that stayed is
-    not done again (`mapped`), and what comes out the same is the same object, with all that is known about it
-    (`replacing`): a pod that takes a GPU changes the series of its metrics, and none of the sums by node over them.
-    `has_one_name` says that all series are of one metric.
-    """
-
-    __slots__ = ("_before", "_derived", "_labels", "has_one_name", "pairs")
-
-    def __init__(
-        self,
-        pairs: Sequence[Pairs],
-        labels: Sequence[label_sets.Labels] | None = None,
-        *,
-        before: SeriesSet | None = None,
-        has_one_name: bool = False,
-    ) -> None:
-        self.pairs = pairs
-        self.has_one_name = has_one_name
-        self._labels: list[label_sets.Labels | None] | None = None if labels is None else list(labels)
-        self._derived: dict[Hashable, object] = {}
-        self._before = before
-        if before is not None:
-            before._before = None
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def labels_of(self, rows: Iterable[int]) -> list[label_sets.Labels]:
-        known = self._labels
-        if known is None:
-            known = self._labels = [None] * len(self.pairs)
-        out = []
-        for row in rows:
-            labels = known[row]
-            if labels is None:
-                labels = known[row] = label_sets.Labels(self.pairs[row])
-            out.append(labels)
-        return out
-
-    def derive(self, key: Hashable, build: Callable[[Sequence[Pairs]], T]) -> T:
-        """`build(self.pairs)`, worked out once per key; the key names the build and all it depends on."""
-        known = self._derived.get(key)
-        if known is None:
-            known = build(self.pairs)
-            if len(self._derived) >= REMEMBERED_DERIVATIONS:
-                self._derived.clear()
-            self._derived[key] = known
-        return known  # type: ignore[return-value]  # the key stands for the type
-
-    def earlier(self, key: Hashable) -> tuple[object, Ints] | None:
-        """What was worked out under this key about the set before, and each row's row there, -1 for one that is new."""
-        before = self._before
-        known = None if before is None else before._derived.get(key)
-        if before is None or known is None:
-            return None
-        return known, self.derive("stayed", lambda rows: _stayed(before.pairs, rows))
-
-    def mapped(self, key: Hashable, change: Callable[[Pairs], Pairs]) -> SeriesSet:
-        """The set with each label set changed, row by row, worked out once per key and label set."""
-
-        def build(rows: Sequence[Pairs]) -> SeriesSet:
-            match self.earlier(key):
-                case SeriesSet() as old, stayed:
-                    known = [*old.pairs, None]
-                    found = [known[row] for row in stayed.tolist()]
-                    return replacing(old, [one or DERIVED.share(change(rows[at])) for at, one in enumerate(found)])
-            return SeriesSet([DERIVED.share(change(pairs)) for pairs in rows])
-
-        return self.derive(key, build)
-
-    def derive_with(self, other: SeriesSet, key: Hashable, build: Callable[[T | None], T]) -> T:
-        """What follows from this set and another one, worked out once; `build` hears what did from those before."""
-
-        def anew(_: Sequence[Pairs]) -> T:
-            return build((self._before or self)._derived.get((key, other._before or other)))  # type: ignore[arg-type]
-
-        return self.derive((key, other), anew)
-
-
-def _stayed(before: Sequence[Pairs], rows: Sequence[Pairs]) -> Ints:
-    # Both sets keep their label sets alive, so an id stands for one of them.
-    row_of = dict(zip(map(id, before), range(len(before)), strict=True))
-    return np.array([row_of.get(one, -1) for one in map(id, rows)], dtype=np.int64)
-
-
-def replacing(old: SeriesSet | None, pairs: list[Pairs]) -> SeriesSet:
-    """A set in place of an old one: the old one itself where nothing is different."""
-    return old if old is not None and old.pairs == pairs else SeriesSet(pairs, before=old)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,6 +148,9 @@ class SeriesIndex:
         self._name_versions: dict[str, int] = {}
         self._selections: OrderedDict[tuple[MatcherLike, ...], Selection] = OrderedDict()
         self._patterns = Patterns()
+        # For each metric that was asked for the register of its series, and for each series its number there.
+        self._registers: dict[str, Register] = {}
+        self._registered = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -274,6 +165,8 @@ class SeriesIndex:
         else:
             self.labels[number] = labels
         self._numbers[labels] = number
+        self._registered = grown(self._registered, number + 1, fill=NOT_ASKED)
+        self._registered[number] = NOT_ASKED
         labels.pairs = tuple([self._share(pair, number) for pair in labels.pairs])
         self._changed(labels.name)
         return number
@@ -351,12 +244,8 @@ class SeriesIndex:
         if known is not None and known.version == version:
             self._selections.move_to_end(key)
             return known
-        numbers = self._matching(key)
-        labels = [found for number in numbers.tolist() if (found := self.labels[number]) is not None]
-        before = None if known is None else known.series
-        is_named = any(matcher.name == label_sets.METRIC_NAME and matcher.op == "=" for matcher in key)
-        series = SeriesSet([each.pairs for each in labels], labels, before=before, has_one_name=is_named)
-        chosen = Selection(numbers, series, version)
+        numbers, name = self._matching(key), _metric_of(key)
+        chosen = Selection(numbers, self._series_of(name, numbers) if name else self._nameless(numbers), version)
         self._selections[key] = chosen
         if len(self._selections) > REMEMBERED_SELECTIONS:
             self._selections.popitem(last=False)
@@ -374,8 +263,30 @@ class SeriesIndex:
         else:
             nameless = [number for labels, number in self._numbers.items() if not labels.name]
             numbers = np.array(sorted(nameless), dtype=np.int64)
-        labels = [found for number in numbers.tolist() if (found := self.labels[number]) is not None]
-        return Selection(numbers, SeriesSet([each.pairs for each in labels], labels), self._version)
+        return Selection(numbers, self._nameless(numbers), self._version)
+
+    def _series_of(self, name: str, numbers: Ints) -> SeriesSet:
+        """Series of one metric as a set, of which only those are looked at that were not in one before."""
+        register = self._registers.get(name)
+        everyone = self._postings.get(label_sets.METRIC_NAME, {}).get(name, array("q"))
+        if register is None or len(register) > 2 * len(everyone) + FORGET_SLACK:
+            register = self._registers[name] = Register()
+            self._registered[_numbers(everyone)] = NOT_ASKED
+        ids = self._registered[numbers]
+        for at in np.flatnonzero(ids == NOT_ASKED).tolist():
+            labels = self.labels[numbers[at]]
+            assert labels is not None
+            ids[at] = register.add(labels)
+        self._registered[numbers] = ids
+        return SeriesSet(of=(register, ids), has_one_name=True)
+
+    def _nameless(self, numbers: Ints) -> SeriesSet:
+        register = Register()
+        for number in numbers.tolist():
+            labels = self.labels[number]
+            assert labels is not None
+            register.add(labels)
+        return SeriesSet(of=(register, np.arange(len(numbers))))
 
     def _changed(self, name: str) -> None:
         self._version += 1
@@ -383,12 +294,12 @@ class SeriesIndex:
         if len(self._name_versions) > 2 * len(self._postings.get(label_sets.METRIC_NAME, ())) + 1000:
             self._name_versions.clear()
             self._selections.clear()
+            self._registers.clear()
+            self._registered[:] = NOT_ASKED
 
     def _version_for(self, matchers: Sequence[MatcherLike]) -> int:
-        for matcher in matchers:
-            if matcher.name == label_sets.METRIC_NAME and matcher.op == "=" and matcher.value:
-                return self._name_versions.get(matcher.value, 0)
-        return self._version
+        name = _metric_of(matchers)
+        return self._name_versions.get(name, 0) if name else self._version
 
     def _matching(self, matchers: Sequence[MatcherLike]) -> Ints:
         included: list[Ints] = []
@@ -420,6 +331,12 @@ class SeriesIndex:
         mask = np.zeros(len(self.labels), dtype=bool)
         mask[numbers] = True
         return mask
+
+
+def _metric_of(matchers: Sequence[MatcherLike]) -> str:
+    """The metric that a selector names; empty where it does not."""
+    named = (one.value for one in matchers if one.name == label_sets.METRIC_NAME and one.op == "=" and one.value)
+    return next(named, "")
 
 
 def _numbers(posting: array[int]) -> Ints:

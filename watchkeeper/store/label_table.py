@@ -18,7 +18,8 @@ import numpy.typing as npt
 from watchkeeper import errors
 from watchkeeper.store import codec
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import MatcherLike, Pairs
+from watchkeeper.store.index import MatcherLike
+from watchkeeper.store.series import Pairs
 
 # A series without the label has this number, which stands for the empty value.
 NO_VALUE = 0

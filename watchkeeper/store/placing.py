@@ -37,7 +37,7 @@ class Habit:
     group: int
     numbers: Ints
     places: list[Places]
-    version: tuple[int, int]
+    stamp: int
 
 
 class Placing:
@@ -88,7 +88,7 @@ class Placing:
     def _repeat(self, key: Hashable, numbers: Ints, at_ms: int, *, values: Floats) -> bool:
         """Write the next slot of a group for the series of its scrape before; False where that is not what is asked."""
         habit, ledger = self._habits.get(key), self._ledger
-        if habit is None or habit.version != (ledger.version, ledger.moves) or len(habit.numbers) != len(numbers):
+        if habit is None or habit.stamp != int(ledger.stamps[habit.group]) or len(habit.numbers) != len(numbers):
             return False
         group = habit.group
         slab, slot = int(ledger.slab_of[group]), int(ledger.filled[group])
@@ -109,7 +109,7 @@ class Placing:
             self._habits.clear()
         if int(ledger.filled[group]) > 1 and len(np.unique(numbers)) == len(numbers):
             places = ledger.slabs[ledger.slab_of[group]].places(ledger.row_of[numbers])
-            self._habits[key] = Habit(group, numbers, places, (ledger.version, ledger.moves))
+            self._habits[key] = Habit(group, numbers, places, int(ledger.stamps[group]))
 
     def place_scrapes(self, key: Hashable, numbers: Ints, times: Ints, *, values: Floats) -> bool:
         """Write many scrapes at once, `values[s, k]` at ascending `times[k]`; False where that needs care."""
@@ -161,6 +161,13 @@ class Placing:
         self._saw(numbers[writable], times[writable])
         for at in np.flatnonzero(~fresh & ~same & (times < last_ms)).tolist():
             self._place_late(numbers[at : at + 1], int(times[at]), values=values[at : at + 1], dropped=dropped)
+
+    def drop_from(self, at_ms: int) -> None:
+        """Empty what lies at or after a time; a series that was born there is as if it had not been seen yet."""
+        self._ledger.drop_from(at_ms)
+        is_young = (self.born_ms >= at_ms) & (self.born_ms != NEVER_MS)
+        self.born_ms[is_young] = NEVER_MS
+        np.minimum(self.seen_ms, at_ms - 1, out=self.seen_ms)
 
     def _place_slot(self, group: int, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]) -> None:
         """Write the last slot, or the one behind it, of a group that all the series belong to."""

@@ -14,11 +14,14 @@ from typing import Protocol
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints
-from watchkeeper.store.index import Cardinality, MatcherLike, Pairs, SeriesSet
+from watchkeeper.store.histograms import Cells
+from watchkeeper.store.index import Cardinality, MatcherLike
 from watchkeeper.store.metadata import Metadata
+from watchkeeper.store.series import Pairs, SeriesSet
 
 REMEMBERED_UNIONS = 128
 
@@ -28,13 +31,15 @@ class Columns:
     """Samples of some series: `values[s, k]` was taken at `times[groups[s], k]`.
 
     Times of a row ascend; unused slots at its end are NEVER_MS, and their values mean nothing. A value may be
-    ABSENT, where a series had no sample in a scrape, or the stale marker.
+    ABSENT, where a series had no sample in a scrape, or the stale marker. `histograms` has the histograms among them,
+    where somebody has asked what marks stand for (`SampleStore.reveal`).
     """
 
     series: SeriesSet
     groups: Ints
     times: Ints
     values: Floats
+    histograms: Cells | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +68,18 @@ class SampleStore(Protocol):
     ) -> Outcome: ...
 
     def append(
-        self, samples: Iterable[sample_model.Sample], *, together: str | None = None, now_ms: int | None = None
+        self,
+        samples: Iterable[sample_model.Sample | histogram_model.HistogramSample],
+        *,
+        together: str | None = None,
+        now_ms: int | None = None,
     ) -> Outcome: ...
 
     def select(
         self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
     ) -> Columns: ...
+
+    def reveal(self, values: Floats) -> Cells | None: ...
 
     def at_hand(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None: ...
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock, RLock
@@ -21,7 +21,7 @@ import orjson
 
 from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
-from watchkeeper.store import codec
+from watchkeeper.store import codec, histograms
 from watchkeeper.store.block_writer import sync_folder
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints
 from watchkeeper.store.groups import grown
@@ -55,6 +55,7 @@ class Batch:
     definitions: dict[int, label_sets.Labels] = field(default_factory=dict)
     scrapes: list[Scrape] = field(default_factory=list)
     samples: list[Samples] = field(default_factory=list)
+    histograms: dict[int, bytes] = field(default_factory=dict)
     count: int = 0
 
 
@@ -90,6 +91,9 @@ class WriteAheadLog:
         self._labels_of = labels_of
         self._noted = np.empty(0, dtype=np.int64)
         self._batch = Batch()
+        # What marks among the samples stand for, which the head knows; and those that this segment has.
+        self.known_histograms: Mapping[int, bytes] = {}
+        self._noted_histograms: set[int] = set()
         self._file = -1
         self._layouts: dict[str, _Layout] = {}
         self._next_layout = 0
@@ -102,6 +106,8 @@ class WriteAheadLog:
         if not len(ids):
             return
         self._define(ids)
+        if self.known_histograms:
+            self._define_histograms(values)
         self._batch.scrapes.append((key if isinstance(key, str) else repr(key), ids, at_ms, values.copy()))
         self._batch.count += len(ids)
         if self._batch.count > MAX_WAITING:
@@ -109,6 +115,8 @@ class WriteAheadLog:
 
     def note_samples(self, ids: Ints, times: Ints, values: Floats) -> None:
         self._define(ids)
+        if self.known_histograms:
+            self._define_histograms(values)
         self._batch.samples.append((ids, times, values))
         self._batch.count += len(ids)
         if self._batch.count > MAX_WAITING:
@@ -124,19 +132,26 @@ class WriteAheadLog:
                 self.rotate()
             return batch.count
 
-    def rotate(self) -> None:
-        """End the segment; what is noted from here on is defined anew in the next one."""
+    def rotate(self) -> list[Segment]:
+        """End the segment; what is noted from here on is defined anew in the next one. Returns all that have ended."""
         with self._writing:
             with self._lock:
                 batch, self._batch = self._batch, Batch()
                 self._noted[:] = -1
+                self._noted_histograms = set()
             self._write(batch)
             self._end()
+            return list(self.segments)
 
     def forget_before(self, at_ms: int) -> None:
         """Remove the segments in which every sample is older."""
         with self._writing:
-            for segment in [one for one in self.segments if one.newest_ms < at_ms and one is not self._current]:
+            self.forget([one for one in self.segments if one.newest_ms < at_ms and one is not self._current])
+
+    def forget(self, ended: Iterable[Segment]) -> None:
+        """Remove segments that have ended: all that is in them is elsewhere."""
+        with self._writing:
+            for segment in [one for one in ended if one in self.segments]:
                 segment.path.unlink(missing_ok=True)
                 self.segments.remove(segment)
 
@@ -157,6 +172,13 @@ class WriteAheadLog:
                     self._batch.definitions[id] = labels
             self._noted[fresh & NUMBER_MASK] = fresh
 
+    def _define_histograms(self, values: Floats) -> None:
+        for mark in histograms.marks_in(values) - self._noted_histograms:
+            histogram = self.known_histograms.get(mark)
+            if histogram is not None:
+                self._batch.histograms[mark] = histogram
+                self._noted_histograms.add(mark)
+
     def _forget_oldest(self) -> None:
         """Give up half of what waits; the head still has it, and the next block will."""
         batch = self._batch
@@ -176,6 +198,7 @@ class WriteAheadLog:
         with self._lock:
             waiting, self._batch = self._batch, Batch()
             self._noted[:] = -1
+            self._noted_histograms = set()
             for key, ids, at_ms, values in [*batch.scrapes, *waiting.scrapes]:
                 self.note_scrape(key, ids, at_ms, values)
             for ids, times, values in [*batch.samples, *waiting.samples]:
@@ -264,7 +287,9 @@ class WriteAheadLog:
             np.concatenate(changed).tobytes() if changed else b"",
             b"".join(singles),
         ]
-        return PARTS.pack(*map(len, parts)) + b"".join(parts)
+        # Behind the parts, where earlier versions look for nothing.
+        beside = histograms.pack(batch.histograms) if batch.histograms else b""
+        return PARTS.pack(*map(len, parts)) + b"".join(parts) + beside
 
 
 def _pieces(batch: Batch) -> Iterator[Batch]:

@@ -17,12 +17,12 @@ import orjson
 
 from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
-from watchkeeper.store import codec
+from watchkeeper.store import codec, histograms
 from watchkeeper.store.block import Damage
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints
 from watchkeeper.store.groups import grown
 from watchkeeper.store.head import Head
-from watchkeeper.store.index import Pairs
+from watchkeeper.store.series import Pairs
 from watchkeeper.store.wal import MAGIC, MARK, NUMBER_MASK, PARTS, RECORD, SUFFIX, Segment
 
 UNKNOWN, UNASKED = -1, -2
@@ -55,6 +55,7 @@ class Record:
     ids: Ints
     times: Ints
     values: Floats
+    histograms: dict[int, bytes]
 
 
 def decode(payload: bytes) -> Record:
@@ -73,6 +74,7 @@ def decode(payload: bytes) -> Record:
             ids=singles[0],
             times=singles[1],
             values=singles[2].view("<f8"),
+            histograms=histograms.unpack(payload[ends[-1] :]) if len(payload) > ends[-1] else {},
         )
     except (struct.error, ValueError) as error:
         raise errors.StoreError(f"a record of the log cannot be read: {error}") from error
@@ -136,11 +138,10 @@ class _Gathered:
 
 
 class _Reader:
-    """One segment on its way into the head; only samples from `since_ms` to `until_ms` are handed over."""
+    """One segment on its way into the head; only samples from `since_ms` on are handed over."""
 
-    def __init__(self, head: Head, outcome: Replayed, *, since_ms: int, until_ms: int) -> None:
-        self._head, self._outcome = head, outcome
-        self._since_ms, self._until_ms = since_ms, until_ms
+    def __init__(self, head: Head, outcome: Replayed, *, since_ms: int) -> None:
+        self._head, self._outcome, self._since_ms = head, outcome, since_ms
         # Labels of series that no sample asked for yet. Pairs are shared at once: a record's own, two strings for each
         # label, would stay until then and leave 2 KiB of holes for each series.
         self._labels: dict[int, Pairs] = {}
@@ -152,6 +153,7 @@ class _Reader:
         self._in_layout = np.empty(0, dtype=np.int64)
         self._layouts: dict[int, _Gathered] = {}
         self._newest: dict[str, _Gathered] = {}
+        self.histograms: dict[int, bytes] = {}
 
     def take(self, record: Record) -> int:
         """Read a record; returns the newest time in it."""
@@ -164,6 +166,7 @@ class _Reader:
             self._make_room(max(ids, default=0) & NUMBER_MASK)
             self._in_layout[self._layouts[number].ids & NUMBER_MASK] = 1
         self._take_scrapes(record)
+        self.histograms |= record.histograms
         if len(record.ids):
             self._take_samples(record)
         newest = [int(times.max()) for times in (record.scrapes[1], record.times) if len(times)]
@@ -218,7 +221,7 @@ class _Reader:
                 mask = np.unpackbits(np.frombuffer(record.masks, np.uint8, mask_at - mask_from, mask_from), count=size)
                 layout.last = layout.last.copy()
                 layout.last[mask.view(np.bool_)] = values
-            if self._since_ms <= at_ms <= self._until_ms:
+            if at_ms >= self._since_ms:
                 layout.times.append(at_ms)
                 layout.values.append(layout.last)
                 if len(layout.times) >= GATHERED_SLOTS:
@@ -229,7 +232,7 @@ class _Reader:
         if self._in_layout[record.ids & NUMBER_MASK].any():
             # A series that is scraped and sampled: its scrapes so far come first.
             self.finish()
-        wanted = (record.times >= self._since_ms) & (record.times <= self._until_ms)
+        wanted = record.times >= self._since_ms
         ids, times, values = record.ids[wanted], record.times[wanted], record.values[wanted]
         mine = self._ids_in_head(ids)
         known = mine != UNKNOWN
@@ -251,20 +254,27 @@ class _Reader:
             self._head.load_scrapes(layout.key, mine[known], times, values=table)
 
 
-def replay(folder: Path, head: Head, *, since_ms: int, until_ms: int) -> Replayed:
-    """Read every segment into the head, except what blocks have already; no file is changed."""
+def replay(folder: Path, head: Head, *, since_ms: int) -> Replayed:
+    """Read every segment into the head, except what blocks have already; no file is changed.
+
+    A file that is not a segment of this version is named, and left to whoever can read it.
+    """
     outcome = Replayed()
     for path in sorted(folder.glob(f"*{SUFFIX}")):
-        segment = Segment(path, bytes=path.stat().st_size)
-        reader = _Reader(head, outcome, since_ms=since_ms, until_ms=until_ms)
+        segment, is_ours = Segment(path, bytes=path.stat().st_size), True
+        reader = _Reader(head, outcome, since_ms=since_ms)
         for found in records(path):
             if isinstance(found, Record):
                 segment.newest_ms = max(segment.newest_ms, reader.take(found))
             elif found.problem:
                 outcome.damages.append(found)
+                is_ours = is_ours and found.offset > 0
                 reader.lose_track()
             else:
                 outcome.torn_bytes += segment.bytes - found.offset
         reader.finish()
-        outcome.segments.append(segment)
+        if reader.histograms:
+            head.load_histograms(reader.histograms, segment.newest_ms)
+        if is_ours:
+            outcome.segments.append(segment)
     return outcome

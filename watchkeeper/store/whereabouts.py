@@ -1,16 +1,16 @@
 """Where the samples of a selection lie: its groups of series, and in each slab the rows of values and of times.
 
 `head` asks for it with every query. Worked out once and kept with the selection while no series joins, leaves or
-moves: rules and panels ask for the same series again and again.
+moves in one of its groups: rules and panels ask for the same series again and again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.store.columns import Ints
+from watchkeeper.store.columns import Ints, distinct
 from watchkeeper.store.groups import NOBODY, Ledger
 from watchkeeper.store.index import Selection
 
@@ -33,24 +33,27 @@ class Whereabouts:
     groups: Ints
     group_index: Ints
     parts: tuple[Part, ...]
+    # The ledger's stamps of the groups; None while a series has no group yet, as nothing tells when it gets one.
+    stamps: Ints | None
 
 
 @dataclass(slots=True)
 class _Remembered:
-    version: tuple[int, int] = (-1, -1)
-    found: Whereabouts | None = field(default=None)
+    found: Whereabouts | None = None
 
 
 def of(chosen: Selection, ledger: Ledger) -> Whereabouts:
-    known = chosen.series.derive("whereabouts", lambda _: _Remembered())
-    version = (ledger.version, ledger.moves)
-    if known.found is None or known.version != version:
-        known.found, known.version = _look_up(chosen, ledger), version
-    return known.found
+    known = chosen.series.remember("whereabouts", _Remembered)
+    found = known.found
+    if found is None or found.stamps is None or (ledger.stamps[found.groups] != found.stamps).any():
+        found = known.found = _look_up(chosen, ledger)
+    return found
 
 
 def _look_up(chosen: Selection, ledger: Ledger) -> Whereabouts:
-    groups, group_index = np.unique(ledger.group_of[chosen.numbers], return_inverse=True)
+    # One more, so that NOBODY comes first and is no negative number.
+    groups, group_index = distinct(ledger.group_of[chosen.numbers] + 1, len(ledger.stamps) + 1)
+    groups -= 1
     slabs = np.full(len(groups), NOBODY, dtype=np.int64)
     slabs[groups != NOBODY] = ledger.slab_of[groups[groups != NOBODY]]
     parts = []
@@ -58,4 +61,5 @@ def _look_up(chosen: Selection, ledger: Ledger) -> Whereabouts:
         inside = np.flatnonzero(slabs == slab)
         series = np.flatnonzero((slabs == slab)[group_index])
         parts.append(Part(slab, inside, series, ledger.row_of[chosen.numbers[series]], ledger.time_row[groups[inside]]))
-    return Whereabouts(groups, group_index, tuple(parts))
+    stamps = None if NOBODY in groups[:1] else ledger.stamps[groups]
+    return Whereabouts(groups, group_index, tuple(parts), stamps)

@@ -45,6 +45,7 @@ from watchkeeper.web import (
     rules_api,
     sign_in,
     slo_api,
+    stock_answer,
     topology_api,
     usage_api,
     whatif_api,
@@ -78,13 +79,14 @@ def create_app(hub: HubView, auth: Auth | Doors, *, live_interval_seconds: float
     """The whole application; live pictures come every scrape interval unless told otherwise."""
     doors = auth if isinstance(auth, Doors) else Doors(auth)
     gate = Gate(hub, doors)
-    live = Live(hub, interval_seconds=live_interval_seconds or hub.settings.fleet.scrape_interval_seconds)
+    stock = stock_answer.StockAnswer(hub)
+    live = Live(hub, stock, interval_seconds=live_interval_seconds or hub.settings.fleet.scrape_interval_seconds)
     table = [
         *own_endpoints(hub),
         *sign_in.endpoints(hub, doors),
         *prometheus_api.endpoints(hub),
         *recording_api.endpoints(hub),
-        *fleet_api.endpoints(hub),
+        *fleet_api.endpoints(hub, stock),
         *history_api.endpoints(hub),
         *incident_api.endpoints(hub),
         *act_api.endpoints(hub),
@@ -104,6 +106,7 @@ def create_app(hub: HubView, auth: Auth | Doors, *, live_interval_seconds: float
         *drills_api.endpoints(hub),
         *usage_api.endpoints(hub),
         *jobs_api.endpoints(hub),
+        *live.endpoints(),
         *pages.endpoints(),
     ]
     table += openapi.endpoints(lambda: table, version=hub.version)
@@ -137,7 +140,7 @@ class Gate:
     def __init__(self, hub: HubView, doors: Doors) -> None:
         self._hub = hub
         self._doors = doors
-        self._shedding = Shedding(hub.metrics)
+        self._shedding = Shedding(hub.metrics, lambda: hub.is_evaluating)
 
     def caller(self, connection: HTTPConnection) -> Caller | None:
         now, vouched = self._hub.clock.now(), connection.scope.get(VOUCHED)
@@ -156,12 +159,13 @@ class Gate:
         async def answer(request: Request) -> Response:
             if endpoint.role is not None:
                 request.state.caller = self._admit(request, endpoint)
-            is_counted = self._shedding.begin(endpoint)
-            try:
+            if not self._shedding.begin(endpoint):
                 return await endpoint.answer(request)
+            try:
+                async with self._shedding.turn(endpoint):
+                    return await endpoint.answer(request)
             finally:
-                if is_counted:
-                    self._shedding.end()
+                self._shedding.end()
 
         return answer
 

@@ -21,6 +21,7 @@ from watchkeeper.capacity import advice, demand, hub_demand, report, rightsizing
 from watchkeeper.errors import CollectError, QueryError
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
+from watchkeeper.model.standing import Standing
 from watchkeeper.query.engine import Span
 from watchkeeper.web import holders, shapes
 from watchkeeper.web.answers import Asked, Endpoint, ok
@@ -67,6 +68,8 @@ class CapacityApi:
             if kept is not None and 0 <= now - kept[0] < KEPT_SECONDS:
                 return kept[1]
             made = await self._make_forecast(*asked)
+            if made["reason"] is not None:
+                return made
             self._kept[asked] = (now, made)
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
@@ -90,8 +93,8 @@ class CapacityApi:
             )
         except CollectError as error:
             young = "a forecast needs at least 10 minutes of samples of GPUs that someone holds"
-            raise HTTPException(409, f"{error}; {young}") from error
-        return {"about": about, "capacity_gpus": gpus, **made}
+            return {"about": about, "capacity_gpus": gpus, "forecast": [], "reason": f"{error}; {young}"}
+        return {"about": about, "capacity_gpus": gpus, **made, "reason": None}
 
     async def _points(self, expr: str) -> tuple[list[tuple[float, float]], float]:
         """The mean of each hour as (start, value), or of five minutes where there are hardly any hours."""
@@ -135,7 +138,7 @@ class CapacityApi:
         grow = list(made.get("advice", ()))
         return ok(now=self._hub.clock.now(), sentence=made.get("sentence"), advice=[*grow, *wire.to_plain(pieces)])
 
-    async def _standing(self, named: str | None) -> tuple[standing.Standing, holders.Holders]:
+    async def _standing(self, named: str | None) -> tuple[Standing, holders.Holders]:
         held = await holders.ask(self._hub)
         return standing.standing(self._nodes(held, named)), held
 
@@ -271,7 +274,8 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             "/api/capacity/forecast",
             Role.VIEWER,
             api.forecast,
-            words="When the fleet is full: a forecast with its interval, its backtest and what would help",
+            words="When the fleet is full: a forecast with its interval, its backtest and what would help; "
+            "`reason` says why there is none yet",
             asks=FORECAST_ASKS,
         ),
         Endpoint(
@@ -283,7 +287,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             asks=(WINDOW_ASK, shapes.CLUSTER),
             gives={
                 "now": datetime,
-                "standing": standing.Standing,
+                "standing": Standing,
                 "waits": list[standing.Wait],
                 "use": {"window": str, "held_gpus": int, "used_gpus": float | None},
                 "rightsizing": list[rightsizing.Advice],

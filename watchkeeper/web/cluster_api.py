@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from watchkeeper.collect.inventory import UNMAPPED
 from watchkeeper.model import cluster
+from watchkeeper.model.node_list import NodeLine, NodeState
 from watchkeeper.web import holders, node_list, who
 from watchkeeper.web.answers import Asked, Endpoint, ok
 from watchkeeper.web.auth import Role
@@ -34,7 +35,7 @@ class ClusterApi:
         state = request.query_params.get("state", "").strip().replace(" ", "_") or None
         held = await holders.ask(self._hub)
         lines = await self._lines(held)
-        known = {word.state for line in lines for word in line.scheduler} | set(node_list.NodeState)
+        known = {word.state for line in lines for word in line.scheduler} | set(NodeState)
         if state is not None and state not in known:
             raise HTTPException(400, f"no node can be `{state[:40]}`; there are {', '.join(sorted(known))}")
         pools = {line.pool or UNMAPPED for line in lines} | {UNMAPPED}
@@ -71,7 +72,7 @@ class ClusterApi:
             raise HTTPException(404, f"nothing here is called `{asked[:60]}`: no GPU, node, pod, job, user or team")
         return ok(asked=asked, gpus=found.gpus, nodes=found.nodes, workloads=found.workloads, left_out=found.left_out)
 
-    async def _lines(self, held: holders.Holders) -> list[node_list.NodeLine]:
+    async def _lines(self, held: holders.Holders) -> list[NodeLine]:
         hub = self._hub
         open_incidents = hub.incidents(open_only=True, limit=MOST_INCIDENTS)
         facts = node_list.Facts(hub.fleet, hub.targets(), self._views(), held, open_incidents)
@@ -82,7 +83,7 @@ class ClusterApi:
         return [] if self._hub.clusters is None else self._hub.clusters.views()
 
 
-def _facts(lines: list[node_list.NodeLine]) -> set[str]:
+def _facts(lines: list[NodeLine]) -> set[str]:
     return {fact for line in lines for fact in line.unmapped}
 
 
@@ -101,7 +102,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             ),
             gives={
                 "now": datetime,
-                "nodes": list[node_list.NodeLine],
+                "nodes": list[NodeLine],
                 "total": int,
                 "schedulers": list[dict[str, Any]],
                 "unmapped": dict[str, int],

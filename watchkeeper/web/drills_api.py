@@ -2,15 +2,19 @@
 
 The simulator says what is broken and what the right answer is; incidents and diagnoses of the hub are held against
 that, newest drill first. Drills that have ended stay in the list while the hub runs, up to a bound. The console's page
-Drills asks again and again while someone watches.
+Drills asks again and again while someone watches. GET /api/drills/accuracy counts right answers by cause, also those of
+the last `watchkeeper drill --tell`, which is kept in the hub's directory: a real fleet has no other drills.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,13 +24,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.catalogue import causes
-from watchkeeper.kit import wire
+from watchkeeper.errors import WatchkeeperError
+from watchkeeper.kit import files, wire
+from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
-from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.web.answers import Endpoint, ok, read_object
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
+log = logging.getLogger(__name__)
+
 MOST_KEPT = 100
+BODY_BYTES, MOST_LINES = 1024 * 1024, 1000
 MOST_INCIDENTS = 1000
 
 
@@ -64,22 +73,90 @@ class Verdict:
         return bool(self.cause_right and self.severity_right and self.place_right)
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One drill that is over: the right cause, whether an incident was opened, and the cause that was named."""
+
+    cause: str
+    is_found: bool
+    named: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GameDay:
+    """What the last `watchkeeper drill --tell` came to."""
+
+    at: datetime | None = None
+    lines: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CauseScore:
+    """How often a cause was named rightly in drills; `instead` are what was named, the most frequent first."""
+
+    cause: str
+    drills: int
+    found: int
+    right: int
+    right_share: float
+    instead: tuple[str, ...]
+
+
 class DrillsApi:
     def __init__(self, hub: HubView) -> None:
         self._hub = hub
         self._known: OrderedDict[str, Drill] = OrderedDict()
+        self._gauge = hub.metrics.gauge(
+            "watchkeeper_drill_causes", "Drills by the right cause and whether it was named (right, wrong, missed)"
+        )
+        self._path = Path(hub.settings.hub.data) / "drills.json"
+        self._game_day = _kept(self._path)
+        self._count([])
 
     async def drills(self, _: Request) -> Response:
         if self._hub.simulator_url is None:
             raise HTTPException(404, "this fleet is real: there is no simulator behind this hub, and nothing to break")
         await self._look()
-        found = self._hub.incidents(open_only=False, limit=MOST_INCIDENTS)
-        judged = [(drill, self.judge(drill, found)) for drill in reversed(self._known.values())]
+        judged = self._judged()
+        self._count(judged)
         return ok(
             now=self._hub.clock.now(),
             drills=[{**wire.to_plain(drill), "verdict": wire.to_plain(told)} for drill, told in judged],
             score=score([told for _, told in judged]),
         )
+
+    def _judged(self) -> list[tuple[Drill, Verdict]]:
+        """Every drill of the simulator with what the hub made of it, the newest first."""
+        found = self._hub.incidents(open_only=False, limit=MOST_INCIDENTS) if self._known else []
+        return [(drill, self.judge(drill, found)) for drill in reversed(self._known.values())]
+
+    async def accuracy(self, _: Request) -> Response:
+        if self._hub.simulator_url is not None:
+            await self._look()
+        return ok(drills=self._count(self._judged()), game_day_at=self._game_day.at)
+
+    async def tell(self, request: Request) -> Response:
+        """Keep the score of a game day; it takes the place of the one before."""
+        told = _game_day(await read_object(request, BODY_BYTES), self._hub.clock.now())
+        try:
+            await asyncio.to_thread(files.write_whole, self._path, orjson.dumps(wire.to_plain(told)))
+        except OSError as error:
+            raise HTTPException(503, f"the score cannot be kept: {error}") from error
+        self._game_day = told
+        return ok(drills=self._count(self._judged()), game_day_at=told.at)
+
+    def _count(self, judged: Sequence[tuple[Drill, Verdict]]) -> list[CauseScore]:
+        """By cause, for pages and as a metric."""
+        # What has just been put in is neither right nor wrong yet.
+        settled = [(drill, told) for drill, told in judged if drill.ended_at is not None or told.cause is not None]
+        lines = [Line(drill.cause, told.incident is not None, told.cause) for drill, told in settled]
+        counted = by_cause([*lines, *self._game_day.lines])
+        self._gauge.values.clear()
+        for one in counted:
+            counts = {"right": one.right, "wrong": one.found - one.right, "missed": one.drills - one.found}
+            for verdict, count in counts.items():
+                self._gauge.set(count, cause=one.cause, verdict=verdict)
+        return counted
 
     async def _look(self) -> None:
         status, answer = await self._hub.simulator_request("GET", "/faults", None)
@@ -150,14 +227,76 @@ def score(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
+def by_cause(lines: Sequence[Line]) -> list[CauseScore]:
+    """The worst share first."""
+    counted = []
+    for cause in sorted({line.cause for line in lines}):
+        mine = [line for line in lines if line.cause == cause]
+        found, right = sum(line.is_found for line in mine), sum(line.named == cause for line in mine)
+        others = Counter(line.named for line in mine if line.named not in (None, cause))
+        instead = tuple(str(name) for name, _ in others.most_common(3))
+        counted.append(CauseScore(cause, len(mine), found, right, right / len(mine), instead))
+    return sorted(counted, key=lambda one: (one.right_share, -one.drills, one.cause))
+
+
+def _game_day(body: Mapping[str, Any], now: datetime) -> GameDay:
+    """What `watchkeeper drill --json` prints; 400 says what is wrong with it."""
+    told = body.get("scenarios")
+    if not isinstance(told, list) or not told or not all(isinstance(one, dict) for one in told):
+        raise HTTPException(
+            400, "the body is not a score: `scenarios` must be a list as `watchkeeper drill --json` has"
+        )
+    if len(told) > MOST_LINES:
+        raise HTTPException(400, f"{len(told):,} scenarios, the limit is {MOST_LINES:,}")
+    for name in (name for one in told for name in (one.get("cause"), one.get("named")) if name is not None):
+        if causes.lookup(str(name)).cause != name:
+            raise HTTPException(400, f"`{str(name)[:60]}` is no cause")
+    try:
+        return GameDay(now, tuple(Line(one["cause"], bool(one["detected"]), one["named"]) for one in told))
+    except KeyError as error:
+        raise HTTPException(400, f"a scenario has no {error}") from error
+
+
+def _kept(path: Path) -> GameDay:
+    """The game day that was told before; none where there is none or the file is damaged."""
+    try:
+        plain = orjson.loads(path.read_bytes())
+        return GameDay(wire.parse_time(plain["at"]), tuple(Line(**line) for line in plain["lines"]))
+    except FileNotFoundError:
+        return GameDay()
+    except (OSError, ValueError, KeyError, TypeError, WatchkeeperError) as error:
+        log.warning("The score of the last game day cannot be read", extra=fields(path=str(path), error=error))
+        return GameDay()
+
+
 def endpoints(hub: HubView) -> list[Endpoint]:
+    api = DrillsApi(hub)
+    counted = {"drills": list[CauseScore], "game_day_at": datetime | None}
     return [
+        Endpoint(
+            ("GET",),
+            "/api/drills/accuracy",
+            Role.VIEWER,
+            api.accuracy,
+            words="For each cause how often it was named rightly in drills, the worst first",
+            gives=counted,
+        ),
+        Endpoint(
+            ("POST",),
+            "/api/drills/score",
+            Role.OPERATOR,
+            api.tell,
+            changes=True,
+            words="Keep the score of a game day, as `watchkeeper drill --json` prints it",
+            body={"scenarios": list[dict[str, Any]]},
+            gives=counted,
+        ),
         Endpoint(
             ("GET",),
             "/api/drills",
             Role.VIEWER,
-            DrillsApi(hub).drills,
+            api.drills,
             words="Faults put into a simulated fleet, what this hub made of each, and the score; 404 on a real fleet",
             gives={"now": datetime, "drills": list[dict[str, Any]], "score": dict[str, Any]},
-        )
+        ),
     ]

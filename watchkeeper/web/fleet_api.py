@@ -7,6 +7,7 @@ here, a request is checked, handed to the hub, and its answer written.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -34,17 +35,21 @@ TEXT_LIMIT = 4000
 # The kernel's own records end at 8 KiB; nothing that is one event is longer.
 EVENT_TEXT_LIMIT = 16_384
 LIST_LIMIT = 1000
-# Pushes that wait for their commit at the same time; agents keep the rest in their spool.
-PUSHES_IN_FLIGHT = 64
-RETRY_AFTER_SECONDS = 2
+# Pushes that wait for their commit at the same time, by number, by size, and by how long the first has waited; agents
+# keep the rest in their spool. They give up after 10 s and push again: whoever waited longer would be served in vain.
+PUSHES_IN_FLIGHT, PUSHED_BYTES_IN_FLIGHT, PUSH_WAIT_SECONDS = 2000, 64 << 20, 3.0
+# Those who are refused together do not come again together.
+RETRY_AFTER_SECONDS = range(2, 11)
 GPU_EXPR = "DCGM_FI_DEV_GPU_UTIL"
 
 
 class FleetApi:
-    def __init__(self, hub: HubView) -> None:
+    def __init__(self, hub: HubView, stock: stock_answer.StockAnswer) -> None:
         self._hub = hub
-        self._pushes = 0
-        self._stock = stock_answer.StockAnswer(hub)
+        # When each push that waits for its commit came, the oldest first, and its size.
+        self._pushes: dict[object, tuple[float, int]] = {}
+        self._retries = itertools.cycle(RETRY_AFTER_SECONDS)
+        self._stock = stock
         self._refused = hub.metrics.counter("watchkeeper_web_pushes_refused_total", "Event pushes answered with 429")
 
     async def status(self, _: Request) -> Response:
@@ -124,20 +129,34 @@ class FleetApi:
 
     async def events(self, request: Request) -> Response:
         """Take a batch of an agent; 200 means it is on disk, so the agent may forget it."""
-        batch = read_events(await read_body(request, EVENT_LIMIT_BYTES))
+        # Before anything is read: a thousand agents that are refused must cost next to nothing.
+        self._refuse_more(0)
+        body = await read_body(request, EVENT_LIMIT_BYTES)
+        batch = read_events(body)
         check_node(request.state.caller, *{event.place.node for event in batch})
-        if self._pushes >= PUSHES_IN_FLIGHT:
-            self._refused.add()
-            raise HTTPException(
-                429,
-                f"{self._pushes} pushes wait for their commit, the limit is {PUSHES_IN_FLIGHT}. Try again later",
-                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
-            )
-        self._pushes += 1
+        self._refuse_more(len(body))
+        mine = object()
+        self._pushes[mine] = asyncio.get_running_loop().time(), len(body)
         try:
             return ok(kept=await self._hub.take_events(batch))
         finally:
-            self._pushes -= 1
+            del self._pushes[mine]
+
+    def _refuse_more(self, size: int) -> None:
+        """429 when a push of this size would wait for too many, too much, or too long."""
+        now = asyncio.get_running_loop().time()
+        waits = now - next(iter(self._pushes.values()), (now, 0))[0]
+        waiting = sum(held for _, held in self._pushes.values())
+        is_full = len(self._pushes) >= PUSHES_IN_FLIGHT or waiting + size > PUSHED_BYTES_IN_FLIGHT
+        if is_full or waits > PUSH_WAIT_SECONDS:
+            self._refused.add()
+            raise HTTPException(
+                429,
+                f"{len(self._pushes)} pushes of {waiting:,} bytes wait for their commit, the first for {waits:.1f} s;"
+                f" the limits are {PUSHES_IN_FLIGHT}, {PUSHED_BYTES_IN_FLIGHT:,} and {PUSH_WAIT_SECONDS:g} s."
+                " Try again later",
+                headers={"Retry-After": str(next(self._retries))},
+            )
 
     async def nodes(self, request: Request) -> Response:
         """Take an agent's word about its node; where it can be read is the address that this request came from."""
@@ -229,8 +248,8 @@ def event_problems(event: happenings.Event) -> list[str]:
 
 
 # Deliberately one table: a row for each endpoint, with what the API's document says about it.
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = FleetApi(hub)
+def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
+    api = FleetApi(hub, stock)
     get, post = ("GET",), ("POST",)
     return [
         Endpoint(
@@ -260,9 +279,16 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             Role.VIEWER,
             api.fleet,
             words="The inventory in the order of the map, and who holds which GPU now",
+            asks=(
+                Asked(
+                    "max_age",
+                    f"how many seconds old it may be, at most {stock_answer.OLDEST_SECONDS}; 10 unless given",
+                    int,
+                ),
+            ),
             gives={
                 "version": str,
-                "nodes": list[shapes.NodeInFleet],
+                "nodes": list[fleet.NodeInFleet],
                 "workloads": dict[str, str] | None,
                 "teams": dict[str, str],
             },

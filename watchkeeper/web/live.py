@@ -3,7 +3,9 @@
 One task follows `hub.changes` and a timer. It draws each picture once, whatever the number of
 viewers, and leaves it in every viewer's mailbox. A mailbox has one place per kind of message and the
 newest wins, so a slow browser skips pictures instead of queueing them. Fault → screen goes through
-here: a change of incidents is sent before anything is asked of the engine.
+here: a change of incidents is sent before anything is asked of the engine. While nobody looks, a picture and the
+answer of /api/fleet are made now and then all the same: whoever opens the page sees the fleet at once, under the time
+of that picture, and the next one a moment later.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 import orjson
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.query import engine
-from watchkeeper.web import cards, frames, inventory
+from watchkeeper.web import cards, frames, inventory, stock_answer
+from watchkeeper.web.answers import Endpoint
+from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
 log = logging.getLogger(__name__)
@@ -31,6 +37,8 @@ SHORTEST_PAUSE_SECONDS = 0.25
 # Each viewer costs a socket and up to one picture of memory; a control room has tens, not hundreds.
 VIEWER_LIMIT = 200
 MESSAGE_LIMIT_BYTES = 4096
+# How old the first picture of the first viewer may be; at 10,000 GPUs one picture a minute is a hundredth of a core.
+UNWATCHED_SECONDS = 60.0
 # Each colour is a question to the engine for every picture; who asks for one more gets the usual one.
 MOST_COLOURS = 16
 TRY_AGAIN_LATER = 1013
@@ -59,11 +67,13 @@ class Mailbox:
 class Live:
     """The one task that draws, and the viewers it draws for."""
 
-    def __init__(self, hub: HubView, *, interval_seconds: float) -> None:
+    def __init__(self, hub: HubView, stock: stock_answer.StockAnswer, *, interval_seconds: float) -> None:
         self._hub = hub
+        self._stock = stock
         self._interval_seconds = interval_seconds
         self._viewers: set[Mailbox] = set()
         self._newest: tuple[float, bytes] | None = None
+        self._drawn_gpus = -1
         self._wake = asyncio.Event()
         self._gauge = hub.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
         self._frames = hub.metrics.counter("watchkeeper_web_frames_total", "Pictures of the fleet drawn for viewers")
@@ -89,18 +99,40 @@ class Live:
         mailbox = Mailbox()
         self._viewers.add(mailbox)
         self._gauge.set(len(self._viewers))
-        mailbox.leave("incidents", self._incidents_message())
-        if self._newest is not None and self._age_seconds() < 2 * self._interval_seconds:
-            mailbox.leave("frame", self._newest[1])
-        self._wake.set()
+        ready = self.ready()
+        if ready is None:
+            self._wake.set()
+        else:
+            mailbox.leave("frame", ready)
+            # The page that opens still waits for its code and its other answers: they come first.
+            asyncio.get_running_loop().call_later(stock_answer.OPENING_SECONDS, self._wake.set)
         sending = asyncio.create_task(_send(socket, mailbox))
         try:
+            mailbox.leave("incidents", await asyncio.to_thread(self._incidents_message))
             await self._listen(socket, mailbox)
         finally:
             self._viewers.discard(mailbox)
             self._gauge.set(len(self._viewers))
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+
+    def ready(self) -> bytes | None:
+        """The newest picture in the usual colour, unless it is too old to begin with."""
+        oldest = 2 * max(self._interval_seconds, UNWATCHED_SECONDS)
+        return self._newest[1] if self._newest is not None and self._age_seconds() < oldest else None
+
+    async def picture(self, _: Request) -> Response:
+        """The picture that is ready, as the socket would send it; 204 where there is none yet."""
+        ready = self.ready()
+        headers = {"Cache-Control": "no-store"}
+        if ready is None:
+            return Response(status_code=204, headers=headers)
+        return Response(ready, media_type="application/octet-stream", headers=headers)
+
+    def endpoints(self) -> list[Endpoint]:
+        words = "The newest picture of the fleet as /api/live sends it, for a page that opens; 204 where none is ready"
+        media = "application/octet-stream"
+        return [Endpoint(("GET",), "/api/picture", Role.VIEWER, self.picture, words=words, media=media)]
 
     def _age_seconds(self) -> float:
         return self._hub.clock.now().timestamp() - (self._newest[0] if self._newest else 0.0)
@@ -136,9 +168,19 @@ class Live:
             if self._viewers:
                 await self._draw()
                 await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
+            elif self._is_outdated():
+                await self._draw()
+                await self._stock.make_ready()
+
+    def _is_outdated(self) -> bool:
+        """Whether the picture that waits for the first viewer is old, or of a fleet that has grown or shrunk since."""
+        age = self._age_seconds()
+        has_changed = len(self._hub.fleet.gpus()) != self._drawn_gpus
+        return age >= UNWATCHED_SECONDS or (has_changed and age >= self._interval_seconds)
 
     async def _draw(self) -> None:
         stock, now = inventory.take(self._hub.fleet), self._hub.clock.now()
+        self._drawn_gpus = len(self._hub.fleet.gpus())
         at_ms = clock.to_ms(now)
         shared = {
             name: await self._ask(expr, at_ms)
@@ -166,12 +208,12 @@ class Live:
                     viewer.leave("frame", packed)
 
     def _wanted(self) -> list[str]:
-        """The colours that are looked at; viewers of one too many fall back to the usual one."""
+        """The colours that are looked at, or the usual one; viewers of one too many fall back to it too."""
         wanted = list(dict.fromkeys(viewer.colour for viewer in self._viewers))
         for viewer in self._viewers:
             if viewer.colour in wanted[MOST_COLOURS:]:
                 viewer.colour = frames.DEFAULT_COLOUR
-        return list(dict.fromkeys(viewer.colour for viewer in self._viewers))
+        return list(dict.fromkeys(viewer.colour for viewer in self._viewers)) or [frames.DEFAULT_COLOUR]
 
     async def _ask(self, expr: str, at_ms: int) -> engine.Answer | None:
         """An answer, or None where the engine cannot give one; the map then says unknown instead of old."""

@@ -41,7 +41,8 @@ class LoginLimit:
         waits = [
             (count.until - now).total_seconds()
             for count in (self._by_name.get(name), self._by_address.get(network))
-            if count is not None
+            # A try in the future was counted by a clock that was put back since: nobody waits for that.
+            if count is not None and count.last <= now
         ]
         if (longest := max(waits, default=0.0)) > 0:
             return math.ceil(longest)

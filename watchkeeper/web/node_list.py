@@ -9,63 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from enum import StrEnum
 
 from watchkeeper.collect import inventory, scrape, target_loop
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, fleet, incidents
+from watchkeeper.model.node_list import NodeLine, NodeState, SchedulerWord
 from watchkeeper.web import holders
 from watchkeeper.web.inventory import natural
 from watchkeeper.web.view import FleetView, SeenView
 
 NodeKey = tuple[str, str]
-
-
-class NodeState(StrEnum):
-    """What we know about a node ourselves; its scheduler has words of its own."""
-
-    UP = "up"
-    SHORT = "short"
-    SILENT = "silent"
-    NEVER_SEEN = "never_seen"
-    NOT_READ = "not_read"
-    GONE = "gone"
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerWord:
-    """What one scheduler says about a node."""
-
-    source: str
-    state: str
-    reason: str
-    by: str
-    is_ready: bool | None
-    is_schedulable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLine:
-    """One node. `unmapped` names what nobody has said about it; `holders` has also whom only a scheduler names."""
-
-    cluster: str
-    name: str
-    state: NodeState
-    why: str
-    pool: str
-    rack: str
-    leaf: str
-    nvlink_domain: str
-    unmapped: tuple[str, ...]
-    gpus_seen: int
-    gpus_expected: int | None
-    scheduler: tuple[SchedulerWord, ...]
-    holders: tuple[str, ...]
-    incidents: tuple[str, ...]
-    last_seen: datetime | None
-    sources: str
 
 
 @dataclass(frozen=True, slots=True)

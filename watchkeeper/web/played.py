@@ -200,6 +200,8 @@ class PlayedHub:
     def silences_problem(self) -> str:
         return ""
 
+    is_evaluating = False
+
     def degraded(self) -> list[str]:
         return []
 

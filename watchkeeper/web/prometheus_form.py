@@ -24,7 +24,7 @@ from watchkeeper.errors import QueryError
 from watchkeeper.kit import clock, durations
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import engine
+from watchkeeper.query import engine, histogram_json
 from watchkeeper.query.promql import ast, parser
 
 # Prometheus' own limit on the points of one series; more than a screen has columns.
@@ -233,11 +233,17 @@ def write_time(at_ms: int) -> float | int:
 
 def first_series(answer: engine.Answer, limit: int) -> engine.Answer:
     """The answer with at most so many series; the same object where it has no more."""
-    frame, rows = answer.frame, np.flatnonzero(answer.frame.present.any(axis=1)).tolist()
+    frame = answer.frame
+    has_points = frame.present.any(axis=1)
+    if frame.histograms is not None:
+        has_points |= np.not_equal(frame.histograms, np.array(None)).any(axis=1)
+    rows = np.flatnonzero(has_points).tolist()
     if answer.kind not in (engine.Kind.VECTOR, engine.Kind.MATRIX) or len(rows) <= limit:
         return answer
     kept = rows[:limit]
-    shown = engine.Frame([frame.labels[row] for row in kept], frame.times_ms, frame.values[kept], frame.present[kept])
+    cells = None if frame.histograms is None else frame.histograms[kept]
+    labels = [frame.labels[row] for row in kept]
+    shown = engine.Frame(labels, frame.times_ms, frame.values[kept], frame.present[kept], cells)
     return replace(answer, frame=shown)
 
 
@@ -253,10 +259,16 @@ def write_answer(answer: engine.Answer, at_ms: int | None) -> dict[str, Any]:
         time = write_time(at_ms)
         found = list(_last_values(answer.frame))
         texts = write_values([value for _, value in found])
-        result = [
+        result: list[dict[str, Any]] = [
             {"metric": dict(labels.pairs), "value": [time, text]}
             for (labels, _), text in zip(found, texts, strict=True)
         ]
+        if answer.frame.histograms is not None:
+            result += [
+                {"metric": dict(labels.pairs), "histogram": [time, histogram_json.write(cells[-1], write_value)]}
+                for labels, cells in zip(answer.frame.labels, answer.frame.histograms.tolist(), strict=True)
+                if cells[-1] is not None
+            ]
         return {"resultType": kind.value, "result": result}
     return {"resultType": engine.Kind.MATRIX.value, "result": orjson.Fragment(_write_matrix(answer.frame))}
 
@@ -292,9 +304,31 @@ def _write_rows(frame: engine.Frame, rows: slice, axis: _Axis) -> Iterator[bytes
     values, present = frame.values[rows], frame.present[rows]
     small = _small_whole(values) if present.all() else None
     written = _points(values, present, axis.stamps) if small is None else _small_points(small, axis.heads)
+    if frame.histograms is not None:
+        yield from _write_native(frame, rows, written, axis)
+        return
     for labels, points in zip(frame.labels[rows], written, strict=True):
         if points:
             yield b'{"metric":%b,"values":[%b]}' % (orjson.dumps(dict(labels.pairs)), points)
+
+
+def _write_native(frame: engine.Frame, rows: slice, written: Iterator[bytes], axis: _Axis) -> Iterator[bytes]:
+    """Series of which some points are native histograms."""
+    assert frame.histograms is not None
+    for labels, points, cells in zip(frame.labels[rows], written, frame.histograms[rows].tolist(), strict=True):
+        row: dict[str, Any] = {"metric": dict(labels.pairs)}
+        if points:
+            row["values"] = orjson.Fragment(b"[%b]" % points)
+        found = zip(axis.stamps, cells, strict=True)
+        histograms = [
+            [orjson.Fragment(stamp), histogram_json.write(cell, write_value)]
+            for stamp, cell in found
+            if cell is not None
+        ]
+        if histograms:
+            row["histograms"] = histograms
+        if len(row) > 1:
+            yield orjson.dumps(row)
 
 
 def _points(values: engine.Floats, present: engine.Mask, stamps: list[str]) -> Iterator[bytes]:

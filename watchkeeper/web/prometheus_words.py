@@ -65,6 +65,6 @@ WORDS: dict[str, tuple[str, tuple[Asked, ...]]] = {
 FEDERATE = "The newest samples as a metrics page"
 WRITE = (
     "Remote write 1.0, a snappy block of protobuf: 204 when everything was kept, 400 with reasons and counts when some "
-    "samples were not (out of order, too old, more than 10 minutes ahead of the hub's clock, native histograms); 2.0 "
+    "samples were not (out of order, too old, more than 10 minutes ahead of the hub's clock, broken histograms); 2.0 "
     "is answered with 415, so that a sender falls back to 1.0"
 )

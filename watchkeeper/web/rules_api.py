@@ -20,7 +20,6 @@ from starlette.responses import Response
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import alerts
 from watchkeeper.model.labels import Labels
-from watchkeeper.model.samples import Sample
 from watchkeeper.query import engine as engines
 from watchkeeper.rules import evaluate, replay, rulefile
 from watchkeeper.web import prometheus_form as form
@@ -62,7 +61,7 @@ class OnlyRead:
     def metadata(self) -> dict[str, tuple[str, str, str]]:
         return self._behind.metadata()
 
-    def append(self, samples: Iterable[Sample], *, together: str | None = None) -> engines.Appended:  # noqa: ARG002
+    def append(self, samples: Iterable[engines.AnySample], *, together: str | None = None) -> engines.Appended:  # noqa: ARG002
         return engines.Appended(0, {})
 
     def limits(self) -> engines.Limits:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Annotated, Any, TypedDict
 
 from watchkeeper.incidents.blast import Blast
-from watchkeeper.model import actions, diagnosis, fleet, orders
+from watchkeeper.model import actions, diagnosis, fleet, incidents, orders
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.repairs import Repair, Switch
 from watchkeeper.model.silences import Silence
@@ -26,29 +26,6 @@ class SilencedBy(TypedDict):
     reason: str
     ends_at: datetime
     keeper: str
-
-
-class Happened(TypedDict):
-    at: datetime
-    actor: str
-    kind: str
-    body: Any
-
-
-class GpuInFleet(TypedDict):
-    uuid: str
-    index: int | None
-    model: str | None
-    pci: str | None
-
-
-class NodeInFleet(TypedDict):
-    name: str
-    pool: str
-    rack: str | None
-    domains: dict[str, str]
-    expected_gpus: int | None
-    gpus: list[GpuInFleet | None]
 
 
 class Colour(TypedDict):
@@ -98,7 +75,7 @@ DETAIL: dict[str, Any] = {
     "plan": actions.Plan | None,
     "silenced_by": SilencedBy | None,
     "runbook": str,
-    "timeline": list[Happened],
+    "timeline": list[incidents.Happened],
 }
 FULL_DETAIL: dict[str, Any] = {**DETAIL, "blast": Blast | None}
 # What a node page says of a node that no list names any more.

@@ -2,10 +2,15 @@
 
 Rules run beside the web server and are never refused; pushes of agents and remote writes have limits of their own in
 `fleet_api` and `prometheus_exchange`. Here questions of people and dashboards are bounded: those of panels at the
-lower limit, everything else that a viewer may read at the higher one. `app.Gate` asks before it answers.
+lower limit, everything else that a viewer may read at the higher one. Long before that, when many wait, few are worked
+on at once, and not while rules are evaluated. `app.Gate` asks before it answers.
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from starlette.exceptions import HTTPException
 
@@ -16,19 +21,29 @@ from watchkeeper.web.auth import Role
 # Two dozen dashboards of twenty panels that refresh at the same moment; a browser asks again after a refusal.
 MOST_FOR_PANELS, MOST_FOR_PAGES = 500, 1000
 RETRY_AFTER_SECONDS = 5
+# With more questions than this in flight, only so many of each kind are worked on at once: one interpreter answers no
+# faster for having a hundred begun, and rules would have a hundredth of it.
+MANY, AT_ONCE = 32, 3
+# A question waits for rules at most so long; they may be at work all the time.
+LONGEST_WAIT_SECONDS, LOOK_AGAIN_SECONDS = 1.0, 0.02
 PANELS = ("/api/v1/query", "/api/v1/series", "/api/v1/label", "/federate", "/api/history", "/api/explore")
 
 
 class Shedding:
-    def __init__(self, metrics: own_metrics.Registry) -> None:
+    """`rules_are_at_work` is asked while many questions wait."""
+
+    def __init__(self, metrics: own_metrics.Registry, rules_are_at_work: Callable[[], bool] = lambda: False) -> None:
         self._in_flight = 0
+        # People do not wait behind dashboards.
+        self._panels, self._pages = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
+        self._rules_are_at_work = rules_are_at_work
         self._refused = metrics.counter("watchkeeper_web_refused_total", "Questions refused under load, by kind")
 
     def begin(self, endpoint: Endpoint) -> bool:
         """Count a question; 503 when there are too many of its kind. False for what is never refused here."""
         if endpoint.role is not Role.VIEWER or endpoint.changes:
             return False
-        is_panel = endpoint.path.startswith(PANELS)
+        is_panel = _is_panel(endpoint)
         most = MOST_FOR_PANELS if is_panel else MOST_FOR_PAGES
         if self._in_flight >= most:
             self._refused.add(kind="panel" if is_panel else "page")
@@ -42,3 +57,19 @@ class Shedding:
 
     def end(self) -> None:
         self._in_flight -= 1
+
+    @asynccontextmanager
+    async def turn(self, endpoint: Endpoint) -> AsyncIterator[None]:
+        """Wait until a question that was counted may be worked on."""
+        if self._in_flight <= MANY:
+            yield
+            return
+        async with self._panels if _is_panel(endpoint) else self._pages:
+            until = asyncio.get_running_loop().time() + LONGEST_WAIT_SECONDS
+            while self._rules_are_at_work() and asyncio.get_running_loop().time() < until:
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            yield
+
+
+def _is_panel(endpoint: Endpoint) -> bool:
+    return endpoint.path.startswith(PANELS)

@@ -1,20 +1,23 @@
 """POST /api/capacity/whatif: recorded jobs replayed on the fleet that this hub sees, as it is and as it might be.
 
-The body has the jobs as text, because schedulers keep them and a hub does not; the fleet is the hub's own inventory.
-One replay at a time, in a thread. The console's page Cost and capacity asks; nothing is changed.
+The body may have the jobs as text, as a scheduler's accounting wrote them; without, they are those that this hub has
+recorded in the last days. The fleet is the hub's own inventory. One replay at a time, in a thread. The console's page
+Cost and capacity and `watchkeeper capacity whatif` ask; nothing is changed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.capacity import jobs, replay, stock, whatif
+from watchkeeper.capacity import hub_jobs, jobs, replay, stock, whatif
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.kit import clock, durations
+from watchkeeper.query.engine import Span
 from watchkeeper.web import inventory
 from watchkeeper.web.answers import Endpoint, ok, read_object
 from watchkeeper.web.auth import Role
@@ -25,6 +28,21 @@ BODY_BYTES = 8 << 20
 MOST_JOBS = 50_000
 MOST_GPUS = 1_000_000
 MOST_NAMES = 1000
+USUAL_WINDOW, LONGEST_WINDOW = "1d", "2w"
+
+
+class Question(TypedDict, total=False):
+    """What is to be different, and whose jobs: `jobs` as text, or those of the `window` before now."""
+
+    jobs: str
+    window: str
+    add: int
+    remove: int
+    remove_racks: list[str]
+    remove_nodes: list[str]
+    slice_gpus: int
+    slices: int
+    policy: str
 
 
 class WhatIfApi:
@@ -36,23 +54,37 @@ class WhatIfApi:
         body = await read_object(request, BODY_BYTES)
         change, policy = _change(body), _policy(body)
         text = body.get("jobs")
-        if not isinstance(text, str) or not text.strip():
-            raise HTTPException(400, 'the body needs recorded jobs as text: {"jobs": "…"}, as sacct --parsable2 or CSV')
+        if text is not None and (not isinstance(text, str) or not text.strip()):
+            raise HTTPException(
+                400, "jobs must be text, as sacct --parsable2 or CSV has it; leave it out for this hub's own"
+            )
+        window = _window(body)
         nodes = self._nodes()
         if not nodes:
             raise HTTPException(409, "this hub has seen no GPU yet: there is no fleet to replay on")
-
-        def work() -> dict[str, Any]:
-            recorded = jobs.read_jobs(text, where="jobs")
-            if len(recorded.jobs) > MOST_JOBS:
-                raise HTTPException(413, f"{len(recorded.jobs):,} jobs; the most is {MOST_JOBS:,}. Take a shorter time")
-            return whatif.compare(recorded, nodes, change, policy=policy)
-
         async with self._busy:
             try:
-                return ok(**await asyncio.to_thread(work))
+                seen = None if text is not None else await self._recorded(window)
+                return ok(**await asyncio.to_thread(_replayed, text, seen, nodes, change=change, policy=policy))
             except WatchkeeperError as error:
                 raise HTTPException(400, str(error)) from error
+
+    async def _recorded(self, window: float) -> jobs.Recorded:
+        """What this hub has seen of jobs in the time before now."""
+        step = hub_jobs.step_of(window)
+        until = clock.to_ms(self._hub.clock.now()) // (step * 1000) * step
+        seen = hub_jobs.Sightings(step)
+        for start, end in hub_jobs.chunks(until - window, until):
+            span = Span(round(start * 1000), round(end * 1000), step * 1000)
+            seen.take(await self._hub.ask_range(hub_jobs.EXPRESSION, span))
+        views = [] if self._hub.clusters is None else self._hub.clusters.views()
+        found = seen.recorded(until - window, until, (work for view in views for work in view.workloads))
+        if not found.jobs:
+            lasting = durations.format_seconds(window)
+            raise HTTPException(
+                409, f"this hub has recorded no job in the last {lasting}. Give the scheduler's as `jobs`"
+            )
+        return found
 
     def _nodes(self) -> list[stock.Node]:
         taken = inventory.take(self._hub.fleet)
@@ -64,6 +96,32 @@ class WhatIfApi:
                 model = next(iter(models)) if len(models) == 1 else ""
                 found.append(stock.Node(node.name, len(slots), model, node.domains.get("rack", "")))
         return found
+
+
+def _replayed(
+    text: str | None,
+    seen: jobs.Recorded | None,
+    nodes: list[stock.Node],
+    *,
+    change: whatif.Change,
+    policy: replay.Policy,
+) -> dict[str, Any]:
+    recorded = seen if seen is not None else jobs.read_jobs(text or "", where="jobs")
+    if len(recorded.jobs) > MOST_JOBS:
+        raise HTTPException(413, f"{len(recorded.jobs):,} jobs; the most is {MOST_JOBS:,}. Take a shorter time")
+    answer = whatif.compare(recorded, nodes, change, policy=policy)
+    return answer if seen is None else {**answer, "assumes": [*answer["assumes"], *hub_jobs.ASSUMES]}
+
+
+def _window(body: dict[str, Any]) -> float:
+    text = body.get("window", USUAL_WINDOW)
+    try:
+        seconds = durations.parse_seconds(str(text))
+    except ValueError as error:
+        raise HTTPException(400, f"window: {error}") from error
+    if not hub_jobs.LONGEST_GAP_SECONDS <= seconds <= durations.parse_seconds(LONGEST_WINDOW):
+        raise HTTPException(400, f"window `{str(text)[:40]}`: from 10m to {LONGEST_WINDOW}")
+    return seconds
 
 
 def _change(body: dict[str, Any]) -> whatif.Change:
@@ -108,15 +166,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             WhatIfApi(hub).compare,
             changes=True,
             words="Recorded jobs replayed on this fleet as it is and as it might be: waiting and utilisation of both",
-            body={
-                "jobs": str,
-                "add": int,
-                "remove": int,
-                "remove_racks": list[str],
-                "remove_nodes": list[str],
-                "slice_gpus": int,
-                "slices": int,
-                "policy": str,
-            },
+            body=Question,
         )
     ]

@@ -14,9 +14,9 @@ from watchkeeper.collect import inventory
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, incidents, workloads
+from watchkeeper.model.node_list import NodeLine
 from watchkeeper.web import holders
 from watchkeeper.web.inventory import natural
-from watchkeeper.web.node_list import NodeLine
 from watchkeeper.web.view import FleetView, SeenView
 
 # `GPU-3f2a` is what people paste; less would find half the fleet.

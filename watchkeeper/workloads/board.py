@@ -22,6 +22,7 @@ from watchkeeper.workloads.identity import Key
 QUESTIONS: Mapping[str, str] = {
     "gpus": "watchkeeper:job_gpus:sum",
     "nodes": "watchkeeper:job_nodes:count",
+    "seen": "timestamp(watchkeeper:job_nodes:count)",
     "uses": "watchkeeper:job_use:ratio",
     "h_active": 'avg_over_time(watchkeeper:job_use:ratio{of="active"}[1h])',
     "trainings": "watchkeeper:job_training:group",
@@ -120,6 +121,7 @@ class _Table:
         self._by_job = {name: _by_training(told[name]) for name in BY_TRAINING}
         self._ages = self._by_job["ages"]
         self._nodes_of = {identity.of_labels(labels): value for labels, value in told["nodes"].items()}
+        self._seen = {identity.of_labels(labels): value for labels, value in told["seen"].items()}
         self._active = {identity.of_labels(labels): value for labels, value in told["h_active"].items()}
         self._names = {identity.of_labels(labels): labels.get("training_job", "") for labels in told["trainings"]}
         self._alerts: dict[Training, list[str]] = {}
@@ -152,7 +154,8 @@ class _Table:
         if not rows and parts:
             gpus = float(sum(part.gpus for part in parts))
         started = min((part.started_at for part in running if part.started_at), default=None)
-        since = started if started is not None else self._around.first_seen.get(key)
+        # A job of this minute is not among those whose past was asked for: it is known since the rules saw it.
+        since = started if started is not None else self._around.first_seen.get(key, self._seen.get(key))
         hours = None if since is None else max(0.0, self._now.timestamp() - since) / 3600 * gpus
         straggler = self._straggler(own)
         uses = self._uses.get(key, {})
@@ -170,6 +173,7 @@ class _Table:
             efficiency.bound_by(facts), self._value("h_goodput", own),
             datetime.fromtimestamp(self._now.timestamp() - (age or 0.0), UTC) if is_still else None,
             straggler, self._cost(rows, hours), self._incidents(key, training),
+            None if since is None else datetime.fromtimestamp(since, UTC),
         )  # fmt: skip
 
     def _state(self, key: Key, own: Training, uses: Mapping[str, float]) -> jobs.JobState:

@@ -8,19 +8,20 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.query.engine import Floats, Mask
-from watchkeeper.query.evaluate import exact
+from watchkeeper.query.evaluate import exact, native_aggregate
 from watchkeeper.query.evaluate.grouping import Groups, by_group, group, sizes_of
 from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.over_time import mean, sorted_quantile
-from watchkeeper.query.evaluate.values import Scalar, Text, Vector, empty, merge_duplicates, with_label
+from watchkeeper.query.evaluate.values import Scalar, Text, Vector, empty, with_label
 from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import SeriesSet
+from watchkeeper.store.series import Pairs, SeriesSet
 
 # Rows of 8 bytes that lie in the processor's cache together, for some hundred steps.
 TURNED_ROWS = 256
@@ -28,6 +29,7 @@ Reduction = Callable[[Floats, Mask, Groups], Floats]
 
 
 def aggregate(node: ast.Aggregate, vector: Vector, parameter: Scalar | Text | None, *, notes: Notes) -> Vector:
+    vector = native_aggregate.left_out(node, vector, notes)
     groups = group(vector.series, node.grouping, is_on=not node.is_without)
     if isinstance(parameter, Scalar):
         _check_parameter(node, parameter.values, notes)
@@ -36,14 +38,19 @@ def aggregate(node: ast.Aggregate, vector: Vector, parameter: Scalar | Text | No
     if isinstance(parameter, Text):
         return _count_values(vector, groups, parameter.value)
     if parameter is not None and node.op != "quantile":
-        return CHOICES[node.op](vector, groups, parameter.values)
-    values, present = groups.brought_together(vector.values), groups.brought_together(vector.present)
+        chosen = CHOICES[node.op](vector, groups, parameter.values)
+        return chosen if vector.histograms is None else replace(chosen, histograms=vector.histograms)
+    numbers = vector.floats if node.op in native_aggregate.ADDED else vector
+    values, present = groups.brought_together(numbers.values), groups.brought_together(numbers.present)
     with np.errstate(all="ignore"):
         if parameter is not None:
             result = _quantile(values, present, groups, parameter.values)
         else:
             result = REDUCTIONS[node.op](values, present, groups)
-    return Vector(groups.series, result, _any(present, groups))
+    reduced = Vector(groups.series, result, _any(present, groups))
+    if vector.histograms is None or node.op not in native_aggregate.ADDED:
+        return reduced
+    return native_aggregate.put_into(reduced, node, vector, groups=groups, notes=notes)
 
 
 def _any(present: Mask, groups: Groups) -> Mask:
@@ -138,17 +145,37 @@ def _count_values(vector: Vector, groups: Groups, label: str) -> Vector:
     """How many series of a group have each value; the value becomes a label."""
     if not label:
         raise errors.QueryError("count_values needs a label name, not an empty text")
+    if vector.histograms is not None:
+        return _count_texts(vector, groups, label)
     rows, steps = np.nonzero(vector.present)
     distinct, which = np.unique(vector.values[rows, steps], return_inverse=True)
     cells = groups.of[rows] * max(len(distinct), 1) + which
     kinds, kind_of = np.unique(cells, return_inverse=True)
     counts = np.zeros((len(kinds), vector.values.shape[1]))
     np.add.at(counts, (kind_of, steps), 1.0)
-    series = []
-    for kind in kinds.tolist():
+    # The label may be one of those that tell groups apart: then some become one.
+    numbers: dict[Pairs, int] = {}
+    owners = np.empty(len(kinds), dtype=np.int64)
+    for at, kind in enumerate(kinds.tolist()):
         owner, value = divmod(kind, max(len(distinct), 1))
-        series.append(with_label(groups.series.pairs[owner], label, format_value(float(distinct[value]))))
-    return merge_duplicates(Vector(SeriesSet(series), counts, counts > 0))
+        pairs = with_label(groups.series.pairs[owner], label, format_value(float(distinct[value])))
+        owners[at] = numbers.setdefault(pairs, len(numbers))
+    total = np.zeros((len(numbers), counts.shape[1]))
+    np.add.at(total, owners, counts)
+    return Vector(SeriesSet(list(numbers)), total, total > 0)
+
+
+def _count_texts(vector: Vector, groups: Groups, label: str) -> Vector:
+    """The same where some values are histograms."""
+    assert vector.histograms is not None
+    counts: dict[Pairs, Floats] = {}
+    for row, step in np.argwhere(vector.present).tolist():
+        histogram = vector.histograms[row, step]
+        text = format_value(vector.values[row, step]) if histogram is None else native_aggregate.text(histogram)
+        pairs = with_label(groups.series.pairs[groups.of[row]], label, text)
+        counts.setdefault(pairs, np.zeros(vector.values.shape[1]))[step] += 1
+    found = np.stack(list(counts.values())) if counts else np.empty((0, vector.values.shape[1]))
+    return Vector(SeriesSet(list(counts)), found, found > 0)
 
 
 def format_value(value: float) -> str:

@@ -6,7 +6,7 @@ the left series set. Whether they do meet is then a question of presence, for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,15 @@ from watchkeeper import errors
 from watchkeeper.kit.own_metrics import escape
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Floats, Mask
+from watchkeeper.query.evaluate import native_operators
 from watchkeeper.query.evaluate.grouping import Groups, group, sizes_of
+from watchkeeper.query.evaluate.native_operators import Results, Side
+from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.values import NAMES, Scalar, Vector, drop_name, empty, relabelled
 from watchkeeper.query.promql.ast import Binary, Matching, MatchKind
+from watchkeeper.query.promql.types import TRIMS
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import Pairs, SeriesSet, replacing
+from watchkeeper.store.series import Pairs, SeriesSet
 
 # As many as an engine has series by default; pairs beyond that come from labels that do not tell series apart.
 MAX_PAIRS = 1_000_000
@@ -42,7 +46,7 @@ COMPARISONS: dict[str, Callable[[Floats, Floats], Mask]] = {
 }
 
 
-def combine(node: Binary, left: Vector | Scalar, right: Vector | Scalar) -> Vector | Scalar:
+def combine(node: Binary, left: Vector | Scalar, right: Vector | Scalar, *, notes: Notes) -> Vector | Scalar:
     with np.errstate(all="ignore"):
         if isinstance(left, Scalar) and isinstance(right, Scalar):
             if node.op in COMPARISONS:
@@ -52,23 +56,36 @@ def combine(node: Binary, left: Vector | Scalar, right: Vector | Scalar) -> Vect
             matching = node.matching or Matching()
             if node.op in SET_OPERATORS:
                 return SET_OPERATORS[node.op](left, right, matching)
-            return _meet(node, left, right, matching=matching)
+            return _meet(node, left, right, matching=matching, notes=notes)
         if isinstance(left, Vector):
-            return _with_scalar(node, left, left.values, right.values)
+            return _with_scalar(node, left, left.values, right.values, notes=notes)
         assert isinstance(right, Vector)
-        return _with_scalar(node, right, left.values, right.values)
+        return _with_scalar(node, right, left.values, right.values, notes=notes)
 
 
-def _with_scalar(node: Binary, vector: Vector, left: Floats, right: Floats) -> Vector:
+def _with_scalar(node: Binary, vector: Vector, left: Floats, right: Floats, *, notes: Notes) -> Vector:
+    sides = (Side(values, vector.histograms if values is vector.values else None) for values in (left, right))
+    found = _outcome(node, *sides, met=vector.present, kept=vector.values, notes=notes)
+    result = Vector(vector.series, found.values, found.present, found.histograms)
+    return drop_name(result) if node.op in ARITHMETIC or node.returns_bool else result
+
+
+def _outcome(node: Binary, left: Side, right: Side, *, met: Mask, kept: Floats, notes: Notes) -> Results:
+    """What an operator makes of samples that have met; a comparison keeps samples of `kept`."""
     if node.op in ARITHMETIC:
-        return drop_name(Vector(vector.series, ARITHMETIC[node.op](left, right), vector.present))
-    holds = COMPARISONS[node.op](left, right)
-    if node.returns_bool:
-        return drop_name(Vector(vector.series, holds.astype(np.float64), vector.present))
-    return Vector(vector.series, vector.values, vector.present & holds)
+        found = Results(ARITHMETIC[node.op](left.values, right.values), met)
+    elif node.op in TRIMS:
+        found = Results(kept, np.zeros(met.shape, dtype=bool))
+        met = native_operators.refuse_numbers(node, left, right, met=met, notes=notes)
+    else:
+        holds = COMPARISONS[node.op](left.values, right.values)
+        found = Results(holds.astype(np.float64), met) if node.returns_bool else Results(kept, met & holds)
+    if left.histograms is None and right.histograms is None:
+        return found
+    return native_operators.put_into(found, node, left, right, met=met, notes=notes)
 
 
-def _meet(node: Binary, left: Vector, right: Vector, *, matching: Matching) -> Vector:
+def _meet(node: Binary, left: Vector, right: Vector, *, matching: Matching, notes: Notes) -> Vector:
     """An arithmetic or comparison operator between two vectors."""
     steps = left.values.shape[1]
     # As in Prometheus, a step at which one side is empty has no result and no complaint.
@@ -83,21 +100,16 @@ def _meet(node: Binary, left: Vector, right: Vector, *, matching: Matching) -> V
     pairs = many.series.derive_with(
         one.series,
         ("pairs", matching, drops_name),
-        lambda old: _pair(many.series, one.series, old, matching=matching, drops_name=drops_name),
+        lambda: _pair(many.series, one.series, matching=matching, drops_name=drops_name),
     )
-    lhs, rhs = many.values[pairs.many], one.values[pairs.one]
+    lhs, rhs = _side(many, pairs.many), _side(one, pairs.one)
     if is_swapped:
         lhs, rhs = rhs, lhs
     present = many.present[pairs.many] & one.present[pairs.one]
     if matching.kind is MatchKind.ONE_TO_ONE:
         _refuse_many(pairs, present)
-    if node.op in ARITHMETIC:
-        result = ARITHMETIC[node.op](lhs, rhs)
-    else:
-        holds = COMPARISONS[node.op](lhs, rhs)
-        result = holds.astype(np.float64) if node.returns_bool else lhs
-        present = present if node.returns_bool else present & holds
-    met = Vector(pairs.series, result, present)
+    found = _outcome(node, lhs, rhs, met=present, kept=lhs.values, notes=notes)
+    met = Vector(pairs.series, found.values, found.present, found.histograms)
     if matching.kind is MatchKind.ONE_TO_ONE and not pairs.has_repeats:
         # Each has what is compared in its labels, and nothing else has the same.
         return met
@@ -108,6 +120,10 @@ def _meet(node: Binary, left: Vector, right: Vector, *, matching: Matching) -> V
             "multiple matches for labels: grouping labels must ensure unique matches",
             remedy="Match on more labels, or carry over fewer with group_left or group_right",
         ) from error
+
+
+def _side(vector: Vector, rows: Ints) -> Side:
+    return Side(vector.values[rows], None if vector.histograms is None else vector.histograms[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +138,7 @@ class _Pairs:
     has_repeats: bool
 
 
-def _pair(many: SeriesSet, one: SeriesSet, old: _Pairs | None, *, matching: Matching, drops_name: bool) -> _Pairs:
+def _pair(many: SeriesSet, one: SeriesSet, *, matching: Matching, drops_name: bool) -> _Pairs:
     ours = group(many, matching.labels, is_on=matching.is_on)
     theirs = group(one, matching.labels, is_on=matching.is_on)
     partner = _link(ours.series, theirs.series)[ours.of]
@@ -134,12 +150,10 @@ def _pair(many: SeriesSet, one: SeriesSet, old: _Pairs | None, *, matching: Matc
     one_rows = theirs.order[theirs.starts[partner[many_rows]] + nth]
     kept, carried = _results(many, one, matching, drops_name=drops_name)
     if matching.include:
-        met = zip(many_rows.tolist(), one_rows.tolist(), strict=True)
-        found = [tuple(sorted(kept.pairs[row] + carried.pairs[partner])) for row, partner in met]
+        series = kept.register.met(carried.register, kept.ids[many_rows], partners=carried.ids[one_rows])
     else:
-        found = [kept.pairs[row] for row in many_rows.tolist()]
+        series = kept.register.select(kept.ids[many_rows])
     of = ours.of[many_rows]
-    series = replacing(None if old is None else old.series, found)
     return _Pairs(many_rows, one_rows, of, series, len(np.unique(of)) < len(of))
 
 
@@ -213,11 +227,13 @@ def _shared(left: Vector, right: Vector, matching: Matching) -> tuple[Groups, Gr
 def _link(series: SeriesSet, other: SeriesSet) -> Ints:
     """For each label set its row in the other set, or -1."""
 
-    def build(rows: Sequence[Pairs]) -> Ints:
-        numbers = {pairs: number for number, pairs in enumerate(other.pairs)}
-        return np.array([numbers.get(pairs, -1) for pairs in rows], dtype=np.int64)
+    def build() -> Ints:
+        row_of = np.full(len(other.register) + 1, -1, dtype=np.int64)
+        row_of[other.ids] = np.arange(len(other))
+        # A label set that the other register does not know is found at its end.
+        return row_of[series.register.towards(other.register)[series.ids]]
 
-    return series.derive(("link", other), build)
+    return series.derive_with(other, "link", build)
 
 
 def _any_of(vector: Vector, groups: Groups, wanted: Ints) -> Mask:
@@ -232,27 +248,32 @@ def _any_of(vector: Vector, groups: Groups, wanted: Ints) -> Mask:
 def _and(left: Vector, right: Vector, matching: Matching) -> Vector:
     ours, theirs, there, _ = _shared(left, right, matching)
     partner = _any_of(right, theirs, there)[ours.of]
-    return Vector(left.series, left.values, left.present & partner)
+    return Vector(left.series, left.values, left.present & partner, left.histograms)
 
 
 def _unless(left: Vector, right: Vector, matching: Matching) -> Vector:
     ours, theirs, there, _ = _shared(left, right, matching)
     partner = _any_of(right, theirs, there)[ours.of]
-    return Vector(left.series, left.values, left.present & ~partner)
+    return Vector(left.series, left.values, left.present & ~partner, left.histograms)
 
 
 def _or(left: Vector, right: Vector, matching: Matching) -> Vector:
     ours, theirs, _, back = _shared(left, right, matching)
     partner = _any_of(left, ours, back)[theirs.of]
-    series = left.series.derive_with(
-        right.series, "or", lambda old: replacing(old, [*left.series.pairs, *right.series.pairs])
-    )
+    series = left.series.derive_with(right.series, "or", lambda: _joined(left.series, right.series))
     joined = Vector(
         series,
         np.concatenate([left.values, right.values]),
         np.concatenate([left.present, right.present & ~partner]),
+        native_operators.stacked(left, right),
     )
     return relabelled(joined, series)
+
+
+def _joined(left: SeriesSet, right: SeriesSet) -> SeriesSet:
+    """The rows of both, one after the other."""
+    register, ours, theirs = left.register.joined(right.register)
+    return register.select(np.concatenate([ours[left.ids], theirs[right.ids]]))
 
 
 SET_OPERATORS = {"and": _and, "or": _or, "unless": _unless}

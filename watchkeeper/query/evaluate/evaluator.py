@@ -7,14 +7,15 @@ the numbers to the functions of this package; the value of the root goes back to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME
-from watchkeeper.query.engine import Limits, Millis, Span
-from watchkeeper.query.evaluate import binary, histograms, numbers, over_time, rates, relabel, windows
+from watchkeeper.query.engine import Floats, Limits, Millis, Span
+from watchkeeper.query.evaluate import binary, histograms, native_calls, numbers, over_time, rates, relabel, windows
 from watchkeeper.query.evaluate.aggregate import aggregate
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.notes import COUNTER_ENDINGS, Notes
@@ -22,8 +23,9 @@ from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windo
 from watchkeeper.query.promql import ast
 from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import SeriesSet
+from watchkeeper.store.histograms import Cells
 from watchkeeper.store.reading import Columns, SampleStore
+from watchkeeper.store.series import SeriesSet
 
 # Functions that look at the first and last samples of a window, or at sums that were made once for all windows.
 READ_EDGES_ONLY = frozenset(
@@ -45,6 +47,8 @@ class Evaluator:
         self._span = span
         self._spent = 0
         self._window_samples = 0
+        # Whether histograms that are read now say that they are counter resets (`native_calls.TELLING_RESETS`).
+        self._tells_resets = False
         self.notes = Notes()
 
     def evaluate(self, expr: ast.Expr, times: Millis) -> Value:
@@ -66,13 +70,14 @@ class Evaluator:
         if isinstance(value, Scalar):
             return Scalar(-value.values)
         assert isinstance(value, Vector)
-        return drop_name(Vector(value.series, -value.values, value.present))
+        negated = None if value.histograms is None else native_calls.negated(value.histograms)
+        return drop_name(Vector(value.series, -value.values, value.present, negated))
 
     def binary(self, node: ast.Binary, times: Millis) -> Value:
         left, right = self.evaluate(node.left, times), self.evaluate(node.right, times)
         assert isinstance(left, (Vector, Scalar))
         assert isinstance(right, (Vector, Scalar))
-        return binary.combine(node, left, right)
+        return binary.combine(node, left, right, notes=self.notes)
 
     def aggregate(self, node: ast.Aggregate, times: Millis) -> Value:
         vector = self.evaluate(node.expr, times)
@@ -92,12 +97,14 @@ class Evaluator:
             series, sample_ms, found = self._head.latest(node.matchers, int(at_ms[0]) - lookback_ms, int(at_ms[0]))
             self._spend(len(series) * len(times))
             shape = (len(series), len(times))
+            cells = self._revealed(found)
             present = ~(stored.is_absent(found) | stored.is_stale(found))
             # Read-only views: the one column stands for every step.
             values, mask = np.broadcast_to(found[:, None], shape), np.broadcast_to(present[:, None], shape)
-            return Vector(series, values, mask), lambda: np.broadcast_to(sample_ms[:, None], shape)
+            histograms = None if cells is None else np.broadcast_to(cells[:, None], shape)
+            return Vector(series, values, mask, histograms), lambda: np.broadcast_to(sample_ms[:, None], shape)
         columns = self._fetch(node, int(at_ms.min()) - lookback_ms, int(at_ms.max()))
-        self._spend(len(columns.series) * len(times))
+        self._spend(len(columns.series) * len(times) * (1 if columns.histograms is None else native_calls.COST))
         return windows.newest(columns, at_ms, lookback_ms=lookback_ms)
 
     def range_selector(self, node: ast.RangeSelector, times: Millis) -> Windows:
@@ -117,9 +124,12 @@ class Evaluator:
         if not len(grid):
             inner = Vector(SeriesSet([]), np.empty((0, 0)), np.empty((0, 0), dtype=bool))
         else:
+            tells, self._tells_resets = self._tells_resets, False
             inner = _as_vector(self.evaluate(node.expr, grid))
+            self._tells_resets = tells
         self._spend(inner.values.size)
-        columns = Columns(inner.series, np.zeros(len(inner.series), dtype=np.int64), grid[None, :], inner.values)
+        groups = np.zeros(len(inner.series), dtype=np.int64)
+        columns = Columns(inner.series, groups, grid[None, :], inner.values, inner.histograms)
         found = windows.over(columns, ends_ms, range_ms=node.range_ms)
         usable = None if inner.present.all() else inner.present
         return Windows(
@@ -132,6 +142,7 @@ class Evaluator:
             found.highs,
             ends_ms,
             node.range_ms,
+            found.histograms,
         )
 
     def call(self, node: ast.Call, times: Millis) -> Value:
@@ -143,10 +154,17 @@ class Evaluator:
             raise errors.QueryError(
                 f"the embedded engine has no function {node.function}()", remedy="Ask a Prometheus server"
             )
+        tells = self._tells_resets
+        self._tells_resets = native_calls.TELLING_RESETS.get(node.function, tells)
         args = tuple(self.evaluate(arg, times) for arg in node.args)
+        self._tells_resets = tells
         if node.function not in READ_EDGES_ONLY:
             self._read(arg for arg in args if isinstance(arg, Windows))
-        return function(Invocation(node, args, times, self.notes))
+        invocation = Invocation(node, args, times, self.notes)
+        if any(map(native_calls.has_histograms, args)):
+            self._spend(native_calls.cost(args, len(times)))
+            return native_calls.call(function, invocation)
+        return function(invocation)
 
     def timestamp(self, node: ast.Call, times: Millis) -> Value:
         """The time of the sample where the argument is a selector, else the time of the step."""
@@ -189,7 +207,12 @@ class Evaluator:
         left = None if limit is None else limit - self._spent
         columns = self._head.select(node.matchers, start_ms, end_ms, max_samples=left)
         self._spend(columns.values.size)
-        return columns
+        cells = self._revealed(columns.values)
+        return columns if cells is None else replace(columns, histograms=cells)
+
+    def _revealed(self, values: Floats) -> Cells | None:
+        cells = self._head.reveal(values)
+        return cells if cells is None or self._tells_resets else native_calls.without_resets(cells)
 
     def _spend(self, samples: int) -> None:
         self._spent += samples
@@ -254,7 +277,7 @@ def _of_counter(compute: Callable[[Windows], Vector]) -> PromFunction:
 
     def call(invocation: Invocation) -> Vector:
         result = compute(invocation.windows(0))
-        if suspects := result.series.derive("no_counters", lambda _: _named_unlike_counters(result.series)):
+        if suspects := result.series.remember("no_counters", lambda: _named_unlike_counters(result.series)):
             shown = (name for name, rows in suspects.items() if result.present[rows].any())
             invocation.notes.doubt_counters(dict.fromkeys(shown), invocation.call.args[0])
         return drop_name(result)

@@ -6,9 +6,8 @@ The result depends on label sets only, so it is kept with the series set and cos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import TypeVar
 
 import numpy as np
@@ -16,8 +15,8 @@ import numpy.typing as npt
 
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.evaluate.values import DROPPED_NAME, NAMES
-from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import DERIVED, Pairs, SeriesSet, replacing
+from watchkeeper.store.columns import Ints, distinct
+from watchkeeper.store.series import Pairs, SeriesSet
 
 T = TypeVar("T", bound=np.generic)
 
@@ -55,47 +54,28 @@ def signature(pairs: Pairs, names: frozenset[str], *, is_on: bool) -> Pairs:
 def group(series: SeriesSet, names: Sequence[str], *, is_on: bool) -> Groups:
     """Group series by the labels named (`by`, `on`), or by all others (`without`, `ignoring`)."""
     wanted = frozenset(names)
-
     key = ("group", wanted, is_on)
 
-    def build(rows: Sequence[Pairs]) -> Groups:
-        before: SeriesSet | None = None
-        of, new = np.empty(len(rows), dtype=np.int64), np.arange(len(rows))
-        match series.earlier(key):
-            case Groups() as old, stayed:
-                of, new, before = np.append(old.of, -1)[stayed], np.flatnonzero(stayed < 0), old.series
-        compared = (DERIVED.share(signature(rows[row], wanted, is_on=is_on)) for row in new.tolist())
-        of[new], keys = _number(compared, () if before is None else before.pairs)
-        of, keys = _without_empty(of, keys)
+    def build() -> Groups:
+        compared, numbers = series.register.mapped(key, lambda pairs: signature(pairs, wanted, is_on=is_on))
+        ids, of = distinct(numbers[series.ids], len(compared))
+        found = compared.select(ids)
         if is_on and METRIC_NAME in wanted:
-            keys = _names_set_aside(rows, of, keys)
+            found = _names_set_aside(series, of, found)
         order = np.argsort(of, kind="stable")
-        starts = np.searchsorted(of[order], np.arange(len(keys)))
-        return Groups(of, replacing(before, keys), order, starts)
+        starts = np.searchsorted(of[order], np.arange(len(found)))
+        return Groups(of, found, order, starts)
 
-    return series.derive(key, build)
-
-
-def _number(compared: Iterable[Pairs], known: Sequence[Pairs]) -> tuple[list[int], list[Pairs]]:
-    """The group of each signature, and all groups: those known in their order, then new ones."""
-    numbers = dict(zip(known, range(len(known)), strict=True))
-    found = [numbers.setdefault(pairs, len(numbers)) for pairs in compared]
-    return found, list(numbers)
+    return series.remember(key, build)
 
 
-def _without_empty(of: Ints, keys: list[Pairs]) -> tuple[Ints, list[Pairs]]:
-    is_used = np.bincount(of, minlength=len(keys)) > 0
-    if is_used.all():
-        return of, keys
-    return (np.cumsum(is_used) - 1)[of], list(compress(keys, is_used.tolist()))
-
-
-def _names_set_aside(rows: Sequence[Pairs], of: Ints, keys: list[Pairs]) -> list[Pairs]:
+def _names_set_aside(series: SeriesSet, of: Ints, groups: SeriesSet) -> SeriesSet:
     """A group's metric name is set aside if that of any of its series is."""
-    for pairs, number in zip(rows, of.tolist(), strict=True):
+    keys = list(groups.pairs)
+    for pairs, number in zip(series.pairs, of.tolist(), strict=True):
         if any(name == DROPPED_NAME for name, _ in pairs):
             keys[number] = tuple((DROPPED_NAME if name == METRIC_NAME else name, value) for name, value in keys[number])
-    return keys
+    return SeriesSet(keys)
 
 
 def sizes_of(starts: Ints, rows: int) -> Ints:

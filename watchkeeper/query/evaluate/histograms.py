@@ -1,7 +1,8 @@
 """Quantiles and fractions of classic histograms: counters per bucket, with the upper bound in the label `le`.
 
 Histograms with the same bounds are computed together, for all steps at once. Buckets that are absent
-at a step are left out there, so steps are split by which buckets they have.
+at a step are left out there, so steps are split by which buckets they have. Native histograms among the samples go to
+`native_estimates`.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import numpy as np
 
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Mask
+from watchkeeper.query.evaluate import native_estimates
 from watchkeeper.query.evaluate.aggregate import format_value
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.notes import Notes
-from watchkeeper.query.evaluate.values import Vector, drop_name, empty, label_of, merge_duplicates, with_label
+from watchkeeper.query.evaluate.values import Vector, drop_name, label_of, merge_duplicates, with_label
 from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import Pairs, SeriesSet
+from watchkeeper.store.series import Pairs, SeriesSet
 
 BOUND_LABEL = "le"
-NATIVE_ONLY = ("histogram_avg", "histogram_count", "histogram_stddev", "histogram_stdvar", "histogram_sum")
 # Differences below this share of the counts are rounding, not observations (Prometheus, promql/quantile.go).
 ROUNDING = 1e-12
 
@@ -59,10 +60,14 @@ def _quantiles_of(invocation: Invocation, quantiles_at: int, *, buckets_at: int)
     quantiles, args = invocation.scalar(quantiles_at).values, invocation.call.args
     invocation.notes.doubt_quantiles(quantiles, args[quantiles_at])
     doubts = _Doubts(invocation.notes, args[buckets_at], (quantiles >= 0) & (quantiles <= 1))
-    return _per_histogram(
-        invocation.vector(buckets_at),
-        lambda bounds, counts, steps: _quantile(bounds, counts, quantiles[steps]),
-        doubts=doubts,
+    vector = invocation.vector(buckets_at)
+    classic = _per_histogram(
+        vector.floats, lambda bounds, counts, steps: _quantile(bounds, counts, quantiles[steps]), doubts=doubts
+    )
+    if vector.histograms is None:
+        return drop_name(classic)
+    return drop_name(
+        native_estimates.with_quantiles(classic, vector, quantiles, about=doubts.about, notes=doubts.notes)
     )
 
 
@@ -89,10 +94,16 @@ def _spelled(value: float) -> str:
 
 def _histogram_fraction(invocation: Invocation) -> Vector:
     lower, upper = invocation.scalar(0).values, invocation.scalar(1).values
-    return _per_histogram(
-        invocation.vector(2),
+    vector, about = invocation.vector(2), invocation.call.args[2]
+    classic = _per_histogram(
+        vector.floats,
         lambda bounds, counts, steps: _fraction(bounds, counts, lower[steps], upper[steps]),
-        doubts=_Doubts(invocation.notes, invocation.call.args[2], np.zeros(len(lower), dtype=bool)),
+        doubts=_Doubts(invocation.notes, about, np.zeros(len(lower), dtype=bool)),
+    )
+    if vector.histograms is None:
+        return drop_name(classic)
+    return drop_name(
+        native_estimates.with_fractions(classic, vector, lower, upper, about=about, notes=invocation.notes)
     )
 
 
@@ -116,7 +127,7 @@ def _per_histogram(vector: Vector, compute: Compute, *, doubts: _Doubts) -> Vect
         present.append(np.any(there, axis=0).reshape(shape))
         series.extend(layout.series)
     shared = vector.series.derive("histogram_series", lambda _: SeriesSet(series))
-    return drop_name(Vector(shared, np.concatenate(values), np.concatenate(present)))
+    return Vector(shared, np.concatenate(values), np.concatenate(present))
 
 
 def _bound(pairs: Pairs) -> float | None:
@@ -235,13 +246,8 @@ def _rank_of(bounds: Floats, counts: Floats, value: Floats) -> Floats:
     return np.asarray(np.where(inside, np.minimum(rank, counts[-1]), counts[-1]))
 
 
-def _of_native(invocation: Invocation) -> Vector:
-    """Nothing, as in Prometheus: these look at native histograms alone, and here all samples are numbers."""
-    return empty(len(invocation.times_ms))
-
-
 FUNCTIONS: dict[str, PromFunction] = {
-    **dict.fromkeys(NATIVE_ONLY, _of_native),
+    **native_estimates.FUNCTIONS,
     "histogram_quantile": _histogram_quantile,
     "histogram_quantiles": _histogram_quantiles,
     "histogram_fraction": _histogram_fraction,

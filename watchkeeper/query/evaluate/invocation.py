@@ -11,7 +11,7 @@ from watchkeeper.query.engine import Millis
 from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows
 from watchkeeper.query.promql import ast
-from watchkeeper.store.index import SeriesSet
+from watchkeeper.store.series import SeriesSet
 
 
 @dataclass(frozen=True, slots=True, eq=False)

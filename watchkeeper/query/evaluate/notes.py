@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from watchkeeper.model.histograms import Combined
 from watchkeeper.query.engine import Floats
 from watchkeeper.query.promql import ast
 from watchkeeper.query.promql.mistakes import place
@@ -40,12 +41,12 @@ class Notes:
     def doubt_quantiles(self, quantiles: Floats, about: ast.Expr) -> None:
         wrong = quantiles[~((quantiles >= 0) & (quantiles <= 1))]
         for quantile in np.unique(wrong).tolist():
-            self.warn(f"quantile value should be between 0 and 1, got {_go(quantile)}", about)
+            self.warn(f"quantile value should be between 0 and 1, got {go_number(quantile)}", about)
 
     def doubt_ratios(self, ratios: Floats, about: ast.Expr) -> None:
         for ratio in np.unique(ratios[np.abs(ratios) > 1]).tolist():
             capped = "1" if ratio > 0 else "-1"
-            self.warn(f"ratio value should be between -1 and 1, got {_go(ratio)}, capping to {capped}", about)
+            self.warn(f"ratio value should be between -1 and 1, got {go_number(ratio)}, capping to {capped}", about)
 
     def doubt_counters(self, names: Iterable[str], about: ast.Expr) -> None:
         for name in names:
@@ -59,6 +60,33 @@ class Notes:
 
     def doubt_monotonicity(self, name: str, about: ast.Expr) -> None:
         self.tell(MONOTONICITY + _for_metric(name), about)
+
+    def doubt_native(self, doubt: str, name: str, about: ast.Expr) -> None:
+        self.tell(doubt + _for_metric(name), about)
+
+    def doubt_mixed_buckets(self, name: str, about: ast.Expr) -> None:
+        self.warn("vector contains a mix of classic and native histograms" + _for_metric(name), about)
+
+    def doubt_mixed_samples(self, name: str, about: ast.Expr) -> None:
+        self.warn(f'encountered a mix of histograms and floats for metric name "{name}"', about)
+
+    def doubt_schemas(self, name: str, about: ast.Expr) -> None:
+        what = "vector contains a mix of histograms with exponential and custom buckets schemas"
+        self.warn(f'{what} for metric name "{name}"', about)
+
+    def doubt_kind(self, name: str, about: ast.Expr, *, wanted: str) -> None:
+        self.warn(f'this native histogram metric is not a {wanted}: "{name}"', about)
+
+    def doubt_combined(self, found: Combined, about: ast.Expr, *, operation: str) -> None:
+        """What adding or subtracting histograms had to put up with."""
+        if found.is_conflicting:
+            self.warn(f"conflicting counter resets during histogram {operation}", about)
+        if found.is_reconciled:
+            self.tell(f"mismatched custom buckets were reconciled during {operation}", about)
+
+    def doubt_ignored(self, name: str, about: ast.Expr) -> None:
+        what = "ignored histograms in a range containing both floats and histograms"
+        self.tell(f'{what} for metric name "{name}"', about)
 
     def doubt_order(self, about: ast.Expr) -> None:
         self.warn("sort is ineffective for range queries since results are always ordered by labels", about)
@@ -81,7 +109,7 @@ def _for_metric(name: str) -> str:
     return f' for metric name "{name}"' if name else ""
 
 
-def _go(value: float) -> str:
+def go_number(value: float) -> str:
     """A number as Go's %g writes it."""
     if np.isnan(value):
         return "NaN"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import re2
@@ -13,7 +15,7 @@ from watchkeeper.query.engine import Mask, MatchOp
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.values import Vector, label_of, relabelled, with_label
 from watchkeeper.query.promql import ast
-from watchkeeper.store.index import Pairs, SeriesSet
+from watchkeeper.store.series import Pairs, SeriesSet
 
 # `$1`, `${name}` and `$$` in a replacement, as Go's regexp.Expand reads them.
 PLACEHOLDER = re.compile(r"\$(?:\{(\w+)\}|(\w+)|(\$))")
@@ -24,14 +26,7 @@ def _label_replace(invocation: Invocation) -> Vector:
     vector = invocation.vector(0)
     target, replacement, source, pattern = (invocation.text(at) for at in range(1, 5))
     _check_label_name(target, "label_replace")
-    options = re2.Options()
-    options.dot_nl = True
-    options.log_errors = False
-    try:
-        compiled = re2.compile(pattern, options)
-    except re2.error as error:
-        raise errors.QueryError(f"invalid regular expression in label_replace(): {errors.quote(pattern)}") from error
-
+    compiled = _compiled(pattern)
     expanded: dict[str, str | None] = {}
 
     def replace(pairs: Pairs) -> Pairs:
@@ -43,6 +38,17 @@ def _label_replace(invocation: Invocation) -> Vector:
         return pairs if found is None else with_label(pairs, target, found)
 
     return relabelled(vector, vector.series.mapped(("replace", target, replacement, source, pattern), replace))
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> Any:
+    options = re2.Options()
+    options.dot_nl = True
+    options.log_errors = False
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        raise errors.QueryError(f"invalid regular expression in label_replace(): {errors.quote(pattern)}") from error
 
 
 def _expand(replacement: str, match: re.Match[str]) -> str:

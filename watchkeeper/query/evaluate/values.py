@@ -6,8 +6,7 @@ and remember the label work done on them (`SeriesSet.derive`), so that a repeate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,7 +15,8 @@ from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Mask, Millis
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import Pairs, SeriesSet
+from watchkeeper.store.histograms import Cells
+from watchkeeper.store.series import Pairs, SeriesSet
 
 # A function that takes the metric name away moves it to this label, which stands where the name stood in the order
 # of labels; the engine drops it from the answer. So `label_replace(rate(…), "…", "$1", "__name__", "(.+)")` works and
@@ -27,15 +27,27 @@ NAMES = (METRIC_NAME, DROPPED_NAME)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vector:
-    """`values[s, t]` of series s at step t, where `present[s, t]`."""
+    """`values[s, t]` of series s at step t, where `present[s, t]`.
+
+    `histograms` is None where all samples are numbers, as nearly always; else a cell of it is None where the sample is
+    a number, and where it is not the number there means nothing.
+    """
 
     series: SeriesSet
     values: Floats
     present: Mask
+    histograms: Cells | None = None
 
     def only(self, rows: Ints) -> Vector:
-        pairs = self.series.pairs
-        return Vector(SeriesSet([pairs[row] for row in rows.tolist()]), self.values[rows], self.present[rows])
+        histograms = None if self.histograms is None else self.histograms[rows]
+        return Vector(self.series.only(rows), self.values[rows], self.present[rows], histograms)
+
+    @property
+    def floats(self) -> Vector:
+        """The vector with its numbers only."""
+        if self.histograms is None:
+            return self
+        return Vector(self.series, self.values, self.present & is_none(self.histograms))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,9 +79,24 @@ class Windows:
     highs: Ints
     ends_ms: Millis
     range_ms: int
+    # As in a vector, for each slot.
+    histograms: Cells | None = None
+
+    @property
+    def floats(self) -> Windows:
+        """The windows with their numbers only."""
+        if self.histograms is None:
+            return self
+        numbers = is_none(self.histograms)
+        return replace(self, usable=numbers if self.usable is None else self.usable & numbers, histograms=None)
 
 
 Value = Vector | Scalar | Text | Windows
+
+
+def is_none(cells: Cells) -> Mask:
+    none: Mask = cells == np.array(None, dtype=object)
+    return none
 
 
 def empty(steps: int) -> Vector:
@@ -78,17 +105,17 @@ def empty(steps: int) -> Vector:
 
 def drop_name(vector: Vector) -> Vector:
     """The vector with its metric names set aside: the answer has none, and label functions can still read them."""
-    series = vector.series.mapped("drop_name", _set_aside)
     if not vector.series.has_one_name:
-        return relabelled(vector, series)
+        return relabelled(vector, vector.series.mapped("drop_name", _set_aside))
     # Series of one metric differ in other labels.
+    series = vector.series.mapped("drop_one_name", _set_aside, are_apart=True)
     series.has_one_name = True
-    return Vector(series, vector.values, vector.present)
+    return Vector(series, vector.values, vector.present, vector.histograms)
 
 
 def without_dropped(vector: Vector) -> Vector:
     """The vector as an answer shows it; QueryError if two series become one at the same step."""
-    if not vector.series.derive("has_dropped", _has_dropped):
+    if not vector.series.remember("has_dropped", lambda: _any_dropped(vector.series)):
         return vector
     return relabelled(vector, vector.series.mapped("without_dropped", _without_dropped))
 
@@ -116,8 +143,12 @@ def _dropped(name: str) -> tuple[str, str]:
     return DROPPED_NAME, name
 
 
-def _has_dropped(series: Sequence[Pairs]) -> bool:
-    return any(name == DROPPED_NAME for pairs in series for name, _ in pairs)
+def _any_dropped(series: SeriesSet) -> bool:
+    return bool(series.register.column("has_dropped", _has_dropped)[series.ids].any())
+
+
+def _has_dropped(pairs: Pairs) -> bool:
+    return any(name == DROPPED_NAME for name, _ in pairs)
 
 
 def _without_dropped(pairs: Pairs) -> Pairs:
@@ -126,12 +157,12 @@ def _without_dropped(pairs: Pairs) -> Pairs:
 
 def relabelled(vector: Vector, series: SeriesSet) -> Vector:
     """The vector under new label sets, row by row; rows that become the same series are merged."""
-    return merge_duplicates(Vector(series, vector.values, vector.present))
+    return merge_duplicates(Vector(series, vector.values, vector.present, vector.histograms))
 
 
 def merge_duplicates(vector: Vector) -> Vector:
     """Join rows with equal label sets; QueryError where two of them have a value at the same step."""
-    merging = vector.series.derive("merging", _merging)
+    merging = vector.series.remember("merging", lambda: _merging(vector.series))
     if merging.rows is None:
         return vector
     order, starts = merging.order, merging.starts
@@ -148,7 +179,11 @@ def merge_duplicates(vector: Vector) -> Vector:
     values = np.zeros(counts.shape)
     rows, steps = np.nonzero(vector.present)
     values[merging.rows[rows], steps] = vector.values[rows, steps]
-    return Vector(merging.series, values, counts == 1)
+    histograms = None
+    if vector.histograms is not None:
+        histograms = np.full(counts.shape, None, dtype=object)
+        histograms[merging.rows[rows], steps] = vector.histograms[rows, steps]
+    return Vector(merging.series, values, counts == 1, histograms)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,14 +196,14 @@ class _Merging:
     starts: Ints
 
 
-def _merging(series: Sequence[Pairs]) -> _Merging:
-    numbers: dict[Pairs, int] = {}
-    for pairs in series:
-        numbers.setdefault(pairs, len(numbers))
+def _merging(series: SeriesSet) -> _Merging:
+    ids, firsts, rows = np.unique(series.ids, return_index=True, return_inverse=True)
     nothing = np.empty(0, dtype=np.int64)
-    if len(numbers) == len(series):
+    if len(ids) == len(series):
         return _Merging(None, SeriesSet([]), nothing, nothing)
-    rows = np.array([numbers[pairs] for pairs in series], dtype=np.int64)
+    # Each is where its first row was.
+    by_first = np.argsort(firsts)
+    rows = np.argsort(by_first)[rows]
     order = np.argsort(rows, kind="stable")
-    starts = np.searchsorted(rows[order], np.arange(len(numbers)))
-    return _Merging(rows, SeriesSet(list(numbers)), order, starts)
+    starts = np.searchsorted(rows[order], np.arange(len(ids)))
+    return _Merging(rows, series.register.select(ids[by_first]), order, starts)

@@ -19,6 +19,7 @@ from watchkeeper.query.engine import Floats, Mask, Millis
 from watchkeeper.query.evaluate.values import Vector, Windows
 from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
+from watchkeeper.store.histograms import Cells
 from watchkeeper.store.reading import Columns
 
 T = TypeVar("T", bound=np.generic)
@@ -101,13 +102,19 @@ def newest(columns: Columns, at_ms: Millis, *, lookback_ms: int) -> tuple[Vector
         times = columns.times[groups[:, None], np.maximum(own, 0)]
         present = (own >= 0) & (times > at_ms - lookback_ms)
         values = np.take_along_axis(columns.values, np.maximum(own, 0), axis=1)
-        return Vector(columns.series, values, present & ~stored.is_stale(values)), lambda: times
+        histograms = _cells_at(columns, np.maximum(own, 0))
+        return Vector(columns.series, values, present & ~stored.is_stale(values), histograms), lambda: times
     group_times = np.take_along_axis(columns.times, np.maximum(slots, 0), axis=1)
     values = Picks(np.maximum(slots, 0)).of(columns.values, groups)
     present = _spread((slots >= 0) & (group_times > at_ms - lookback_ms), groups)
     if may_lack:
         present = present & ~stored.is_stale(values)
-    return Vector(columns.series, values, present), lambda: group_times[groups]
+    histograms = _cells_at(columns, np.maximum(slots, 0)[groups]) if columns.histograms is not None else None
+    return Vector(columns.series, values, present, histograms), lambda: group_times[groups]
+
+
+def _cells_at(columns: Columns, slots: Ints) -> Cells | None:
+    return None if columns.histograms is None else np.take_along_axis(columns.histograms, slots, axis=1)
 
 
 def _spread(holds: Mask, groups: Ints) -> Mask:
@@ -131,6 +138,7 @@ def over(columns: Columns, ends_ms: Millis, *, range_ms: int) -> Windows:
         highs=bounds(columns.times, ends_ms),
         ends_ms=ends_ms,
         range_ms=range_ms,
+        histograms=columns.histograms,
     )
 
 

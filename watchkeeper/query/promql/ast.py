@@ -113,7 +113,10 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """`op` is as written: + - * / % ^ atan2 == != > < >= <= and or unless. `matching` is None if a side is a scalar."""
+    """`op` is as written: + - * / % ^ atan2 == != > < >= <= </ >/ and or unless.
+
+    `matching` is None if a side is a scalar.
+    """
 
     op: str
     left: Expr

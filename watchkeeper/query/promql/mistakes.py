@@ -11,8 +11,9 @@ from watchkeeper.query.promql.functions import AGGREGATIONS
 
 EXPERIMENTAL = "Watchkeeper speaks stable PromQL; this is an experiment behind a feature flag of Prometheus"
 WORD_OPERATORS = frozenset({"and", "or", "unless", "atan2"})
-SIGN_OPERATORS = frozenset(("+", "-", "*", "/", "%", "^", "==", "!=", ">", "<", ">=", "<=", "@", "=~", "!~"))
-TRIM_OPERATORS = frozenset({"</", ">/"})
+SIGN_OPERATORS = frozenset(
+    ("+", "-", "*", "/", "%", "^", "==", "!=", ">", "<", ">=", "<=", "</", ">/", "@", "=~", "!~")
+)
 KEYWORDS = frozenset({"bool", "on", "ignoring", "group_left", "group_right", "by", "without", "offset"})
 UNCLOSED = {
     '"': "unterminated quoted string",
@@ -74,8 +75,6 @@ def complain(kind: str, text: str, *, context: str, expected: str) -> str:
     """What to say about a token that has no place here."""
     if kind == "bad":
         return describe_bad(text)
-    if kind in TRIM_OPERATORS:
-        return "trim operators are experimental and only for native histograms"
     problem = f"unexpected {describe(kind, text)}"
     problem += f" in {context}" if context else ""
     return problem + (f", expected {expected}" if expected else "")

@@ -24,7 +24,7 @@ from watchkeeper.query.promql.patterns import compile_pattern, matches
 BINDING = {
     "or": 1,
     **dict.fromkeys(("and", "unless"), 2),
-    **dict.fromkeys(("==", "!=", ">", "<", ">=", "<="), 3),
+    **dict.fromkeys(("==", "!=", ">", "<", ">=", "<=", "</", ">/"), 3),
     **dict.fromkeys(("+", "-"), 4),
     **dict.fromkeys(("*", "/", "%", "atan2"), 5),
     "^": 6,

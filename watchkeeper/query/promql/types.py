@@ -12,6 +12,7 @@ from watchkeeper.query.promql.functions import AGGREGATION_PARAMETERS, FUNCTIONS
 from watchkeeper.query.promql.mistakes import Mistake
 
 COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
+TRIMS = frozenset({"</", ">/"})
 SET_OPERATORS = frozenset({"and", "or", "unless"})
 SCALAR, INSTANT = ValueType.SCALAR, ValueType.INSTANT
 FIXED_TYPES: dict[type, ValueType] = {
@@ -92,6 +93,8 @@ def settle_matching(
     if left is SCALAR or right is SCALAR:
         if is_set:
             raise Mistake(f'set operator "{op}" not allowed in binary scalar expression', at)
+        if op in TRIMS and left is right:
+            raise Mistake(f'operator "{op}" not allowed for Scalar operations', at)
         if is_comparison and not returns_bool and left is right:
             raise Mistake("comparisons between scalars must use BOOL modifier", at)
         if matching.labels:

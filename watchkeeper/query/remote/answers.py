@@ -8,7 +8,7 @@ Mimir answer in it with small additions, which are understood here. What a serve
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import orjson
 from watchkeeper import errors
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
+from watchkeeper.query import histogram_json
 from watchkeeper.query.engine import Answer, Frame, Kind, Matcher, Millis, Span
 from watchkeeper.query.remote.http import Response
 
@@ -98,11 +99,20 @@ def instant(found: Any, at_ms: int, said: Said) -> Answer:
         value = np.array([[float(result[1])]])
         return Answer(kind, Frame([Labels()], times, value, np.ones((1, 1), dtype=bool)), None, *said)
     if kind is Kind.MATRIX:
-        return Answer(kind, _raw_frame(result), None, said.warnings + _histograms(result), said.infos)
-    rows = [row for row in result if "value" in row]
-    values = np.array([float(row["value"][1]) for row in rows], dtype=np.float64).reshape(-1, 1)
-    frame = Frame([Labels(row["metric"]) for row in rows], times, values, np.ones_like(values, dtype=bool))
-    return Answer(kind, frame, None, said.warnings + _histograms(result), said.infos)
+        return Answer(kind, _raw_frame(result), None, *said)
+    values = np.array([float(row["value"][1]) if "value" in row else np.nan for row in result], dtype=np.float64)
+    present = np.array(["value" in row for row in result], dtype=bool)
+    cells = np.full((len(result), 1), None, dtype=object)
+    for number, row in enumerate(result):
+        cells[number, 0] = histogram_json.read(row["histogram"][1]) if "histogram" in row else None
+    frame = Frame(
+        [Labels(row["metric"]) for row in result],
+        times,
+        values.reshape(-1, 1),
+        present.reshape(-1, 1),
+        None if present.all() else cells,
+    )
+    return Answer(kind, frame, None, *said)
 
 
 def ranged(found: Any, span: Span, said: Said) -> Answer:
@@ -110,17 +120,16 @@ def ranged(found: Any, span: Span, said: Said) -> Answer:
     kind, result = _shape(found)
     if kind is not Kind.MATRIX:
         raise errors.StoreError(f"the server answered a range query with a {kind}", remedy="Look at the server's log")
-    rows = [row for row in result if row.get("values")]
+    rows = [row for row in result if row.get("values") or row.get("histograms")]
     times = span.times
-    values, present = np.zeros((len(rows), len(times))), np.zeros((len(rows), len(times)), dtype=bool)
-    for number, row in enumerate(rows):
-        at, rest = np.divmod(_millis(row["values"]) - span.start_ms, span.step_ms)
+
+    def place(points: Sequence[Any]) -> Millis:
+        at, rest = np.divmod(_millis(points) - span.start_ms, span.step_ms)
         if rest.any() or not 0 <= int(at[0]) <= int(at[-1]) < len(times):
             raise errors.StoreError("the server answered with times that were not asked for")
-        values[number, at] = [float(value) for _, value in row["values"]]
-        present[number, at] = True
-    frame = Frame([Labels(row["metric"]) for row in rows], times, values, present)
-    return Answer(kind, frame, None, said.warnings + _histograms(result), said.infos)
+        return at
+
+    return Answer(kind, _filled(rows, times, place), None, *said)
 
 
 def label_sets(found: Any) -> list[Labels]:
@@ -173,10 +182,20 @@ def _shape(found: Any) -> tuple[Kind, Sequence[Any]]:
     return Kind(found["resultType"]), found.get("result") or []
 
 
-def _histograms(result: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Native histograms have no place in a frame of numbers; that is said."""
-    count = sum("histogram" in row or "histograms" in row for row in result)
-    return (f"{count} series of native histograms were left out",) if count else ()
+def _filled(rows: Sequence[Mapping[str, Any]], axis: Millis, place: Callable[[Sequence[Any]], Millis]) -> Frame:
+    """Series with their points on an axis; `place` says where on it points lie."""
+    shape = (len(rows), len(axis))
+    values, present = np.zeros(shape), np.zeros(shape, dtype=bool)
+    cells = np.full(shape, None, dtype=object) if any(row.get("histograms") for row in rows) else None
+    for number, row in enumerate(rows):
+        if points := row.get("values"):
+            at = place(points)
+            values[number, at] = [float(value) for _, value in points]
+            present[number, at] = True
+        if cells is not None and (points := row.get("histograms")):
+            for slot, (_, plain) in zip(place(points).tolist(), points, strict=True):
+                cells[number, slot] = histogram_json.read(plain)
+    return Frame([Labels(row["metric"]) for row in rows], axis, values, present, cells)
 
 
 def _millis(points: Sequence[Sequence[Any]]) -> Millis:
@@ -185,12 +204,7 @@ def _millis(points: Sequence[Sequence[Any]]) -> Millis:
 
 def _raw_frame(result: Sequence[Mapping[str, Any]]) -> Frame:
     """Samples with their own times, on an axis of all of them."""
-    rows = [row for row in result if row.get("values")]
-    own = [_millis(row["values"]) for row in rows]
+    rows = [row for row in result if row.get("values") or row.get("histograms")]
+    own = [_millis(points) for row in rows for points in (row.get("values"), row.get("histograms")) if points]
     axis = np.unique(np.concatenate(own)) if own else np.empty(0, dtype=np.int64)
-    values, present = np.zeros((len(rows), len(axis))), np.zeros((len(rows), len(axis)), dtype=bool)
-    for number, (row, times) in enumerate(zip(rows, own, strict=True)):
-        at = np.searchsorted(axis, times)
-        values[number, at] = [float(value) for _, value in row["values"]]
-        present[number, at] = True
-    return Frame([Labels(row["metric"]) for row in rows], axis, values, present)
+    return _filled(rows, axis, lambda points: np.searchsorted(axis, _millis(points)))

@@ -16,10 +16,11 @@ from itertools import islice
 
 from watchkeeper import errors
 from watchkeeper.kit.logs import fields
+from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import remote_write
-from watchkeeper.query.engine import Appended
+from watchkeeper.query.engine import AnySample, Appended
 from watchkeeper.query.remote import answers
 from watchkeeper.query.remote.http import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Client, Request
 
@@ -51,7 +52,7 @@ class Sender:
     def __init__(self, client: Client, *, max_queued: int = QUEUED_SAMPLES) -> None:
         self._client = client
         self._max_queued = max_queued
-        self._queue: deque[Sequence[Sample]] = deque()
+        self._queue: deque[Sequence[AnySample]] = deque()
         self._queued = 0
         self._in_flight = 0
         self._change = threading.Condition()
@@ -66,7 +67,7 @@ class Sender:
         """Samples that the server has not taken yet."""
         return self._queued + self._in_flight
 
-    def send(self, samples: Iterable[Sample]) -> Appended:
+    def send(self, samples: Iterable[AnySample]) -> Appended:
         """Write samples now; StoreError says why the server cannot be written to, and from which sample on."""
         kept, dropped, rest = 0, Counter[str](), iter(samples)
         while batch := list(islice(rest, BATCH_SAMPLES)):
@@ -80,7 +81,7 @@ class Sender:
             dropped.update(taken.dropped)
         return Appended(kept, dict(dropped))
 
-    def offer(self, samples: Sequence[Sample]) -> Appended:
+    def offer(self, samples: Sequence[AnySample]) -> Appended:
         """Queue samples without waiting; counts those that had to go to make room."""
         lost = 0
         with self._change:
@@ -123,25 +124,25 @@ class Sender:
                 self._in_flight = 0
                 self._change.notify_all()
 
-    def _next_batch(self) -> list[Sample] | None:
+    def _next_batch(self) -> list[AnySample] | None:
         """The oldest samples, up to a batch; None when the sender closes."""
         with self._change:
             self._change.wait_for(lambda: self._queue or self._closing.is_set())
             if self._closing.is_set():
                 return None
-            batch: list[Sample] = []
+            batch: list[AnySample] = []
             while self._queue and (not batch or len(batch) + len(self._queue[0]) <= BATCH_SAMPLES):
                 batch += self._queue.popleft()
             self._queued -= len(batch)
             self._in_flight = len(batch)
             return batch
 
-    def _deliver(self, batch: list[Sample]) -> None:
+    def _deliver(self, batch: list[AnySample]) -> None:
         for part in (batch[at : at + BATCH_SAMPLES] for at in range(0, len(batch), BATCH_SAMPLES)):
             if not self._insist(part):
                 self.dropped["closed"] += len(part)
 
-    def _insist(self, part: list[Sample]) -> bool:
+    def _insist(self, part: list[AnySample]) -> bool:
         """Write samples, again and again while the server is away; False when the sender closes first."""
         pause = FIRST_PAUSE_SECONDS
         while not self._closing.is_set():
@@ -156,7 +157,7 @@ class Sender:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         return False
 
-    def _write(self, batch: list[Sample]) -> Appended:
+    def _write(self, batch: list[AnySample]) -> Appended:
         """Write samples in few requests; only those that the server refuses for themselves are lost."""
         kept, dropped, halvings, message = 0, Counter[str](), 0, ""
         parts = [batch]
@@ -181,9 +182,11 @@ class Sender:
             self.problem = None
         return Appended(kept, dict(dropped))
 
-    def _post(self, samples: list[Sample]) -> str | None:
+    def _post(self, samples: list[AnySample]) -> str | None:
         """Why the server refuses exactly these samples, or None; StoreError for any other trouble."""
-        body = remote_write.encode(list(by_series(samples)))
+        histograms = [one for one in samples if isinstance(one, HistogramSample)]
+        numbers = [one for one in samples if isinstance(one, Sample)]
+        body = remote_write.encode(list(by_series(numbers)), histograms)
         response = self._client.send(Request("POST", "", body=body, headers=remote_write.HEADERS))
         if 200 <= response.status < 300:
             return None

@@ -22,11 +22,16 @@ from watchkeeper.remediate.orders import Outbox
 WITH_NODES = frozenset({config.DriverName.KUBERNETES, config.DriverName.SLURM})
 
 
+def gives_orders(settings: config.Settings) -> bool:
+    """Whether agents are asked to do what the cluster cannot."""
+    return settings.hub.order_key_file is not None and settings.remediate.driver in WITH_NODES
+
+
 def with_nodes(
     cluster: Driver, settings: config.Settings, outbox: Callable[[], Outbox | None], *, time: clock.Clock
 ) -> Driver:
     """The cluster's driver, with the agents of its nodes where the hub has a key for them."""
-    if settings.hub.order_key_file is None or settings.remediate.driver not in WITH_NODES:
+    if not gives_orders(settings):
         return cluster
     return Together(cluster, NodeOrders(outbox, time))
 

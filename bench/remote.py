@@ -1,0 +1,118 @@
+"""A large fleet on a server: what scraping, remote write and rules cost when VictoriaMetrics keeps the samples.
+
+The pages of a simulated fleet are read by the real pipeline in simulated time and written to a real VictoriaMetrics by
+remote write; rules ask it over HTTP. What the simulator takes is measured and left out. CPU seconds are of one scrape
+interval of 15 s; `lost` are samples that were offered and not taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from bench.idle import cpu_seconds, resident_mib
+from bench.scale import INTERVAL_SECONDS, SERIES_PER_GPU, TimedLine, TimedSimulation
+from tests import servers
+from watchkeeper.config import settings
+from watchkeeper.drill.watch import Pace, Watch
+from watchkeeper.query import prometheus
+from watchkeeper.query.remote.http import Client
+from watchkeeper.query.remote.sender import Sender
+from watchkeeper.rules import evaluate
+from watchkeeper.sim.simulation import SimSettings
+
+FLUSH_SECONDS = 600.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", type=int, default=2000)
+    parser.add_argument("--warm", type=int, default=2, help="intervals before looking: in the first all series are new")
+    parser.add_argument("--intervals", type=int, default=4, help="intervals to look at")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    port = servers.free_port()
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory() as folder:
+        line = [servers.require("victoria-metrics"), f"-httpListenAddr=127.0.0.1:{port}"]
+        line += [f"-storageDataPath={folder}/vm", "-retentionPeriod=24", "-search.latencyOffset=0s"]
+        line += [
+            "-search.maxUniqueTimeseries=20000000",
+            "-search.maxQueryDuration=120s",
+            "-search.maxSamplesPerQuery=10000000000",
+        ]
+        with servers.running(line, ready_url=f"{url}/health", log=Path(folder) / "vm.log") as server:
+            return asyncio.run(watched(options, url, Path(folder), server.pid))
+
+
+async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int) -> dict[str, Any]:
+    simulation = TimedSimulation(SimSettings(gpus=options.gpus, seed=7))
+    line, engine = TimedLine(simulation), engine_of(url, options.gpus)
+    watch = Watch(simulation, folder, pace=Pace(INTERVAL_SECONDS, INTERVAL_SECONDS), line=line, remote=engine)
+    try:
+        await spend(watch, url, options.warm)
+        own = time.process_time() - simulation.cpu_seconds - line.cpu_seconds
+        there, began, written = cpu_seconds(pid), time.monotonic(), rows(url)
+        await spend(watch, url, options.intervals)
+        used = (time.process_time() - simulation.cpu_seconds - line.cpu_seconds - own) / options.intervals
+        states = watch.pipeline.rule_state.values()
+        return {
+            "gpus": options.gpus,
+            "series": len(engine._numbered),
+            "samples_an_interval": round((rows(url) - written) / options.intervals),
+            "lost": sum(loop.left_out.total() for _, loop in watch._loops),
+            "rules_failing": sum(state.health is not evaluate.Health.OK for state in states),
+            "cpu_seconds": round(used, 2),
+            "server_cpu_seconds": round((cpu_seconds(pid) - there) / options.intervals, 2),
+            "core_share": round(used / INTERVAL_SECONDS, 3),
+            "seconds": round((time.monotonic() - began) / options.intervals, 1),
+            "server_memory_mib": round(resident_mib(pid), 1),
+        }
+    finally:
+        watch.close()
+        engine.close()
+
+
+def engine_of(url: str, gpus: int) -> prometheus.PrometheusEngine:
+    access = settings.Query(
+        engine=settings.QueryEngine.PROMETHEUS,
+        url=url,
+        write_url=f"{url}/api/v1/write",
+        timeout="120s",
+        max_series=SERIES_PER_GPU * gpus,
+    )
+    engine = prometheus.PrometheusEngine(access)
+    # Simulated time does not wait for the server; a hub's queue has the real time between two scrapes.
+    engine.sender = Sender(
+        Client(access, f"{url}/api/v1/write", key="query.write_url"), max_queued=SERIES_PER_GPU * gpus
+    )
+    return engine
+
+
+async def spend(watch: Watch, url: str, intervals: int) -> None:
+    """Let intervals pass; before rules have their turn the server can see what was written."""
+    assert isinstance(watch.engine, prometheus.PrometheusEngine)
+    assert watch.engine.sender is not None
+    for second in range(1, intervals * INTERVAL_SECONDS + 1):
+        await watch.advance(1)
+        if not watch.engine.sender.flush(FLUSH_SECONDS):
+            raise RuntimeError(f"the server did not take what was written within {FLUSH_SECONDS:g} s")
+        if second % INTERVAL_SECONDS == INTERVAL_SECONDS - 1:
+            with urllib.request.urlopen(f"{url}/internal/force_flush", timeout=FLUSH_SECONDS):
+                pass
+
+
+def rows(url: str) -> float:
+    """Samples that the server has taken so far."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(
+        float(one.rpartition(" ")[2])
+        for one in lines
+        if one.startswith('vm_rows_inserted_total{type="promremotewrite"}')
+    )

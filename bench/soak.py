@@ -1,0 +1,98 @@
+"""A simulated day with flat memory: a real hub over a simulated fleet, sped up, with faults, repairs and readers.
+
+Each simulated hour a fault strikes and heals; all the while panels and pages are asked for. Resident memory of the hub
+is the kernel's figure at hours 2, 12 and 24. Blocks are kept for 6 hours here, so that what grows with them has its
+size by the second look. A machine that is too slow for the speed shows in `turns_missed`, turns of rules that the hub
+did not come to in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.idle import cpu_seconds, resident_mib
+from bench.overload import missed_turns
+from tests import servers
+from tests.product.running import WATCHKEEPER
+
+FAULTS = ("xid-31", "xid-94", "cuda-oom", "fan-failure", "xid-63")
+ASKED = (
+    "/api/v1/query?query=avg%20by%20(Hostname)%20(DCGM_FI_DEV_GPU_TEMP)",
+    "/api/incidents?open=0&limit=200",
+    "/api/fleet",
+    "/api/status",
+)
+HOUR = 3600.0
+PAUSE_SECONDS = 0.5
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", type=int, default=64)
+    parser.add_argument("--hours", type=float, default=24.0, help="simulated")
+    parser.add_argument("--speed", type=float, default=150.0, help="simulated seconds in a second")
+    parser.add_argument("--at", type=float, nargs="+", default=[2.0, 12.0, 24.0], help="hours to look at memory")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as kept, world(Path(kept), options) as (simulator, url, pid):
+        began, held, asked, hour = time.monotonic(), dict[str, float](), 0, 0
+        looks = sorted(at for at in options.at if at <= options.hours)
+        while (passed := (time.monotonic() - began) * options.speed / HOUR) < options.hours:
+            if passed >= hour + 1:
+                hour = int(passed)
+                strike(simulator, FAULTS[hour % len(FAULTS)])
+            while looks and passed >= looks[0]:
+                held[f"hour {looks.pop(0):g}"] = round(resident_mib(pid), 1)
+                sys.stderr.write(f"soak: {passed:.1f} of {options.hours:g} h, {held}\n")
+            read(url + ASKED[asked % len(ASKED)])
+            asked += 1
+            time.sleep(PAUSE_SECONDS)
+        held |= {f"hour {at:g}": round(resident_mib(pid), 1) for at in looks}
+        *_, middle, last = [0.0, *held.values()]
+        return {
+            "gpus": options.gpus,
+            "hours": options.hours,
+            "memory_mib": held,
+            "growth_since_the_look_before": round(last / middle, 3) if middle else None,
+            "incidents": len(read(f"{url}/api/incidents?open=0&limit=1000")["incidents"]),
+            "questions": asked,
+            "turns_missed": missed_turns(url),
+            "core_share": round(cpu_seconds(pid) / (time.monotonic() - began), 2),
+        }
+
+
+@contextlib.contextmanager
+def world(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
+    """The addresses of a simulated fleet and of the hub over it, and the hub's process."""
+    fleet, port, epoch = servers.free_port(), servers.free_port(), time.time()
+    simulator, url = f"http://127.0.0.1:{fleet}", f"http://127.0.0.1:{port}"
+    speed = ["--speed", str(options.speed), "--epoch", repr(epoch)]
+    line = [*WATCHKEEPER, "sim", "run", "--gpus", str(options.gpus), "--port", str(fleet), *speed]
+    hub = [sys.executable, "-m", "bench._soak_hub", simulator, str(folder / "kept"), str(port), speed[1], speed[3]]
+    with (
+        servers.running(line, ready_url=f"{simulator}/sd", log=folder / "sim.log"),
+        servers.running(hub, ready_url=f"{url}/-/ready", log=folder / "hub.log") as server,
+    ):
+        yield simulator, url, server.pid
+
+
+def strike(simulator: str, scenario: str) -> None:
+    """Let a fault begin wherever it can."""
+    request = urllib.request.Request(f"{simulator}/faults", json.dumps({"scenario": scenario}).encode(), method="POST")
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=60):
+        pass
+
+
+def read(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return json.loads(answer.read())

@@ -1,0 +1,19 @@
+"""Long-running commands may open as many files as the system lets them: a hub holds connections to every node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+CODE = """
+import resource
+from watchkeeper.cli import processes
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))
+processes.open_many_files()
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_soft_limit_of_open_files_becomes_the_hard_one() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "(512, 512)\n"

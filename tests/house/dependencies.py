@@ -1,0 +1,85 @@
+"""Who Watchkeeper depends on: `python -m tests.house.dependencies` prints version, licence and who wants it.
+
+Read from requirements.lock and from the metadata of what is installed; nothing is asked of any network.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+from tests.house.tree import ROOT
+
+# What the lock is for: it names packages of other systems and of later versions of Python as well.
+SYSTEMS: tuple[dict[str, str], ...] = (
+    {},
+    {"sys_platform": "win32", "platform_system": "Windows"},
+    {"sys_platform": "emscripten", "python_version": "3.14"},
+)
+LICENCE = re.compile(r"License :: (?:OSI Approved :: )?(.+)")
+
+
+def project() -> dict[str, list[str]]:
+    """Requirements by who needs them: agent, hub, dev and the rest."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {"agent": told["dependencies"], **told["optional-dependencies"]}
+
+
+def locked() -> dict[str, str]:
+    """The version of each package in the lock."""
+    found = re.findall(r"^([a-z0-9][a-z0-9.-]*)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    return dict(found)
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def wanted(requirements: Iterable[str]) -> dict[str, str]:
+    """All packages that these need, directly or not, each with who wants it first."""
+    found: dict[str, str] = {}
+    todo = [(Requirement(one), "pyproject.toml") for one in requirements]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    for requirement, by in todo:
+        name, extras = normal(requirement.name), frozenset(requirement.extras)
+        found.setdefault(name, by)
+        if (name, extras) not in seen:
+            seen.add((name, extras))
+            todo += [(one, name) for one in _needs(name, extras)]
+    return found
+
+
+def _needs(name: str, extras: frozenset[str]) -> Iterator[Requirement]:
+    try:
+        told = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return
+    for one in map(Requirement, told):
+        cases = [{**system, "extra": extra} for system in SYSTEMS for extra in ("", *extras)]
+        if one.marker is None or any(one.marker.evaluate(case) for case in cases):
+            yield one
+
+
+def licence(name: str) -> str:
+    """As the package says it; empty if it does not."""
+    told = metadata.metadata(name)
+    if expression := told.get("License-Expression"):
+        return str(expression)
+    classes = [match[1] for one in told.get_all("Classifier", []) if (match := LICENCE.match(one))]
+    return ", ".join(classes) or (told.get("License") or "").partition("\n")[0]
+
+
+def main() -> None:
+    shipped, lock = wanted([*project()["agent"], *project()["hub"]]), locked()
+    for name, by in sorted(shipped.items()):
+        sys.stdout.write(f"{name:24} {lock.get(name, '-'):12} {licence(name):48} {by}\n")
+    sys.stdout.write(f"{len(shipped)} packages are shipped; {len(lock)} are locked, tests included\n")
+
+
+if __name__ == "__main__":
+    main()

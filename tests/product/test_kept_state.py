@@ -1,0 +1,90 @@
+"""A data directory that an earlier Watchkeeper left, killed in the middle of its work, opens in this one as it was.
+
+tests/product/kept has one archive for each version, and beside it what that version answered before it was killed. A
+release adds its own: `watchkeeper up --gpus 8 --speed 20`, a fault, a note, a silence, kill -9, tar.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tarfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from watchkeeper import errors, hub
+from watchkeeper.cli import up
+from watchkeeper.config import settings as config
+from watchkeeper.kit import clock, files
+
+KEPT = sorted(Path(__file__).with_name("kept").glob("*.tar.xz"))
+
+
+@pytest.fixture(scope="module", params=KEPT, ids=lambda path: path.name.removesuffix(".tar.xz"))
+def state(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("kept")
+    with tarfile.open(request.param) as archive:
+        archive.extractall(folder, filter="data")
+    told: dict[str, Any] = json.loads(request.param.with_suffix("").with_suffix(".json").read_text())
+    return folder / "kept", told
+
+
+@pytest.fixture(scope="module")
+def opened(state: tuple[Path, dict[str, Any]]) -> Iterator[hub.Hub]:
+    folder, told = state
+    demo = up.demo_settings("127.0.0.1", 0, directory=str(folder), tokens=None)
+    calm = dataclasses.replace(demo.remediate, driver=config.DriverName.DRY_RUN)
+    now = datetime.fromtimestamp(told["at"] + 120, UTC)
+    made = hub.Hub(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(now))
+    made.open()
+    yield made
+    made.close()
+
+
+def test_its_samples_answer_as_they_did(state: tuple[Path, dict[str, Any]], opened: hub.Hub) -> None:
+    told = state[1]
+    for expr, rows in told["queries"].items():
+        found = opened.engine.instant(expr, round(told["at"] * 1000)).latest()
+        plain = {tuple(map(tuple, pairs)): float(value) for pairs, value in rows}
+        assert {tuple(sorted(labels.items())): value for labels, value in found.items()} == pytest.approx(plain), expr
+        assert all(math.isfinite(value) for value in found.values())
+
+
+def test_its_incidents_silences_and_notes_are_there(state: tuple[Path, dict[str, Any]], opened: hub.Hub) -> None:
+    told = state[1]
+    for one in told["incidents"]:
+        found = opened.incident(one["id"])
+        assert found is not None
+        assert one["title"].startswith(found.title)
+        assert (found.severity, found.state) == (one["severity"], one["state"])
+        diagnosed = opened.diagnosis(one["id"])
+        assert diagnosed is not None
+        assert diagnosed.findings[0].cause == one["cause"]
+    assert {one["id"] for one in told["silences"]} <= {silence.id for silence in opened.silences()}
+    first = told["incidents"][-1]["id"]
+    assert len(opened.timeline(first)) >= told["timeline"]
+    assert "kept from before" in str(opened.timeline(first))
+
+
+def test_its_alerts_go_on_where_they_were(opened: hub.Hub) -> None:
+    assert any(alert.state == "firing" for alert in opened.journal.alerts())
+
+
+def test_its_journal_is_unbroken(opened: hub.Hub) -> None:
+    assert opened.journal.verify() is None
+
+
+def test_a_later_watchkeepers_directory_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    (tmp_path / files.OWNER_MARK).write_text(f"format {files.FORMAT + 1}\n")
+    demo = up.demo_settings("127.0.0.1", 0, directory=str(tmp_path), tokens=None)
+    calm = dataclasses.replace(demo.remediate, driver=config.DriverName.DRY_RUN)
+    made = hub.Hub(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(datetime.now(UTC)))
+    with pytest.raises(
+        errors.StartRefused, match=f"format {files.FORMAT + 1}, this Watchkeeper knows up to {files.FORMAT}"
+    ):
+        made.open()

@@ -1,0 +1,195 @@
+"""A clock that was ahead is put back: samples of now are taken again, what was real stays, what was ahead is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, named, read
+from watchkeeper.kit import leaps
+from watchkeeper.model.samples import Sample
+from watchkeeper.store import clock_check
+
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+TEMP = [named("temp", gpu="0"), named("temp", gpu="1")]
+
+
+def filled(rig: Rig, start_ms: int, minutes: int, *, maintains: bool = False) -> None:
+    """Two series a minute from one target, and one recorded series."""
+    for at_ms in range(start_ms, start_ms + minutes * MINUTE, MINUTE):
+        rig.now_ms = at_ms
+        assert rig.scrape("node", TEMP, at_ms, [at_ms / 1000, 1.0]).dropped == {}
+        rig.store.append([Sample(named("recorded"), at_ms, 2.0)])
+        if maintains:
+            rig.store.maintain(at_ms)
+
+
+def times(rig: Rig) -> dict[str, list[int]]:
+    return {str(labels): [at for at, _ in rows] for labels, rows in read(rig.store).items()}
+
+
+@pytest.mark.parametrize("ahead_ms", [11 * MINUTE, 3 * HOUR, 40 * DAY])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_was_real_stays_and_what_was_ahead_is_set_aside(tmp_path: Path, ahead_ms: int, is_restarted: bool) -> None:
+    rig = Rig(tmp_path)
+    filled(rig, DAY, 100, maintains=True)
+    real = times(rig)
+    filled(rig, DAY + 100 * MINUTE + ahead_ms, 45, maintains=True)
+    rig.store.sync()
+    rig.now_ms = DAY + 100 * MINUTE
+    if is_restarted:
+        rig.store.close()
+        rig.open()
+    else:
+        found = rig.store.set_aside_ahead()
+        assert found.samples == 3 * 45
+    assert times(rig) == real
+    filled(rig, DAY + 101 * MINUTE, 60, maintains=True)
+    expected = list(range(DAY, DAY + 100 * MINUTE, MINUTE)) + list(
+        range(DAY + 101 * MINUTE, DAY + 161 * MINUTE, MINUTE)
+    )
+    assert set(map(tuple, times(rig).values())) == {tuple(expected)}
+    rig.reopen()
+    assert set(map(tuple, times(rig).values())) == {tuple(expected)}
+    assert list(tmp_path.glob("ahead/*/*.block"))
+    rig.store.close()
+
+
+@pytest.mark.parametrize("back_minutes", [2, 4, 9, 15])
+def test_a_store_that_takes_hardly_any_late_samples_goes_on_after_a_restart_with_the_clock_put_back(
+    tmp_path: Path, back_minutes: int
+) -> None:
+    rig = Rig(tmp_path, dataclasses.replace(SETTINGS, block_ms=3 * MINUTE, late_ms=MINUTE // 2, memory_ms=6 * MINUTE))
+    filled(rig, DAY, 60, maintains=True)
+    rig.store.sync()
+    rig.store.close()
+    rig.now_ms = DAY + (60 - back_minutes) * MINUTE + 1
+    rig.open()
+    filled(rig, rig.now_ms + 1, 5, maintains=True)
+    assert len(times(rig)['temp{gpu="0"}']) >= 60 - back_minutes + 5
+    rig.store.close()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 60), st.booleans()), min_size=1, max_size=5))
+def test_any_walk_of_the_clock_loses_nothing_before_where_it_was_put_back(
+    tmp_path_factory: pytest.TempPathFactory, walk: list[tuple[int, int, bool]]
+) -> None:
+    """The law: what is seen are the samples of each stretch up to the moment that the clock was put back to."""
+    rig = Rig(tmp_path_factory.mktemp("walk"))
+    check = clock_check.ClockCheck(monotonic=iter(range(0, 10**9, 60)).__next__)
+    now, kept = 10 * DAY, list[int]()
+    for hours, minutes, is_restarted in walk:
+        now += hours * HOUR
+        rig.now_ms = now
+        if is_restarted:
+            rig.reopen()
+        while rig.store.newest_ms is not None and rig.store.newest_ms > now + 10 * MINUTE:
+            check.look(rig.store, now)
+        kept = [at for at in kept if at <= now]
+        filled(rig, now + MINUTE, minutes)
+        rig.store.maintain(now + minutes * MINUTE)
+        kept += range(now + MINUTE, now + (minutes + 1) * MINUTE, MINUTE)
+        now += minutes * MINUTE
+        assert times(rig)['temp{gpu="0"}'] == kept
+    rig.store.close()
+
+
+def test_a_clock_that_is_wrong_for_a_moment_costs_nothing(tmp_path: Path) -> None:
+    rig, seconds = Rig(tmp_path), [0.0]
+    check = clock_check.ClockCheck(monotonic=lambda: seconds[0])
+    filled(rig, DAY, 10)
+    for seconds[0] in (0.0, 19.0):
+        assert check.look(rig.store, DAY - HOUR) == ""
+    assert "1.1 h ahead of the clock" in clock_check.problem(rig.store, DAY - HOUR)
+    assert check.look(rig.store, DAY + 10 * MINUTE) == ""
+    seconds[0] = 21.0
+    assert check.look(rig.store, DAY - HOUR) == ""
+    assert len(times(rig)['temp{gpu="0"}']) == 10
+    rig.store.close()
+
+
+def test_what_was_set_aside_is_said_with_its_count(tmp_path: Path) -> None:
+    rig, seconds = Rig(tmp_path), [0.0]
+    check = clock_check.ClockCheck(monotonic=lambda: seconds[0])
+    filled(rig, DAY, 10)
+    rig.now_ms = DAY - HOUR
+    check.look(rig.store, rig.now_ms)
+    seconds[0] = clock_check.PATIENCE_SECONDS
+    said = check.look(rig.store, rig.now_ms)
+    assert said == (
+        "it was put back by 1.1 h: 30 samples that were ahead of it are set aside in"
+        f" {tmp_path}/ahead/1970-01-01T23-00-00.000Z-0, where queries do not see them"
+    )
+    assert clock_check.problem(rig.store, rig.now_ms) == ""
+    rig.store.close()
+
+
+def test_a_clock_that_leaps_past_the_retention_removes_nothing_for_a_day(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, dataclasses.replace(SETTINGS, retention_ms=2 * DAY))
+    filled(rig, 0, 100, maintains=True)
+    before = times(rig)
+    for minute in range(1430):
+        rig.store.maintain(30 * DAY + minute * MINUTE)
+    assert times(rig) == before
+    rig.reopen()
+    for minute in range(2):
+        rig.store.maintain(30 * DAY + minute * MINUTE)
+    assert rig.blocks() == []
+    rig.store.close()
+
+
+def test_a_day_of_doubt_ends_when_the_clock_is_put_back() -> None:
+    doubt = leaps.Doubt(3600)
+    assert [doubt.may_remove(at) for at in (0, 3600, 10**6, 10**6 + 3600, 7200, 10800)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_what_was_set_aside_goes_when_it_is_older_than_anything_kept(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    filled(rig, 10**12, 40)
+    rig.now_ms = 10**12 - DAY
+    rig.store.set_aside_ahead()
+    assert list(tmp_path.glob("ahead/*/*.block"))
+    rig.store.maintain(4 * 10**12)
+    assert not list(tmp_path.glob("ahead/*"))
+    rig.store.close()
+
+
+@pytest.mark.parametrize("maintains", [False, True])
+def test_what_was_set_aside_can_be_brought_back_if_the_clock_was_right_then(tmp_path: Path, maintains: bool) -> None:
+    rig = Rig(tmp_path)
+    filled(rig, DAY, 100, maintains=maintains)
+    before = times(rig)
+    rig.now_ms = DAY - 3 * HOUR
+    rig.store.set_aside_ahead()
+    assert times(rig) == {}
+    rig.store.close()
+    for path in tmp_path.glob("ahead/*/*.block"):
+        path.rename(tmp_path / "blocks" / path.name)
+    rig.now_ms = DAY + 3 * HOUR
+    rig.open()
+    assert times(rig) == before
+    rig.store.close()
+
+
+def test_two_stretches_ahead_do_not_overwrite_one_another(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    for _ in range(2):
+        rig.now_ms = DAY
+        filled(rig, DAY + 3 * HOUR, BLOCK // MINUTE + 15, maintains=True)
+        rig.now_ms = DAY
+        rig.store.set_aside_ahead()
+    assert len(list(tmp_path.glob("ahead/*/*.block"))) == 4
+    rig.store.close()

@@ -1,0 +1,70 @@
+"""Label sets as numbers: what is known about some of them serves every set that they are part of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from watchkeeper.model.labels import Labels
+from watchkeeper.query.engine import Matcher, MatchOp
+from watchkeeper.store import index as indexes
+from watchkeeper.store.index import SeriesIndex
+from watchkeeper.store.series import Pairs, Register, SeriesSet
+
+A, B, C = ((("node", name),) for name in "abc")
+TEMPERATURE = [Matcher("__name__", MatchOp.EQUAL, "temp")]
+
+
+def register_of(*rows: Pairs) -> Register:
+    register = Register()
+    for pairs in rows:
+        register.number(pairs)
+    return register
+
+
+def temp(gpu: int) -> Labels:
+    return Labels({"__name__": "temp", "gpu": str(gpu)})
+
+
+def test_the_same_rows_are_the_same_set_with_all_that_is_known_about_it() -> None:
+    register = register_of(A, B)
+    one = register.select(np.array([0, 1]))
+    assert register.select(np.array([0, 1])) is one
+    assert register.select(np.array([1, 0])).pairs == [B, A]
+
+
+def test_partners_are_found_on_whichever_side_they_come_later() -> None:
+    ours, theirs = register_of(A, B), register_of(C, B)
+    assert ours.towards(theirs).tolist() == [-1, 1]
+    theirs.number(A)
+    ours.number(C)
+    assert ours.towards(theirs).tolist() == [2, 1, 0]
+
+
+def test_a_label_set_of_two_registers_is_one_in_what_joins_them() -> None:
+    ours, theirs = register_of(A, B), register_of(B, C)
+    both, mine, others = ours.joined(theirs)
+    assert [both.pairs[number] for number in (*mine, *others)] == [A, B, B, C]
+    assert mine[1] == others[0]
+
+
+def test_rows_with_the_same_labels_have_the_same_number() -> None:
+    assert SeriesSet([A, B, A]).ids.tolist() == [0, 1, 0]
+
+
+def test_a_series_that_takes_the_number_of_another_has_its_own_labels() -> None:
+    index = SeriesIndex()
+    first = index.add(temp(0))
+    assert index.select(TEMPERATURE).series.pairs == [temp(0).pairs]
+    index.remove([first])
+    assert index.add(temp(1)) == first
+    assert index.select(TEMPERATURE).series.labels_of([0]) == [temp(1)]
+
+
+def test_series_that_are_gone_do_not_fill_the_memory() -> None:
+    index = SeriesIndex()
+    for gpu in range(3 * indexes.FORGET_SLACK):
+        number = index.add(temp(gpu))
+        series = index.select(TEMPERATURE).series
+        assert series.pairs == [temp(gpu).pairs]
+        assert len(series.register) <= indexes.FORGET_SLACK + 3
+        index.remove([number])

@@ -1,37 +1,42 @@
 """How long a diagnosis takes on a large fleet, and how many questions it asks, for each kind of place.
 
-A simulated fleet is scraped into the embedded engine until rates can be answered; then incidents of a GPU, a node, a
-rack, a job and a pod are diagnosed, evidence and all, as the pipeline does it. The limits are 1 s and 20 questions.
+A simulated fleet is scraped into the embedded engine, or written to a real VictoriaMetrics, until rates can be
+answered; then incidents of a GPU, a node, a rack, a job and a pod are diagnosed, evidence and all, as the pipeline does
+it. The limits are 1 s and 20 questions.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 
+from bench import remote
 from watchkeeper.diagnose import evidence, explain
 from watchkeeper.drill.watch import Pace, Watch
 from watchkeeper.model import alerts, fleet, incidents
-from watchkeeper.query import embedded, engine
+from watchkeeper.query import engine
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
-WARM_SECONDS = 90
+WARM_INTERVALS = 6
+PACE = Pace(scrape_seconds=30, rule_seconds=30)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=10_000, help="simulated GPUs")
+    parser.add_argument("--engine", choices=["embedded", "victoria-metrics"], default="embedded")
     parser.add_argument("--repeats", type=int, default=5, help="diagnoses of each kind")
 
 
 class Counting:
     """An engine that counts its questions."""
 
-    def __init__(self, inner: embedded.EmbeddedEngine) -> None:
+    def __init__(self, inner: engine.Engine) -> None:
         self._inner, self.asked = inner, 0
 
     def __getattr__(self, name: str) -> object:
@@ -44,17 +49,27 @@ class Counting:
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     simulation = Simulation(SimSettings(gpus=options.gpus, seed=7))
-    with tempfile.TemporaryDirectory() as folder:
-        watch = Watch(simulation, Path(folder), pace=Pace(scrape_seconds=30, rule_seconds=30))
-        try:
-            asyncio.run(watch.advance(WARM_SECONDS, with_rules=False))
-            numbers: dict[str, float] = {"gpus": options.gpus, "series": len(watch.engine.head)}
-            for name, (cause, place) in _places(watch).items():
-                seconds, asked = _time(watch, cause, place, repeats=options.repeats)
-                numbers |= {f"{name}_seconds": seconds, f"{name}_questions": asked}
-            return numbers
-        finally:
-            watch.close()
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
+        folder = Path(name)
+        if options.engine == "embedded":
+            watch = Watch(simulation, folder, pace=PACE)
+            ends.callback(watch.close)
+            asyncio.run(watch.advance(WARM_INTERVALS * remote.INTERVAL_SECONDS, with_rules=False))
+            series = len(watch.engine.head)
+        else:
+            url, _ = ends.enter_context(remote.victoria_metrics(folder))
+            server = remote.engine_of(url, options.gpus)
+            ends.callback(server.close)
+            watch = Watch(simulation, folder, pace=PACE, remote=server)
+            ends.callback(watch.close)
+            asyncio.run(remote.spend(watch, url, WARM_INTERVALS, with_rules=False))
+            remote.show(url)
+            series = len(server._numbered)
+        numbers: dict[str, float] = {"gpus": options.gpus, "series": series}
+        for name, (cause, place) in _places(watch).items():
+            seconds, asked = _time(watch, cause, place, repeats=options.repeats)
+            numbers |= {f"{name}_seconds": seconds, f"{name}_questions": asked}
+        return numbers
 
 
 def _places(watch: Watch) -> dict[str, tuple[str, fleet.Place]]:

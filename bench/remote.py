@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +38,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder, victoria_metrics(Path(folder)) as (url, pid):
+        return asyncio.run(watched(options, url, Path(folder), pid))
+
+
+@contextlib.contextmanager
+def victoria_metrics(folder: Path) -> Iterator[tuple[str, int]]:
+    """A server for a large fleet: its address and its process."""
     port = servers.free_port()
     url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory() as folder:
-        line = [servers.require("victoria-metrics"), f"-httpListenAddr=127.0.0.1:{port}"]
-        line += [f"-storageDataPath={folder}/vm", "-retentionPeriod=24", "-search.latencyOffset=0s"]
-        line += [
-            "-search.maxUniqueTimeseries=20000000",
-            "-search.maxQueryDuration=120s",
-            "-search.maxSamplesPerQuery=10000000000",
-        ]
-        with servers.running(line, ready_url=f"{url}/health", log=Path(folder) / "vm.log") as server:
-            return asyncio.run(watched(options, url, Path(folder), server.pid))
+    line = [servers.require("victoria-metrics"), f"-httpListenAddr=127.0.0.1:{port}"]
+    line += [f"-storageDataPath={folder}/vm", "-retentionPeriod=24", "-search.latencyOffset=0s"]
+    line += [
+        "-search.maxUniqueTimeseries=20000000",
+        "-search.maxQueryDuration=120s",
+        "-search.maxSamplesPerQuery=10000000000",
+    ]
+    with servers.running(line, ready_url=f"{url}/health", log=folder / "vm.log") as server:
+        yield url, server.pid
 
 
 async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int) -> dict[str, Any]:
@@ -94,17 +102,22 @@ def engine_of(url: str, gpus: int) -> prometheus.PrometheusEngine:
     return engine
 
 
-async def spend(watch: Watch, url: str, intervals: int) -> None:
+async def spend(watch: Watch, url: str, intervals: int, *, with_rules: bool = True) -> None:
     """Let intervals pass; before rules have their turn the server can see what was written."""
     assert isinstance(watch.engine, prometheus.PrometheusEngine)
     assert watch.engine.sender is not None
     for second in range(1, intervals * INTERVAL_SECONDS + 1):
-        await watch.advance(1)
+        await watch.advance(1, with_rules=with_rules)
         if not watch.engine.sender.flush(FLUSH_SECONDS):
             raise RuntimeError(f"the server did not take what was written within {FLUSH_SECONDS:g} s")
         if second % INTERVAL_SECONDS == INTERVAL_SECONDS - 1:
-            with urllib.request.urlopen(f"{url}/internal/force_flush", timeout=FLUSH_SECONDS):
-                pass
+            show(url)
+
+
+def show(url: str) -> None:
+    """Let the server answer with what was written a moment ago; it would do so after seconds."""
+    with urllib.request.urlopen(f"{url}/internal/force_flush", timeout=FLUSH_SECONDS):
+        pass
 
 
 def rows(url: str) -> float:

@@ -17,6 +17,16 @@ hypothesis.settings.register_profile("desk", max_examples=100, deadline=None)
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("desk"), derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
+# Folders of which all tests share servers that are dear: one process runs them all. Elsewhere it runs whole files.
+TOGETHER = ("tests/browser", "tests/remediate/drivers")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        folder = file.rpartition("/")[0]
+        item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else file))
+
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,6 +1,6 @@
 // The connection to the hub: requests, the live socket, and the one store that pages read.
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Card, Fleet, Frame, Status } from "./types";
 
 export interface State {
@@ -17,7 +17,8 @@ export function set(change: Partial<State>): void {
 export const get = (): State => state;
 export function useHub(): State {
   const [, redraw] = useState(0);
-  useEffect(() => {
+  // Before the browser paints: a plain effect runs later, and what is set meanwhile would never be shown.
+  useLayoutEffect(() => {
     const tell = () => redraw((n) => n + 1);
     listeners.add(tell);
     return () => { listeners.delete(tell); };

@@ -1,0 +1,1 @@
+"""A package, so that servers which all of its tests share end with the last of them."""

@@ -117,6 +117,21 @@ class Cluster:
     def delete_pod(self, name: str, namespace: str = "default") -> None:
         self.ask(f"/api/v1/namespaces/{namespace}/pods/{name}?gracePeriodSeconds=0", method="DELETE")
 
+    def await_quota(self, namespace: str) -> None:
+        """Return when the API server enforces a quota of one GPU. Until a controller has counted for it every pod is
+        refused as "status unknown for quota", and a job that meets this tries again only after a growing pause.
+        """
+        log = self.folder / "kube-controller-manager.log"
+        wait_until(lambda: self._refuses_two_gpus(namespace), "the quota", log)
+
+    def _refuses_two_gpus(self, namespace: str) -> bool:
+        try:
+            self.create_pod("greedy", gpus=2, namespace=namespace)
+        except urllib.error.HTTPError as error:
+            return b"exceeded quota" in error.read()
+        self.delete_pod("greedy", namespace)
+        return False
+
     def cordon(self, name: str, *, cordoned: bool = True) -> None:
         self.ask(f"/api/v1/nodes/{name}", method="PATCH", body={"spec": {"unschedulable": cordoned}})
 

@@ -151,8 +151,7 @@ def test_a_job_that_a_quota_holds_back_waits_with_that_reason(cluster: Cluster) 
 
     async def story() -> None:
         async with watching(cluster.reached()) as watch:
-            log = cluster.folder / "kube-controller-manager.log"
-            await asyncio.to_thread(kubernetes_server.wait_until, lambda: _is_held(cluster, "team-a"), "the quota", log)
+            await asyncio.to_thread(cluster.await_quota, "team-a")
             await until(lambda: _quota_used(watch) == 0)
             cluster.create("/apis/batch/v1/namespaces/team-a/jobs", job)
             # One of its three pods may start, and counts only once the job's controller has seen it.
@@ -210,18 +209,6 @@ def _node(watch: KubernetesWatch, name: str) -> ScheduledNode:
 
 def _quota_used(watch: KubernetesWatch) -> int | None:
     return next((used for quota in watch.quotas() for _, _, used in quota.lines), None)
-
-
-def _is_held(cluster: Cluster, namespace: str) -> bool:
-    """Whether the API server enforces the quota of one GPU. Until a controller has counted for it every pod is refused
-    as "status unknown for quota", and a job that meets this tries again only after a growing pause.
-    """
-    try:
-        cluster.create_pod("greedy", gpus=2, namespace=namespace)
-    except urllib.error.HTTPError as error:
-        return b"exceeded quota" in error.read()
-    cluster.delete_pod("greedy", namespace)
-    return False
 
 
 def _path(raw: dict[str, dict[str, str]]) -> str:

@@ -79,6 +79,7 @@ def test_a_job_that_a_quota_holds_back(cluster: Cluster, explain: Ask) -> None:
     cluster.create("/api/v1/namespaces", {"metadata": {"name": "team-q"}})
     hard = {"hard": {"requests.nvidia.com/gpu": "1"}}
     cluster.create("/api/v1/namespaces/team-q/resourcequotas", {"metadata": {"name": "gpus"}, "spec": hard})
+    cluster.await_quota("team-q")
     container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     job = {"metadata": {"name": "sweep"}, "spec": {"parallelism": 3, "completions": 3, "template": template}}

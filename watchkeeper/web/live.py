@@ -84,6 +84,7 @@ class Live:
         try:
             yield
         finally:
+            self._stock.stop()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -53,6 +53,10 @@ class StockAnswer:
         """Have an answer that is at most some seconds old."""
         await self._body(KEPT_SECONDS)
 
+    def stop(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+
     async def _renew(self) -> None:
         # Not at once: the page that was just answered still fetches its code.
         await asyncio.sleep(OPENING_SECONDS)

@@ -24,12 +24,23 @@ from pathlib import Path
 import pytest
 
 STOP_SECONDS = 5.0
-READY_SECONDS = 20.0
+READY_SECONDS = 60.0
 FIRST_PORT, LAST_PORT = 20_000, 32_000
+MOST_WORKERS = 4
+
+
+def _own_ports() -> range:
+    """The ports of this process: tests that run beside others have a share of their own, also where nobody listens."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if not worker:
+        return range(FIRST_PORT, LAST_PORT)
+    size = (LAST_PORT - FIRST_PORT) // MOST_WORKERS
+    first = FIRST_PORT + int(worker) % MOST_WORKERS * size
+    return range(first, first + size)
+
+
 # Two runs beside each other begin at different places.
-_ports = itertools.islice(
-    itertools.cycle(range(FIRST_PORT, LAST_PORT)), os.getpid() * 97 % (LAST_PORT - FIRST_PORT), None
-)
+_ports = itertools.islice(itertools.cycle(_own_ports()), os.getpid() * 97 % len(_own_ports()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +125,7 @@ def free_ports(count: int) -> int:
     """The first of `count` free ports in a row, below the range that outgoing connections take theirs from."""
     for _ in range(LAST_PORT - FIRST_PORT):
         first = next(_ports)
-        if first + count <= LAST_PORT and all(_is_free(port) for port in range(first, first + count)):
+        if first + count <= _own_ports().stop and all(_is_free(port) for port in range(first, first + count)):
             for _ in range(count - 1):
                 next(_ports)
             return first

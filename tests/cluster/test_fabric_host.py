@@ -266,7 +266,7 @@ def test_the_agents_page_has_the_ports_of_its_machine(machine: Path) -> None:
         )
         running = asyncio.create_task(agent.run(wanted, clock.ScaledClock(), stop))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while b"node_infiniband_state_id" not in (text := await fetch(socket)):
                     await asyncio.sleep(0.05)
         finally:

@@ -39,7 +39,7 @@ def look(running: ibsim.Fabric) -> fabric.Fabric:
 
 def look_until(running: ibsim.Fabric, is_so: Callable[[fabric.Layout], bool]) -> fabric.Layout:
     """Sweeps until something is so: a link takes the subnet manager a moment."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not is_so(layout := fabric.Layout(look(running))):
         assert time.monotonic() < deadline, "the fabric did not become what was waited for"
     return layout

@@ -50,7 +50,7 @@ async def watched(server: ApiServer, folder: Path) -> AsyncIterator[Hub]:
 
 async def answer(hub: Hub, expr: str) -> dict[str, float]:
     """What the hub says, as soon as it says anything."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (found := (await hub.ask(expr, clock.to_ms(hub.clock.now()))).latest()):
             await asyncio.sleep(0.05)
     return {str(labels): value for labels, value in found.items()}

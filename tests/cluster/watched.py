@@ -27,7 +27,7 @@ async def watching(
         task = asyncio.create_task(source.run())
         try:
             await source.first_look()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not all(kind.is_known for kind in source.watch.kinds):
                     await asyncio.sleep(0.005)
             yield server, source

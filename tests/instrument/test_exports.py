@@ -21,7 +21,7 @@ from watchkeeper.instrument.exports import ExportRefused, Exports
 from watchkeeper.instrument.placement import Placement
 from watchkeeper.instrument.training import TrainingMonitor
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 def until(true: Callable[[], object]) -> None:

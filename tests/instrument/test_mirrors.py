@@ -62,7 +62,7 @@ def test_only_the_rank_that_tells_all_feeds_its_tracker() -> None:
 def test_a_tracker_that_is_down_is_left_alone_and_the_steps_go_on(caplog: pytest.LogCaptureFixture) -> None:
     tracker = Tracker(is_broken=True)
     mirroring = Mirroring([tracker], every_seconds=0.0)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while "gets no more numbers" not in caplog.text:
         assert time.monotonic() < deadline
         mirroring.offer({"training_loss": 1.0}, 1, now=0.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import tempfile
 import time
@@ -69,6 +70,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         with servers.running(line, ready_url=f"{url}/-/ready", log=Path(folder) / "log"):
             time.sleep(options.warm)
             found: dict[str, Any] = {"gpus": options.gpus, "seconds": options.seconds}
+            found["load_average_before"] = round(os.getloadavg()[0], 1)
             for name, asked in STAGES.items():
                 missed, began = missed_turns(url), time.monotonic()
                 heard = asyncio.run(stage(url, asked, options.seconds))

@@ -2,7 +2,8 @@
 
 The pages of a simulated fleet are read by the real pipeline in simulated time and written to a real VictoriaMetrics by
 remote write; rules ask it over HTTP. What the simulator takes is measured and left out. CPU seconds are of one scrape
-interval of 15 s; `lost` are samples that were offered and not taken.
+interval of 15 s; `lost` are samples that were offered and not taken. What is left with `--without-rules` is what a hub
+does whose rules belong to the server (`[rules] owner = "server"`), and what the server does besides evaluating them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=2000)
     parser.add_argument("--warm", type=int, default=2, help="intervals before looking: in the first all series are new")
     parser.add_argument("--intervals", type=int, default=4, help="intervals to look at")
+    parser.add_argument("--without-rules", action="store_true", help="somebody else evaluates them")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -63,10 +65,11 @@ async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int)
     line, engine = TimedLine(simulation), engine_of(url, options.gpus)
     watch = Watch(simulation, folder, pace=Pace(INTERVAL_SECONDS, INTERVAL_SECONDS), line=line, remote=engine)
     try:
-        await spend(watch, url, options.warm)
+        with_rules = not options.without_rules
+        await spend(watch, url, options.warm, with_rules=with_rules)
         own = time.process_time() - simulation.cpu_seconds - line.cpu_seconds
         there, began, written = cpu_seconds(pid), time.monotonic(), rows(url)
-        await spend(watch, url, options.intervals)
+        await spend(watch, url, options.intervals, with_rules=with_rules)
         used = (time.process_time() - simulation.cpu_seconds - line.cpu_seconds - own) / options.intervals
         states = watch.pipeline.rule_state.values()
         return {

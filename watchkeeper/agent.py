@@ -205,7 +205,7 @@ class Agent:
             open_things.enter_context(self._control.in_logs(lambda: self._sampler))
             where = {"node": settings.node, "cluster": settings.cluster, "hub": settings.hub_url}
             log.info("Agent started", extra=logs.fields(**where, metrics=self._address or "not served"))
-            memory.give_back()
+            memory.give_back_start()
             await _until(stop, self._loops())
         log.info("Agent stopped", extra=logs.fields(spooled_bytes=self._spooled_bytes()))
 

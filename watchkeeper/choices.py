@@ -8,7 +8,7 @@ from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
 from watchkeeper.query import embedded, prometheus
 from watchkeeper.remediate import driver
-from watchkeeper.remediate.drivers import dry_run, kubernetes, simulated, slurm
+from watchkeeper.remediate.drivers import dry_run, kubernetes, simulated, slurm_rest
 from watchkeeper.store import head
 
 
@@ -18,11 +18,12 @@ def engine_of(settings: config.Settings) -> embedded.EmbeddedEngine | prometheus
         # `open` puts the store of the data directory in its place.
         return embedded.EmbeddedEngine(head.Head(max_series=settings.query.max_series))
     listed = settings.fleet.sd_files or settings.fleet.sd_urls or settings.fleet.prometheus_config
-    if (listed or settings.fleet.reads_pods) and settings.query.write_url is None:
+    reads = settings.fleet.scrape and (listed or settings.fleet.reads_pods)
+    if reads and settings.query.write_url is None:
         raise SettingsError(
             "targets are to be scraped, but there is no place to write their samples",
             where="query.write_url",
-            remedy="Set it to the server's remote-write address, or let the server scrape and remove the targets",
+            remedy="Set it to the server's remote-write address, or let the server scrape, with fleet.scrape = false",
         )
     return prometheus.PrometheusEngine(settings.query)
 
@@ -42,5 +43,5 @@ def driver_of(
     if settings.remediate.driver is config.DriverName.KUBERNETES:
         return kubernetes.of_settings(settings, is_stopped=is_stopped)
     if settings.remediate.driver is config.DriverName.SLURM:
-        return slurm.of_settings(settings, is_stopped=is_stopped)
+        return slurm_rest.of_settings(settings, is_stopped=is_stopped)
     return dry_run.DryRun()

@@ -26,6 +26,7 @@ from watchkeeper.collect import (
     registered,
     registration,
     scrape,
+    seen_elsewhere,
     standing,
 )
 from watchkeeper.config import settings as config
@@ -204,6 +205,7 @@ class Hub:
             survived=self._survived,
             validators=node_checks.node_validators(lambda: self.orders),
             bundles=Path(self.settings.hub.data) / "bundles",
+            cluster=self.settings.fleet.cluster,
             connected=self._cluster_driver if isinstance(self._cluster_driver, kubernetes.Kubernetes) else None,
         )
 
@@ -303,8 +305,11 @@ class Hub:
                 log.warning("A source of targets has a problem", extra=fields(problem=problem))
         self._known_problems, self._dropped_targets = problems, found.dropped
         self.fleet.expect(found.nodes, clock.to_ms(self.clock.now()))
-        await self._scraper.watch(found.targets if self._keeps_samples() else ())
+        await self._scraper.watch(found.targets if self._keeps_samples() and self.settings.fleet.scrape else ())
         self._unread_because = None
+        if not self.settings.fleet.scrape:
+            seen = await self.ask(seen_elsewhere.EXPR, at_ms := clock.to_ms(self.clock.now()))
+            seen_elsewhere.learn(self.fleet, seen.frame.labels, self.settings.fleet.cluster, at_ms=at_ms)
 
     async def _look_at_fabric(self) -> None:
         if self.settings.fabric.is_watched and (changed := await self.fabric.refresh(self.clock.now())):

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,6 +84,8 @@ class Parts:
     connected: Connected | None = None
     # Where the evidence about nodes lies that are handed over; None: nowhere.
     bundles: Path | None = None
+    # What the nodes of the scheduler are under that a cluster's driver changes.
+    cluster: str | None = None
 
 
 class RepairLoop:
@@ -111,6 +113,8 @@ class RepairLoop:
         self._exempt = reclaim.Exemptions(self._settings.reclaim_exempt, parts.clusters.team_of)
         if self._settings.driver in CLUSTER_DRIVERS and not parts.clusters.schedulers:
             log.warning("Budgets count only nodes that Watchkeeper itself takes out: [fleet] watches no scheduler")
+        if self._settings.driver in CLUSTER_DRIVERS:
+            self.limits = replace(self.limits, cluster=parts.cluster)
         own = validation.own_validators(
             parts.engine, parts.journal, quiet=timedelta(seconds=durations.parse_seconds(self._settings.xid_quiet))
         )

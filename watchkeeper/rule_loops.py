@@ -1,20 +1,25 @@
 """The rules while the hub runs: which are in force, when each group is due, and how they are changed.
 
 The hub makes one `RuleLoops`, joins it to its pipeline and runs its loops. Rules are evaluated and exchanged in one
-thread, so a reload falls between two evaluations and never into one. Where a server owns the rules, its alerts
-are followed instead and there is nothing to reload.
+thread, so a reload falls between two evaluations and never into one. All groups that are due have their turn in one go
+of that thread: an event loop that answers a thousand questions comes round once a second, and whoever waited for it
+after each group would be late by as many seconds as there are groups. Where a server owns the rules, its alerts are
+followed instead and there is nothing to reload.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import TypeVar
 
 from watchkeeper import pipeline
 from watchkeeper.collect import prometheus_config
@@ -28,6 +33,7 @@ from watchkeeper.rules import evaluate, rulefile, slo
 from watchkeeper.rules import reload as reloads
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PACKS = Path(__file__).parent / "packs"
 SHIPPED_RULES = PACKS / "rules"
@@ -38,6 +44,8 @@ LOOK_SECONDS = 30.0
 SAME_SECONDS = 0.001
 # Turns of a group that a busy hub makes up for at once; older ones stay lost, and are counted.
 MOST_CAUGHT_UP = 15
+# Changed alerts of so many evaluations may wait for the journal; then rules wait for it too.
+MOST_UNHEARD = 500
 
 Deliver = Callable[[Sequence[alerts.Alert], datetime], Awaitable[None]]
 
@@ -49,6 +57,15 @@ class Surroundings:
     deliver: Deliver
     may_evaluate: Callable[[], bool]
     survived: Callable[[str, Exception], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One evaluation of a group: at its time, or afterwards at the time that was missed."""
+
+    group: rulefile.Group
+    at: datetime
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +100,7 @@ class RuleLoops:
         self._caught_up = metrics.counter(
             "watchkeeper_rules_caught_up_turns_total", "Missed turns of recording rules that were made up for"
         )
+        self._handing_over: set[asyncio.Task[None]] = set()
         # The interval and the number of each group's last turn.
         self._turns: dict[str, tuple[float, int]] = {}
         self.last_reload: reloads.Reload
@@ -108,7 +126,7 @@ class RuleLoops:
         if self.follows_server:
             self._server = server_rules.client_of(self._settings)
             return [Loop("rule server", self._follow_server, self._settings.rules.interval_seconds)]
-        return [Loop("rules", self._evaluate_due, 0.0), Loop("rule files", self._look, LOOK_SECONDS)]
+        return [Loop("rules", self._evaluate_next, 0.0), Loop("rule files", self._look, LOOK_SECONDS)]
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -117,6 +135,15 @@ class RuleLoops:
         return [(group, self._line.rule_state) for group in self.rules.groups]
 
     # Evaluate
+
+    async def _evaluate_next(self) -> None:
+        try:
+            await self._evaluate_due()
+        except asyncio.CancelledError:
+            # The hub stops, or another one leads from now on: nobody is to hear of it from here.
+            for task in self._handing_over:
+                task.cancel()
+            raise
 
     async def _evaluate_due(self) -> None:
         """Wait for the next full interval of any group, and evaluate those that it belongs to, in their order."""
@@ -130,12 +157,14 @@ class RuleLoops:
             # Whoever leads meanwhile has evaluated; nothing of it was missed.
             self._turns.clear()
             return
-        for group in self.rules.groups:
-            if turns.get(group.key, due + 1) <= due + SAME_SECONDS:
-                for at in self._missed_turns(group):
-                    await self._evaluate(group, at)
-                    self._caught_up.add(group=group.name)
-                await self._evaluate(group, self._clock.now())
+        await self._evaluate(
+            [
+                turn
+                for group in self.rules.groups
+                if turns.get(group.key, due + 1) <= due + SAME_SECONDS
+                for turn in self._turns_of(group)
+            ]
+        )
 
     def _next_turn(self, group: rulefile.Group, now: float) -> float:
         interval = self._interval(group)
@@ -144,35 +173,70 @@ class RuleLoops:
     def _interval(self, group: rulefile.Group) -> float:
         return group.interval_seconds or self._settings.rules.interval_seconds
 
-    def _missed_turns(self, group: rulefile.Group) -> list[datetime]:
-        """The moments that a group of recording rules did not have its turn at, oldest first.
+    def _turns_of(self, group: rulefile.Group) -> list[Turn]:
+        """What a group that is due is asked for: the turns of recording rules that were missed, and this one.
 
         Prometheus counts them and goes on. Here a minute that is not recorded is a minute of usage that nobody pays
         for, so the newest are asked for at their own time. An alert cannot fire in the past: groups with one go on.
         """
-        interval, now = self._interval(group), self._clock.now().timestamp()
-        this = int((now + SAME_SECONDS) // interval)
+        interval, now = self._interval(group), self._clock.now()
+        this = int((now.timestamp() + SAME_SECONDS) // interval)
         before, last = self._turns.get(group.key, (interval, this))
         self._turns[group.key] = (interval, this)
         missed = range(last + 1, this) if before == interval else range(0)
         if missed:
             self._missed.add(len(missed), group=group.name)
         if any(isinstance(rule, rulefile.AlertingRule) for rule in group.rules):
-            return []
-        return [datetime.fromtimestamp(turn * interval, UTC) for turn in missed[-MOST_CAUGHT_UP:]]
+            missed = range(0)
+        late = [datetime.fromtimestamp(turn * interval, UTC) for turn in missed[-MOST_CAUGHT_UP:]]
+        return [*(Turn(group, at, is_late=True) for at in late), Turn(group, now)]
 
-    async def _evaluate(self, group: rulefile.Group, now: datetime) -> None:
-        """One group; its failure is said and the next one has its turn."""
-        began = perf_counter()
+    async def _evaluate(self, turns: Sequence[Turn]) -> None:
+        """These turns, one after the other; what changed is handed over while the next ones are evaluated."""
+        while len(self._handing_over) > MOST_UNHEARD:
+            await asyncio.wait(self._handing_over, return_when=asyncio.FIRST_COMPLETED)
+        is_over, tell = threading.Event(), asyncio.get_running_loop().call_soon_threadsafe
         try:
-            changed = await self._in_thread(lambda: self._line.evaluate(group, now))
-            self._duration.set(perf_counter() - began, group=group.name)
-            if changed:
-                await self._around.deliver(changed, now)
-        except Exception as error:  # Deliberately everything: one broken group must not blind the others.
-            self._around.survived(f"rules {group.name}", error)
+            await self._in_thread(lambda: self._have_turns(turns, is_over, tell))
+        finally:
+            is_over.set()
 
-    async def _in_thread(self, work: Callable[[], list[alerts.Alert]]) -> list[alerts.Alert]:
+    def _have_turns(self, turns: Sequence[Turn], is_over: threading.Event, tell: Callable[..., object]) -> None:
+        """The thread's part; a group's failure is said and the next one has its turn."""
+        for turn in turns:
+            began = perf_counter()
+            try:
+                changed = self._line.evaluate(turn.group, turn.at)
+            except Exception as error:  # Deliberately everything: one broken group must not blind the others.
+                outcome = partial(self._around.survived, f"rules {turn.group.name}", error)
+            else:
+                outcome = partial(self._had_turn, turn, changed, seconds=perf_counter() - began)
+            if is_over.is_set():
+                return
+            tell(outcome)
+
+    def _had_turn(self, turn: Turn, changed: Sequence[alerts.Alert], *, seconds: float) -> None:
+        self._duration.set(seconds, group=turn.group.name)
+        if turn.is_late:
+            self._caught_up.add(group=turn.group.name)
+        if changed:
+            task = asyncio.create_task(self._hand_over(turn, changed))
+            self._handing_over.add(task)
+            task.add_done_callback(self._handing_over.discard)
+
+    async def _hand_over(self, turn: Turn, changed: Sequence[alerts.Alert]) -> None:
+        """To the incidents, in the order of the evaluations: each asks the one thread that they belong to."""
+        try:
+            await self._around.deliver(changed, turn.at)
+        except Exception as error:  # Deliberately everything: nobody waits for this task.
+            self._around.survived(f"rules {turn.group.name}", error)
+
+    @property
+    def handing_over(self) -> int:
+        """Evaluations whose changed alerts are on their way to the incidents."""
+        return len(self._handing_over)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         self.is_at_work = True
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)

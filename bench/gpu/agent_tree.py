@@ -160,6 +160,21 @@ def memory_of(pid: int) -> dict[str, float]:
     return {short: round(int(kib[name]) / 1024, 1) for name, short in MEMORY.items()}
 
 
+def mappings_of(pid: int, count: int = 6) -> dict[str, float]:
+    """The largest parts of the resident memory by what is mapped there, in MiB."""
+    sizes: dict[str, int] = {}
+    name = ""
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split(maxsplit=5)
+        if "-" in words[0] and ":" not in words[0]:
+            name = Path(words[5]).name if len(words) > 5 else "anonymous"
+        elif words[0] == "Rss:":
+            sizes[name] = sizes.get(name, 0) + int(words[1])
+    largest = sorted(sizes.items(), key=lambda one: -one[1])
+    rest = sum(kib for _, kib in largest[count:])
+    return {name: round(kib / 1024, 1) for name, kib in [*largest[:count], ("rest", rest)]}
+
+
 def cpu_of(pids: list[int]) -> float:
     """Seconds on a CPU: all threads of these processes, and what they have started and waited for meanwhile."""
     seconds = 0.0
@@ -190,6 +205,7 @@ def bench_tree(seconds: float, kmsg: str = "/dev/kmsg", xid_program: str | None 
             "entry": agent.entry,
             "cpu_percent": round(cpu, 3),
             "memory_mib": memory | {"all": total},
+            "mapped_mib": {name: mappings_of(pid) for pid in pids if (name := _name(pid)) is not None},
             "scrape_over_http_ms": _scrapes(agent),
             "page_bytes": len(agent.page()),
         }

@@ -2,9 +2,10 @@
 
     python bench/gpu/profile_record.py --seconds 6 --out recording.csv [--only NAME …]
 
-Needs torch and cupy. Writes a labelled recording with the columns of `watchkeeper.probe.columns`; `truth.json` beside
-it says which class each label is. `profile_bench` holds the classifier against it. The workloads are in
-`profile_workloads`, half of which the limits were chosen by, and in `profile_unseen`, which was recorded after that.
+Needs torch and cupy. Writes a labelled recording with the columns of `watchkeeper.probe.columns`, every one of them in
+each row, as in the shared recording; `truth.json` beside it says which class each label is. `profile_bench` holds the
+classifier against it. The workloads are in `profile_workloads`, half of which the limits were chosen by, and in
+`profile_unseen`, `profile_third`, `profile_fourth` and `profile_fifth`, each recorded after the limits of its day.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+# The recorder as it is, but PCIe's own counters and energy are read for each row too: 46 ms of it.
+RECORDER = """
+from watchkeeper.probe import gpu_reader, recorder_child
+recorder_child.SLOW_SECONDS = 0.0
+gpu_reader.SLOW += gpu_reader.WITHOUT_GPM
+recorder_child.main()
+"""
 # Between two workloads: allocation, compilation, and the power that sinks.
 PAUSE_SECONDS = 0.5
 Step = Callable[[], None]
@@ -82,6 +90,20 @@ def then_sleep(run: Callable[[], Any], seconds: float) -> Step:
         time.sleep(seconds)
 
     return step
+
+
+def work_for(run: Callable[[], Any], seconds: float) -> None:
+    torch = torch_module()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        run()
+        torch.cuda.synchronize()
+
+
+def half(*shape: int) -> Any:
+    """Random numbers in bf16, which is what models are made of."""
+    torch = torch_module()
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
 def matmul(kind: str, size: int, count: int) -> Step:
@@ -159,8 +181,8 @@ def copies(size: int, *, is_pinned: bool, to_gpu: bool) -> Step:
 class Recorded:
     """Rows of the recorder child, each with what ran at its time."""
 
-    def __init__(self, interval: float = 0.1) -> None:
-        command = [sys.executable, "-m", "watchkeeper.probe.recorder_child", str(interval), "0"]
+    def __init__(self, interval: float = 0.15) -> None:
+        command = [sys.executable, "-c", RECORDER, str(interval), "0"]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         self.rows: list[dict[str, Any]] = []
         self._spans: list[tuple[float, float, str]] = []
@@ -188,8 +210,8 @@ class Recorded:
                 writer.writerow([row["t"], self._label(row["t"]), *(row.get(name, "") for name in names)])
 
     def _label(self, at: float) -> str:
-        # A row speaks of the tenth of a second before it.
-        return next((name for since, until, name in self._spans if since + 0.1 <= at <= until), "gap")
+        # A row speaks of the time since the one before it.
+        return next((name for since, until, name in self._spans if since + 0.15 <= at <= until), "gap")
 
 
 def run_all(seconds: float, path: Path, only: list[str]) -> dict[str, str]:

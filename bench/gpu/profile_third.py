@@ -3,7 +3,7 @@
 Torch alone makes them: clear-cut representatives of each class, as somebody would choose them who wants to try the
 classifier. `profile_bench --set third` records and judges them. At the first look 21 of 23 labels were right, 91.3 % of
 the samples: a request of 6 µs each 25 ms was called idle, and copies into fresh pages hardly used. Both limits were
-corrected after that, so the next claim about workloads that nobody has looked at needs a fourth set.
+corrected after that.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bench.gpu.profile_record import (
     then_sleep,
     torch_module,
     training_on,
+    work_for,
     workload,
 )
 
@@ -31,14 +32,6 @@ template <typename T> T chain(T x) {
   for (int i = 0; i < 300; i++) { x = sin(x) * T(1.01) + cos(x); }
   return x;
 }"""
-
-
-def _work_for(run: Any, seconds: float) -> None:
-    torch = torch_module()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        run()
-        torch.cuda.synchronize()
 
 
 @workload("compute_bound")
@@ -110,7 +103,7 @@ def third_stops_of_700ms() -> Step:
     x = torch.randn(8192, 8192, device="cuda").bfloat16()
 
     def step() -> None:
-        _work_for(lambda: train(x), 0.8)
+        work_for(lambda: train(x), 0.8)
         time.sleep(0.7)
 
     return step
@@ -231,7 +224,7 @@ def third_checkpoint_with_torch_save() -> Step:
     path = Path(tempfile.mkdtemp(), "checkpoint.pt")
 
     def step() -> None:
-        _work_for(lambda: train(x), 1.0)
+        work_for(lambda: train(x), 1.0)
         torch.save(state, path)
 
     return step

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from watchkeeper.accounting import written
-from watchkeeper.cli import cost, main, usage
+from watchkeeper.cli import cost, usage
 
 JOBS = """id,team,user,project,model,gpus,started,ended,activity
 1,vision,ana,maps,NVIDIA H200,8,2026-11-01T00:00:00Z,2026-11-02T00:00:00Z,0.5
@@ -59,6 +59,15 @@ def test_a_zone_moves_the_window_of_a_plain_date(jobs: str) -> None:
     assert answer["total"]["allocated"] == pytest.approx(20 * 11 + 12 * 4)
 
 
+def test_nobody_is_charged_for_hours_that_are_still_to_come(tmp_path: Path) -> None:
+    begun = datetime.now(UTC) - timedelta(hours=10)
+    (tmp_path / "jobs.csv").write_text(f"id,team,gpus,started,ended\n1,vision,8,{begun.isoformat()},\n")
+    window = ("--from", begun.isoformat(), "--to", "2999-01-01", "--gpus", 16)
+    total = json.loads(run(usage.command, "--jobs", tmp_path / "jobs.csv", *window, "--json").output)["total"]
+    assert total["allocated"] == pytest.approx(80, rel=0.05)
+    assert total["idle"] == pytest.approx(80, rel=0.05)
+
+
 def test_names_from_outside_are_defused_in_csv(jobs: str) -> None:
     text = run(cost.command, "report", "--jobs", jobs, "--by", "team", "--by", "user", "--format", "csv").stdout
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -91,14 +100,6 @@ def test_a_statement_is_written_for_each_team(jobs: str, tmp_path: Path) -> None
     assert "GPU statement of speech, 2026-11" in text
     assert "Held and not used" in text
     assert "Jobs behind these numbers" in text
-
-
-def test_parquet_says_which_package_it_needs(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if importlib.util.find_spec("pyarrow") is not None:
-        pytest.skip("pyarrow is installed")
-    with pytest.raises(SystemExit):
-        main.main(["cost", "report", "--jobs", jobs, "--format", "parquet"])
-    assert "Parquet needs the package pyarrow" in capsys.readouterr().err
 
 
 def test_a_price_book_of_ones_own_is_used_and_its_policy_named(jobs: str, tmp_path: Path) -> None:

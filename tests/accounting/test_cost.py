@@ -130,6 +130,15 @@ def test_own_hardware_is_depreciated_over_its_years() -> None:
     )
 
 
+def test_the_only_region_of_a_book_prices_pools_that_name_none_and_two_price_neither() -> None:
+    east, west = (prices.Price("H200", prices.Kind.ON_DEMAND, at, region=name) for name, at in (("e", 4.0), ("w", 5.0)))
+    pools = {"south": prices.Pool("south", region="s")}
+    one, two = (prices.Book("USD", prices=found, pools=pools) for found in ((east,), (east, west)))
+    assert one.rate("NVIDIA H200", "") == east
+    assert one.rate("NVIDIA H200", "south") is None
+    assert two.rate("NVIDIA H200", "") is None
+
+
 def test_a_region_has_its_price_before_any_and_names_match_by_whole_words() -> None:
     book = prices.Book(
         prices=(

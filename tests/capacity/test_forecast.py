@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from watchkeeper.capacity import backtest, demand, forecast, fullness
-from watchkeeper.capacity.forecast_models import Scale, repeat_last
+from watchkeeper.capacity.forecast_models import USUAL_DAY, Scale, candidates, repeat_last
 from watchkeeper.errors import CollectError
 
 Floats = npt.NDArray[np.float64]
@@ -180,3 +180,23 @@ def test_a_fleet_with_room_needs_nothing() -> None:
     made = forecast.forecast(hourly(np.full(500, 64.0)), DAY)
     assert fullness.fullness(made, 512.0, now_gpus=64.0) == fullness.Fullness(512.0, False, None, None, None, 0.1)
     assert fullness.need(made, 512.0).sure_gpus == 0
+
+
+def usual_share(values: Floats) -> float:
+    """How much of the end of a forecast of a week is the usual day."""
+    rolled = backtest.roll(hourly(values), 168, Scale.of(HOUR))
+    now = len(rolled.origins) - 1
+    return float(backtest.hedges(rolled, backtest.weights_at(rolled, backtest.errors(rolled), now), now)[-1])
+
+
+def test_a_forecast_leans_on_the_usual_day_until_weeks_have_shown_what_is_better() -> None:
+    noise = 100 + np.random.default_rng(3).normal(0, 20, 10 * 168)
+    assert usual_share(noise[: 2 * 168]) > 0.2 > usual_share(noise) > usual_share(seasons(10 * 168))
+
+
+def test_one_odd_day_does_not_move_the_usual_day() -> None:
+    past = np.full(10 * 24, 10.0)
+    past[-24:] = 100.0
+    paths = candidates(past, 48, Scale.of(HOUR))
+    assert set(paths[USUAL_DAY]) == set(paths["median of 7 d"]) == {10.0}
+    assert set(paths["naive day"]) == {100.0}

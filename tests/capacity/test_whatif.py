@@ -106,6 +106,18 @@ def test_the_command_says_the_answer_first_and_counts_what_it_left_out(tmp_path:
     assert answer["jobs"] == {"rows": 13, "jobs": 12, "left_out": 1}
 
 
+def test_a_lost_rack_is_said_and_so_are_models_that_no_node_has(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(
+        "id,gpus,submitted,started,ended,models\n1,8,0,0,100,H200\n2,8,0,0,100,H200\n3,2,0,0,100,Z9\n"
+    )
+    (tmp_path / "nodes.csv").write_text("name,gpus,model,rack\na,8,H200,R1\nb,8,H200,R2\n")
+    tables = ["--jobs", str(tmp_path / "jobs.csv"), "--nodes", str(tmp_path / "nodes.csv")]
+    asked = ["whatif", *tables, "--remove-rack", "R1"]
+    assert CliRunner().invoke(command, asked).output.startswith("Without rack R1: p95 of waiting 0s → ")
+    answer = json.loads(CliRunner().invoke(command, [*asked, "--json"]).output)
+    assert (answer["unknown_models"], answer["after"]["gpus"]) == ({"Z9": 1}, 8)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

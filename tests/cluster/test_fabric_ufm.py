@@ -1,4 +1,4 @@
-"""UFM as the source of the fabric: its documented shapes over a real HTTP server, with TLS, secrets and bad answers."""
+"""UFM as the source of the fabric: its documented and recorded shapes over HTTP, with TLS, secrets and bad answers."""
 
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ class Ufm(BaseHTTPRequestHandler):
         root, _, name = self.path.partition("/resources/")
         if self.path == "/metrics":
             self._say(200, TELEMETRY.encode())
+        elif self.path == "/telemetry":
+            self._say(200, self.lists["page"])
         elif self.headers.get("Authorization") != self.wanted.get(root):
             self._say(401, b"<html>no</html>")
         else:
@@ -121,7 +123,7 @@ def test_ufms_lists_become_the_fabric_with_leaves_rates_and_counters(tmp_path: P
     port = layout.ports[LEAF, 20]
     # The switch did not name its peer; the list of links did.
     assert (port.state, port.gbps, port.peer) == ("Active", 400.0, (HOST, 1))
-    assert port.counters == {"PortXmitData": 85554128244, "SymbolErrorCounter": 17}
+    assert port.counters == {"PortXmitData": 85554128244 // 4, "SymbolErrorCounter": 17}
     assert layout.ports[LEAF, 21].counters is None
     assert (layout.ports[LEAF, 21].state, layout.ports[LEAF, 21].gbps) == ("Down", None)
 
@@ -165,6 +167,91 @@ def test_shapes_that_published_clients_of_ufm_expect_are_read_as_well(tmp_path: 
         layout = fabric.Layout(ask(url, tmp_path))
     assert layout.ports[LEAF, 20].peer == (HOST, 1)
     assert (layout.ports[LEAF, 21].state, layout.ports[LEAF, 21].gbps) == ("Down", None)
+
+
+# What a recorded row has besides, and nobody here reads.
+MORE: dict[str, Any] = {
+    "external_number": 1,
+    "high_ber_severity": "N/A",
+    "mirror": "disable",
+    "module": "N/A",
+    "tier": 1,
+}
+MORE |= {"capabilities": ["healthy_operations"], "enabled_speed": ["SDR", "HDR"], "peer_ip": "0.0.0.0"}
+
+
+def test_rows_as_the_ufm_sdk_has_recorded_them_become_leaves_hosts_and_links(tmp_path: Path) -> None:
+    """Keys and values as in ufm_sdk_3.0's `topoparse/data/ufm_samples`; a host is one system with two adapters."""
+    second = "b8599f03000a77e8"
+    hca = {**PORT, **MORE, "active_speed": "HDR", "description": "Computer IB Port", "number": 1, "system_name": "n7"}
+    rows = [
+        {
+            **hca,
+            "guid": HOST,
+            "name": f"{HOST}_1",
+            "systemID": HOST,
+            "node_description": "n7 mlx5_4",
+            "dname": "HCA-1/1",
+        }
+        | {"peer": f"{LEAF}_6", "peer_guid": LEAF, "peer_node_guid": LEAF, "peer_port_dname": "6", "peer_lid": 651},
+        {**hca, "guid": second, "name": f"{second}_1", "systemID": HOST, "node_description": "n7 mlx5_5"}
+        | {"dname": "HCA-2/1", "peer": f"{LEAF}_7", "peer_guid": LEAF, "peer_node_guid": LEAF, "peer_port_dname": "7"},
+        {**hca, "guid": LEAF, "name": f"{LEAF}_6", "systemID": LEAF, "node_description": "leaf-a:6", "number": 6}
+        | {"description": "Switch IB Port", "dname": "6", "system_name": "leaf-a", "peer": f"{HOST}_1", "tier": 4},
+    ]
+    link = {"source_guid": LEAF, "source_port": "6", "destination_guid": HOST, "destination_port": "1", "width": "4x"}
+    with serving({**LISTS, "ports": rows, "links": [{**link, "cable_info": {}, "capabilities": []}]}) as url:
+        found = ask(url, tmp_path)
+    layout = fabric.Layout(found)
+    assert layout.leaf_of() == {"n7": "leaf-a"}
+    assert {device.guid: device.name for device in found.devices} == {
+        LEAF: "leaf-a",
+        HOST: "n7 mlx5_4",
+        second: "n7 mlx5_5",
+    }
+    assert (layout.ports[second, 1].gbps, layout.ports[second, 1].peer) == (200.0, (LEAF, 7))
+
+
+# The fast set, as ufm_sdk_3.0's PDR plugin reads it from csv/xcset.
+FAST = f"""timestamp,source_id,tag,node_guid,port_guid,port_num,PortXmitDataExtended,LinkDownedCounterExtended,hist0
+1709652347161873,0x{LEAF},,0x{LEAF},0x{LEAF},20,4086720,3,0
+"""
+# The slow set, whose labels have other names.
+SLOW = f"""timestamp,Node_GUID,port_guid,Port_Number,Device_ID,node_description,Link_Down,Chip_Temp
+1709652347161873,0x{LEAF},0x{LEAF},20,54000,"leaf-a, left",2,51
+"""
+# UFM's own monitoring attributes, as ufm_sdk_3.0's fluentd plugin has recorded them.
+ATTRIBUTES = f"""node_guid,port_num,Infiniband_PckOut_u_Packets,Infiniband_RcvSwRelayErrors_u_Errors,Infiniband_CBW_f
+0x{LEAF},20,14190,18,0.5
+"""
+# A port of a dual-port adapter, listed under its own GUID and not its adapter's.
+PAGE = f"""PortUniCastRcvPktsExtended{{node_guid="0x1", port_guid="0x{LEAF}", port_num="20"}} 9 1628683905941
+PortXmitWaitExtended{{node_guid="0x1", port_guid="0x{LEAF}", port_num="20"}} 18446744073709551615
+PortRcvErrorsExtended{{node_guid="0x1", port_guid="0x{LEAF}", port_num="20"}} nan
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "counters"),
+    [
+        (FAST, {"PortXmitData": 1021680, "LinkDownedCounter": 3}),
+        (SLOW, {"LinkDownedCounter": 2}),
+        (ATTRIBUTES, {"PortXmitPkts": 14190, "PortRcvSwitchRelayErrors": 18}),
+        (PAGE, {"PortUnicastRcvPkts": 9, "PortXmitWait": 2**64 - 1}),
+    ],
+    ids=["fast-csv", "slow-csv", "attributes", "page"],
+)
+def test_telemetry_is_read_in_each_form_that_ufm_has(page: str, counters: dict[str, int], tmp_path: Path) -> None:
+    with serving({**LISTS, "page": page.encode()}) as url:
+        found = ask(url, tmp_path, ufm_telemetry_url=f"{url}/telemetry")
+    assert found.unread == ()
+    assert fabric.Layout(found).ports[LEAF, 20].counters == counters
+
+
+def test_telemetry_without_a_known_counter_is_said(tmp_path: Path) -> None:
+    with serving({**LISTS, "page": b"Endpoint not found"}) as url:
+        found = ask(url, tmp_path, ufm_telemetry_url=f"{url}/telemetry")
+    assert found.unread[0].endswith("/telemetry answers 18 bytes without one that is known")
 
 
 def test_telemetry_that_is_away_costs_only_the_counters(tmp_path: Path) -> None:

@@ -186,6 +186,20 @@ def test_a_slurm_job_gets_its_team_from_its_account_and_a_job_nobody_knows_is_un
     ]
 
 
+def test_a_job_is_its_pods_teams_unless_two_teams_have_a_job_of_that_name(tmp_path: Path) -> None:
+    owners = Owners(inventory(tmp_path / "i.toml"))
+    pods = [
+        ("research", "llm-70b-worker-0"),
+        ("research", "llm-70b-worker-1"),
+        ("research", "eval-0"),
+        ("art", "eval-0"),
+    ]
+    info = {"__name__": standing.WORKLOAD_INFO, "cluster": "main", "workload_kind": "pod"}
+    held = [{**info, "namespace": space, "workload": pod, "UUID": f"GPU-{at}"} for at, (space, pod) in enumerate(pods)]
+    owners.named({Labels(one): 1.0 for one in held}, [])
+    assert [owners.team_of(job) for job in ("llm-70b", "llm", "eval")] == ["llm", "unmapped", "unmapped"]
+
+
 def test_a_gpu_that_turns_up_on_another_node_is_said_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     known, gpu = Fleet(), Gpu("GPU-1", 0)
     for at, name in enumerate(["n1", "n2", "n1", "n2"]):

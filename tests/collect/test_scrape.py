@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.collect.loopback import Heard, Loopback, reply, serve, until
-from watchkeeper.collect import schedule
+from watchkeeper.collect import schedule, target_loop
 from watchkeeper.collect.discovery import Target
 from watchkeeper.collect.fleet import Fleet
+from watchkeeper.collect.http import Request, Response
 from watchkeeper.collect.scrape import SYNTHESISED, Health, Scraper, ScrapeSettings, TargetLoop
 from watchkeeper.errors import StoreError
 from watchkeeper.kit.clock import ManualClock, settle
@@ -103,6 +104,53 @@ def test_a_page_is_appended_with_what_prometheus_says_about_a_scrape() -> None:
             "scrape_series_added": 2.0,
         }
         assert Labels({**OWN, "__name__": "a", "gpu": "0"}) in sink.known
+
+
+@dataclass
+class Rushed:
+    """A target whose page is there at once."""
+
+    page: bytes = b"a 1\n"
+
+    async def send(self, _: Request) -> Response:
+        return Response(200, {}, self.page)
+
+    async def aclose(self) -> None:
+        pass
+
+
+def test_whoever_asks_the_hub_waits_for_one_page_and_not_for_all_that_came_together() -> None:
+    async def story() -> None:
+        sink, turn, before, most = Kept(), asyncio.Lock(), 0, 0
+        one = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1")
+        loops = [
+            TargetLoop(one, ScrapeSettings(), sink=sink, known=Fleet(), line=Rushed(), turn=turn) for _ in range(40)
+        ]
+        read = asyncio.gather(*(loop.scrape(1000) for loop in loops))
+        while not read.done():
+            await asyncio.sleep(0)
+            before, most = len(sink.appends), max(most, len(sink.appends) - before)
+        assert (len(sink.appends), most) == (40, 1)
+
+    asyncio.run(story())
+
+
+def test_a_page_about_a_whole_cluster_is_met_in_slices() -> None:
+    async def story() -> None:
+        sink, before, most = Kept(max_series=20_000), 0, 0
+        one = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1")
+        page = b"".join(b'kube_pod_info{pod="%d",uid="%040d"} 1\n' % (pod, pod) for pod in range(10_000))
+        assert len(page) > target_loop.LARGE_PAGE_BYTES
+        read = asyncio.ensure_future(
+            TargetLoop(one, ScrapeSettings(), sink=sink, known=Fleet(), line=Rushed(page)).scrape(1000)
+        )
+        while not read.done():
+            await asyncio.sleep(0)
+            before, most = len(sink.known), max(most, len(sink.known) - before)
+        assert read.result().samples == 10_000
+        assert most <= target_loop.SLICE_SERIES
+
+    asyncio.run(story())
 
 
 def test_an_unchanged_page_hands_over_the_same_list_of_series() -> None:

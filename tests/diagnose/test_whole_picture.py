@@ -56,6 +56,20 @@ def test_a_rank_that_says_nothing_while_all_wait_is_dead_and_named() -> None:
     assert best(found).evidence[0].text.startswith("rank 2 falls silent")
 
 
+def test_the_gpu_that_does_not_spin_is_the_one_that_a_mute_job_waits_for() -> None:
+    engine = an_engine()
+    for index in range(8):
+        named = {"UUID": f"GPU-{index}", "gpu": str(index), "Hostname": "n1", "pod": "llm-worker-0"}
+        say(engine, "DCGM_FI_DEV_GPU_UTIL", 0.0 if index == 5 else 100.0, **named)
+        say(engine, "DCGM_FI_PROF_SM_ACTIVE", 0.0 if index == 5 else 0.11, **named)
+        say(engine, "DCGM_FI_DEV_POWER_USAGE", 120.0 + index, **named)
+    found = best(about_job("training_stalled", engine))
+    assert (found.cause, found.place) == ("training_stalled", JOB)
+    assert found.evidence[0].text == "7 of 8 GPUs spin in a collective; GPU 5 on n1 shows 0 % and does not"
+    assert found.evidence[1].text == "those that spin draw 120 to 127 W"
+    assert "py-spy dump --pid PID" in {step.command for step in found.actions}
+
+
 def test_a_rank_that_computes_longer_is_a_straggler_and_not_the_fabric() -> None:
     found = about_job("training_slow", a_job({0: 1.0, 1: 1.0, 2: 2.4, 3: 1.0}))
     assert best(found).cause == "nccl_timeout_straggler"

@@ -9,11 +9,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.doctor.asking import ask, causes
-from watchkeeper.diagnose.doctor import examine
+from watchkeeper.diagnose.doctor import examine, report
 from watchkeeper.readers import bundles, log_text
 
 LOST = b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
@@ -105,3 +105,44 @@ def test_lines_are_numbered_alike_whatever_the_blocks(lines: list[bytes], size: 
 
     found = log_text.interesting_lines(Slow(b"\n".join(lines)), {b"error"}, lambda _, words: words)
     assert [line.number for line in found] == [at for at, line in enumerate(lines, 1) if b"error" in line]
+
+
+PASTES = [
+    LOST,
+    b"[rank1]:[E810 05:36:05.9 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE, NumelIn=9, NumelOut=9, Timeout(ms)=600000) ran for 600020 milliseconds\n",  # noqa: E501
+    b"|   0  NVIDIA H200   On  | 00000000:54:00.0 Off |  2 |\n| N/A   27C    P8    34W /  600W |  0MiB / 97887MiB |  0%  Default |\n",  # noqa: E501
+    b"GPU 00000000:2D:00.0\n    Temperature\n        GPU Current Temp : 56 C\n        GPU Max Operating Temp : 57 C\n",
+    b"CA 'mlx5_8'\n\tPort 1:\n\t\tState: Down\n\t\tPhysical state: Disabled\n",
+    b"Capacity:\n  cpu: 12\nAllocatable:\n  cpu: 12\nSystem Info:\n",
+    b"NodeName=n1 Gres=(null)\n   State=DOWN+DRAIN\n   Reason=Not responding [root@2026-08-10]\n",
+    b'{"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1"}, "status": {"capacity": {"nvidia.com/gpu": 0}}}',
+    b"<?xml version='1.0'?><nvidia_smi_log><gpu id='00000000:01:00.0'><ecc_errors/></gpu></nvidia_smi_log>",
+    b"#Entity    XIDER\nGPU 1      120\n",
+    b"nvidia-smi --query-gpu=index,utilization.gpu --format=csv\nindex, utilization.gpu [%]\n0, 7 %\n",
+    b'DCGM_FI_DEV_XID_ERRORS{gpu="3"} 79\n',
+]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """Known texts as accidents leave them: cut anywhere, mixed line by line, repeated, recoded, coloured."""
+    parts = draw(st.lists(st.sampled_from(PASTES), min_size=1, max_size=4))
+    cut = [part[draw(st.integers(0, len(part))) :] if draw(st.booleans()) else part for part in parts]
+    lines = b"\n".join(cut).splitlines(keepends=True)
+    raw = b"".join(draw(st.permutations(lines))) if draw(st.booleans()) else b"".join(lines)
+    raw = raw[: draw(st.integers(0, len(raw)))]
+    turn = draw(st.sampled_from(["", "crlf", "utf-16", "colours", "nul", "deep"]))
+    if turn == "utf-16":
+        return raw.decode("latin-1").encode("utf-16")
+    return {
+        "crlf": raw.replace(b"\n", b"\r\n"),
+        "colours": raw.replace(b" ", b"\x1b[1;31m \x1b[0m"),
+        "nul": raw.replace(b":", b"\x00:"),
+        "deep": b"[" * 3000 + raw,
+    }.get(turn, raw)
+
+
+@settings(deadline=None)
+@given(damaged())
+def test_no_damage_to_a_known_text_makes_the_doctor_fail(raw: bytes) -> None:
+    report.as_plain(ask(raw, raw))

@@ -17,6 +17,8 @@ from watchkeeper.diagnose.doctor.report import Verdict
         'time="2026-08-10T05:36:05Z" level=error msg="cannot sync widget"',
         "2026-08-10 05:36:05.1: F core/platform/widget.cc:21] Check failed: widget == 0",
         "salloc: error: Job allocation 4711 has been revoked",
+        "    widget.turn()\nRuntimeError: the widget does not turn",
+        "[rank3]: ValueError: no such widget",
     ],
 )
 def test_a_logged_error_that_nothing_explains_is_unknown_and_asks_for_more(text: str) -> None:

@@ -38,6 +38,8 @@ STORIES = {
 }
 # A loop that comes round once an hour takes nothing back before the hub forgets that it failed.
 WELL_SECONDS = troubles.REMEMBERED.total_seconds() + 30
+# A story of ten restarts takes a minute, and three on a machine where others have the cores.
+STORY_SECONDS = 600
 SETTINGS = """
 [hub]
 data = "kept"
@@ -60,9 +62,12 @@ def story(name: str) -> Callable[..., None]:
     """A fault that a test tells; each round is one run of that test."""
 
     def run(_: Path, outcome: Outcome, rng: random.Random, *, rounds: int) -> None:
-        line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *STORIES[name].split()]
+        limit = f"--timeout={STORY_SECONDS}"
+        line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", limit, *STORIES[name].split()]
         for outcome.rounds in range(1, rounds + 1):
-            done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+            done = subprocess.run(
+                line, cwd=ROOT, capture_output=True, text=True, timeout=2 * STORY_SECONDS, check=False
+            )
             outcome.check(done.returncode == 0, done.stdout[-1500:])
 
     return run

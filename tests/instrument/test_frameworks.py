@@ -114,6 +114,49 @@ Trainer(Small(), arguments, train_dataset=rows, eval_dataset=rows, callbacks=[mo
     assert all(found[f"training_phase_seconds_total {phase}"] > 0 for phase in phases)
 
 
+TWO_RANKS = """
+import json, os, time
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from watchkeeper.instrument.exports import Exports
+from watchkeeper.instrument.step_clock import Phase
+from watchkeeper.instrument.training import TrainingMonitor
+torch.set_num_threads(1)
+
+def start(rank, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = TrainingMonitor("llama", Exports())
+    monitor.watch(model, optimizer)
+    monitor.watch_communication(model)
+    for _ in range(8):
+        with model.no_sync():
+            model(torch.randn(4, 8)).sum().backward()
+        time.sleep(0.1 * rank)
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    with open(f"rank{rank}.json", "w") as kept:
+        json.dump(monitor.clock.totals[Phase.COMMUNICATION], kept)
+    dist.destroy_process_group()
+
+context = multiprocessing.get_context("fork")
+ranks = [context.Process(target=start, args=(rank, os.path.abspath("store"))) for rank in range(2)]
+for rank in ranks:
+    rank.start()
+for rank in ranks:
+    rank.join()
+"""
+
+
+def test_the_rank_that_is_not_late_waits_for_the_one_that_is(tmp_path: Path) -> None:
+    torch_python.run(TWO_RANKS, folder=tmp_path)
+    waited = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    # Eight times a tenth of a second, less what else holds the ranks up.
+    assert waited[0] - waited[1] > 0.3, waited
+
+
 BARRIER = """
 import json, os, sys
 import torch.distributed as dist

@@ -78,6 +78,22 @@ def test_a_wait_is_known_a_step_later_and_is_no_compute(hands: Hands) -> None:
     assert clock.compute_seconds(hands.now) == pytest.approx(0.6)
 
 
+def test_what_comes_after_the_all_reduce_is_no_wait(hands: Hands) -> None:
+    cuda = Cuda()
+    wait = GpuWait(cuda)
+    assert wait.sent()
+    cuda.now += 0.4
+    wait.reduced()
+    # Clipping, on the same stream.
+    cuda.now += 0.3
+    wait.came()
+    cuda.done = cuda.now
+    assert wait.came() == pytest.approx(0.4)
+    assert not wait.sent()
+    hands.now += 2.0
+    assert wait.sent()
+
+
 def test_one_step_in_a_second_is_measured(hands: Hands) -> None:
     cuda = Cuda()
     wait = GpuWait(cuda)

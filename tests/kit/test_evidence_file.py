@@ -61,3 +61,11 @@ def test_a_bundle_that_was_changed_is_not_believed(tmp_path: Path) -> None:
         evidence_file.read((tmp_path / "b.tar.gz").read_bytes())
     with pytest.raises(StoreError, match="this is not a bundle"):
         evidence_file.read(b"something else")
+
+
+def test_a_small_file_that_unpacks_to_very_much_is_refused_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = evidence_file.pack([Piece(str(at), b"0" * 10_000) for at in range(20)], {}, now=NOON)
+    assert len(bomb) < 10_000
+    monkeypatch.setattr(evidence_file, "MOST_UNPACKED_BYTES", 50_000)
+    with pytest.raises(StoreError, match=r"more than 50,000 bytes"):
+        evidence_file.read(bomb)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,14 @@ def test_a_directory_of_a_later_format_is_refused_with_both_numbers_and_left_alo
     with pytest.raises(StartRefused, match="has format 7, this Watchkeeper knows up to 1"):
         files.DataDirectory(tmp_path).claim()
     assert mark.read_text() == "format 7\n"
+
+
+def test_a_secret_is_not_written_into_a_file_that_somebody_else_has_laid_there(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    trap.write_text("open to all")
+    scratch = tmp_path / f".key.{os.getpid()}.{threading.get_native_id()}"
+    scratch.symlink_to(trap)
+    files.write_whole(tmp_path / "key", b"secret", mode=0o600)
+    assert (trap.read_text(), (tmp_path / "key").read_text()) == ("open to all", "secret")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / "key").is_symlink()

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from watchkeeper.kit import memory
+
 # Blocks too large for Python's own allocator; the last one stays and pins the heap's end.
 PROGRAM = """
 from watchkeeper.kit import memory
@@ -26,3 +28,43 @@ print(before - resident())
 def test_freed_memory_goes_back() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert int(ran.stdout) > 20_000_000
+
+
+# What a start has read of libraries goes too, and they still work.
+START = (
+    PROGRAM.replace("give_back()", "give_back_start()")
+    + """
+import hashlib, ssl
+before = resident()
+memory.give_back_start()
+assert hashlib.sha256(b"a").hexdigest().startswith("ca978112") and ssl.create_default_context()
+"""
+)
+SMAPS = """\
+7f10-7f20 r-xp 00000000 08:01 11 /usr/lib/clean.so
+Rss:                  16 kB
+Anonymous:             0 kB
+7f20-7f30 r--p 00000000 08:01 11 /usr/lib/relocated.so
+Rss:                  16 kB
+Anonymous:             4 kB
+7f30-7f40 rw-p 00000000 08:01 11 /usr/lib/clean.so
+Anonymous:             0 kB
+7f40-7f50 r--s 00000000 08:01 11 /memfd:shared (deleted)
+Anonymous:             0 kB
+7f50-7f60 r--p 00000000 00:06 11 /dev/nvidia0
+Anonymous:             0 kB
+7f60-7f70 r-xp 00000000 00:00 0 [vdso]
+Anonymous:             0 kB
+7f70-7f80 r--p 00000000 00:00 0
+Anonymous:             0 kB
+"""
+
+
+def test_only_files_that_nobody_has_written_to_are_let_go() -> None:
+    assert list(memory.clean_files(SMAPS)) == [(0x7F10, 0x10)]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library cannot give memory back")
+def test_a_program_goes_on_when_its_start_has_been_given_back() -> None:
+    ran = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True)
+    assert int(ran.stdout.splitlines()[0]) > 20_000_000

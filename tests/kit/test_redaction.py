@@ -6,6 +6,7 @@ import pytest
 
 from watchkeeper.kit import redaction
 
+SLOW = ("-----BEGIN PRIVATE KEY-----", "-eyJ", "eyJaaaaaaaaa.aaaaaaaa")
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.c2lnbmF0dXJl"
 
 
@@ -18,6 +19,7 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.c2lnbmF0dXJl"
         ("agent --token s3cret-s3cret --node n1", "agent --token [hidden] --node n1"),
         ("pull https://ada:pw@registry.local/x", "pull https://[hidden]@registry.local/x"),
         (f"cookie {JWT}", "cookie [hidden]"),
+        (f"session-{JWT} v1.2", "session-[hidden] v1.2"),
         ("key AKIAIOSFODNN7EXAMPLE here", "key [hidden] here"),
         ("hf_abcdefghijklmnopqrst", "[hidden]"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "[hidden]"),
@@ -48,6 +50,6 @@ def test_names_are_replaced_whole_and_everywhere_alike() -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("piece", ["a.", "eyJaaaaaaaa-", "secret.", "--token", "http://", "bearer "])
+@pytest.mark.parametrize("piece", ["a.", "eyJaaaaaaaa-", "secret.", "--token", "http://", "bearer ", *SLOW])
 def test_a_text_that_is_made_to_be_slow_is_not(piece: str) -> None:
     assert redaction.hide_secrets(piece * (200_000 // len(piece)))

@@ -49,6 +49,16 @@ def test_only_and_without_divide_a_set(labels: Labels, names: set[str]) -> None:
     assert not set(kept) & set(left)
 
 
+@given(pair_lists, words)
+def test_a_name_put_to_sorted_labels_gives_the_same_set_as_sorting_them_all(
+    pairs: list[tuple[str, str]], name: str
+) -> None:
+    others = Labels({"Hostname": "n1", "zone": "z", **dict(pairs)}).unnamed
+    assert Labels.named(name, others) == Labels({**dict(others), "__name__": name})
+    assert hash(Labels.named(name, others)) == hash(Labels({**dict(others), "__name__": name}))
+    assert Labels.named(name, others).unnamed == others
+
+
 def test_a_series_is_written_as_promql_writes_it() -> None:
     assert str(Labels({"__name__": "up", "node": 'n "1"\n', "a": "b"})) == r'up{a="b", node="n \"1\"\n"}'
     assert str(Labels({"__name__": "up"})) == "up"

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,8 @@ class Running:
                     if loop.name == "rules":
                         await self.clock.advance(max(0.0, began + passed + 15 - self._seconds()))
                 await turn
+                while self.loops.handing_over:
+                    await asyncio.sleep(0)
 
     def _seconds(self) -> float:
         return (self.clock.now() - NOON).total_seconds()
@@ -239,6 +242,10 @@ def evaluated(running: Running) -> set[datetime | None]:
     return {state.evaluated_at for state in running.line.pipeline.rule_state.values()}
 
 
+def has_evaluated(running: Running, second: int) -> bool:
+    return later(second) in evaluated(running)
+
+
 def recorded(running: Running, minutes: int) -> list[float]:
     """The seconds after noon at which the series has a sample."""
     asked = running.line.engine.instant(
@@ -272,6 +279,56 @@ def test_a_group_with_an_alert_counts_its_missed_turns_and_goes_on(tmp_path: Pat
         assert recorded(running, 7) == [60.0, 360.0]
         assert counted(running, "watchkeeper_rules_missed_turns_total") == 4
         assert counted(running, "watchkeeper_rules_caught_up_turns_total") == 0
+        running.close()
+
+    asyncio.run(story())
+
+
+MANY = "groups:\n" + "".join(
+    f"  - {{name: g{at}, rules: [{{alert: A{at}, expr: 'DCGM_FI_DEV_GPU_TEMP > {90 - at}'}}]}}\n" for at in range(9)
+)
+
+
+def test_groups_that_are_due_do_not_wait_for_an_event_loop_that_is_busy(tmp_path: Path) -> None:
+    async def story() -> None:
+        running, all_asked, waited = Running(tmp_path, MANY), threading.Event(), list[bool]()
+        loop, engine = asyncio.get_running_loop(), running.line.engine
+        at_once = engine.instant
+
+        def instant(expr: str, at_ms: int) -> Answer:
+            if "> 90" in expr:
+                loop.call_soon_threadsafe(lambda: waited.append(all_asked.wait(30)))
+            if "> 82" in expr:
+                all_asked.set()
+            return at_once(expr, at_ms)
+
+        engine.instant = instant  # type: ignore[method-assign]
+        await running.run_for(15)
+        assert waited == [True]
+        assert sorted(running.said) == [(f"A{at}", "firing") for at in range(9)]
+        running.close()
+
+    asyncio.run(story())
+
+
+def test_a_journal_that_takes_long_about_alerts_does_not_make_the_next_turn_late(tmp_path: Path) -> None:
+    async def story() -> None:
+        running, gate = Running(tmp_path, WITH_ALERT.replace("> 90", "> 1")), asyncio.Event()
+
+        async def hear_slowly(changed: Sequence[alerts.Alert], now: datetime) -> None:
+            await gate.wait()
+            await running.hear(changed, now)
+
+        running.loops._around = dataclasses.replace(running.loops._around, deliver=hear_slowly)
+        running.line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 1)
+        task = asyncio.ensure_future(for_ever(running.loops.loops()[0]))
+        for second in (60, 120, 180):
+            await until(running, second, partial(has_evaluated, running, second))
+        assert (running.said, running.loops.handing_over) == ([], 1)
+        gate.set()
+        await until(running, 180, lambda: running.said == [("Hot", "firing")])
+        assert counted(running, "watchkeeper_rules_missed_turns_total") == 0
+        task.cancel()
         running.close()
 
     asyncio.run(story())

@@ -108,3 +108,25 @@ def test_alerts_of_a_server_that_owns_the_rules_become_incidents(stack: ExitStac
     found = await_that(hub.incidents)
     assert [(one["cause"], one["severity"]) for one in found] == [("gpu_missing", "critical")]
     assert "gpu-r01-01" in found[0]["title"]
+
+
+def test_a_hub_that_reads_nothing_itself_knows_the_gpus_that_the_server_has_samples_of(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    prometheus, fleet = start_prometheus(stack, tmp_path), start_fleet(stack, tmp_path)
+    first, second = tmp_path / "reads", tmp_path / "asks"
+    first.mkdir()
+    second.mkdir()
+    settings = settings_of(prometheus, fleet, owner="server")
+    start_hub(stack, first, settings=settings)
+    await_that(lambda: ask(prometheus, "count(DCGM_FI_DEV_GPU_TEMP) == 16"))
+    own = settings.replace('scrape_interval = "1s"', "scrape = false").replace("write_url", "# write_url")
+    hub = start_hub(stack, second, settings=own)
+    await_that(lambda: len(gpus_of(hub.url)) == 16)
+    with urllib.request.urlopen(f"{hub.url}/api/v1/targets", timeout=10) as answer:
+        assert json.loads(answer.read())["data"]["activeTargets"] == []
+
+
+def gpus_of(url: str) -> list[Any]:
+    with urllib.request.urlopen(f"{url}/api/fleet?max_age=0", timeout=10) as answer:
+        return [gpu for node in json.loads(answer.read())["nodes"] for gpu in node["gpus"] if gpu is not None]

@@ -23,7 +23,7 @@ from tests.query import custom_buckets, notation
 from watchkeeper import errors
 from watchkeeper.model import histograms, labels, samples
 from watchkeeper.query import embedded, engine, histogram_text
-from watchkeeper.query.promql import ast, functions, parser, patterns
+from watchkeeper.query.promql import ast, parser, patterns
 from watchkeeper.store import head
 
 # Relative to the sum of both sides, as Prometheus' almost.Equal; the smallest normal float stands in near zero.
@@ -32,9 +32,7 @@ TOLERANCE = 1e-6
 KEPT_MS = 366 * 86_400_000
 SMALLEST = sys.float_info.min
 # Whole files about features that Prometheus has behind a flag, or about hashes that only it has.
-FLAGGED = frozenset(
-    ("duration_expression", "extended_vectors", "fill-modifier", "info", "limit", "start_timestamps", "type_and_unit")
-)
+FLAGGED = frozenset(("extended_vectors", "start_timestamps", "type_and_unit"))
 # Experiments that the parser or the engine says it does not have.
 UNCLAIMED = re.compile("experimental|has no function")
 
@@ -103,8 +101,6 @@ class Script:
 
     def refuse_unclaimed(self, tree: ast.Expr) -> None:
         for node in walk(tree):
-            if isinstance(node, ast.Aggregate) and node.op in functions.EXPERIMENTAL_AGGREGATIONS:
-                raise Skip("experimental PromQL")
             if not isinstance(node, ast.Selector):
                 continue
             for label_set, reason in self.unreadable:

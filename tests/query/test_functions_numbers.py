@@ -35,6 +35,22 @@ def test_clamping_between_crossed_limits_leaves_nothing() -> None:
     assert instant(loaded("x 1"), "clamp(x, 5, 1)") == {}
 
 
+@pytest.mark.parametrize(
+    ("expr", "value"),
+    [
+        ("clamp_max(x, -Inf)", -math.inf),
+        ("clamp_min(x, Inf)", math.inf),
+        ("clamp_max(x, 1)", math.nan),
+        ("clamp_min(x, -Inf)", math.nan),
+        ("clamp(y, NaN, 5)", math.nan),
+        ("vector(max_of(NaN, Inf))", math.inf),
+        ("vector(min_of(NaN, 1))", math.nan),
+    ],
+)
+def test_nan_gives_way_to_the_limit_that_everything_is_beyond(expr: str, value: float) -> None:
+    assert instant(loaded("x NaN", "y 1"), expr) == {"{}": pytest.approx(value, nan_ok=True)}
+
+
 def test_the_calendar_counts_in_utc_and_weeks_start_on_sunday() -> None:
     # 2024-02-29 13:14:15 UTC, a Thursday.
     engine = loaded("x 1709212455")

@@ -60,6 +60,19 @@ def test_an_average_too_large_to_add_up_is_still_found() -> None:
     assert instant(engine, "sum_over_time(x[5m])", "1m") == {"{}": math.inf}
 
 
+def test_what_is_infinite_stays_so_however_large_the_others_are() -> None:
+    engine = loaded("x -Inf 1e308 1e308 -5", 'y{n="1"} -Inf', 'y{n="2"} 1e308', 'y{n="3"} 1e308')
+    for expr in ("sum_over_time(x[5m])", "avg_over_time(x[5m])"):
+        assert instant(engine, expr, "3m") == {"{}": -math.inf}
+    assert instant(engine, "sum(y)") == {"{}": -math.inf}
+
+
+def test_the_time_of_an_extreme_among_nothing_but_nan_is_that_of_the_last_sample() -> None:
+    engine = loaded("x NaN NaN NaN", "y NaN 3 3 NaN")
+    assert instant(engine, "ts_of_max_over_time(x[5m])", "3m") == {"{}": 120.0}
+    assert instant(engine, "ts_of_min_over_time(y[5m])", "3m") == {"{}": 120.0}
+
+
 def test_extremes_pass_over_nan_unless_there_is_nothing_else() -> None:
     engine = loaded("x NaN 3 NaN 1", "y NaN NaN")
     assert instant(engine, "max_over_time(x[5m])", "3m") == {"{}": 3.0}

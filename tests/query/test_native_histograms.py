@@ -134,10 +134,13 @@ def test_a_query_over_too_many_histograms_is_refused_before_it_takes_minutes() -
         engine.range("rate(h[2m])", Span(0, 300_000, 1000))
 
 
-def test_federation_and_recordings_hold_numbers_only() -> None:
-    engine: EmbeddedEngine = loaded(GROWING, NUMBERS)
-    assert [sample.labels.name for sample in engine.newest([], 300_000)] == ["n"]
-    assert [labels.name for labels, _, _ in engine.raw([], -1, 10**9)] == ["n"]
+def test_what_is_handed_on_has_histograms_beside_numbers() -> None:
+    engine: EmbeddedEngine = loaded(GROWING, NUMBERS, "h2 1 {{count:2 sum:3}} stale")
+    newest = {sample.labels.name: sample.value for sample in engine.newest([], 60_000)}
+    assert {name: isinstance(value, Histogram) for name, value in newest.items()} == {"h": True, "n": False, "h2": True}
+    raw = {labels.name: values for labels, _, values in engine.raw([], -1, 10**9)}
+    assert (isinstance(raw["h"], list), isinstance(raw["n"], list)) == (True, False)
+    assert [type(value) for value in raw["h2"]] == [float, Histogram, float]
 
 
 # Where the zero bucket has no width, or a bucket no bound at all, nothing can be estimated inside.

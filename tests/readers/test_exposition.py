@@ -56,6 +56,16 @@ def test_escapes_spaces_and_braces_inside_quotes_belong_to_the_value() -> None:
     assert found == {str(Labels({"__name__": "x", "a": 'say "hi", C:\\dir\nend} 5', "b": r"\d"})): 1.0}
 
 
+def test_labels_that_were_read_on_another_line_count_only_where_they_are_whole() -> None:
+    gpu = '{gpu="0",UUID="GPU-1"}'
+    lines = [f"a{gpu} 1", f"b{gpu} 2", f"c {gpu} 3", f"9{gpu} 4", f"{gpu} 5", f'd{gpu[:-1]},x="}}"}} 6', f"a{gpu}x 7"]
+    found, page = read("\n".join(lines))
+    labels = {"gpu": "0", "UUID": "GPU-1"}
+    named = {str(Labels({"__name__": name, **labels})): value for name, value in (("a", 1.0), ("b", 2.0), ("c", 3.0))}
+    assert found == {**named, str(Labels({"__name__": "d", **labels, "x": "}"})): 6.0}
+    assert page.bad_lines == 3
+
+
 def test_bad_lines_are_named_and_good_ones_kept() -> None:
     lines = ["a 1", "b", "c{x=1} 2", "d 1_000", "e 0x1p3", 'f{x="1",x="2"} 3', "9g 1", "h 1 2 3", "i 2", "j N/A"]
     found, page = read("\n".join(lines))

@@ -68,6 +68,12 @@ def test_two_nodes_of_one_rack_are_never_out_at_once() -> None:
     assert said(limits, "n1") == ["domain: n1 of rack r0 is out already: 1 nodes of a rack, the limit is 1"]
 
 
+def test_only_nodes_of_the_cluster_whose_scheduler_is_asked_are_repaired() -> None:
+    assert said(replace(NONE, cluster="main")) == []
+    (refused,) = said(replace(NONE, cluster="east"))
+    assert refused.startswith("cluster: n0 is of cluster main, and this hub repairs nodes of east (fleet.cluster)")
+
+
 def test_so_many_repairs_begin_within_a_time() -> None:
     limits = replace(NONE, starts=2)
     starts = [Start(NOW - timedelta(minutes=minutes), place("n9"), "x") for minutes in (90, 59, 1)]

@@ -21,18 +21,18 @@ from watchkeeper.remediate.drivers import together
 from watchkeeper.repair_loop import ladder_of, limits_of, policy_of
 
 
-def after_xid(folder: Path, code: int, mode: Mode) -> tuple[TestCluster, list[str]]:
-    """What a hub whose loops do not run has done a moment after an event, and its timeline."""
-    inventory = nodes(8)
+def after_xid(folder: Path, code: int, mode: Mode, *, where: str = "main") -> tuple[TestCluster, list[str]]:
+    """What a hub of two clusters whose loops do not run has done a moment after an event, and its timeline."""
+    inventory = [*nodes(8), *(replace(node, cluster="other") for node in nodes(8))]
     cluster = TestCluster({node.name: Machine() for node in inventory})
 
     async def story() -> list[str]:
-        chosen = replace(settings.Remediate(), mode=mode)
+        chosen = replace(settings.Remediate(), mode=mode, driver=settings.DriverName.SLURM, one_per_domain=())
         hub = Hub(settings.Settings(settings.Hub(data=str(folder)), remediate=chosen), time=ManualClock(NOON))
         hub.driver = cluster
         hub.open()
         hub.fleet.expect(inventory, to_ms(NOON))
-        place = fleet.Place("main", node="n1", gpu="GPU-1")
+        place = fleet.Place(where, node="n1", gpu="GPU-1")
         await hub.take_events([events.Event("e1", events.EventKind.XID, code, place, NOON, f"Xid {code}")])
         for _ in range(100):
             if cluster.ours():
@@ -49,6 +49,13 @@ def test_an_event_cordons_its_node_without_a_tick_or_a_diagnosis(tmp_path: Path)
     cluster, told = after_xid(tmp_path, 79, Mode.ACT)
     assert cluster.ours() == ["n1"]
     assert "Cordoning: Approved by policy, and no guard objects" in told
+
+
+def test_a_node_of_another_cluster_is_not_taken_for_the_one_of_its_name_here(tmp_path: Path) -> None:
+    cluster, told = after_xid(tmp_path, 79, Mode.ACT, where="other")
+    assert cluster.calls == []
+    refused = "Refused by cluster: n1 is of cluster other, and this hub repairs nodes of main (fleet.cluster)"
+    assert any(text.startswith(refused) for text in told), told
 
 
 @pytest.mark.parametrize(("code", "mode"), [(79, Mode.OBSERVE), (79, Mode.ASK), (13, Mode.ACT)])

@@ -101,6 +101,18 @@ def test_held_idle_keeps_memory_and_does_nothing(fleet: Simulation) -> None:
     assert "notebook-reserved" in labels.get("pod", "") or "hpc_job" in labels
 
 
+def test_a_mute_job_that_hangs_shows_in_its_gpus_alone(fleet: Simulation) -> None:
+    fault = fleet.inject("job-hung")
+    fleet.advance(30)
+    page = fleet.page(fault.node.name)
+    util, sm = pages.by_gpu(page, UTIL), pages.by_gpu(page, SM)
+    assert [gpu for gpu in range(8) if util[gpu] >= 95 and sm[gpu] < 0.25] == list(range(7))
+    assert (util[7], sm[7]) == (0, 0)
+    assert pages.by_gpu(page, "DCGM_FI_DEV_FB_USED")[7] > 10_000
+    assert fault.job is not None
+    assert fault.job.name not in fleet.page_at("/workloads/metrics").decode()
+
+
 def test_a_fault_of_limited_length_ends_by_itself(fleet: Simulation) -> None:
     fleet.inject("xid-31")
     fleet.advance(599)

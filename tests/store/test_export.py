@@ -9,6 +9,7 @@ import pytest
 
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, named
 from watchkeeper import errors
+from watchkeeper.model.histograms import Histogram, HistogramSample
 from watchkeeper.model.samples import Sample
 from watchkeeper.store import export
 
@@ -17,7 +18,8 @@ def cut(folder: Path) -> Rig:
     rig = Rig(folder)
     for minute in range(30):
         rig.scrape("node", [named("temp", gpu="0")], minute * MINUTE, [60.5 + minute])
-        rig.store.append([Sample(named("up"), minute * MINUTE, 1.0)])
+        observed = HistogramSample(named("latency"), minute * MINUTE, Histogram(count=float(minute)))
+        rig.store.append([Sample(named("up"), minute * MINUTE, 1.0), observed])
     rig.now_ms = BLOCK + SETTINGS.late_ms
     rig.store.maintain(rig.now_ms)
     return rig
@@ -27,7 +29,7 @@ def test_every_sample_of_the_time_becomes_a_row(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed; the hub does not need it")
     rig = cut(tmp_path)
     target = tmp_path / "out.parquet"
-    assert export.write_parquet(rig.path, target, start_ms=9 * MINUTE, end_ms=BLOCK) == 40
+    assert export.write_parquet(rig.path, target, start_ms=9 * MINUTE, end_ms=BLOCK) == (40, 20)
     rows = parquet.read_table(target).to_pylist()
     first = {**rows[0], "time": rows[0]["time"].timestamp()}
     assert first == {"time": 600.0, "value": 70.5, "__name__": "temp", "gpu": "0"}

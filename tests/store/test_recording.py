@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.model import native_strategies as native
 from watchkeeper.errors import StoreError
 from watchkeeper.model import fleet
+from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, is_stale
 from watchkeeper.query import embedded
@@ -42,6 +44,36 @@ def test_everything_that_was_written_is_read_back(tmp_path: Path) -> None:
     assert not is_stale(read_values.tolist()[1])
     assert read_values.tolist()[2:4] == [math.inf, -math.inf]
     assert found.counts()["samples"] == 6
+
+
+@given(native.histograms)
+def test_native_histograms_among_numbers_are_read_back(histogram: Histogram) -> None:
+    writer = recording.Writer(HEADER)
+    labels = Labels({"__name__": "h"})
+    content = writer.add_series(labels, np.array([5, 9, 70]), [1.5, histogram, STALE]) + writer.end()
+    found = recording.Recording(HEADER)
+    recording._take(found, json.loads(gzip.decompress(content).splitlines()[1]))
+    [(own, times, values)] = found.native
+    assert (own, times.tolist(), values[0]) == (labels, [5, 9, 70], 1.5)
+    assert isinstance(values[1], Histogram)
+    assert values[1].is_same(histogram)
+    assert values[1].hint is histogram.hint
+    assert isinstance(values[2], float)
+    assert is_stale(values[2])
+    assert found.counts() == {**dict.fromkeys(found.counts(), 0), "series": 1, "samples": 3}
+
+
+def test_native_histograms_poured_into_a_head_answer_like_the_original() -> None:
+    series = Labels({"__name__": "h"})
+    grown = [Histogram(count=float(n), sum=2.0 * n, positive=((1, float(n)),)) for n in range(1, 11)]
+    kept = head.Head(retention_ms=3_600_000)
+    times = np.arange(0, 165_000, 15_000)
+    recording.pour_native([(series, times, [*grown, STALE])], kept, until_ms=600_000)
+    answers = embedded.EmbeddedEngine(kept)
+    assert [*answers.instant("histogram_count(rate(h[2m]))", 135_000).latest().values()] == [pytest.approx(1 / 15)]
+    assert answers.instant("h", 151_000).latest_histograms() == {}
+    [(_, _, values)] = answers.raw((), -1, 600_000)
+    assert len(values) == 11
 
 
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=20))

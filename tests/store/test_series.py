@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 
 from watchkeeper.model.labels import Labels
@@ -68,3 +71,33 @@ def test_series_that_are_gone_do_not_fill_the_memory() -> None:
         assert series.pairs == [temp(gpu).pairs]
         assert len(series.register) <= indexes.FORGET_SLACK + 3
         index.remove([number])
+
+
+def test_a_register_that_begins_anew_leaves_nothing_to_the_garbage_collector() -> None:
+    index = SeriesIndex()
+    index.add(temp(0))
+    made = index.select(TEMPERATURE).series.mapped("as it is", lambda pairs: pairs)
+    weak = weakref.ref(made.register)
+    del made
+    gc.disable()
+    try:
+        for gpu in range(1, 3 * indexes.FORGET_SLACK):
+            index.remove([index.add(temp(gpu))])
+            index.select(TEMPERATURE)
+            number = index.add(temp(-gpu))
+            index.select(TEMPERATURE)
+            index.remove([number])
+        index.select(TEMPERATURE)
+        assert weak() is None
+    finally:
+        gc.enable()
+
+
+def test_what_was_asked_once_about_series_that_are_gone_keeps_nothing_of_them() -> None:
+    index = SeriesIndex()
+    for gpu in range(3 * indexes.LOOK_AFTER):
+        number = index.add(temp(gpu))
+        index.select((*TEMPERATURE, Matcher("gpu", MatchOp.EQUAL, str(gpu))))
+        index.select((Matcher("gpu", MatchOp.EQUAL, str(gpu)),))
+        index.remove([number])
+    assert len(index._selections) <= indexes.LOOK_AFTER

@@ -16,6 +16,7 @@ from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.web import auth
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import SATISFIED_BY, Auth, Role, Token
+from watchkeeper.web.doors import Doors
 
 NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
 SECRETS = {role: f"{role}-".ljust(40, "x") for role in Role}
@@ -152,6 +153,21 @@ def test_a_token_file_is_read_with_plain_and_hashed_tokens(tmp_path: Path) -> No
     tokens = auth.load(path)
     assert [(token.name, token.role) for token in tokens.tokens] == [("ann", Role.ADMIN), ("node-1", Role.AGENT)]
     assert tokens.find("secret") == tokens.tokens[1]
+
+
+@pytest.mark.parametrize(("mode", "is_said"), [(0o644, True), (0o640, False)])
+def test_tokens_that_everyone_on_the_machine_may_read_are_said(
+    tmp_path: Path, mode: int, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"# people\nann admin {'a' * 32}\nbob viewer sha256:{hashlib.sha256(b'x').hexdigest()}\n")
+    path.chmod(mode)
+    Doors(tokens_file=path).read()
+    assert ("Everyone on this machine may read tokens" in caplog.text) is is_said
+    path.write_text(f"bob viewer sha256:{hashlib.sha256(b'x').hexdigest()}\n")
+    caplog.clear()
+    Doors(tokens_file=path).read()
+    assert not caplog.text
 
 
 def test_a_wrong_token_file_names_every_line(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ PLANTED = {
     "notify.heartbeat_file": "http://127.0.0.1:1/ping/{0}\n",
     "fabric.ufm_token_file": "{0}\n",
     "fabric.ufm_password_file": "{0}\n",
+    "capacity.advice_token_file": "{0}\n",
 }
 EVENT = (
     b'[{"id": "e1", "kind": "xid", "code": 79, "place": {"cluster": "main", "node": "n1"}, '
@@ -110,6 +111,10 @@ heartbeat_file = "notify.heartbeat_file"
 ufm_url = "http://127.0.0.1:1"
 ufm_token_file = "fabric.ufm_token_file"
 interval = "1s"
+[capacity]
+advice_webhook = "http://127.0.0.1:1/advice"
+advice_token_file = "capacity.advice_token_file"
+advice_interval = "1s"
 """
 
 

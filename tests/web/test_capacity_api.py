@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
+from watchkeeper.cli import capacity_words
 from watchkeeper.cli.capacity import command
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, workloads
@@ -90,6 +91,8 @@ def test_capacity_now_counts_free_gpus_by_shape_and_names_what_is_drained(site: 
     found = site.ask("/api/capacity/now?window=1h").json
     assert (found["standing"]["free_gpus"], found["standing"]["held_gpus"], found["standing"]["gpus"]) == (3, 5, 16)
     assert found["standing"]["out_of_service"] == [["gpu-r01-02", 8, "drained"]]
+    assert found["unmapped"]["nvlink"] == 2
+    assert capacity_words.now(found)[-1].startswith("Unmapped: ")
     assert [(one["gpus"], one["waiting"], one["longest_seconds"], one["p50_seconds"]) for one in found["waits"]] == [
         (5, 0, None, 300.0),
         (8, 1, 1800.0, None),

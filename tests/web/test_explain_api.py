@@ -64,9 +64,11 @@ def test_a_cause_that_is_none_is_refused_with_those_that_are(site: Site, hub: Fa
     assert "`gremlins` is no cause" in reply.json["error"]
 
 
-def test_lemons_are_ranked_and_wrong_days_refused(site: Site) -> None:
+def test_lemons_are_ranked_and_wrong_days_refused(site: Site, hub: FakeHub) -> None:
     assert site.ask("/api/lemons?days=0").status == 400
     answer = site.ask("/api/lemons").json
     assert {"lemons", "left_out", "unseen", "since"} <= set(answer)
+    assert answer["unmapped"]["nvlink"] == len(list(hub.fleet.nodes()))
     result = CliRunner().invoke(lemons_command.command, ["--hub", site.url])
     assert result.exit_code in (0, 1), result.output
+    assert "Unmapped: " in result.output

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,9 @@ from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
 from tests.web.test_fleet_api import event
 from watchkeeper.kit import logs
-from watchkeeper.web import auth, fleet_api
+from watchkeeper.model import silences
+from watchkeeper.rules import templates
+from watchkeeper.web import auth, explore_api, fleet_api
 
 SECRET = "s" * 40
 TOKENS = auth.Auth((auth.Token("ann", auth.Role.ADMIN, hashlib.sha256(SECRET.encode()).digest()),))
@@ -86,3 +88,19 @@ def test_a_known_error_is_logged_as_one_sentence_without_a_traceback() -> None:
     record = logging.LogRecord("x", logging.ERROR, __file__, 1, "A loop failed", (), exc_info=None)
     record.exc_info = False  # type: ignore[assignment]  # what `exc_info=not known` leaves behind
     assert logs.TextFormat().format(record).endswith("error   A loop failed")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (explore_api.place, "a" * 65_000 + "!{"),
+        (explore_api.place, "a" * 65_000 + "!"),
+        (explore_api.place, "x{" + "a" * 65_000 + '! "'),
+        (templates.parse, "{{" * 120_000),
+        (silences.parse_matcher, "a=" + " " * 60_000 + "x"),
+    ],
+)
+def test_a_text_that_is_made_to_be_slow_is_not(read: Callable[[str], object], text: str) -> None:
+    with contextlib.suppress(templates.TemplateError, ValueError):
+        read(text)

@@ -7,10 +7,11 @@ import json
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.product.running import await_that
@@ -18,7 +19,9 @@ from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
 from tests.web.test_access import SECRETS, TOKENS
+from watchkeeper.web import live
 from watchkeeper.web.auth import Role
+from watchkeeper.web.doors import Doors
 
 
 @pytest.fixture
@@ -112,6 +115,24 @@ def test_a_socket_needs_a_token_where_there_are_tokens() -> None:
                 viewer(site, **headers)
         with viewer(site, Authorization=f"Bearer {SECRETS[Role.VIEWER]}") as socket:
             assert next_incidents(socket)["kind"] == "incidents"
+
+
+def test_a_viewer_whose_token_is_taken_away_is_shown_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LOOK_AGAIN_SECONDS", 0.05)
+    file = tmp_path / "tokens"
+    line = f"ann viewer {SECRETS[Role.VIEWER]}\n"
+    file.write_text(f"bob admin {SECRETS[Role.ADMIN]}\n{line}")
+    doors = Doors(tokens_file=file)
+    doors.read()
+    with serving(FakeHub(), doors) as site, viewer(site, Authorization=f"Bearer {SECRETS[Role.VIEWER]}") as socket:
+        next_incidents(socket)
+        file.write_text(file.read_text().replace(line, ""))
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                socket.recv(30)
+        assert (socket.close_code, socket.close_reason) == (1008, "signed out")
 
 
 def test_the_server_stops_quickly_with_open_sockets() -> None:

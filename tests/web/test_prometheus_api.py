@@ -56,6 +56,8 @@ def test_a_range_query_answers_a_matrix(site: Site) -> None:
         ("query", {"query": "up", "time": "soon"}, 400, "bad_data"),
         ("query", {"query": "sum(up)) "}, 400, "bad_data"),
         ("query_range", {"query": "up"}, 400, "bad_data"),
+        ("query_range", {"query": "up[5m]", "start": "0", "end": "60", "step": "15"}, 400, "bad_data"),
+        ("query_range", {"query": "'up'", "start": "0", "end": "60", "step": "15"}, 400, "bad_data"),
         ("series", {}, 400, "bad_data"),
         ("series", {"match[]": "sum(up)"}, 400, "bad_data"),
         ("nothing", {}, 404, "not_found"),

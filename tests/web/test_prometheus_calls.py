@@ -275,6 +275,15 @@ def test_federation_hands_on_living_series_with_their_own_time(site: Site) -> No
     assert site.ask("/federate").status == 400
 
 
+def test_federation_says_how_many_native_histograms_it_leaves_out(site: Site) -> None:
+    series = Labels({"__name__": "took", "node": "n1"})
+    sample = histograms.HistogramSample(series, site.hub.now_ms, histograms.Histogram(count=1.0))  # type: ignore[attr-defined]
+    site.hub.engine.append([sample])
+    first, *others = site.ask("/federate?match[]=took&match[]=temp").body.decode().splitlines()
+    assert first == "# 1 series of native histograms are left out: the text format has none. Use remote write."
+    assert len(others) == 2
+
+
 def write(site: Site, at_ms: int, value: float, *, headers: dict[str, str] = PROTOBUF) -> Reply:
     body = remote_write.encode([(Labels({"__name__": "written", "from": "afar"}), [at_ms], [value])])
     return site.ask("/api/v1/write", method="POST", body=body, headers=headers)

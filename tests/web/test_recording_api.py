@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from tests.product.running import await_that
 from tests.web.running import Site, serving
 from tests.web.stories import lose_gpu
 from tests.web.test_prometheus_calls import StoredHub
 from watchkeeper.config.settings import Settings
 from watchkeeper.kit import clock
 from watchkeeper.store import recording
-from watchkeeper.web import played
+from watchkeeper.web import played, recording_api
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,16 @@ def test_a_recording_with_selectors_holds_only_these_series(tmp_path: Path) -> N
     path.write_bytes(reply.body)
     found = [(labels.name, labels["node"]) for labels, _, _ in recording.read(path).series]
     assert found == [("temp", "n1"), ("watts", "n1")]
+
+
+def test_whoever_leaves_before_the_first_byte_keeps_no_place() -> None:
+    with serving(StoredHub()) as site:
+        now = site.hub.now_ms / 1000
+        path = f"/api/recording?from={now - 600}&to={now}"
+        for _ in range(2 * recording_api.RECORDINGS_AT_ONCE):
+            with socket.create_connection(("127.0.0.1", site.port), timeout=10) as line:
+                line.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        await_that(lambda: site.ask(path).status == 200)
 
 
 @pytest.mark.parametrize("form", ["from=1", "from=2&to=1", "from=1&to=2&match[]=sum(up)", "from=x&to=2"])

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from watchkeeper.kit import own_metrics
 from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth import Role
-from watchkeeper.web.shedding import AT_ONCE, MANY, MOST_FOR_PAGES, MOST_FOR_PANELS, Shedding
+from watchkeeper.web.shedding import AT_ONCE, MANY, MOST_FOR_PAGES, MOST_FOR_PANELS, Places, Shedding
 
 
 async def nothing(_: Request) -> Response:
@@ -95,3 +95,12 @@ def test_rules_that_are_at_work_all_the_time_do_not_keep_everybody_waiting() -> 
             pass
 
     asyncio.run(story())
+
+
+def test_long_work_has_a_few_places_and_one_more_is_refused_with_both_numbers() -> None:
+    places = Places("replays of rules", most=2)
+    with places, places, pytest.raises(HTTPException, match=r"2 replays of rules .* the limit is 2") as refused, places:
+        pass
+    assert (refused.value.status_code, refused.value.headers) == (429, {"Retry-After": "5"})
+    with places, places:
+        pass

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from watchkeeper import packs
-from watchkeeper.workloads import identity
+from watchkeeper.model import jobs
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,10 @@ from watchkeeper.workloads import identity
     ],
 )
 def test_what_controllers_append_is_cut_off(pod: str, job: str) -> None:
-    assert identity.job_name(pod) == job
+    assert jobs.job_name(pod) == job
 
 
 def test_the_rules_cut_by_the_same_patterns() -> None:
     text = (Path(packs.__file__).parent / "rules" / "jobs.yaml").read_text()
-    assert f'"{identity.HASHED}"' in text
-    assert f'"{identity.NUMBERED}"' in text
+    assert f'"{jobs.HASHED}"' in text
+    assert f'"{jobs.NUMBERED}"' in text

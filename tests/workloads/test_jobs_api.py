@@ -27,6 +27,7 @@ SERVED = {
     f"watchkeeper:inference_replicas:count{{{MODEL}}}": 2.0,
     f'inference_requests_waiting{{{MODEL},instance="a"}}': 60.0,
 }
+UNMAPPED = {"jobs": 1, "gpus": 2}
 
 
 @pytest.fixture
@@ -47,13 +48,14 @@ def run(site: Site, *arguments: str) -> Result:
 
 def test_a_list_has_every_field_that_the_console_builds_on(site: Site) -> None:
     answer = site.ask("/api/jobs").json
-    assert (answer["ok"], answer["total"], answer["problems"]) == (True, 3, [])
+    assert (answer["ok"], answer["total"], answer["unmapped"], answer["problems"]) == (True, 3, UNMAPPED, [])
     assert set(answer["jobs"][0]) == set(jobs.JobLine.__dataclass_fields__)
     assert [one["id"] for one in answer["jobs"]] == ["alone", "web/chat", "4711"]
 
 
 def test_filters_and_limits_are_kept_and_wrong_ones_refused(site: Site) -> None:
     assert [one["id"] for one in site.ask("/api/jobs?team=vision").json["jobs"]] == ["4711"]
+    assert [one["id"] for one in site.ask("/api/jobs?team=unmapped").json["jobs"]] == ["alone"]
     assert site.ask("/api/jobs?state=stalled").json["total"] == 1
     assert [len(site.ask("/api/jobs?limit=1").json["jobs"]), site.ask("/api/jobs?limit=1").json["total"]] == [1, 3]
     for wrong in ("state=happy", "limit=0", "limit=99999", "limit=x"):
@@ -72,7 +74,8 @@ def test_one_job_is_found_by_its_id_and_by_the_name_it_gives_itself(site: Site) 
 def test_the_table_names_what_is_wrong_and_the_exit_code_says_that_something_is(site: Site) -> None:
     result = run(site)
     assert result.exit_code == 1
-    assert result.output.splitlines()[1].split()[:3] == ["alone", "-", "stalled"]
+    assert result.output.splitlines()[1].split()[:3] == ["alone", "unmapped", "stalled"]
+    assert "Unmapped: 1 job with 2 GPUs of no team. Say it in the file of `fleet.inventory`" in result.output
     rows = list(csv.DictReader(io.StringIO(run(site, "--csv").stdout)))
     assert [(row["id"], row["used"]) for row in rows] == [("alone", ""), ("web/chat", "0.0"), ("4711", "0.8")]
     assert json.loads(run(site, "--json").stdout)["total"] == 3

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper.capacity import backtest, demand, intervals
-from watchkeeper.capacity.forecast_models import NAIVE_DAY, NAIVE_WEEK, Floats, Scale, bounds, straight_line
+from watchkeeper.capacity.forecast_models import (
+    NAIVE_DAY,
+    NAIVE_WEEK,
+    USUAL_DAY,
+    Floats,
+    Scale,
+    bounds,
+    straight_line,
+)
 from watchkeeper.capacity.holidays import Holidays, take_out
 from watchkeeper.errors import CollectError
 
@@ -80,7 +88,7 @@ def forecast(series: demand.Series, horizon_seconds: float, *, holidays: Iterabl
     tested = _Tested.of(rolled, rows, np.array(paths).reshape(len(rows), steps))
     low, high = tested.track.offsets(len(series))
     lowest, highest = bounds(demand.filled(series.values, day=scale.day, week=scale.week), scale.day)
-    shares = _shares(rolled, weights)
+    shares = _shares(rolled, weights, backtest.hedges(rolled, weights, now))
     return Forecast(
         series.end_seconds,
         series.step_seconds,
@@ -161,10 +169,11 @@ class _Tested:
         return inside / known if known else None
 
 
-def _shares(rolled: backtest.Rolled, weights: Floats) -> dict[str, float]:
+def _shares(rolled: backtest.Rolled, weights: Floats, hedges: Floats) -> dict[str, float]:
     """How much each model has to say over the whole horizon, the most first."""
     lengths = np.diff(rolled.edges)
-    total = lengths @ weights / lengths.sum()
+    total = lengths @ (weights * (1 - hedges[:, None])) / lengths.sum()
+    total[rolled.names.index(USUAL_DAY)] += lengths @ hedges / lengths.sum()
     order = np.argsort(-total, kind="stable")
     return {rolled.names[at]: round(float(total[at]), 4) for at in order if total[at] >= 0.001}
 

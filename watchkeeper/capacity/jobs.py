@@ -15,6 +15,7 @@ from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError
 from watchkeeper.readers import slurm_records, table
 
+OWN_LAYOUT = "watchkeeper"
 FIELDS = ("id", "gpus", "milli", "share", "tres", "models", "submitted", "started", "ended", "seconds")
 # A cut GPU has at most seven parts, and no allocation of one job comes near this.
 MOST_GPUS = 1_000_000
@@ -110,7 +111,9 @@ def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tu
         table.need(found, column, where=where)
     for name, wanted in layouts().items():
         if set(wanted.values()) <= set(found.columns):
-            return name, {**wanted, **columns}
+            # A table in our own words may have any of them.
+            own = {field: field for field in FIELDS if field in found.columns} if name == OWN_LAYOUT else {}
+            return name, {**own, **wanted, **columns}
     has_size = any(name in columns for name in ("gpus", "milli", "tres"))
     if "submitted" in columns and has_size and ("ended" in columns or "seconds" in columns):
         return "as told", dict(columns)

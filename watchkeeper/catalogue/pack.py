@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
+import pkgutil
 from collections.abc import Callable, Mapping
-from importlib import resources
 from typing import TypeVar
 
 from watchkeeper.errors import PackError, quote
@@ -19,8 +19,15 @@ Row = TypeVar("Row")
 
 def load(file: str, read_row: Callable[[Mapping[str, str]], Row]) -> tuple[Row, ...]:
     """Every row of packs/`file`, in its order."""
-    text = (resources.files("watchkeeper.packs") / file).read_text(encoding="utf-8")
-    return read(text, read_row, file=file)
+    return read(text_of(file), read_row, file=file)
+
+
+def text_of(file: str) -> str:
+    """The text of packs/`file`. Not by importlib.resources, which brings zipfile and 1 MiB to every agent."""
+    found = pkgutil.get_data("watchkeeper.packs", file)
+    if found is None:
+        raise PackError("the package cannot be read where it is installed", where=f"packs/{file}")
+    return found.decode("utf-8")
 
 
 def read(text: str, read_row: Callable[[Mapping[str, str]], Row], *, file: str) -> tuple[Row, ...]:

@@ -74,11 +74,11 @@ class Book:
         about = self.pools.get(pool, Pool(pool))
         kind = about.kind or self.kind
         name = model.casefold()
-        fitting = [
-            price
-            for price in self.prices
-            if price.kind is kind and price.region in ("", about.region) and _fits(price.model.casefold(), name)
-        ]
+        known = [one for one in self.prices if one.kind is kind and _fits(one.model.casefold(), name)]
+        fitting = [price for price in known if price.region in ("", about.region)]
+        # Of a pool whose region nobody said: the only one that the book has for this GPU.
+        if not fitting and not about.region and len({price.region for price in known}) == 1:
+            fitting = known
         if fitting:
             return max(fitting, key=lambda price: (bool(price.region), len(price.model)))
         if self.fallback is not None:

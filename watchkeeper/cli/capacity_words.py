@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from watchkeeper.cli import chart
+from watchkeeper.cli import chart, options
 from watchkeeper.kit import durations
 from watchkeeper.readers import table
 
@@ -93,6 +93,7 @@ def _now(answer: Mapping[str, Any]) -> Iterator[str]:
     for name, gpus, why in found["out_of_service"][:MOST_ROWS]:
         yield f"Out of service: {name}, {gpus} GPUs{f': {why}' if why else ''}."
     yield from _use(answer)
+    yield from options.unmapped(answer.get("unmapped", {}))
     yield from _problems(answer.get("problems"))
 
 
@@ -120,10 +121,14 @@ def whatif(answer: Mapping[str, Any]) -> list[str]:
     return list(_whatif(answer))
 
 
+def _changed(change: str) -> str:
+    return f"W{change[1:]}" if change.startswith("without") else f"With {change}"
+
+
 def _whatif(answer: Mapping[str, Any]) -> Iterator[str]:
     before, after = answer["before"], answer["after"]
     yield (
-        f"With {answer['change']}: p95 of waiting {_long(before['wait']['p95'])} → {_long(after['wait']['p95'])}, "
+        f"{_changed(answer['change'])}: p95 of waiting {_long(before['wait']['p95'])} → {_long(after['wait']['p95'])}, "
         f"utilisation {_share(before['utilisation'])} → {_share(after['utilisation'])}, "
         f"{before['gpus']:g} → {after['gpus']:g} GPUs."
     )

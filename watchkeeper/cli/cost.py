@@ -51,6 +51,8 @@ def report(hub: HubClient, by: tuple[str, ...], form: str, output: str | None, a
         _show(found, waste)
         return
     content = _written(found, waste, form=form, asked=asked)
+    if form == "parquet" and not output and sys.stdout.isatty():
+        raise click.UsageError("Parquet is not for a terminal: add -o FILE")
     if output:
         _write(Path(output), content)
     else:

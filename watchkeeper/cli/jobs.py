@@ -18,7 +18,7 @@ COLUMNS = (
     "id", "kind", "cluster", "name", "namespace", "user", "team", "state", "nodes", "gpus", "started_at", "gpu_hours",
     "used", "memory_used", "bound_by", "goodput", "stalled_since",
 )  # fmt: skip
-UNKNOWN = "-"
+UNKNOWN, UNMAPPED = "-", "unmapped"
 MOST_RANKS = 32
 
 
@@ -35,7 +35,7 @@ class JobsGroup(click.Group):
 
 @click.group("jobs", cls=JobsGroup, invoke_without_command=True)
 @click.option("--state", help="Only jobs of this state, such as stalled, slow or idle.")
-@click.option("--team", help="Only this team's jobs.")
+@click.option("--team", help="Only this team's jobs; `unmapped` for those without one.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=500, help="At most so many lines.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, for a spreadsheet.")
 @options.as_json
@@ -181,7 +181,7 @@ def _ranks(answer: Mapping[str, Any], most: int) -> list[str]:
 def _print_list(lines: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> None:
     rows = [
         [
-            one["id"], one["name"] if one["name"] not in one["id"] else "", one["team"] or UNKNOWN, one["state"],
+            one["id"], one["name"] if one["name"] not in one["id"] else "", one["team"] or UNMAPPED, one["state"],
             str(one["gpus"]), str(one["nodes"]), _share(one["used"]), _share(one["memory_used"]),
             one["bound_by"].replace("_", " "), _share(one["goodput"]), _money(one["cost"]), _note(one),
         ]
@@ -194,6 +194,10 @@ def _print_list(lines: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -
         click.echo("No job is known: no scheduler, exporter or program names one, or rules have not run for a minute.")
     if answer["total"] > len(lines):
         click.echo(f"{answer['total'] - len(lines)} more; --limit shows them")
+    without = answer["unmapped"]
+    if without["jobs"]:
+        held = f"{_count(without['jobs'], 'job')} with {_count(without['gpus'], 'GPU')}"
+        click.echo(f"Unmapped: {held} of no team. Say it in the file of `fleet.inventory`")
     _problems(answer)
 
 

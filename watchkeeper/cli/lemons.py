@@ -21,7 +21,7 @@ def command(hub: HubClient, days: int, as_json: bool) -> None:
     answer = hub.lemons(days=days)
     found = answer["lemons"]
     if as_json:
-        options.print_json({name: answer[name] for name in ("since", "lemons", "left_out", "unseen")})
+        options.print_json({name: answer[name] for name in ("since", "lemons", "left_out", "unmapped", "unseen")})
     elif found:
         rows = [
             [
@@ -37,6 +37,9 @@ def command(hub: HubClient, days: int, as_json: bool) -> None:
         options.print_table(["node", "", "faults", "hazard", "why"], rows)
     else:
         click.echo(f"No node had a hardware fault in {days} days, and no counter grows.")
+    if not as_json:
+        for line in options.unmapped(answer["unmapped"]):
+            click.echo(line)
     for gap in answer["unseen"]:
         click.echo(f"not seen: {gap}", err=True)
     if any(one["is_lemon"] for one in found):

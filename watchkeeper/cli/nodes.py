@@ -80,9 +80,7 @@ def summary(answer: dict[str, Any]) -> list[str]:
         states[node["state"]] = states.get(node["state"], 0) + 1
     counted = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(states.items()))
     lines = [f"{len(nodes)} of {total} nodes" + (f": {counted}" if counted else "")]
-    missing = [f"{fact} of {count}" for fact, count in answer["unmapped"].items() if count]
-    if missing:
-        lines.append(f"Unmapped: {', '.join(missing)} nodes. Say it in the file of `fleet.inventory`")
+    lines += options.unmapped(answer["unmapped"])
     lines += [f"{one['source']} is not heard: {one['problem']}" for one in answer["schedulers"] if one["problem"]]
     if answer["problem"]:
         lines.append(f"Holders are unknown: {answer['problem']}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -46,6 +46,12 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with 
 
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def unmapped(counts: Mapping[str, int]) -> list[str]:
+    """The line of a report about what nobody has said of its nodes; none where all is said."""
+    missing = [f"{fact} of {count}" for fact, count in counts.items() if count]
+    return [f"Unmapped: {', '.join(missing)} nodes. Say it in the file of `fleet.inventory`"] if missing else []
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -97,8 +97,9 @@ def export_command(file: Path, since: str, kept: Any) -> None:
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--since") from error
     newest_ms = max((int(path.stem.split("-")[1]) for path in kept.samples.glob("blocks/*.block")), default=0)
-    count = export.write_parquet(kept.samples, file, start_ms=newest_ms - back_ms, end_ms=newest_ms)
-    click.echo(f"{file}: {count} samples")
+    done = export.write_parquet(kept.samples, file, start_ms=newest_ms - back_ms, end_ms=newest_ms)
+    left_out = f"; {done.left_out} native histograms are left out, a row has one number" if done.left_out else ""
+    click.echo(f"{file}: {done.samples} samples{left_out}")
 
 
 def _say(found: list[Any]) -> None:

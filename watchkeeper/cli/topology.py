@@ -85,9 +85,7 @@ def draw(answer: dict[str, Any], shown: Shown) -> list[Branch]:
 
 
 def _unmapped(counts: dict[str, int]) -> list[Branch]:
-    missing = [f"{fact} of {count}" for fact, count in counts.items() if count]
-    said = f"unmapped: {', '.join(missing)} nodes. Say it in the file of `fleet.inventory`"
-    return [Branch(said, "unknown")] if missing else []
+    return [Branch(said[:1].lower() + said[1:], "unknown") for said in options.unmapped(counts)]
 
 
 def _unlisted(fabric: dict[str, Any]) -> list[Branch]:

@@ -109,6 +109,8 @@ def job_table(window: Mapping[str, Any]) -> Any:
     now = datetime.now(UTC)
     since = times.read(local(window["since"], window), now).timestamp() if window["since"] else found.since
     until = times.read(local(window["until"], window), now).timestamp() if window["until"] else found.until
+    # What is still to come of a month nobody has held yet, and nobody has left idle.
+    until = min(until, max(now.timestamp(), found.until))
     if since >= until:
         raise click.UsageError(f"--from ({since:,.0f}) must be before --to ({until:,.0f})")
     return job_files.hours(found, since=since, until=until, capacity=window["gpus"], model=window["model"])

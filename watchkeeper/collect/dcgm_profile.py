@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -71,6 +70,9 @@ class DcgmProfile:
         """Run one dcgmi for as long as it is needed and lives; returns at once if it is not, or not yet again."""
         if not self.is_needed or is_paused() or self.monotonic() < self._not_before:
             return
+        # Here, because it brings every compressor along, and on Hopper and later nobody comes here.
+        import shutil
+
         path = None if self.environment is None else self.environment.get("PATH")
         if shutil.which("dcgmi", path=path) is None:
             return

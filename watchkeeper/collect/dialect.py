@@ -17,13 +17,21 @@ PREFIX = "DCGM_"
 NODE_LABEL = "Hostname"
 
 
+def is_dcgm(name: str) -> bool:
+    return name.startswith(PREFIX)
+
+
+def usual_name(name: str) -> str:
+    return old_names().get(name, name) if is_dcgm(name) else name
+
+
 def usual(labels: Mapping[str, str], *, node: str | None) -> Mapping[str, str]:
     """The series in the usual names; `node` is where it was scraped, for exporters that do not say it."""
     name = labels.get(METRIC_NAME, "")
-    if not name.startswith(PREFIX):
+    if not is_dcgm(name):
         return labels
     changed = dict(labels)
-    changed[METRIC_NAME] = old_names().get(name, name)
+    changed[METRIC_NAME] = usual_name(name)
     if not changed.get(NODE_LABEL):
         hostname = changed.pop("hostname", "") or node
         if hostname:

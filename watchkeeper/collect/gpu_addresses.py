@@ -55,6 +55,8 @@ class GpuAddresses:
             return known[pci], ""
         asked_at = self._asked_at.get(key)
         if asked_at is None or now - asked_at >= ASK_AGAIN:
+            if len(self._asked_at) >= MAX_BOOTS:
+                self._asked_at.clear()
             self._asked_at[key] = now
             try:
                 gpus = await self._ask(node)

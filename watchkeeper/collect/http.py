@@ -85,7 +85,7 @@ class Connection:
                     response = await self._send_once(Request(target, headers=_headers_for(target, request)))
                 return response
         except TimeoutError as error:
-            self._abort()
+            self.close()
             raise CollectError(f"no answer within {self.timeout_seconds:g} s", where=request.url) from error
         except CollectError as error:
             self.close()
@@ -95,7 +95,7 @@ class Connection:
             self.close()
             raise CollectError(_plain(error), where=request.url) from error
         except asyncio.CancelledError:
-            self._abort()
+            self.close()
             raise
 
     async def lines(
@@ -128,7 +128,7 @@ class Connection:
         except BROKEN as error:
             raise CollectError(_plain(error), where=request.url) from error
         finally:
-            self._abort()
+            self.close()
 
     def _refuse_inwards(self, url: str, target: str) -> None:
         """A server may not send us to an address that only means something here, such as a cloud's metadata."""
@@ -139,15 +139,10 @@ class Connection:
         if is_direct and addresses.leads_astray(urlsplit(url).hostname or "", reached):
             raise CollectError(f"redirects to {reached}, which is this machine's own")
 
-    def _abort(self) -> None:
-        """Let go of an answer in the middle, at once: a peer that hangs would not answer TLS's farewell either."""
+    def close(self) -> None:
+        """Let go at once: TLS's farewell waits for a peer that may hang, and for a loop that may have ended."""
         if self._writer is not None:
             self._writer.transport.abort()
-        self.close()
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
         self._reader = self._writer = None
 
     async def aclose(self) -> None:

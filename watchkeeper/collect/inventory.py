@@ -18,7 +18,7 @@ from pathlib import Path
 from watchkeeper.collect import discovery, inventory_file
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import logs, own_metrics
-from watchkeeper.model import cluster, fleet
+from watchkeeper.model import cluster, fleet, jobs
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.workloads import ScheduledWorkload
 
@@ -135,7 +135,7 @@ class Inventory:
         ]
 
     def _note(self, nodes: Iterable[fleet.Node], problems: list[str], counts: Counter[str]) -> None:
-        lacking = Counter(fact for node in nodes for fact in lacks(node))
+        lacking = unmapped(nodes)
         for fact in FACTS:
             self._unmapped.set(lacking[fact], fact=fact)
             self._conflicts.set(counts[fact], fact=fact)
@@ -181,6 +181,8 @@ class Owners:
         self._inventory = inventory
         self._named: dict[Labels, _Named] = {}
         self._teams: dict[str, str] = {}
+        # By the names of jobs, which are those of their pods without an ending; `unmapped` where teams share one.
+        self._job_teams: dict[str, str] = {}
 
     def named(self, series: Mapping[Labels, float], views: Iterable[cluster.ClusterView]) -> dict[Labels, float]:
         """The same series, each with its owner; a workload that no scheduler knows is judged by its own labels."""
@@ -203,17 +205,22 @@ class Owners:
         return {kept[labels].labels: value for labels, value in series.items()}
 
     def team_of(self, workload: str) -> str:
-        """The team of a workload as incidents write it: `namespace/pod`, or a Slurm job's number."""
-        namespace = workload.rpartition("/")[0]
-        return self._teams.get(workload) or self._inventory.owner_of(namespace=namespace).team
+        """The team of a workload as incidents write it: `namespace/pod`, a Slurm job's number, or a job's own name."""
+        known = self._teams.get(workload) or self._job_teams.get(workload)
+        return known or self._inventory.owner_of(namespace=workload.rpartition("/")[0]).team
 
     def _remember(self, owners: Mapping[WorkloadKey, Owner]) -> None:
         for (_, namespace, name, _), owner in owners.items():
             called = f"{namespace}/{name}" if namespace else name
-            if self._teams.get(called) != owner.team:
+            if (before := self._teams.get(called)) != owner.team:
                 self._teams[called] = owner.team
-        for oldest in list(self._teams)[: max(0, len(self._teams) - MAX_REMEMBERED)]:
-            del self._teams[oldest]
+                if namespace:
+                    job = jobs.job_name(name)
+                    is_shared = self._job_teams.get(job, before) not in (before, owner.team)
+                    self._job_teams[job] = UNMAPPED if is_shared else owner.team
+        for kept in (self._teams, self._job_teams):
+            for oldest in list(kept)[: max(0, len(kept) - MAX_REMEMBERED)]:
+                del kept[oldest]
 
     def _owner(self, key: WorkloadKey, scheduled: ScheduledWorkload | None) -> Owner:
         if scheduled is not None:
@@ -236,6 +243,12 @@ def lacks(node: fleet.Node) -> list[str]:
     """The facts that nobody has said about a node."""
     have = {POOL: node.pool, EXPECTED: "" if node.expected_gpus is None else "known", **node.domains}
     return [fact for fact in FACTS if not have.get(fact)]
+
+
+def unmapped(nodes: Iterable[fleet.Node]) -> dict[str, int]:
+    """Of how many of these nodes nobody says each fact: the line that every report about nodes has."""
+    lacking = Counter(fact for node in nodes for fact in lacks(node))
+    return {fact: lacking[fact] for fact in FACTS}
 
 
 def _of_fabric(key: NodeKey, leaves: Mapping[str, str]) -> list[fleet.Node]:

@@ -53,6 +53,10 @@ class Job:
     params: tuple[tuple[str, tuple[str, ...]], ...] = ()
     honor_labels: bool = False
     honor_timestamps: bool = True
+    # Whether pages are asked for as protobuf, which alone has native histograms; and whether the classic buckets of a
+    # histogram that has native ones are kept as well.
+    native_histograms: bool = False
+    classic_histograms: bool = False
     access: Access = NOTHING
     rules: tuple[relabel.Rule, ...] = ()
     metric_rules: tuple[relabel.Rule, ...] = ()

@@ -10,9 +10,9 @@ import tomllib
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from importlib import resources
 from typing import Any
 
+from watchkeeper.catalogue import pack
 from watchkeeper.collect.gpu_samples import GpuSample
 from watchkeeper.errors import PackError
 from watchkeeper.readers.nvml.families import Cadence
@@ -63,7 +63,7 @@ class Violation:
 def load(text: str | None = None) -> tuple[Policy, ...]:
     """The shipped policies, or those of a text of the same shape."""
     if text is None:
-        text = (resources.files("watchkeeper.packs") / FILE).read_text(encoding="utf-8")
+        text = pack.text_of(FILE)
     try:
         rows = tomllib.loads(text)["policy"]
         return tuple(_policy(name, row) for name, row in rows.items())

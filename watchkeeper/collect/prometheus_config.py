@@ -30,9 +30,8 @@ SD = "_sd_configs"
 # Keys that change nothing here: other formats, protocols or limits than those that the scraper has.
 IGNORED = frozenset(
     {
-        *("scrape_protocols", "fallback_scrape_protocol", "enable_compression", "follow_redirects", "enable_http2"),
-        *("track_timestamps_staleness", "scrape_classic_histograms", "always_scrape_classic_histograms"),
-        *("convert_classic_histograms_to_nhcb", "native_histogram_bucket_limit", "scrape_native_histograms"),
+        *("fallback_scrape_protocol", "enable_compression", "follow_redirects", "enable_http2"),
+        *("track_timestamps_staleness", "convert_classic_histograms_to_nhcb", "native_histogram_bucket_limit"),
         *("native_histogram_min_bucket_factor", "metric_name_validation_scheme", "metric_name_escaping_scheme"),
         *("target_limit", "label_limit", "label_name_length_limit", "label_value_length_limit", "keep_dropped_targets"),
         *("scrape_failure_log_file", "extra_scrape_metrics"),
@@ -43,9 +42,13 @@ JOB_KEYS = frozenset(
         *("job_name", "scrape_interval", "scrape_timeout", "metrics_path", "scheme", "params", "honor_labels"),
         *("honor_timestamps", "static_configs", "relabel_configs", "metric_relabel_configs", "sample_limit"),
         *("body_size_limit", "basic_auth", "authorization", "bearer_token", "bearer_token_file", "tls_config"),
-        *("oauth2", "proxy_url", "no_proxy"),
+        *("oauth2", "proxy_url", "no_proxy", "scrape_protocols", "scrape_native_histograms"),
+        *("scrape_classic_histograms", "always_scrape_classic_histograms"),
     }
 )
+# Until Prometheus 3 the first name.
+CLASSIC_KEYS = ("scrape_classic_histograms", "always_scrape_classic_histograms")
+PROTOBUF = "PrometheusProto"
 OAUTH2_KEYS = frozenset(
     {
         *("token_url", "client_id", "client_secret", "client_secret_file", "scopes", "endpoint_params"),
@@ -118,17 +121,19 @@ class _Reading:
     seconds: dict[str, float] = field(
         default_factory=lambda: {"scrape_interval": INTERVAL_SECONDS, "scrape_timeout": TIMEOUT_SECONDS}
     )
+    native: bool = False
 
     def whole(self) -> PrometheusConfig:
         root = _parse(self.path)
         shared = root.get("global")
         if isinstance(shared, Table):
             self.seconds |= {name: self.duration(shared, name, self.seconds[name]) for name in self.seconds}
+            self.native = self.wants_native(shared)
         outside = shared.get("external_labels") if isinstance(shared, Table) else None
         jobs = list(self.jobs(root))
         for pattern in _texts(root.get("scrape_config_files")):
             for found in sorted(glob.glob(self.resolve(pattern))):
-                more = _Reading(Path(found), self.problems, self.seconds)
+                more = _Reading(Path(found), self.problems, self.seconds, self.native)
                 jobs += more.jobs(_parse(more.path))
         return PrometheusConfig(
             tuple(jobs),
@@ -173,12 +178,20 @@ class _Reading:
             else (),
             honor_labels=_truth(table, "honor_labels", False),
             honor_timestamps=_truth(table, "honor_timestamps", True),
+            native_histograms=self.wants_native(table),
+            classic_histograms=any(_truth(table, key, False) for key in CLASSIC_KEYS),
             access=self.access(table),
             rules=self.rules(table, "relabel_configs"),
             metric_rules=self.rules(table, "metric_relabel_configs"),
             max_series=limit or None,
             max_body_bytes=_size(str(table.get("body_size_limit") or "0")) or None,
         )
+
+    def wants_native(self, table: Table) -> bool:
+        """Whether pages are read as protobuf: where that is the first protocol, or native histograms are asked for."""
+        protocols = _texts(table.get("scrape_protocols"))
+        by_protocol = protocols[0] == PROTOBUF if protocols else self.native
+        return _truth(table, "scrape_native_histograms", by_protocol)
 
     def places(self, name: str, table: Table) -> Iterator[Place]:
         readers: dict[str, Callable[[Table], Iterator[Place]]] = {

@@ -101,7 +101,7 @@ def serve(replies: Replies, note: Note) -> None:
         replies.send({"broken": error.reason, "text": str(error)})
         return
     watcher = _event_thread(opened, replies) if opening["events"] else None
-    memory.give_back()
+    memory.give_back_start()
     replies.send({"hello": {"count": opened.count, "driver": opened.driver, "nvml": opened.library}})
     for line in requests:
         request = json.loads(line)

@@ -47,6 +47,7 @@ class Scraper:
             "watchkeeper_collect_samples_left_out_total", "Scraped samples that were not kept, by reason"
         )
         self._room = asyncio.Semaphore(settings.concurrency)
+        self._turn = asyncio.Lock()
         self._loops: dict[Target, tuple[TargetLoop, asyncio.Task[None]]] = {}
 
     def states(self) -> list[TargetState]:
@@ -62,7 +63,7 @@ class Scraper:
         await self._end([target for target in self._loops if target not in wanted])
         for target in wanted:
             if target not in self._loops:
-                loop = TargetLoop(target, self._settings, sink=self._sink, known=self._fleet)
+                loop = TargetLoop(target, self._settings, sink=self._sink, known=self._fleet, turn=self._turn)
                 self._loops[target] = (loop, asyncio.create_task(self._run(loop, target.key)))
 
     async def close(self) -> None:

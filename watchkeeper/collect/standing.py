@@ -8,9 +8,8 @@ which were there before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 
-from watchkeeper.kit import own_metrics
+from watchkeeper.kit import lately, own_metrics
 from watchkeeper.model import events, fleet
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import STALE, Sample
@@ -40,11 +39,10 @@ def workload_series(label_sets: Iterable[Labels]) -> dict[Labels, float]:
 
     The team is the namespace, until an inventory says otherwise; a Slurm job has none that its number tells.
     """
-    return {made: 1.0 for labels in label_sets if (made := _held_by(labels)) is not None}
+    _known_holders.turn()
+    return {made: 1.0 for labels in label_sets if (made := _known_holders(labels)) is not None}
 
 
-# A label set stays the same object from tick to tick, and 20,000 of them are looked at every time.
-@lru_cache(maxsize=100_000)
 def _held_by(labels: Labels) -> Labels | None:
     holder = fleet.holder(labels)
     if holder is None:
@@ -57,12 +55,16 @@ def _held_by(labels: Labels) -> Labels | None:
 
 def held_series(holders: Iterable[Labels]) -> dict[Labels, float]:
     """Who holds each GPU in the words of the agents, without what their scrape added."""
-    return {_without_scrape(labels): 1.0 for labels in holders}
+    _known_words.turn()
+    return {_known_words(labels): 1.0 for labels in holders}
 
 
-@lru_cache(maxsize=100_000)
 def _without_scrape(labels: Labels) -> Labels:
     return labels.having(instance="", job="")
+
+
+# A label set stays the same object from tick to tick, and 20,000 of them are looked at every time.
+_known_holders, _known_words = lately.Lately(_held_by), lately.Lately(_without_scrape)
 
 
 class EventCounts:
@@ -85,5 +87,5 @@ def own_series(registry: own_metrics.Registry, **target: str) -> dict[Labels, fl
     return {
         Labels({METRIC_NAME: metric.name, **target, **dict(pairs)}): value
         for metric in registry.metrics.values()
-        for pairs, value in (metric.values or {(): 0.0}).items()
+        for pairs, value in metric.all()
     }

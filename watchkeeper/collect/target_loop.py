@@ -21,8 +21,10 @@ from typing import Protocol
 from watchkeeper.collect import dialect, http, relabel
 from watchkeeper.collect.fleet import Fleet, gpu_of
 from watchkeeper.collect.jobs import Target
+from watchkeeper.collect.native_scrape import NativeSeries
+from watchkeeper.collect.page_forms import PageForms
 from watchkeeper.collect.standing import WORKLOAD_INFO
-from watchkeeper.errors import CollectError, WatchkeeperError, quote
+from watchkeeper.errors import CollectError, WatchkeeperError
 from watchkeeper.model import exemplars, fleet, labels, samples
 from watchkeeper.readers import exposition
 
@@ -38,10 +40,11 @@ SYNTHESISED = (
 )
 # Above any clock difference between two healthy machines; a later sample would hide all that come after it.
 MAX_AHEAD_MS = 600_000
-# What answers instead of an exporter when an address is wrong, and the one format that is not read.
-NOT_METRICS = ("text/html", "application/json", "application/vnd.google.protobuf")
 DROPPED = -1
-ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4"
+# A page of a node has some 500 series and 100 kB. Larger ones are read beside the event loop, and their new series met
+# in slices of some 10 ms, so that nobody waits for the whole.
+LARGE_PAGE_BYTES = 512 * 1024
+SLICE_SERIES = 500
 
 
 class Taken(Protocol):
@@ -123,7 +126,14 @@ class TargetLoop:
     """One target: its connection, its parser, and the stored series its lines belong to."""
 
     def __init__(
-        self, target: Target, settings: ScrapeSettings, *, sink: Sink, known: Fleet, line: Line | None = None
+        self,
+        target: Target,
+        settings: ScrapeSettings,
+        *,
+        sink: Sink,
+        known: Fleet,
+        line: Line | None = None,
+        turn: asyncio.Lock | None = None,
     ) -> None:
         self.state = TargetState(target)
         settings = settings.of(target)
@@ -135,16 +145,24 @@ class TargetLoop:
             max_body_bytes=settings.max_body_bytes,
             access=target.job.access,
         )
-        self._parser = exposition.ExpositionParser(max_series=settings.max_series)
+        self._parser = PageForms(
+            max_series=settings.max_series,
+            wants_native=target.job.native_histograms,
+            keeps_classic=target.job.classic_histograms,
+        )
+        self._native = NativeSeries(sink, target.key)
+        self._turn = turn or asyncio.Lock()
         self._epoch = 0
         self._id_of: dict[int, int] = {}
         self._handles: list[int] = []
         self._ids = array("q")
         self._mask: list[bool] | None = None
-        self._noted = 0
+        self._noted = (0, 0)
         self._timed_ids: frozenset[int] = frozenset()
         self._group_ids = array("q")
         self._gpus: dict[tuple[str, str], tuple[fleet.Node, dict[str, fleet.Gpu]]] = {}
+        # Within one page: what became of labels under one name becomes of them under every other.
+        self._joined: dict[tuple[bool, tuple[tuple[str, str], ...]], tuple[tuple[str, str], ...]] = {}
         self._own_ids = self._ask_own_ids()
 
     @property
@@ -158,7 +176,9 @@ class TargetLoop:
         try:
             page = await self._read_page()
             taken = asyncio.get_running_loop().time() - started
+            await self._meet(page)
             far = self._append_page(page, at_ms, taken)
+            self._append_native(page, at_ms)
             problems = [*page.problems, *([far] if far else [])]
             self._note_families()
             self._note_exemplars(page, at_ms)
@@ -168,7 +188,7 @@ class TargetLoop:
                 last_scrape_ms=at_ms,
                 duration_seconds=taken,
                 error="; ".join(problems) or None,
-                samples=len(page.handles),
+                samples=len(page.handles) + len(page.histograms),
                 bad_lines=page.bad_lines,
                 families=self._parser.families,
             )
@@ -191,45 +211,71 @@ class TargetLoop:
         self._fleet.hold(self._target.key, ())
         ends = self._lasting_ids() + self._own_ids
         self._append(ends, at_ms, array("d", [samples.STALE]) * len(ends))
+        self.left_out.update(self._native.end(at_ms))
 
     async def _read_page(self) -> exposition.Page:
-        headers = {"Accept": ACCEPT, "X-Prometheus-Scrape-Timeout-Seconds": f"{self._settings.timeout_seconds:g}"}
+        patience = f"{self._settings.timeout_seconds:g}"
+        headers = {"Accept": self._parser.accept, "X-Prometheus-Scrape-Timeout-Seconds": patience}
         # On loopback compression costs both sides time and saves no network.
         if not self._target.address.startswith(("127.", "localhost", "[::1]")):
             headers["Accept-Encoding"] = "gzip"
         headers |= await self._target.job.access.authorised()
         response = await self._connection.send(http.Request(self._target.url, headers=headers))
+        async with self._turn:
+            # One page of all targets in each round of the loop: whoever asks the hub waits for one, not for them all.
+            await asyncio.sleep(0)
         if response.status != 200:
             raise CollectError(f"answered {response.status}", where=self._target.url)
         kind = response.headers.get("content-type", "").lower()
-        if kind.startswith(NOT_METRICS):
-            raise CollectError(
-                f"answers with {quote(kind)}, not with a page of metrics",
-                where=self._target.url,
-                remedy="Check address and path of the target",
-            )
         try:
-            return self._parser.parse(response.body, openmetrics=kind.startswith("application/openmetrics-text"))
+            if len(response.body) > LARGE_PAGE_BYTES:
+                return await asyncio.to_thread(self._parser.parse, response.body, kind)
+            return self._parser.parse(response.body, kind)
         except CollectError as error:
             error.where = self._target.url
             raise
 
+    def _append_native(self, page: exposition.Page, at_ms: int) -> None:
+        if not page.histograms and self._native.is_empty:
+            return
+
+        def attach(handle: int) -> labels.Labels | None:
+            return self._attach(self._parser.labels[handle])
+
+        if not self._settings.honor_timestamps:
+            page = replace(page, histograms=tuple((handle, one, None) for handle, one, _ in page.histograms))
+        taken = self._native.take(page, at_ms, latest_ms=at_ms + MAX_AHEAD_MS, attach=attach)
+        self.left_out.update(taken)
+
+    async def _meet(self, page: exposition.Page) -> None:
+        """Ask for the ids of series that are new, a slice at a time: a page about a whole cluster has thousands."""
+        if page.epoch != self._epoch:
+            self._epoch, self._id_of, self._handles = page.epoch, {}, []
+        if page.handles is self._handles:
+            return
+        strangers = [handle for handle in page.handles if handle not in self._id_of]
+        for start in range(0, len(strangers), SLICE_SERIES):
+            for handle in strangers[start : start + SLICE_SERIES]:
+                self._id_of[handle] = self._ask_id(handle)
+            await asyncio.sleep(0)
+        self._joined.clear()
+
     def _append_page(self, page: exposition.Page, at_ms: int, taken: float) -> str | None:
         """Append the samples of a page; says so if some carried a time that cannot be."""
         before, added = self._ids, 0
-        if page.epoch != self._epoch:
-            self._epoch, self._id_of, self._handles = page.epoch, {}, []
         times = page.timestamps_ms if self._settings.honor_timestamps else {}
         far = frozenset(place for place, time_ms in times.items() if time_ms > at_ms + MAX_AHEAD_MS)
         if page.handles is not self._handles or times or self._timed_ids:
-            self._id_of = self._ask_ids(page.handles)
+            # A series that is away is forgotten, and asked for anew when it comes back: the store may have let it go.
+            self._id_of = {handle: self._id_of[handle] for handle in page.handles}
             self._handles = page.handles
             self._ids, self._mask = self._choose(page.handles, times, far=far)
             self._gpus = self._find_gpus(page.handles)
             self._fleet.hold(self._target.key, self._find_holders(page.handles))
             added = len(set(self._ids).difference(before))
         values = page.values if self._mask is None else array("d", compress(page.values, self._mask))
-        own = array("d", [1.0, taken, float(len(page.handles)), float(len(values) + len(far)), float(added)])
+        found, native = len(page.handles), len(page.histograms)
+        own = array("d", [1.0, taken, float(found + native), float(len(values) + len(far) + native), float(added)])
         if self._ids is before:
             # The common case: the same object every time, so that the sink may recognise it.
             self._append(self._group_ids, at_ms, values + own)
@@ -288,7 +334,9 @@ class TargetLoop:
         if note is None:
             return
         for handle, label_set, value, own_ms in page.exemplars:
-            series = None if self._id_of.get(handle, DROPPED) == DROPPED else self._attach(self._parser.labels[handle])
+            series = self._native.labels_of(handle)
+            if series is None and self._id_of.get(handle, DROPPED) != DROPPED:
+                series = self._attach(self._parser.labels[handle])
             time_ms = at_ms if own_ms is None else own_ms
             if series is not None and time_ms <= at_ms + MAX_AHEAD_MS:
                 note(series, exemplars.Exemplar(label_set, value, time_ms))
@@ -330,16 +378,12 @@ class TargetLoop:
         self._fleet.hold(self._target.key, ())
         ends = self._lasting_ids()
         self._ids, self._handles, self._id_of = array("q"), [], {}
+        self.left_out.update(self._native.end(at_ms))
         own = array("d", [0.0, taken, 0.0, 0.0, 0.0])
         self._append(self._own_ids + ends, at_ms, own + array("d", [samples.STALE]) * len(ends))
 
     def _ask_own_ids(self) -> array[int]:
         return array("q", [self._sink.series_id(self._target.labels.having(__name__=name)) for name in SYNTHESISED])
-
-    def _ask_ids(self, handles: Sequence[int]) -> dict[int, int]:
-        """The stored series of each handle; one that was away is asked for anew, as the store may have let it go."""
-        known = self._id_of
-        return {handle: known[handle] if handle in known else self._ask_id(handle) for handle in handles}
 
     def _ask_id(self, handle: int) -> int:
         if self._parser.labels[handle].get(labels.METRIC_NAME) == WORKLOAD_INFO:
@@ -350,12 +394,18 @@ class TargetLoop:
 
     def _attach(self, label_set: labels.Labels) -> labels.Labels | None:
         """The exporter's labels with the target's, as the job's rules want them; None if they drop the series."""
-        joined: Mapping[str, str] | None = self._join(label_set)
         if self._target.job.metric_rules:
-            joined = relabel.apply(self._target.job.metric_rules, self._join(label_set))
-        if joined is None or not joined.get(labels.METRIC_NAME):
-            return None
-        return labels.Labels(dialect.usual(joined, node=self._target.node))
+            ruled = relabel.apply(self._target.job.metric_rules, self._join(label_set))
+            if ruled is None or not ruled.get(labels.METRIC_NAME):
+                return None
+            return labels.Labels(dialect.usual(ruled, node=self._target.node))
+        name = dialect.usual_name(label_set.name)
+        alike = (dialect.is_dcgm(name), label_set.unnamed)
+        others = self._joined.get(alike)
+        if others is None:
+            usual = labels.Labels(dialect.usual(self._join(label_set), node=self._target.node))
+            others = self._joined[alike] = usual.unnamed
+        return labels.Labels.named(name, others)
 
     def _join(self, label_set: labels.Labels) -> dict[str, str]:
         """A clash of labels is settled as Prometheus does it."""

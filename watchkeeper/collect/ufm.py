@@ -68,7 +68,10 @@ async def _telemetry(
         return None, f"no counters: {error}"
     finally:
         await connection.aclose()
-    return infiniband_ufm.read_telemetry(body.decode("utf-8", "replace")), ""
+    found = infiniband_ufm.read_telemetry(body.decode("utf-8", "replace"))
+    if not found:
+        return None, f"no counters: {settings.ufm_telemetry_url} answers {len(body)} bytes without one that is known"
+    return found, ""
 
 
 async def _list(connection: http.Connection, url: str, access: Access) -> list[Mapping[str, Any]]:

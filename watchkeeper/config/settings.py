@@ -166,6 +166,9 @@ class Fleet:
     inventory: str | None = setting(
         None, "file (TOML or YAML) of nodes and teams: rack, leaf, pool, NVLink domain, expected GPUs, owners"
     )
+    scrape: bool = setting(
+        True, "read targets; false: Prometheus or vmagent does, and lists only say which nodes there should be"
+    )
     scrape_interval: str = setting("15s", "how often each target is read", check=positive_duration)
     scrape_timeout: str = setting("10s", "how long a target may take to answer", check=positive_duration)
 
@@ -329,6 +332,24 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class Capacity:
+    """Who is told what the fleet needs. Nothing is done about it."""
+
+    advice_webhook: str | None = setting(
+        None, "address that scaling advice is sent to, as JSON and each time it is another one"
+    )
+    advice_token_file: str | None = setting(None, "file of the bearer token for that address, read anew each time")
+    advice_interval: str = setting("1h", "how often the advice is worked out for it", check=positive_duration)
+
+    @property
+    def advice_interval_seconds(self) -> float:
+        return durations.parse_seconds(self.advice_interval)
+
+    def __post_init__(self) -> None:
+        server_address("advice_webhook", self.advice_webhook)
+
+
+@dataclass(frozen=True, slots=True)
 class Trust:
     """How far to go for one cause, in one pool, or for both: one [[remediate.trust]]."""
 
@@ -358,7 +379,9 @@ class Remediate:
     kubernetes_context: str | None = setting(None, "context of that file; none: its current one")
     evict_unmanaged: bool = setting(False, "a drain may evict pods that no controller would start again")
     delete_empty_dirs: bool = setting(False, "a drain may evict pods with an emptyDir on disk, which is lost then")
-    slurm_commands: str | None = setting(None, "directory of scontrol and squeue; none: wherever PATH finds them")
+    slurm_commands: str | None = setting(
+        None, "directory of scontrol and squeue; none: wherever PATH finds them, else slurmrestd of [fleet]"
+    )
     running_jobs: RunningJobs = setting(
         RunningJobs.WAIT, "jobs of a Slurm node that is drained: `wait` for their end, or `requeue` them"
     )
@@ -543,6 +566,7 @@ class Settings:
     rules: Rules = dataclasses.field(default_factory=Rules)
     notify: Notify = dataclasses.field(default_factory=Notify)
     cost: Cost = dataclasses.field(default_factory=Cost)
+    capacity: Capacity = dataclasses.field(default_factory=Capacity)
     remediate: Remediate = dataclasses.field(default_factory=Remediate)
     journal: Journal = dataclasses.field(default_factory=Journal)
     fabric: Fabric = dataclasses.field(default_factory=Fabric)

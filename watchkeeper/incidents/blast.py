@@ -70,7 +70,7 @@ def _of_jobs(jobs: Collection[str]) -> str:
     by_pod = f"{held} * on (cluster, UUID) group_left (job_name) topk by (cluster, UUID) (1, {ranks})"
     return (
         f"(count by (job_name, namespace, workload, team) ({by_pod}) or on (job_name) count by (job_name) ({ranks})"
-        f" or on (job_name) count by (job_name) (last_over_time({SHARE}{named})))"
+        f" or on (job_name) count by (job_name, namespace, workload, team) (last_over_time({SHARE}{named})))"
     )
 
 

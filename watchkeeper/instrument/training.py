@@ -186,7 +186,7 @@ class TrainingMonitor:
         self.progress.rates.add(samples, tokens, now=perf_counter())
 
     def watch_communication(self, model: Any) -> None:
-        """See how long the backward pass of a DistributedDataParallel model waits for other ranks, by its comm hook."""
+        """See how long the backward pass of a DistributedDataParallel model waits for other ranks."""
         frameworks.watch_communication(self, model)
 
     def lightning(self) -> Any:

@@ -25,6 +25,8 @@ MANIFEST, SUMS = "manifest.json", "SHA256SUMS"
 # A node's kernel log of a bad week is some MiB; what is longer repeats itself.
 MOST_PIECE_BYTES = 8 << 20
 MOST_BYTES = 64 << 20
+# With the manifest and the checksums, which have no limit of their own.
+MOST_UNPACKED_BYTES = MOST_BYTES + (16 << 20)
 MODE = 0o600
 
 
@@ -122,9 +124,13 @@ def read(content: bytes) -> dict[str, bytes]:
     """The files of a bundle whose checksums hold; StoreError names what does not."""
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-            found = {}
-            for member in archive.getmembers():
-                if member.size > MOST_BYTES or (opened := archive.extractfile(member)) is None:
+            found, left = {}, MOST_UNPACKED_BYTES
+            # One by one: the list of all would unpack the whole file first, however much that is.
+            for member in archive:
+                left -= member.size
+                if left < 0:
+                    raise StoreError(f"it unpacks to more than {MOST_UNPACKED_BYTES:,} bytes, the limit of a bundle")
+                if (opened := archive.extractfile(member)) is None:
                     raise StoreError(f"{member.name} is no file of a bundle")
                 found[member.name] = opened.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:

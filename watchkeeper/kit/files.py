@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from pathlib import Path
 
 from watchkeeper.errors import StartRefused
@@ -14,8 +15,10 @@ FORMAT = 1
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Replace a file so that a reader, or a crash, sees the old content or the new one."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
+    # What lies there is ours of an earlier life, or somebody waits there to read along: neither is written into.
+    scratch.unlink(missing_ok=True)
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()

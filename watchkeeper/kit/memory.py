@@ -2,15 +2,20 @@
 
 Reading and compiling modules leaves holes in the C library's heap: 11 MiB of 30 in a process that compiled pynvml.
 And glibc makes an arena for each thread that allocates while another does, so that NumPy's passing arrays stay
-resident several times over; `python -m bench idle` shows the difference. Where the C library is another one,
-nothing here does anything.
+resident several times over; `python -m bench idle` shows the difference. A start also touches pages of libraries that
+are never looked at again: OpenSSL for a page without TLS, all of libcuda for nvmlInit. Where the C library is another
+one, nothing here does anything.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
+# madvise(2).
+DONT_NEED = 4
 # Numbers of mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 ARENAS = 2
@@ -22,8 +27,37 @@ KEPT_FREE_BYTES = 1024 * 1024
 SCRATCH_MAPPED_BYTES, SCRATCH_FREE_BYTES = 32 << 20, 64 << 20
 
 
+def give_back_start() -> None:
+    """All that only the start needed; the agent and its reader child call it once they are up."""
+    give_back()
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if advise is None:
+        return
+    with suppress(OSError):
+        for start, length in clean_files(Path("/proc/self/smaps").read_text()):
+            # What is needed after all comes back from the page cache at the first touch.
+            advise(ctypes.c_void_p(start), ctypes.c_size_t(length), DONT_NEED)
+
+
+def clean_files(maps: str) -> Iterator[tuple[int, int]]:
+    """Start and length of mapped files, in the text of smaps, that nobody can write and nobody has written to.
+
+    A page that a relocation changed is the only copy of it, and would be lost.
+    """
+    found: tuple[int, int] | None = None
+    for line in maps.splitlines():
+        words = line.split(maxsplit=5)
+        if "-" in words[0]:
+            low, _, high = words[0].partition("-")
+            is_file = len(words) > 5 and words[5].startswith("/") and not words[5].startswith("/dev/")
+            is_fixed = words[1][1] != "w" and words[1][3] == "p"
+            found = (int(low, 16), int(high, 16) - int(low, 16)) if is_file and is_fixed else None
+        elif words[0] == "Anonymous:" and words[1] == "0" and found is not None:
+            yield found
+
+
 def give_back() -> None:
-    """Return free pages now; the agent and its reader child call it once they are up."""
+    """Return free pages now."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

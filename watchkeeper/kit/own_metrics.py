@@ -29,6 +29,10 @@ class Metric:
     def get(self, **labels: str) -> float:
         return self.values.get(tuple(sorted(labels.items())), 0.0)
 
+    def all(self) -> list[tuple[LabelPairs, float]]:
+        """A copy, because other threads count meanwhile; what nobody has counted on yet reads 0."""
+        return list(self.values.items()) or [((), 0.0)]
+
 
 class Registry:
     """All metrics of a process, in the order they were declared."""
@@ -50,7 +54,7 @@ class Registry:
         lines = []
         for metric in self.metrics.values():
             lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
-            for labels, value in (metric.values or {(): 0.0}).items():
+            for labels, value in metric.all():
                 inside = ",".join(f'{name}="{escape(text)}"' for name, text in labels)
                 name = f"{metric.name}{{{inside}}}" if inside else metric.name
                 lines.append(f"{name} {float(value)!r}".removesuffix(".0"))

@@ -6,9 +6,21 @@ Jobs page show them. Times are UTC, shares are 0 to 1, and None is unknown: an u
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+# As in packs/rules/training.yaml and jobs.yaml.
+SPINS_PERCENT, SPINS_SM = 95.0, 0.25
+# What controllers append to the name of a job to name its pods; packs/rules/jobs.yaml cuts by the same two patterns.
+# Kubernetes' random suffixes have no vowels and none of 0, 1 and 3 (k8s.io/apimachinery/pkg/util/rand).
+SUFFIX = "[bcdf-hj-np-tv-xz2-9]"
+HASHED = f"(.+?)(?:-{SUFFIX}{{8,10}})?-{SUFFIX}{{5}}"
+NUMBERED = (
+    "(.+?)(?:-(?:worker|workers|master|launcher|chief|leader|node|rank|replica|ps)(?:-[0-9]{1,5})?)?"
+    f"-[0-9]{{1,5}}(?:-{SUFFIX}{{5}})?"
+)
 
 
 class JobKind(StrEnum):
@@ -230,6 +242,20 @@ class JobReport:
     losses: tuple[LossEvent, ...]
     run_url: str | None
     notes: tuple[str, ...] = ()
+
+
+def job_name(pod: str) -> str:
+    """The job that a pod belongs to, by its name."""
+    for pattern in (NUMBERED, HASHED):
+        match = re.fullmatch(pattern, pod)
+        if match is not None:
+            return match[1]
+    return pod
+
+
+def spins(utilisation_percent: float, sm_active: float) -> bool:
+    """Whether a GPU waits in a collective: one small kernel that never ends, on SMs that are almost idle."""
+    return utilisation_percent >= SPINS_PERCENT and sm_active < SPINS_SM
 
 
 def rank_order(pod: str, node: str, gpu: str) -> tuple[int, str, str, int]:

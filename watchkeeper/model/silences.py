@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 # node=~"gpu-r01-.*", severity!=info
-MATCHER = re.compile(r"\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(.*?)\s*", re.DOTALL)
+MATCHER = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Matcher:
 
 def parse_matcher(text: str) -> Matcher:
     """`node=gpu-r01-01`, `cause!="power_cap"`, `team=~"research|vision"`; ValueError says what is wrong."""
-    match = MATCHER.fullmatch(text)
+    match = MATCHER.fullmatch(text.strip())
     if match is None:
         raise ValueError(f'`{text[:80]}` is not a matcher such as node="gpu-r01-01" or team=~"research|vision"')
     name, sign, value = match.groups()

@@ -123,8 +123,15 @@ def _pcie(features: Features) -> Verdict | None:
         return None
     kernels = features.sm if features.sm is not None else 0.0
     rate = max(features.pcie_in_mib or 0.0, features.pcie_out_mib or 0.0) * 2**20 / 1e9
-    if pcie >= limits()["pcie_dominant"] and kernels < pcie:
-        why = f"PCIe carries {rate:.1f} GB/s, {percent(pcie)} of what the link can; SMs are active {known(features.sm)}"
+    units = max(_compute_share(features)[0], (features.dram or 0.0) / limits()["dram_practical"])
+    # A kernel that reads the host's memory keeps the SMs waiting, and no unit busy.
+    is_only_waiting = features.is_profiled and units < limits()["quiet_unit"]
+    if pcie >= limits()["pcie_dominant"] and (kernels < pcie or is_only_waiting):
+        # The counter has headers in it, so a full link reads 108 % of what it carries of payload.
+        share = percent(min(1.0, pcie))
+        why = f"PCIe carries {rate:.1f} GB/s, {share} of what the link can; SMs are active {known(features.sm)}"
+        if features.is_profiled and units >= limits()["dominant"]:
+            return Verdict(Bound.MIXED, 0.6, f"{why}, and a unit of the GPU is at {percent(units)} of its ceiling")
         return Verdict(Bound.PCIE, sure_beyond(pcie, limits()["pcie_dominant"]), why)
     is_steady = features.rhythm.gaps < 2 or features.rhythm.quiet_share < 0.5
     # Without GPM's word on kernels, power has to say that there are none.
@@ -175,13 +182,12 @@ def _fed_by_launches(features: Features) -> Verdict | None:
         return None
     for_each, rate = found[0], features.pcie_in_mib
     is_light = max(features.dram or 0.0, _compute_share(features)[0]) < limits()["weak_dominant"]
-    is_tiny = for_each >= limits()["launch_mib_per_busy_percent"] and sm < limits()["wide_kernel"] * graphics
+    # A kernel of a few microseconds may well fill the GPU: then pauses have to say that launches do not keep up.
+    has_pauses = graphics < limits()["pressed_busy"]
+    is_narrow = sm < limits()["wide_kernel"] * graphics
+    is_tiny = for_each >= limits()["launch_mib_per_busy_percent"] and (is_narrow or has_pauses)
     # Longer kernels, but one launched as soon as the one before has ended.
-    is_pressed = (
-        graphics < limits()["pressed_busy"]
-        and rate >= 3 * limits()["launch_mib_per_second"]
-        and for_each >= limits()["pressed_mib"]
-    )
+    is_pressed = has_pauses and rate >= 2 * limits()["launch_mib_per_second"] and for_each >= limits()["pressed_mib"]
     if rate < limits()["launch_mib_per_second"] or not is_light or not (is_tiny or is_pressed):
         return None
     why = (
@@ -217,12 +223,17 @@ def _not_fed(features: Features) -> Verdict | None:
     if graphics >= limits()["busy"]:
         return None
     width = sm / graphics if graphics else 0.0
-    if _is_worth_waiting(features):
+    has_input = _has_copies(features) and (features.pcie_in_mib or 0.0) >= limits()["launch_mib_per_second"]
+    # One short kernel now and then is a request, however wide it is, unless batches come in for it.
+    if _is_worth_waiting(features) and (graphics >= limits()["request_share"] or has_input):
         ran = f"a kernel runs {percent(graphics)} of the time"
         why = f"{ran} and then fills {percent(width)} of the SMs; the rest is waiting"
         sure = 0.9 if graphics < 0.4 else 0.6
         return Verdict(Bound.DATA_STARVED, sure, why)
     ran = f"a kernel runs {percent(graphics)} of the time, and SMs are active {percent(sm)}"
+    if has_input:
+        why = f"{ran}; {features.pcie_in_mib:.0f} MiB/s of input come over PCIe, and in between it waits for more"
+        return Verdict(Bound.DATA_STARVED, 0.6, why)
     why = f"{ran}; nothing is near its ceiling"
     if features.pcie_in is None and graphics >= limits()["launch_busy_least"]:
         return Verdict(Bound.LAUNCH, 0.55, f"{why}; such small kernels so often are launches, if nobody sleeps")
@@ -264,7 +275,9 @@ def _busiest_unit(features: Features) -> Verdict:
     strongest, ratio = max(pipes, memory), min(pipes, memory) / max(pipes, memory, 1e-9)
     compute = Bound.COMPUTE if is_tensor else Bound.COMPUTE_NO_TENSOR
     winner = compute if pipes >= memory else Bound.MEMORY
-    if strongest >= limits()["dominant"] and ratio < limits()["balanced"]:
+    # fp32 accompanies norms and softmax, whose pace memory sets; tensor cores beside busy memory are a training step.
+    balanced = limits()["balanced_tensor" if is_tensor and winner is Bound.MEMORY else "balanced"]
+    if strongest >= limits()["dominant"] and ratio < balanced:
         sure = min(sure_beyond(strongest, limits()["dominant"]), 0.95 - 0.4 * ratio)
         return Verdict(
             winner, sure, f"{_unit(winner)} at {percent(min(1.0, strongest))} of the practical ceiling ({numbers})"

@@ -23,6 +23,8 @@ def waiting(features: Features) -> Verdict | None:
     why = f"gpu_util {percent(busy)}, {drawn}"
     if weight is not None and weight >= limits()["power_weight"]:
         return Verdict(Bound.DATA_STARVED, 0.75, f"{why}: heavy kernels, and waiting in between")
+    if rate is not None and rate >= max(limits()["launch_mib_per_second"], 100 * busy * limits()["launch_mib_most"]):
+        return Verdict(Bound.DATA_STARVED, 0.55, f"{why}: {rate:.0f} MiB/s of input over PCIe, and little done with it")
     if busy >= limits()["launch_busy_least"] and (rate is None or rate >= limits()["launch_mib_per_second"]):
         return Verdict(
             Bound.LAUNCH, 0.75 if rate is not None else 0.55, f"{why}: busy with hardly any power, many launches"
@@ -42,15 +44,21 @@ def light(features: Features) -> Verdict | None:
 
 
 def unit(features: Features) -> Verdict:
-    """Which unit, by how busy memory was and by the power cap: tensor cores at full rate reach it, others rarely."""
+    """Which unit: by how busy memory was, and by the power cap, where tensor cores pull the clock down deepest."""
     memory, capped, over = features.mem_copy, features.power_capped or 0.0, features.power_over_idle or 0.0
+    clock = features.sm_clock_share
     why = f"gpu_util {known(features.gpu_util)}, mem_copy_util {known(memory)}, power cap {percent(capped)} of the time"
     if memory is None:
         return Verdict(Bound.MIXED, 0.4, why)
     if memory >= limits()["memory_used_dominant"]:
         return Verdict(Bound.MEMORY, sure_beyond(memory, limits()["memory_used_dominant"]) + 0.2, why)
     if memory >= limits()["memory_used_mixed"]:
-        return Verdict(Bound.MIXED, 0.6, why)
-    if over >= limits()["heavy_power"] and (capped >= 0.5 or memory >= limits()["memory_used_by_products"]):
+        is_light = features.power_over_idle is not None and over < limits()["training_power"]
+        return Verdict(Bound.MEMORY if is_light else Bound.MIXED, 0.5 if is_light else 0.6, why)
+    if capped >= 0.5 and over >= limits()["heavy_power"]:
+        if clock is not None and clock >= limits()["clock_by_tensor"]:
+            return Verdict(Bound.COMPUTE_NO_TENSOR, 0.6, f"{why}, and the SM clock only down to {percent(clock)}")
         return Verdict(Bound.COMPUTE, 0.75, why)
+    if memory >= limits()["memory_used_by_scatter"]:
+        return Verdict(Bound.MEMORY, 0.45, f"{why}: accesses that are scattered keep memory busy at a low rate")
     return Verdict(Bound.COMPUTE_NO_TENSOR, 0.55, f"{why}; whether tensor cores work cannot be seen")

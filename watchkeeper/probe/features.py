@@ -67,6 +67,7 @@ class Features:
     power_capped: float | None = None
     thermally_slowed: float | None = None
     sm_clock: float | None = None
+    sm_clock_share: float | None = None
     network_gb: float | None = None
     cpu_cores: float | None = None
     busiest_thread: float | None = None
@@ -93,7 +94,7 @@ def measure(track: Track, model: Model, *, idle_watts: float | None = None, whol
     pcie_in, pcie_out = (_pcie_mib(track, way) for way in ("rx", "tx"))
     ceiling = model.pcie_gb_per_second * limits()["pcie_practical"] * MIB_PER_GB
     floor = model.idle_watts if idle_watts is None else idle_watts
-    power = _mean(track, "power_w")
+    power, clock = _mean(track, "power_w"), _mean(track, "sm_clock")
     over = None if power is None else (power - floor) / max(1.0, model.power_watts - floor)
     nvlink = [rate for way in ("rx", "tx") if (rate := _mean(track, f"nvlink_total_{way}_per_sec")) is not None]
     one_way = None if model.nvlink_gb_per_second is None else model.nvlink_gb_per_second / 2 * MIB_PER_GB
@@ -127,7 +128,8 @@ def measure(track: Track, model: Model, *, idle_watts: float | None = None, whol
         power_over_idle=over,
         power_capped=_bits(track, POWER_CAP | POWER_BRAKE),
         thermally_slowed=_bits(track, THERMAL),
-        sm_clock=_mean(track, "sm_clock"),
+        sm_clock=clock,
+        sm_clock_share=None if clock is None else clock / model.max_sm_mhz,
         network_gb=max(network) * 1024 / 1e9 if network else None,
         cpu_cores=_mean(track, "cpu_cores"),
         busiest_thread=_mean(track, "busiest_thread"),

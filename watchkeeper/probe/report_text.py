@@ -19,6 +19,16 @@ NAMES = {
     "pcie": "PCIe, of the link",
     "spread": "difference between GPUs",
 }
+HOST = {
+    "cpu_cores": "{:.1f} cores in use",
+    "busiest_thread": "busiest thread {:.0f} %",
+    "disk_wait": "waiting for the disk {:.0f} %",
+    "read_kbs": "{:,.0f} KiB/s read",
+    "write_kbs": "{:,.0f} KiB/s written",
+    "net_rx_kbs": "{:,.0f} KiB/s received",
+    "net_tx_kbs": "{:,.0f} KiB/s sent",
+    "rss_mib": "{:,.0f} MiB resident",
+}
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -82,7 +92,7 @@ def _evidence(report: Report) -> Iterator[str]:
     if report.imbalance is not None:
         yield f"Uneven: {report.imbalance}"
     if report.host:
-        yield f"Host: {', '.join(f'{name} {value:g}' for name, value in report.host.items())}"
+        yield f"Host: {', '.join(HOST[name].format(value) for name, value in report.host.items())}"
     yield ""
 
 

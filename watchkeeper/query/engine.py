@@ -23,6 +23,7 @@ Floats = npt.NDArray[np.float64]
 Millis = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 AnySample: TypeAlias = Sample | HistogramSample
+Raw: TypeAlias = tuple[Labels, Millis, Floats | list[float | Histogram]]
 
 
 class Kind(StrEnum):
@@ -96,6 +97,18 @@ class Frame:
         for at, labels in enumerate(self.labels):
             mask = self.present[at]
             yield labels, self.times_ms[mask], self.values[at][mask]
+
+    def raw_rows(self) -> Iterator[Raw]:
+        """Each series with all that is present: numbers, or a list of numbers and histograms where it has those."""
+        for at, (labels, times, values) in enumerate(self.rows()):
+            cells = [] if self.histograms is None else self.histograms[at].tolist()
+            native = {at_ms: cell for at_ms, cell in zip(self.times_ms.tolist(), cells, strict=False) if cell}
+            if not native:
+                yield labels, times, values
+                continue
+            found: dict[int, float | Histogram] = dict(zip(times.tolist(), values.tolist(), strict=True))
+            mixed = sorted((found | native).items())
+            yield labels, np.array([at_ms for at_ms, _ in mixed]), [value for _, value in mixed]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

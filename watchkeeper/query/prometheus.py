@@ -19,11 +19,12 @@ from watchkeeper.config import settings
 from watchkeeper.kit import logs
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
-from watchkeeper.model.samples import Sample
+from watchkeeper.query import remote_write
 from watchkeeper.query.engine import Answer, AnySample, Appended, Limits, Matcher, Span
 from watchkeeper.query.promql import parser
 from watchkeeper.query.remote import answers
 from watchkeeper.query.remote.http import Client, Request
+from watchkeeper.query.remote.parcel import Parcel
 from watchkeeper.query.remote.sender import Sender
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class PrometheusEngine:
             self.sender = Sender(Client(access, access.write_url, key="query.write_url"))
         self._lock = threading.Lock()
         self._ids: dict[Labels, int] = {}
-        self._numbered: list[Labels] = []
+        # The labels of each series that the scraper knows, as they go over the wire.
+        self._numbered: list[bytes] = []
         self._first_id = 0
 
     def close(self) -> None:
@@ -129,7 +131,7 @@ class PrometheusEngine:
                 self._first_id += len(self._numbered)
                 self._numbered, self._ids = [], {}
             number = self._first_id + len(self._numbered)
-            self._numbered.append(labels)
+            self._numbered.append(remote_write.label_bytes(labels))
             self._ids[labels] = number
             return number
 
@@ -138,11 +140,11 @@ class PrometheusEngine:
         writer = self._writer()
         with self._lock:
             first, numbered = self._first_id, self._numbered
-            samples = [
-                Sample(numbered[id - first], at_ms, value) for id, value in zip(ids, values, strict=True) if id >= first
-            ]
-        forgotten = len(ids) - len(samples)
-        taken = writer.offer(samples)
+            names = [numbered[id - first] for id in ids if id >= first]
+        forgotten = len(ids) - len(names)
+        if forgotten:
+            values = [value for id, value in zip(ids, values, strict=True) if id >= first]
+        taken = writer.offer(Parcel.scrape(names, at_ms, values))
         return Appended(taken.kept, taken.dropped | ({"forgotten": forgotten} if forgotten else {}))
 
     def _writer(self) -> Sender:

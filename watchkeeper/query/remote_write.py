@@ -20,15 +20,15 @@ import cramjam
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.kit.protobuf import fields as _fields
+from watchkeeper.kit.protobuf import read_varint as _read_varint
+from watchkeeper.kit.protobuf import varint as _varint
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import histogram_wire
 from watchkeeper.query.engine import AnySample, Appended, Engine, Floats, Millis
-from watchkeeper.query.protobuf import fields as _fields
-from watchkeeper.query.protobuf import read_varint as _read_varint
-from watchkeeper.query.protobuf import varint as _varint
 from watchkeeper.store.head import MAX_AHEAD_MS
 
 CONTENT_TYPE = "application/x-protobuf"
@@ -90,6 +90,14 @@ def encode(
     return packed
 
 
+def packed(names: Sequence[bytes], times: Millis, values: Floats) -> bytes:
+    """A request body of one sample for each row, whose labels `label_bytes` has written."""
+    samples = list(_sample_pieces(times, values, [1] * len(names)))
+    heads = [b"\x0a" + _varint(len(name) + len(sample)) for name, sample in zip(names, samples, strict=True)]
+    body = b"".join([part for row in zip(heads, names, samples, strict=True) for part in row])
+    return bytes(cramjam.snappy.compress_raw(body))
+
+
 def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iterator[bytes]:
     """The encoded samples of each series."""
     low, high = SIX_BYTE_TIMES
@@ -116,8 +124,8 @@ def _sample_bytes(at_ms: int, value: np.float64) -> bytes:
     return b"\x12" + _varint(len(inner)) + inner
 
 
-@lru_cache(REMEMBERED_LABELS)
-def _label_bytes(labels: Labels) -> bytes:
+def label_bytes(labels: Labels) -> bytes:
+    """The labels of a series as they stand in a request, before its samples."""
     found = bytearray()
     for name, value in labels.pairs:
         inner = b"".join(
@@ -125,6 +133,9 @@ def _label_bytes(labels: Labels) -> bytes:
         )
         found += b"\x0a" + _varint(len(inner)) + inner
     return bytes(found)
+
+
+_label_bytes = lru_cache(REMEMBERED_LABELS)(label_bytes)
 
 
 def refusal(content_type: str | None, content_encoding: str | None) -> str | None:

@@ -16,6 +16,7 @@ from itertools import compress
 
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.model import labels
+from watchkeeper.model.histograms import Histogram
 
 # A full dcgm-exporter page of an 8-GPU node has some 500 series, kube-state-metrics of 20,000 GPUs some 60,000 of those
 # that our rules read; a page far above that is a mistake.
@@ -25,11 +26,13 @@ BAD_LINES_NAMED = 5
 # What a label may hold; a longer value is a stack trace or a file, and would be kept once for each series.
 MAX_LABEL_LENGTH = 4096
 MAX_LABELS = 64
-# Series that came and went are forgotten once they outnumber the present ones by this many.
-FORGET_SLACK = 1000
+# Series that came and went are forgotten once there are so many of them beyond half of the present ones. Each is a kB,
+# of every target: a page of a node has 500.
+FORGET_SLACK = 200
 
 # DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 41
 NAME = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*")
+PLAIN_NAME = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]*")
 # gpu="0", and the escapes \\ \" \n inside the quotes
 LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,|(?=\}))')
 # # HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).
@@ -69,6 +72,8 @@ class Page:
     problems: tuple[str, ...] = ()
     # Those that were not on the page before, by the handle of their series; a time of None is that of the scrape.
     exemplars: tuple[tuple[int, labels.Labels, float, int | None], ...] = ()
+    # Native histograms by the handle of their series, which is not among `handles`; pages of text have none.
+    histograms: tuple[tuple[int, Histogram, int | None], ...] = ()
 
 
 @dataclass(slots=True)
@@ -114,6 +119,8 @@ class ExpositionParser:
         self._handle_of: dict[labels.Labels, int] = {}
         # The series of a page share nearly all their labels, and labels are most of what a parser keeps.
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
+        # Within one page: the labels of a GPU are written in the same way for each of its metrics.
+        self._bodies: dict[bytes, tuple[tuple[str, str], ...]] = {}
         self._comments: set[bytes] = set()
         # The exemplar that each series carried last, as it was written: most come again with every page.
         self._exemplars: dict[int, bytes] = {}
@@ -126,7 +133,7 @@ class ExpositionParser:
 
     def parse(self, page: bytes, *, openmetrics: bool = False) -> Page:
         """Every readable sample of the page; CollectError if it has too many series or is cut short."""
-        if len(self.labels) > 2 * len(self._last_handles) + FORGET_SLACK:
+        if 2 * len(self.labels) > 3 * len(self._last_handles) + 2 * FORGET_SLACK:
             self._forget()
         lines = page.split(b"\n")
         again = self._read_again(lines, len(page), openmetrics=openmetrics)
@@ -213,6 +220,7 @@ class ExpositionParser:
                 add_token(token)
             elif line not in comments:
                 self._read_unknown(line, number, reading=reading, openmetrics=openmetrics)
+        self._bodies.clear()
         if len(reading.handles) > self._max_series:
             self._refuse_size(lines)
         return reading
@@ -252,19 +260,30 @@ class ExpositionParser:
         known = self._known.get(line[:end]) if end else None
         if known is not None:
             return known, line[end:]
-        try:
-            label_set, rest = _read_series(line.decode())
-        except UnicodeDecodeError as error:
-            raise BadLine(f"is not UTF-8: {error.reason}") from error
+        label_set, rest = self._read_series(line, end)
         handle = self._handle_of.setdefault(label_set, len(self.labels))
         if handle == len(self.labels):
             if handle > self._most_remembered:
                 raise BadLine(f"{handle} different series are remembered already, the limit is {self._most_remembered}")
             label_set.pairs = tuple([self._pairs.setdefault(pair, pair) for pair in label_set.pairs])
             self.labels.append(label_set)
-        rest_bytes = rest.encode()
-        self._known[line[: len(line) - len(rest_bytes)]] = handle
-        return handle, rest_bytes
+        self._known[line[: len(line) - len(rest)]] = handle
+        return handle, rest
+
+    def _read_series(self, line: bytes, end: int) -> tuple[labels.Labels, bytes]:
+        """The label set a line begins with, and the rest of the line; `end` is where its last brace closes."""
+        start = line.find(b"{")
+        name, pairs = line[:start], self._bodies.get(line[start:end]) if start > 0 else None
+        if pairs is not None and PLAIN_NAME.fullmatch(name):
+            return labels.Labels.named(name.decode(), pairs), line[end:]
+        try:
+            label_set, text = _read_series(line.decode())
+        except UnicodeDecodeError as error:
+            raise BadLine(f"is not UTF-8: {error.reason}") from error
+        rest = text.encode()
+        if start > 0:
+            self._bodies[line[start : len(line) - len(rest)]] = label_set.unnamed
+        return label_set, rest
 
     def _without_exemplar(self, line: bytes) -> tuple[bytes, bytes]:
         """A line of a known series without its exemplar; other lines as they are, for a label may hold a sharp too."""

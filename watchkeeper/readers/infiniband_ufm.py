@@ -1,16 +1,19 @@
 """UFM's answers about the fabric into devices, ports and counters: three lists of its REST API, and its telemetry.
 
-The shapes are those of NVIDIA's "UFM Enterprise REST API Guide" (6.11 to 6.22), compared with the clients that NVIDIA
-and others have published (UFM SDK, NV Config Manager, read 2026-11), and of the Prometheus endpoint in the "UFM
-Telemetry" documentation (1.8 to 1.22). UFM writes `N/A`, `NULL` or nothing where it does not know; so do we.
-`collect/ufm` asks for them.
+The shapes are those of NVIDIA's "UFM Enterprise REST API Guide" (6.11 to 6.22) and of answers that NVIDIA's UFM SDK has
+recorded (github.com/Mellanox/ufm_sdk_3.0: UFM_NDT_Plugin's `topoparse/data/ufm_samples`, the telemetry of the fluentd
+and PDR plugins; read 2026-11), compared with clients that others have published. Telemetry comes as a Prometheus page
+or as CSV (`csv/metrics`, `csv/xcset/low_freq_debug`). UFM writes `N/A`, `NULL` or nothing where it does not know; so do
+we. `collect/ufm` asks for them.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from watchkeeper.catalogue import tables
@@ -29,7 +32,36 @@ WIDTH = re.compile(r"(\d+)\s*x", re.IGNORECASE)
 SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)\{(?P<labels>[^}]*)\}\s+(?P<value>[\d.eE+]+)")
 LABEL = re.compile(r'(?P<name>\w+)="(?P<value>[^"]*)"')
 # The telemetry's names end differently from perfquery's for the same counter.
-ENDINGS = ("Extended", "Ext", "_extended")
+ENDINGS = re.compile(r"(_e|E)xt(ended)?$")
+# Its other sets of counters have names of their own: the monitoring attributes of UFM, and the slower set.
+OTHER_NAMES = {
+    "Infiniband_SymbolErrors": "SymbolErrorCounter",
+    "Infiniband_LinkRecovers": "LinkErrorRecoveryCounter",
+    "Infiniband_LinkDowned": "LinkDownedCounter",
+    "Infiniband_RcvErrors": "PortRcvErrors",
+    "Infiniband_RcvRemotePhysErrors": "PortRcvRemotePhysicalErrors",
+    "Infiniband_RcvSwRelayErrors": "PortRcvSwitchRelayErrors",
+    "Infiniband_XmtDiscards": "PortXmitDiscards",
+    "Infiniband_XmtConstraintErrors": "PortXmitConstraintErrors",
+    "Infiniband_RcvConstraintErrors": "PortRcvConstraintErrors",
+    "Infiniband_LinkIntegrityErrors": "LocalLinkIntegrityErrors",
+    "Infiniband_ExcBufOverrunErrors": "ExcessiveBufferOverrunErrors",
+    "Infiniband_VL15Dropped": "VL15Dropped",
+    "Infiniband_XmitWait": "PortXmitWait",
+    "Infiniband_MBOut": "PortXmitData",
+    "Infiniband_MBIn": "PortRcvData",
+    "Infiniband_PckOut": "PortXmitPkts",
+    "Infiniband_PckIn": "PortRcvPkts",
+    "Link_Down": "LinkDownedCounter",
+}
+# Infiniband_LinkDowned_u_Errors: the unit is a part of the name where telemetry is streamed.
+UNIT = re.compile(r"_u_\w+$")
+# UFM counts bytes where perfquery counts words of four: 14190 packets of management, 288 bytes each, are 4086720 in the
+# recorded telemetry, and its manual says bytes.
+IN_BYTES = frozenset({"PortXmitData", "PortRcvData"})
+BYTES_A_WORD = 4
+# Counters are of 64 bits; what is larger, or no number, is no reading.
+MOST, DIGITS = 2**64, 20
 
 
 def read_list(body: bytes, where: str) -> list[Mapping[str, Any]]:
@@ -89,19 +121,57 @@ def read_ports(
 
 
 def read_telemetry(text: str) -> dict[PortKey, dict[str, int]]:
-    """Counters that the catalogue knows, by port, under perfquery's names."""
+    """Counters that the catalogue knows, by port, under perfquery's names and in its units."""
     found: dict[PortKey, dict[str, int]] = {}
-    for line in text.splitlines():
-        match = SAMPLE.match(line)
-        if match is None:
+    first = text.lstrip().split("\n", 1)[0]
+    samples = _csv_samples(text) if "," in first and "{" not in first else _page_samples(text)
+    for name, value, labels in samples:
+        known = _counter(name)
+        number = labels.get("port_num") or labels.get("port_number") or ""
+        # A port of an adapter is listed under its own GUID, which need not be the adapter's.
+        guids = {labels.get("node_guid", ""), labels.get("port_guid", "")}
+        if known is None or not number.isdigit() or len(found) >= MAX_PORTS:
             continue
-        name = next((match["name"].removesuffix(end) for end in ENDINGS if match["name"].endswith(end)), match["name"])
-        named = {one["name"]: one["value"] for one in LABEL.finditer(match["labels"])}
-        guid, number = named.get("node_guid", ""), named.get("port_num", "")
-        if tables.counter(name) is None or not guid or not number.isdigit() or len(found) >= MAX_PORTS:
-            continue
-        found.setdefault((full(guid), int(number)), {})[name] = int(float(match["value"]))
+        whole = value // (BYTES_A_WORD if known in IN_BYTES else 1)
+        for guid in filter(HEX.match, guids):
+            found.setdefault((full(guid), int(number)), {})[known] = whole
     return found
+
+
+def _page_samples(text: str) -> Iterator[tuple[str, int, Mapping[str, str]]]:
+    for line in text.splitlines():
+        if (match := SAMPLE.match(line)) is not None and (value := _number(match["value"])) is not None:
+            named = LABEL.finditer(match["labels"])
+            yield match["name"], value, {one["name"].lower(): one["value"] for one in named}
+
+
+def _csv_samples(text: str) -> Iterator[tuple[str, int, Mapping[str, str]]]:
+    """timestamp,source_id,tag,node_guid,port_guid,port_num,PortXmitDataExtended,…: a row for each port."""
+    rows = csv.reader(text.lstrip().splitlines())
+    heads = next(rows, [])
+    for row in rows:
+        labels = {name.lower(): cell for name, cell in zip(heads, row, strict=False)}
+        for name, cell in zip(heads, row, strict=False):
+            if (value := _number(cell)) is not None:
+                yield name, value, labels
+
+
+@lru_cache(maxsize=1024)
+def _counter(name: str) -> str | None:
+    """perfquery's name of a counter of the telemetry; None: the catalogue does not know it."""
+    plain = ENDINGS.sub("", UNIT.sub("", name))
+    plain = plain.replace("UniCast", "Unicast").replace("MultiCast", "Multicast")
+    plain = OTHER_NAMES.get(plain, plain)
+    return plain if tables.counter(plain) is not None else None
+
+
+def _number(text: str) -> int | None:
+    try:
+        # A float would round a counter that sticks at its maximum up to none.
+        value = int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else float(text)
+    except ValueError:
+        return None
+    return int(value) if 0 <= value < MOST else None
 
 
 def _key(row: Mapping[str, Any]) -> PortKey | None:

@@ -46,6 +46,8 @@ SYSLOG_TIME = re.compile(r"^(?:<\d+>)?\W?([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d)
 GLOG_TIME = re.compile(r"(?:^|[\[\s])[IWEF](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(\.\d+)?\b")
 # ERROR 05-12 19:01:18 [serving_chat.py:885]       (vLLM)
 DAY_TIME = re.compile(r"\b[A-Z]{4,8} (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(\.\d+)?\b")
+# Every clock but that of the boot has this; most lines of a training job have none.
+TIME_OF_DAY = re.compile(r"\d\d:\d\d:\d\d")
 # A leap year, so that every date without a year is one of its days.
 YEARLESS = 2000
 MONTHS = {
@@ -108,6 +110,9 @@ class Clock:
 
 def read_clock(line: str) -> Clock | None:
     """The clocks at the beginning of a line; None if there is none."""
+    if TIME_OF_DAY.search(line, 0, PREFIX_CHARACTERS) is None:
+        since_boot = read_seconds_since_boot(line)
+        return None if since_boot is None else Clock(since_boot=since_boot)
     at = read_time(line)
     found = Clock(at, None if at is not None else _read_yearless(line), read_seconds_since_boot(line))
     return found if found != Clock() else None

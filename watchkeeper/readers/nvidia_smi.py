@@ -68,6 +68,8 @@ TABLE_SECOND = re.compile(
 # GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-…)      then      Link 3: 25 GB/s   or   Link 3: <inactive>
 NVLINK_GPU = re.compile(r"^\s*GPU (\d+): .*\(UUID: ((?:GPU|MIG)-[^)]*|[^)]*)\)")
 NVLINK_LINK = re.compile(r"^\s+Link (\d+): (.+?)\s*$")
+# nvidia-smi --query-gpu=index,gpu_recovery_action --format=csv,noheader
+QUERIED = re.compile(r"nvidia-smi\b.*--query-gpu[= ]\"?([a-z_.0-9]+(?:,[a-z_.0-9]+)*)")
 
 
 def key_of(name: str) -> str:
@@ -167,6 +169,7 @@ def read_table(lines: Sequence[str]) -> list[GpuReading]:
         if (first := TABLE_FIRST.match(line)) is not None:
             gpu = GpuReading(first["pci"], number, first["index"])
             gpu.values["table/volatile_uncorrectable"] = Value(first["ecc"], number)
+            gpu.values["table/product_name"] = Value(first["model"], number)
             gpus.append(gpu)
         elif gpus and number == gpus[-1].line + 1 and (second := TABLE_SECOND.match(line)) is not None:
             gpus[-1].values.update({f"table/{name}": Value(text, number) for name, text in second.groupdict().items()})
@@ -176,9 +179,15 @@ def read_table(lines: Sequence[str]) -> list[GpuReading]:
 
 
 def read_csv(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """`--query-gpu=… --format=csv`: each row under the header's names, `clocks.sm [MHz]` as `clocks_sm`."""
+    """`--query-gpu=… --format=csv`: each row under the header's names, `clocks.sm [MHz]` as `clocks_sm`.
+
+    Without a header the names are those of the command, where it was pasted as well.
+    """
     header: list[str] = []
     for number, line in enumerate(lines, 1):
+        if (asked := QUERIED.search(line)) is not None:
+            header = [key_of(name) for name in asked[1].split(",")]
+            continue
         cells = next(csv.reader([line], skipinitialspace=True), [])
         names = [key_of(cell.split("[")[0]) for cell in cells]
         if (

@@ -42,6 +42,8 @@ class Limits:
     quorums: tuple[Quorum, ...] = ()
     # What is taken back from owners within `starts_window`: it uses none of the `starts` of repairs.
     reclaims: int = 10
+    # The one whose scheduler is asked; None where nodes of every cluster can be reached.
+    cluster: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,14 @@ def known_node(wish: Wish, standing: Standing, _: Limits, __: datetime) -> str |
     return f"{wish.node.node} is not among the {len(standing.nodes):,} nodes of the inventory, so no budget covers it"
 
 
+def own_cluster(wish: Wish, _: Standing, limits: Limits, __: datetime) -> str | None:
+    """Names of nodes repeat from cluster to cluster: `gpu-01` of another one is another machine."""
+    if limits.cluster is None or wish.node.cluster == limits.cluster:
+        return None
+    where = f"{wish.node.node} is of cluster {wish.node.cluster}, and this hub repairs nodes of {limits.cluster}"
+    return f"{where} (fleet.cluster); a node of that name there is another machine"
+
+
 def not_again(wish: Wish, standing: Standing, limits: Limits, now: datetime) -> str | None:
     since = now - limits.attempts_window
     tried = [
@@ -320,6 +330,7 @@ GUARDS: Mapping[str, Guard] = {
     "stop": not_stopped,
     "breaker": unbroken,
     "inventory": known_node,
+    "cluster": own_cluster,
     "attempts": not_again,
     "schedulers": counted_nodes,
     "domain": one_of_a_domain,

@@ -22,12 +22,13 @@ Rows = list[int]
 
 
 class Reach(StrEnum):
-    """Which GPUs an effect touches: the struck place, its whole node or rack, or all ranks of the job there."""
+    """Which GPUs an effect touches: the struck place, its node or rack, all ranks of the job there, or its last."""
 
     PLACE = "place"
     NODE = "node"
     RACK = "rack"
     GANG = "gang"
+    RANK = "rank"
 
 
 class Bus(StrEnum):

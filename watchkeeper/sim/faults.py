@@ -21,7 +21,7 @@ from watchkeeper.model import fleet as fleet_model
 from watchkeeper.sim.effects import Effect, Lasting, Reach, Rows, add_up
 from watchkeeper.sim.exporter import Exporter
 from watchkeeper.sim.fleet import Layout, SimGpu, SimNode, UnknownName
-from watchkeeper.sim.jobs import RECIPES, RESERVATION, Job, Jobs, Kind, Recipe
+from watchkeeper.sim.jobs import MUTE_TRAINING, RECIPES, RESERVATION, Job, Jobs, Kind, Recipe
 from watchkeeper.sim.kernel_log import WARNING, KernelLog
 from watchkeeper.sim.physics import Physics
 from watchkeeper.sim.readings import FABRIC_COMPLETED, FABRIC_NOT_STARTED
@@ -196,6 +196,8 @@ class Faults:
             return bool((jobs.kind[node.rows] == Kind.TRAINING).all()) and len(jobs.on_node(node)) == 1
         if scenario.work is Work.SERVING:
             return bool((jobs.kind[node.rows] == Kind.SERVING).any())
+        if scenario.work is Work.MUTE_TRAINING:
+            return bool((jobs.kind[node.rows] == Kind.NONE).all())
         return scenario.work is not Work.RESERVATION or bool((jobs.kind[node.rows] == Kind.NONE).any())
 
     def _provide_work(self, fault: Fault, now: int) -> Job | None:
@@ -204,6 +206,10 @@ class Faults:
             return jobs.of_gpu(rows[0])
         if work is Work.RESERVATION:
             return jobs.place(RESERVATION, tuple(rows), now)
+        if work is Work.MUTE_TRAINING:
+            mute = jobs.place(MUTE_TRAINING, tuple(gpu.row for gpu in fault.node.gpus), now)
+            jobs.keep(mute, now + KEEP_JOB_SECONDS)
+            return mute
         if work is Work.SERVING:
             return self._provide_service(fault, now)
         job = jobs.of_gpu(rows[0])
@@ -274,6 +280,8 @@ class Faults:
             return [gpu.row for node in nodes for gpu in node.gpus]
         if effect.reach is Reach.GANG and fault.job is not None:
             return list(fault.job.rows)
+        if effect.reach is Reach.RANK and fault.job is not None:
+            return [fault.job.rows[-1]]
         return fault.rows
 
     def _fold(self) -> None:

@@ -73,6 +73,8 @@ class Recipe:
     pools: tuple[str, ...]
     hours: tuple[float, float]
     memory: tuple[float, float]
+    # False: its programs have no monitor, so only its GPUs tell how it gets on.
+    speaks: bool = True
 
 
 RECIPES = (
@@ -85,6 +87,9 @@ RECIPES = (
     Recipe("serving", "chat-api", Kind.SERVING, (2, 4), ("h100", "h200"), (24, 96), (0.88, 0.92)),
     Recipe("serving", "embed-api", Kind.SERVING, (1,), ("l40s",), (24, 96), (0.30, 0.60)),
     Recipe("speech", "asr-live", Kind.SERVING, (1,), ("l40s", "h100"), (12, 72), (0.35, 0.55)),
+)
+MUTE_TRAINING = Recipe(
+    "vision", "plain-script", Kind.TRAINING, (8,), ("h200", "h100"), (2, 12), (0.60, 0.85), speaks=False
 )
 RESERVATION = Recipe("research", "notebook-reserved", Kind.HELD, (1,), (), (24, 96), (0.45, 0.60))
 

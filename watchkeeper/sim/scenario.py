@@ -40,9 +40,13 @@ class Strikes(StrEnum):
 
 
 class Work(StrEnum):
-    """What runs at the place when the fault strikes; it is started if it is not there."""
+    """What runs at the place when the fault strikes; it is started if it is not there.
+
+    A mute training job tells nobody about its steps, and is always one that the fault brings along.
+    """
 
     TRAINING = "training"
+    MUTE_TRAINING = "mute_training"
     SERVING = "serving"
     RESERVATION = "reservation"
 

@@ -86,6 +86,8 @@ class Workloads:
         phases = self._jobs.phases(now)
         waves = self._jobs.request_wave(now)
         for number, job in running.items():
+            if not job.recipe.speaks:
+                continue
             if job.recipe.kind is Kind.TRAINING:
                 run = self._training.get(number) or self._begin_training(job, now)
                 self._train(run, total.training.get(number, HEALTHY), phase=Phase(int(phases[job.rows[0]])), now=now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,15 @@ from watchkeeper.store.index import Patterns
 from watchkeeper.store.reading import Columns
 
 
-def write_parquet(samples: Path, target: Path, *, start_ms: int, end_ms: int) -> int:
-    """Write what blocks hold with start < time ≤ end into one new file; returns the number of samples."""
+class Exported(NamedTuple):
+    """How many samples were written, and how many native histograms were not: a row has one number."""
+
+    samples: int
+    left_out: int
+
+
+def write_parquet(samples: Path, target: Path, *, start_ms: int, end_ms: int) -> Exported:
+    """Write what blocks hold with start < time ≤ end into one new file."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -38,16 +45,17 @@ def write_parquet(samples: Path, target: Path, *, start_ms: int, end_ms: int) ->
     schema = pyarrow.schema(
         [("time", pyarrow.timestamp("ms", tz="UTC")), ("value", pyarrow.float64()), *((name, text) for name in labels)]
     )
-    count = 0
+    count = left_out = 0
     with parquet.ParquetWriter(target, schema, compression="zstd") as writer:
         for name in sorted({name for block in blocks for name in block.metric_names()}):
             for block in blocks:
                 columns = block.select([Named(name)], start_ms, end_ms)
                 if len(columns.series) and columns.values.size:
+                    left_out += int(np.count_nonzero(is_histogram(columns.values)))
                     table = pyarrow.table(list(_arrays(columns, labels, pyarrow)), schema=schema)
                     writer.write_table(table)
                     count += table.num_rows
-    return count
+    return Exported(count, left_out)
 
 
 def _arrays(columns: Columns, labels: list[str], pyarrow: Any) -> Iterator[Any]:

@@ -24,13 +24,16 @@ from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
 from watchkeeper.store.columns import Ints, Mask
 from watchkeeper.store.groups import grown
-from watchkeeper.store.series import Pairs, Register, SeriesSet
+from watchkeeper.store.series import DERIVED, Pairs, Register, SeriesSet
 
 REMEMBERED_SELECTIONS = 512
+# So many selections are made between two looks at those that are out of date.
+LOOK_AFTER = 64
 REMEMBERED_PATTERNS = 256
 REMEMBERED_VALUES = 100_000
-# A metric's register begins anew once series that are gone outnumber the present ones by this many.
-FORGET_SLACK = 1000
+# A metric's register begins anew once so many series are gone beyond half of the present ones. A register has some kB
+# for each, of every metric that rules ask for: a thousand more were 30 MiB of a hub with 64 GPUs.
+FORGET_SLACK = 64
 NOT_ASKED = -1
 # Characters that mean themselves in a pattern, so that `a|b|c` needs no regular expression.
 LITERAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-:/ ,=@%<>|")
@@ -147,6 +150,7 @@ class SeriesIndex:
         self._version = 0
         self._name_versions: dict[str, int] = {}
         self._selections: OrderedDict[tuple[MatcherLike, ...], Selection] = OrderedDict()
+        self._made = 0
         self._patterns = Patterns()
         # For each metric that was asked for the register of its series, and for each series its number there.
         self._registers: dict[str, Register] = {}
@@ -246,10 +250,26 @@ class SeriesIndex:
             return known
         numbers, name = self._matching(key), _metric_of(key)
         chosen = Selection(numbers, self._series_of(name, numbers) if name else self._nameless(numbers), version)
+        self._remember(key, chosen)
+        return chosen
+
+    def _remember(self, key: tuple[MatcherLike, ...], chosen: Selection) -> None:
+        """Keep a selection, and now and then let go of those that would be made anew if they were asked for again.
+
+        What is asked once, about an incident's node or GPU, would keep the labels of series that are long gone.
+        """
         self._selections[key] = chosen
+        self._selections.move_to_end(key)
         if len(self._selections) > REMEMBERED_SELECTIONS:
             self._selections.popitem(last=False)
-        return chosen
+        self._made += 1
+        if self._made % LOOK_AFTER == 0:
+            DERIVED.fit(len(self))
+            known = self._selections.items()
+            for old in [old for old, one in known if one.version != self._version_for(old)]:
+                gone = self._selections.pop(old)
+                if not _metric_of(old):
+                    gone.series.register.let_go()
 
     def remembered(self, matchers: Sequence[MatcherLike]) -> Selection | None:
         """What `select` would answer without any work."""
@@ -269,7 +289,9 @@ class SeriesIndex:
         """Series of one metric as a set, of which only those are looked at that were not in one before."""
         register = self._registers.get(name)
         everyone = self._postings.get(label_sets.METRIC_NAME, {}).get(name, array("q"))
-        if register is None or len(register) > 2 * len(everyone) + FORGET_SLACK:
+        if register is None or 2 * len(register) > 3 * len(everyone) + 2 * FORGET_SLACK:
+            if register is not None:
+                register.let_go()
             register = self._registers[name] = Register()
             self._registered[_numbers(everyone)] = NOT_ASKED
         ids = self._registered[numbers]

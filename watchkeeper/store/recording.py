@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from watchkeeper.errors import StoreError, WireError, quote
 from watchkeeper.kit import wire
-from watchkeeper.model import actions, diagnosis, events, fleet, incidents, labels, samples
+from watchkeeper.model import actions, diagnosis, events, fleet, histograms, incidents, labels, samples
 from watchkeeper.store.columns import Floats, Ints
 
 VERSION = 1
@@ -30,6 +30,10 @@ VERSION = 1
 LONGEST_LINE = 64 * 1024 * 1024
 WORDS = {math.inf: "+Inf", -math.inf: "-Inf"}
 NUMBERS = {"+Inf": math.inf, "-Inf": -math.inf, "NaN": math.nan, "stale": samples.STALE}
+NUMBERS_OF, SIDES = ("count", "sum", "zero_threshold", "zero_count"), ("positive", "negative")
+# Native histograms among a series' numbers.
+Mixed: TypeAlias = list[float | histograms.Histogram]
+AnySample: TypeAlias = samples.Sample | histograms.HistogramSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class Recording:
     gpus: list[Seen] = field(default_factory=list)
     metrics: list[Metric] = field(default_factory=list)
     series: list[tuple[labels.Labels, Ints, Floats]] = field(default_factory=list)
+    native: list[tuple[labels.Labels, Ints, Mixed]] = field(default_factory=list)
     events: list[events.Event] = field(default_factory=list)
     stories: list[Story] = field(default_factory=list)
 
@@ -94,8 +99,8 @@ class Recording:
         return {
             "nodes": len(self.nodes),
             "gpus": len(self.gpus),
-            "series": len(self.series),
-            "samples": sum(len(times) for _, times, _ in self.series),
+            "series": len(self.series) + len(self.native),
+            "samples": sum(len(times) for _, times, _ in (*self.series, *self.native)),
             "events": len(self.events),
             "incidents": len(self.stories),
         }
@@ -115,10 +120,13 @@ class Writer:
         self.counts[plural] += 1
         return self._pack({kind: wire.to_plain(value)})
 
-    def add_series(self, label_set: labels.Labels, times: Ints, values: Floats) -> bytes:
+    def add_series(self, label_set: labels.Labels, times: Ints, values: Floats | Mixed) -> bytes:
+        """A series that has native histograms is of a kind of its own, which earlier versions leave out."""
         self.counts["series"] += 1
         self.counts["samples"] += len(times)
         steps = np.diff(times, prepend=0).tolist()
+        if isinstance(values, list):
+            return self._pack({"native": dict(label_set), "t": steps, "v": [_plain_sample(v) for v in values]})
         return self._pack({"series": dict(label_set), "t": steps, "v": [_plain_number(v) for v in values.tolist()]})
 
     def end(self) -> bytes:
@@ -134,6 +142,36 @@ def _plain_number(value: float) -> float | str:
     if value != value:  # noqa: PLR0124 (NaN is the only number unequal to itself)
         return "stale" if samples.is_stale(value) else "NaN"
     return WORDS.get(value, value)
+
+
+def _plain_sample(value: float | histograms.Histogram) -> Any:
+    if not isinstance(value, histograms.Histogram):
+        return _plain_number(value)
+    found = {name: _plain_number(getattr(value, name)) for name in NUMBERS_OF}
+    sides = {name: [[at, _plain_number(c)] for at, c in getattr(value, name)] for name in SIDES}
+    return {"schema": value.schema, "hint": int(value.hint), **found, **sides, "bounds": list(value.bounds)}
+
+
+def _sample(plain: Any) -> float | histograms.Histogram:
+    if not isinstance(plain, dict):
+        return _number(plain)
+    count, total, threshold, zeros = (_number(plain[name]) for name in NUMBERS_OF)
+    positive, negative = (tuple((int(at), _number(c)) for at, c in plain[side]) for side in SIDES)
+    return histograms.Histogram(
+        schema=int(plain["schema"]),
+        count=count,
+        sum=total,
+        zero_threshold=threshold,
+        zero_count=zeros,
+        positive=positive,
+        negative=negative,
+        bounds=tuple(map(float, plain["bounds"])),
+        hint=histograms.Hint(plain["hint"]),
+    )
+
+
+def _number(plain: Any) -> float:
+    return NUMBERS[plain] if isinstance(plain, str) else float(plain)
 
 
 def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Recording:
@@ -172,6 +210,12 @@ def _take(found: Recording, plain: dict[str, Any]) -> None:
         if len(times) != len(values):
             raise ValueError(f"{len(times)} times and {len(values)} values")
         found.series.append((labels.Labels(plain["series"]), times, values))
+    elif "native" in plain:
+        times = np.cumsum(np.array(plain["t"], dtype=np.int64))
+        mixed = [_sample(value) for value in plain["v"]]
+        if len(times) != len(mixed):
+            raise ValueError(f"{len(times)} times and {len(mixed)} values")
+        found.native.append((labels.Labels(plain["native"]), times, mixed))
     elif "node" in plain:
         found.nodes.append(wire.from_plain(fleet.Node, plain["node"]))
     elif "gpu" in plain:
@@ -183,6 +227,24 @@ def _take(found: Recording, plain: dict[str, Any]) -> None:
     elif "story" in plain:
         found.stories.append(wire.from_plain(Story, plain["story"]))
     # A kind that a later version writes is left out.
+
+
+class SampleSink(Protocol):
+    """Where samples of any kind go back to: a head."""
+
+    def append(self, samples: Iterable[AnySample], /, *, now_ms: int | None) -> object: ...
+
+
+def pour_native(found: Iterable[tuple[labels.Labels, Ints, Mixed]], sink: SampleSink, *, until_ms: int) -> None:
+    """Put series that have native histograms into a head, in the order of time."""
+    poured = [
+        samples.Sample(own, at_ms, value)
+        if not isinstance(value, histograms.Histogram)
+        else histograms.HistogramSample(own, at_ms, value)
+        for own, times, values in found
+        for at_ms, value in zip(times.tolist(), values, strict=True)
+    ]
+    sink.append(sorted(poured, key=lambda sample: sample.at_ms), now_ms=until_ms)
 
 
 class ScrapeSink(Protocol):

@@ -21,7 +21,8 @@ from watchkeeper.store.columns import Ints
 T = TypeVar("T")
 Pairs = tuple[tuple[str, str], ...]
 
-REMEMBERED_LABEL_SETS = 1 << 15
+# A small fleet remembers no more than it has series.
+LEAST_LABEL_SETS, REMEMBERED_LABEL_SETS = 1 << 12, 1 << 15
 # A set of series is shared by all queries that select it; what they derive from it is kept up to this many results.
 REMEMBERED_DERIVATIONS = 256
 # Sets of one register that are found again where they are made anew with the same rows.
@@ -39,9 +40,13 @@ class LabelSets:
     Most are made within seconds, when rules are first asked: that is why forgetting all at the limit does little harm.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
+        self._limit = REMEMBERED_LABEL_SETS
         self._known: dict[Pairs, Pairs] = {}
+
+    def fit(self, series: int) -> None:
+        """Remember as much as a fleet with so many series needs."""
+        self._limit = min(max(LEAST_LABEL_SETS, series), REMEMBERED_LABEL_SETS)
 
     def share(self, pairs: Pairs) -> Pairs:
         if len(self._known) >= self._limit:
@@ -49,7 +54,7 @@ class LabelSets:
         return self._known.setdefault(pairs, pairs)
 
 
-DERIVED = LabelSets(REMEMBERED_LABEL_SETS)
+DERIVED = LabelSets()
 
 
 @dataclass(slots=True)
@@ -59,7 +64,10 @@ class _Beside:
     # For each number the other's number of the same label set, and how many of the other were looked at.
     towards: Ints = field(default_factory=lambda: NOTHING)
     looked_at: int = 0
+    # One register for the label sets of both, and for each number of ours and of theirs the number there.
     joined: Register | None = None
+    ours: Ints = field(default_factory=lambda: NOTHING)
+    theirs: Ints = field(default_factory=lambda: NOTHING)
     met: Register | None = None
     met_numbers: dict[int, int] = field(default_factory=dict)
 
@@ -121,10 +129,9 @@ class Register:
         known = self._columns.get(key, NOTHING)
         if len(known) < len(self.pairs):
             with LABEL_WORK:
-                known = self._columns.pop(key, NOTHING)
-                new = np.array([of(pairs) for pairs in self.pairs[len(known) :]], dtype=np.int64)
+                known = _extended(self._columns.pop(key, NOTHING), self.pairs, of)
                 _forget_oldest(self._columns)
-                known = self._columns[key] = np.concatenate([known, new])
+                self._columns[key] = known
         return known
 
     def mapped(
@@ -162,8 +169,10 @@ class Register:
         with LABEL_WORK:
             beside = self._with(other)
             target = beside.joined = beside.joined or Register()
-            key = (target, "joined")
-            return target, self.column(key, target.number), other.column(key, target.number)
+            # Not among the columns, which would keep what was joined with a register that is gone.
+            beside.ours = _extended(beside.ours, self.pairs, target.number)
+            beside.theirs = _extended(beside.theirs, other.pairs, target.number)
+            return target, beside.ours, beside.theirs
 
     def met(self, other: Register, numbers: Ints, *, partners: Ints) -> SeriesSet:
         """Each label set together with that of its partner in another register."""
@@ -186,6 +195,14 @@ class Register:
         made = SeriesSet(of=(self, ids))
         self._recent = (made, *self._recent[: REMEMBERED_SETS - 1])
         return made
+
+    def let_go(self) -> None:
+        """Forget the sets that were made of this: they hold it as it holds them, until the garbage collector comes."""
+        with LABEL_WORK:
+            self._recent = ()
+            beside = [made for one in self._beside.values() for made in (one.joined, one.met) if made is not None]
+            for made in (*self._mapped.values(), *beside):
+                made.let_go()
 
     def _with(self, other: Register) -> _Beside:
         return self._beside.setdefault(other, _Beside())
@@ -279,6 +296,12 @@ class SeriesSet:
             ids = np.array([register.number(pairs) for pairs in self._pairs or ()], dtype=np.int64)
             self._of = register, ids
         return self._of
+
+
+def _extended(known: Ints, pairs: Sequence[Pairs], of: Callable[[Pairs], int]) -> Ints:
+    """A column with what `of` says about the label sets that it does not have yet."""
+    new = [of(one) for one in pairs[len(known) :]]
+    return np.concatenate([known, np.array(new, dtype=np.int64)]) if new else known
 
 
 def _forget_oldest(known: dict[Hashable, T]) -> None:

@@ -24,6 +24,7 @@ from watchkeeper.kit import api_version
 from watchkeeper.kit.logs import fields
 from watchkeeper.web import (
     act_api,
+    advice_hook,
     bundle_api,
     capacity_api,
     causes_api,
@@ -53,7 +54,7 @@ from watchkeeper.web import (
 from watchkeeper.web.answers import Answer, Endpoint, ok, refusal
 from watchkeeper.web.auth import COOKIE, Auth, Caller, Proof, Role, is_own_page, names_loopback
 from watchkeeper.web.doors import Doors
-from watchkeeper.web.live import Live
+from watchkeeper.web.live import POLICY_VIOLATION, Live
 from watchkeeper.web.proxy import VOUCHED, Proxy
 from watchkeeper.web.shedding import Shedding
 from watchkeeper.web.view import HubView
@@ -62,8 +63,6 @@ log = logging.getLogger(__name__)
 
 LIVE_PATH = "/api/live"
 LIVE_WORDS = "A WebSocket: incidents as they change, and pictures of the fleet; 426 without an upgrade"
-# RFC 6455 and the IANA registry: 1008 is "policy violation".
-POLICY_VIOLATION = 1008
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -81,6 +80,7 @@ def create_app(hub: HubView, auth: Auth | Doors, *, live_interval_seconds: float
     gate = Gate(hub, doors)
     stock = stock_answer.StockAnswer(hub)
     live = Live(hub, stock, interval_seconds=live_interval_seconds or hub.settings.fleet.scrape_interval_seconds)
+    advice = advice_hook.AdviceHook(hub, capacity_api.CapacityApi(hub).advise)
     table = [
         *own_endpoints(hub),
         *sign_in.endpoints(hub, doors),
@@ -113,13 +113,13 @@ def create_app(hub: HubView, auth: Auth | Doors, *, live_interval_seconds: float
 
     async def serve_live(socket: WebSocket) -> None:
         if gate.lets_in(socket, Role.VIEWER):
-            await live.serve(socket)
+            await live.serve(socket, lambda: gate.lets_in(socket, Role.VIEWER))
         else:
             await socket.close(POLICY_VIOLATION)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with live.running():
+        async with live.running(), advice.running():
             yield
 
     routes: list[BaseRoute] = [Route(row.path, gate.guard(row), methods=list(row.methods)) for row in table]

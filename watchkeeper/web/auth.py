@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -199,6 +200,16 @@ def load(path: Path) -> Auth:
     if problems:
         raise SettingsError("the token file cannot be used", problems=tuple(problems), where=str(path))
     return Auth(tuple(tokens))
+
+
+def gives_away(path: Path) -> bool:
+    """True if everyone on this machine may read a token, and not only its hash."""
+    lines = (
+        line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")
+    )
+    return bool(path.stat().st_mode & stat.S_IROTH) and any(
+        len(parts) > 2 and not parts[2].startswith(HASHED) for parts in lines
+    )
 
 
 def _parse(line: str) -> Token:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.capacity import advice, demand, hub_demand, report, rightsizing, standing
+from watchkeeper.collect import inventory
 from watchkeeper.errors import CollectError, QueryError
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
@@ -52,10 +53,9 @@ class CapacityApi:
         self._kept: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
 
     async def forecast(self, request: Request) -> Response:
-        return ok(**await self._forecast(request))
+        return ok(**await self._forecast(request.query_params))
 
-    async def _forecast(self, request: Request) -> dict[str, Any]:
-        form = request.query_params
+    async def _forecast(self, form: Mapping[str, str]) -> dict[str, Any]:
         about = form.get("about", "demand")
         if about not in hub_demand.ABOUT:
             raise HTTPException(400, f"about `{about[:40]}`: there are {', '.join(hub_demand.ABOUT)}")
@@ -115,7 +115,7 @@ class CapacityApi:
         return points, float(step)
 
     async def now(self, request: Request) -> Response:
-        window, named = _window(request), request.query_params.get("cluster")
+        window, named = _window(request.query_params), request.query_params.get("cluster")
         found, held = await self._standing(named)
         advised, used_gpus = await self._rightsizing(held, window, named)
         now = self._hub.clock.now()
@@ -126,17 +126,25 @@ class CapacityApi:
             use={"window": window, "held_gpus": found.held_gpus, "used_gpus": used_gpus},
             rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
             repartition=rightsizing.repartition(advised),
+            unmapped=inventory.unmapped(self._hub.fleet.nodes()),
             problem=held.problem,
         )
 
     async def advice(self, request: Request) -> Response:
+        return ok(**await self.advise(request.query_params))
+
+    async def advise(self, form: Mapping[str, str]) -> dict[str, Any]:
         """Scaling advice alone, for programs."""
-        made, named = await self._forecast(request), request.query_params.get("cluster")
+        made, named = await self._forecast(form), form.get("cluster")
         found, held = await self._standing(named)
-        advised, _ = await self._rightsizing(held, _window(request), named)
+        advised, _ = await self._rightsizing(held, _window(form), named)
         pieces = advice.of_standing(found, rightsizing.repartition(advised))
         grow = list(made.get("advice", ()))
-        return ok(now=self._hub.clock.now(), sentence=made.get("sentence"), advice=[*grow, *wire.to_plain(pieces)])
+        return {
+            "now": self._hub.clock.now(),
+            "sentence": made.get("sentence"),
+            "advice": [*grow, *wire.to_plain(pieces)],
+        }
 
     async def _standing(self, named: str | None) -> tuple[Standing, holders.Holders]:
         held = await holders.ask(self._hub)
@@ -250,8 +258,8 @@ def _seconds(text: str, name: str, most: float) -> float:
     return seconds
 
 
-def _window(request: Request) -> str:
-    window = request.query_params.get("window", "1d")
+def _window(form: Mapping[str, str]) -> str:
+    window = form.get("window", "1d")
     _seconds(window, "window", LONGEST_WINDOW)
     return window
 
@@ -292,6 +300,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
                 "use": {"window": str, "held_gpus": int, "used_gpus": float | None},
                 "rightsizing": list[rightsizing.Advice],
                 "repartition": list[rightsizing.Repartition],
+                "unmapped": dict[str, int],
                 "problem": str | None,
             },
         ),

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.catalogue import causes
+from watchkeeper.collect import inventory
 from watchkeeper.diagnose import lemons, lessons
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock
@@ -62,7 +63,13 @@ class CausesApi:
             raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
         since = self._since(days)
         found, unseen = await asyncio.to_thread(self._lemons, since)
-        return ok(since=since, lemons=found[:MOST_LEMONS], left_out=max(0, len(found) - MOST_LEMONS), unseen=unseen)
+        return ok(
+            since=since,
+            lemons=found[:MOST_LEMONS],
+            left_out=max(0, len(found) - MOST_LEMONS),
+            unmapped=inventory.unmapped(self._hub.fleet.nodes()),
+            unseen=unseen,
+        )
 
     def _accuracy(self) -> list[lessons.Accuracy]:
         said = self._hub.corrections()
@@ -128,6 +135,12 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.lemon_nodes,
             words="Nodes by how often they break against the fleet, the most hazardous first",
             asks=(Asked("days", f"of the last so many days, at most {MOST_DAYS}; 90 unless given", int),),
-            gives={"since": datetime, "lemons": list[lemons.Lemon], "left_out": int, "unseen": list[str]},
+            gives={
+                "since": datetime,
+                "lemons": list[lemons.Lemon],
+                "left_out": int,
+                "unmapped": dict[str, int],
+                "unseen": list[str],
+            },
         ),
     ]

@@ -57,6 +57,11 @@ class Doors:
         """Take tokens and users from their files; SettingsError if they cannot be used."""
         self._seen = self._state()
         tokens = auth.load(self.tokens_file).tokens if self.tokens_file else ()
+        if self.tokens_file is not None and auth.gives_away(self.tokens_file):
+            remedy = "chmod o= it, or write sha256: and their hashes"
+            log.warning(
+                "Everyone on this machine may read tokens", extra=logs.fields(file=self.tokens_file, remedy=remedy)
+            )
         known = users.load(self.users_file) if self.users_file else ()
         self.access = replace(self.access, tokens=(*tokens, *self.always), users=known)
 

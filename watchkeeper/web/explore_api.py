@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +31,10 @@ LONGEST_QUERY = 64 * 1024
 RECENT_MS = 6 * 3_600_000
 KEYWORDS = ("by", "without", "on", "ignoring", "group_left", "group_right", "offset", "bool", "and", "or", "unless")
 DURATIONS = ("5m", "1m", "15m", "30m", "1h", "6h", "1d", "7d")
-WORD = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*$")
-METRIC_BEFORE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)\s*$")
+# Not `$` behind a pattern: searched for in 64 KiB of letters, such a pattern keeps the whole hub waiting for a minute.
+LABEL_LETTERS = frozenset(string.ascii_letters + string.digits + "_")
+NAME_LETTERS = LABEL_LETTERS | {":"}
+OPERATORS = ("=~", "!~", "!=", "=")
 GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^()]*$", re.IGNORECASE)
 
 
@@ -49,12 +52,10 @@ def place(text: str) -> Place:
     """Read the text before the cursor; a quote or brace that is open decides what is wanted."""
     opened, quote = _open_brace(text)
     if opened is not None:
-        found = METRIC_BEFORE.search(text[:opened])
-        metric, inside = found.group(1) if found else "", text[opened + 1 :]
+        metric = _word(text[:opened].rstrip())
         if quote is not None:
-            label = re.search(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:=~|!~|!=|=)\s*$", text[opened + 1 : quote])
-            return Place("value", text[quote + 1 :], metric, label.group(1) if label else "")
-        return Place("label", _word(inside), metric)
+            return Place("value", text[quote + 1 :], metric, _label_before(text[opened + 1 : quote]))
+        return Place("label", _word(text[opened + 1 :]), metric)
     if text.count("[") > text.count("]"):
         return Place("duration", text[text.rindex("[") + 1 :])
     if GROUPING.search(text):
@@ -64,9 +65,19 @@ def place(text: str) -> Place:
     return Place("name", _word(text))
 
 
-def _word(text: str) -> str:
-    found = WORD.search(text)
-    return found.group() if found else ""
+def _word(text: str, letters: frozenset[str] = NAME_LETTERS) -> str:
+    """The name that a text ends with; read from its end, so that its length does not matter."""
+    start = len(text)
+    while start and text[start - 1] in letters:
+        start -= 1
+    return text[start:].lstrip(string.digits)
+
+
+def _label_before(text: str) -> str:
+    """The label whose value is being typed: what stands before the operator at the end."""
+    ended = text.rstrip()
+    operator = next((one for one in OPERATORS if ended.endswith(one)), None)
+    return "" if operator is None else _word(ended.removesuffix(operator).rstrip(), LABEL_LETTERS)
 
 
 def _open_brace(text: str) -> tuple[int | None, int | None]:

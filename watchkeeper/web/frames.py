@@ -13,12 +13,12 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
+from watchkeeper.kit import lately
 from watchkeeper.model import fleet, incidents
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine
@@ -154,6 +154,7 @@ def _rounded(number: float, *, up: bool) -> float:
 
 def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incidents.Incident]) -> Picture:
     """Decide the number and the state of every slot, and the figures of the tiles."""
+    identity.turn()
     values = place(stock, readings.colour)
     work = place(stock, readings.work)
     power, gpu_util = place(stock, readings.power), place(stock, readings.gpu_util)
@@ -228,11 +229,13 @@ def owners(stock: Inventory, answer: engine.Answer | None, told: Sequence[Labels
     return held
 
 
-# A label set stays the same object from tick to tick, and 10,000 of them are looked at for every picture.
-@lru_cache(maxsize=100_000)
-def identity(labels: Labels) -> tuple[str, str | None]:
+def _identity(labels: Labels) -> tuple[str, str | None]:
     """The GPU a series belongs to, and the workload that holds it."""
     return labels.get("UUID", ""), fleet.holder(labels)
+
+
+# A label set stays the same object from tick to tick, and 10,000 of them are looked at for every picture.
+identity = lately.Lately(_identity)
 
 
 def mark_incidents(

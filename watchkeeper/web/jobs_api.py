@@ -1,7 +1,8 @@
 """GET /api/jobs, /api/jobs/{id} and /api/replicas: every job in one line, one job in full, how many replicas would do.
 
-`/api/jobs?state=&team=&cluster=&limit=` -> {"ok", "jobs": [model.jobs.JobLine], "total", "problems"}: the gravest state
-first, then by GPUs; `total` counts what the filters kept, `problems` says what could not be asked.
+`/api/jobs?state=&team=&cluster=&limit=` -> {"ok", "jobs": [model.jobs.JobLine], "total", "unmapped": {"jobs", "gpus"},
+"problems"}: the gravest state first, then by GPUs; `total` counts what the filters kept, `unmapped` those of them that
+have no team, `problems` says what could not be asked.
 `/api/jobs/{id}` -> {"ok", **model.jobs.JobReport}: the line is `job`, and an id may hold a slash.
 `/api/replicas?model=&cluster=&window=` -> {"ok", "replicas": [workloads.replicas.Advice], "past": Past or null,
 "problems"}. `workloads` decides, here is only asking.
@@ -23,6 +24,7 @@ from watchkeeper.diagnose import evidence
 from watchkeeper.errors import PackError, WatchkeeperError
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import jobs, workloads
+from watchkeeper.model.fleet import UNMAPPED
 from watchkeeper.query.engine import Span
 from watchkeeper.render import keda
 from watchkeeper.web import shapes
@@ -57,9 +59,11 @@ class JobsApi:
         kept = [
             line
             for line in found.lines
-            if state in (None, line.state) and team in (None, line.team) and cluster in (None, line.cluster)
+            if state in (None, line.state) and team in (None, _team(line)) and cluster in (None, line.cluster)
         ]
-        return ok(jobs=kept[:limit], total=len(kept), problems=found.problems)
+        without = [line for line in kept if _team(line) == UNMAPPED]
+        unmapped = {"jobs": len(without), "gpus": sum(line.gpus for line in without)}
+        return ok(jobs=kept[:limit], total=len(kept), unmapped=unmapped, problems=found.problems)
 
     async def one(self, request: Request) -> Response:
         id, cluster = request.path_params["id"], request.query_params.get("cluster")
@@ -167,6 +171,10 @@ class JobsApi:
         return prices.read(path.read_text(encoding="utf-8-sig"), where=path.name)
 
 
+def _team(line: jobs.JobLine) -> str:
+    return line.team or UNMAPPED
+
+
 def _span(text: str, now_ms: int) -> Span:
     try:
         seconds = durations.parse_seconds(text)
@@ -189,11 +197,11 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             words="Jobs in one line each: the gravest state first, then by GPUs",
             asks=(
                 Asked("state", "only jobs in this state", jobs.JobState),
-                Asked("team", "only of this team"),
+                Asked("team", f"only of this team; `{UNMAPPED}` for jobs without one"),
                 shapes.CLUSTER,
                 Asked("limit", f"at most {MOST_JOBS:,}; {DEFAULT_LIMIT} unless given", int),
             ),
-            gives={"jobs": list[jobs.JobLine], "total": int, "problems": list[str]},
+            gives={"jobs": list[jobs.JobLine], "total": int, "unmapped": dict[str, int], "problems": list[str]},
         ),
         Endpoint(
             ("GET",),

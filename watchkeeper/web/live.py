@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
 import orjson
@@ -42,6 +42,10 @@ UNWATCHED_SECONDS = 60.0
 # Each colour is a question to the engine for every picture; who asks for one more gets the usual one.
 MOST_COLOURS = 16
 TRY_AGAIN_LATER = 1013
+# RFC 6455 and the IANA registry: 1008 is "policy violation".
+POLICY_VIOLATION = 1008
+# A viewer whose token, session or name was taken away sees nothing new after that long.
+LOOK_AGAIN_SECONDS = 5.0
 
 
 class Mailbox:
@@ -89,8 +93,8 @@ class Live:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def serve(self, socket: WebSocket) -> None:
-        """Talk to one viewer until it leaves; the gate has let it in already."""
+    async def serve(self, socket: WebSocket, may_stay: Callable[[], bool] = lambda: True) -> None:
+        """Talk to one viewer until it leaves, or may not stay any longer; the gate has let it in already."""
         await socket.accept()
         if len(self._viewers) >= VIEWER_LIMIT:
             await socket.close(
@@ -110,7 +114,7 @@ class Live:
         sending = asyncio.create_task(_send(socket, mailbox))
         try:
             mailbox.leave("incidents", await asyncio.to_thread(self._incidents_message))
-            await self._listen(socket, mailbox)
+            await self._listen(socket, mailbox, may_stay)
         finally:
             self._viewers.discard(mailbox)
             self._gauge.set(len(self._viewers))
@@ -138,16 +142,20 @@ class Live:
     def _age_seconds(self) -> float:
         return self._hub.clock.now().timestamp() - (self._newest[0] if self._newest else 0.0)
 
-    async def _listen(self, socket: WebSocket, mailbox: Mailbox) -> None:
+    async def _listen(self, socket: WebSocket, mailbox: Mailbox, may_stay: Callable[[], bool]) -> None:
         """A viewer says one thing only: by which metric its map is coloured."""
-        with contextlib.suppress(WebSocketDisconnect, KeyError):
-            while True:
-                # A binary frame has no text, and raises KeyError: whoever sends one is not our console.
-                text = await socket.receive_text()
+        with contextlib.suppress(WebSocketDisconnect, KeyError, RuntimeError):
+            while may_stay():
+                try:
+                    # A binary frame has no text, and raises KeyError: whoever sends one is not our console.
+                    text = await asyncio.wait_for(socket.receive_text(), LOOK_AGAIN_SECONDS)
+                except TimeoutError:
+                    continue
                 wish = _colour_wish(text)
                 if wish is not None:
                     mailbox.colour = wish
                     self._wake.set()
+            await socket.close(POLICY_VIOLATION, "signed out")
 
     async def _follow_changes(self) -> None:
         """Tell viewers at once that something changed; in a storm a few times a second, with the newest list."""

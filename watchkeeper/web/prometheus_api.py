@@ -76,6 +76,7 @@ class PrometheusApi:
     async def query_range(self, asked: Form) -> Response:
         expr, manner = _expression(asked), self._manner(asked)
         span = form.read_span(asked.one("start"), asked.one("end"), asked.one("step"))
+        form.refuse_ranges(expr)
         asking = (
             self._hub.ask_range(expr, span) if manner.on is None else asyncio.to_thread(manner.on.range, expr, span)
         )

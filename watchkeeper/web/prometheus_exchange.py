@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from watchkeeper.errors import StoreError, WireError
 from watchkeeper.kit import clock, own_metrics
+from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import engine, remote_write
@@ -46,17 +47,19 @@ class Exchange:
         found = await asyncio.to_thread(self._newest, selectors, at_ms)
         return PlainTextResponse("".join(_page(found)), media_type=TEXT_FORMAT)
 
-    def _newest(self, selectors: list[Matchers], at_ms: int) -> list[Sample]:
+    def _newest(self, selectors: list[Matchers], at_ms: int) -> list[engine.AnySample]:
         """The newest sample of each series; an engine elsewhere tells the value but not its time."""
         newest = getattr(self._hub.engine, "newest", None)
-        found: dict[object, Sample] = {}
+        found: dict[object, engine.AnySample] = {}
         for each in selectors:
             if newest is not None:
                 found |= {sample.labels: sample for sample in newest(each, at_ms)}
                 continue
             expr = printer.to_text(ast.Selector(None, each))
-            answer = self._hub.engine.instant(expr, at_ms).latest()
-            found |= {labels: Sample(labels, at_ms, value) for labels, value in answer.items()}
+            answer = self._hub.engine.instant(expr, at_ms)
+            found |= {labels: Sample(labels, at_ms, value) for labels, value in answer.latest().items()}
+            native = answer.latest_histograms().items()
+            found |= {labels: HistogramSample(labels, at_ms, value) for labels, value in native}
         return sorted(found.values(), key=lambda sample: (sample.labels.name, sample.labels))
 
     def _keep(self, body: bytes, now_ms: int) -> engine.Appended:
@@ -95,8 +98,11 @@ class Exchange:
         return PlainTextResponse(words, status_code=status) if words else Response(status_code=status)
 
 
-def _page(samples: list[Sample]) -> Iterator[str]:
+def _page(found: list[engine.AnySample]) -> Iterator[str]:
     """The text format, each metric once with its type; what Prometheus' own /federate writes."""
+    samples = [sample for sample in found if isinstance(sample, Sample)]
+    if left_out := len(found) - len(samples):
+        yield f"# {left_out} series of native histograms are left out: the text format has none. Use remote write.\n"
     for name, group in groupby(samples, key=lambda sample: sample.labels.name):
         yield f"# TYPE {name} untyped\n"
         for sample in group:

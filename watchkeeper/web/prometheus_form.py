@@ -25,7 +25,7 @@ from watchkeeper.kit import clock, durations
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine, histogram_json
-from watchkeeper.query.promql import ast, parser
+from watchkeeper.query.promql import ast, parser, types
 
 # Prometheus' own limit on the points of one series; more than a screen has columns.
 POINT_LIMIT = 11_000
@@ -144,6 +144,14 @@ def parse(name: str, text: str) -> ast.Expr:
 @functools.lru_cache(maxsize=256)
 def _parsed(text: str) -> ast.Expr:
     return parser.parse(text)
+
+
+def refuse_ranges(text: str) -> None:
+    """A range query answers a number or a vector at each step."""
+    got = types.value_type(parse("query", text))
+    if got not in (ast.ValueType.SCALAR, ast.ValueType.INSTANT):
+        why = f'invalid expression type "{got}" for range query, must be Scalar or instant Vector'
+        raise BadParameter(f'invalid parameter "query": {why}')
 
 
 def matchers(name: str, text: str) -> tuple[engine.Matcher, ...]:

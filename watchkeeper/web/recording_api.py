@@ -7,7 +7,7 @@ metric by metric while it is sent, so that a long window needs no more memory th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -48,11 +48,14 @@ class RecordingApi:
             raise HTTPException(400, "`from` must be before `to`")
         if self._running >= RECORDINGS_AT_ONCE:
             raise HTTPException(429, f"{self._running} recordings are being made, the limit is {RECORDINGS_AT_ONCE}")
-        self._running += 1
-        return StreamingResponse(self._stream(from_ms, to_ms, selectors), media_type="application/gzip")
+        stream = self._stream(from_ms, to_ms, selectors)
+        # Begun before it is handed over: whoever leaves before the first byte would keep its place for ever.
+        first = await anext(stream)
+        return StreamingResponse(_with(first, stream), media_type="application/gzip")
 
-    async def _stream(self, from_ms: int, to_ms: int, selectors: Sequence[Matchers]) -> AsyncIterator[bytes]:
+    async def _stream(self, from_ms: int, to_ms: int, selectors: Sequence[Matchers]) -> AsyncGenerator[bytes, None]:
         pieces = self._pieces(from_ms, to_ms, selectors)
+        self._running += 1
         try:
             while piece := await asyncio.to_thread(_gather, pieces):
                 yield piece
@@ -104,6 +107,12 @@ class RecordingApi:
             yield recording.Story(incident, hub.diagnosis(incident.id), hub.plan(incident.id), lines)
 
 
+async def _with(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
 def _gather(pieces: Iterator[bytes]) -> bytes:
     """The next pieces, enough of them to be worth a trip to a thread and back."""
     held = bytearray()
@@ -119,7 +128,7 @@ def _from_afar(on: engine.Engine) -> Callable[[Matchers, int, int], Iterator[Any
 
     def read(matchers: Matchers, start_ms: int, end_ms: int) -> Iterator[Any]:
         expr = ast.RangeSelector(ast.Selector(None, matchers), end_ms - start_ms)
-        return on.instant(printer.to_text(expr), end_ms).frame.rows()
+        return on.instant(printer.to_text(expr), end_ms).frame.raw_rows()
 
     return read
 

@@ -25,6 +25,7 @@ from watchkeeper.rules import evaluate, replay, rulefile
 from watchkeeper.web import prometheus_form as form
 from watchkeeper.web.answers import Endpoint, ok, read_object
 from watchkeeper.web.auth import Role
+from watchkeeper.web.shedding import Places
 from watchkeeper.web.view import HubView
 
 BODY_BYTES = 256 * 1024
@@ -71,7 +72,7 @@ class OnlyRead:
 class RulesApi:
     def __init__(self, hub: HubView) -> None:
         self._hub = hub
-        self._busy = asyncio.Lock()
+        self._busy, self._places = asyncio.Lock(), Places("replays of rules")
 
     async def rules(self, _: Request) -> Response:
         return ok(now=self._hub.clock.now(), **await asyncio.to_thread(self._listed))
@@ -90,8 +91,14 @@ class RulesApi:
         return {"rules": shown, "alerts": [_alert(one) for one in active[:MOST_ALERTS]], "alerts_total": len(active)}
 
     async def replay(self, request: Request) -> Response:
+        with self._places:
+            return await self._replay(request)
+
+    async def _replay(self, request: Request) -> Response:
         body = await read_object(request, BODY_BYTES)
-        rule_set, window = _rule_set(body), _window(body, self._hub.clock.now())
+        window = _window(body, self._hub.clock.now())
+        # A file of 256 KiB takes seconds to read.
+        rule_set = await asyncio.to_thread(_rule_set, body)
         async with self._busy:
             found = await asyncio.to_thread(replay.run, rule_set, OnlyRead(self._hub.engine), window)
         fired = found.fired

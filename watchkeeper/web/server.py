@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from watchkeeper.web.tls import REFRESH_SECONDS, Certificates
 # Requests in progress get this long to end; open WebSockets are told to go at once.
 GRACE_SECONDS = 2
 BACKLOG = 2048
+# How long one thread may keep the interpreter while others wait, instead of Python's 5 ms: rules let go of it with each
+# step of NumPy, thousands of times in an evaluation, and wait for whoever answers questions before they have it again.
+TURN_SECONDS = 0.001
 LISTENING = "0A"
 
 
@@ -98,6 +102,7 @@ async def serve(
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws_max_size=65536,
     )
+    sys.setswitchinterval(TURN_SECONDS)
     config.load()
     config.ssl = None if certificates is None else certificates.context
     server = _Server(config)

@@ -3,7 +3,8 @@
 Rules run beside the web server and are never refused; pushes of agents and remote writes have limits of their own in
 `fleet_api` and `prometheus_exchange`. Here questions of people and dashboards are bounded: those of panels at the
 lower limit, everything else that a viewer may read at the higher one. Long before that, when many wait, few are worked
-on at once, and not while rules are evaluated. `app.Gate` asks before it answers.
+on at once, and not while rules are evaluated. `app.Gate` asks before it answers. What a viewer may have worked out at
+length by POST is bounded by `Places`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ RETRY_AFTER_SECONDS = 5
 # With more questions than this in flight, only so many of each kind are worked on at once: one interpreter answers no
 # faster for having a hundred begun, and rules would have a hundredth of it.
 MANY, AT_ONCE = 32, 3
-# A question waits for rules at most so long; they may be at work all the time.
-LONGEST_WAIT_SECONDS, LOOK_AGAIN_SECONDS = 1.0, 0.02
+# A question waits for rules at most so long, one of a panel for as long as their usual interval; they may be at work
+# all the time.
+LONGEST_WAIT_SECONDS, LONGEST_PANEL_WAIT_SECONDS, LOOK_AGAIN_SECONDS = 1.0, 5.0, 0.02
 PANELS = ("/api/v1/query", "/api/v1/series", "/api/v1/label", "/federate", "/api/history", "/api/explore")
 
 
@@ -64,11 +66,32 @@ class Shedding:
         if self._in_flight <= MANY:
             yield
             return
-        async with self._panels if _is_panel(endpoint) else self._pages:
-            until = asyncio.get_running_loop().time() + LONGEST_WAIT_SECONDS
+        is_panel = _is_panel(endpoint)
+        async with self._panels if is_panel else self._pages:
+            longest = LONGEST_PANEL_WAIT_SECONDS if is_panel else LONGEST_WAIT_SECONDS
+            until = asyncio.get_running_loop().time() + longest
             while self._rules_are_at_work() and asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(LOOK_AGAIN_SECONDS)
             yield
+
+
+class Places:
+    """Room for a few who want long work done one after the other; 429 for one more, before its body is read."""
+
+    def __init__(self, what: str, most: int = 4) -> None:
+        self._what, self._most, self._taken = what, most, 0
+
+    def __enter__(self) -> None:
+        if self._taken >= self._most:
+            raise HTTPException(
+                429,
+                f"{self._taken} {self._what} are made or wait, the limit is {self._most}. Try again later",
+                {"Retry-After": str(RETRY_AFTER_SECONDS)},
+            )
+        self._taken += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._taken -= 1
 
 
 def _is_panel(endpoint: Endpoint) -> bool:

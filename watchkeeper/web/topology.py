@@ -7,7 +7,7 @@ answers with them and `watchkeeper topology` prints them.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -145,8 +145,7 @@ def build(facts: Facts, chosen: Chosen = Chosen()) -> list[RackView]:  # noqa: B
 def unmapped(stock: Inventory, racks: Iterable[RackView]) -> dict[str, int]:
     """Of how many of the shown nodes nobody says each fact."""
     shown = {node.name for rack in racks for leaf in rack.leaves for node in leaf.nodes}
-    lacking = Counter(fact for node in stock.nodes if node.name in shown for fact in inventory.lacks(node))
-    return {fact: lacking[fact] for fact in inventory.FACTS}
+    return inventory.unmapped(node for node in stock.nodes if node.name in shown)
 
 
 def _is_chosen(chosen: Chosen, *, rack: str | None, leaf: str | None, node: str) -> bool:

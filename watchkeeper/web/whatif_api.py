@@ -21,6 +21,7 @@ from watchkeeper.query.engine import Span
 from watchkeeper.web import inventory
 from watchkeeper.web.answers import Endpoint, ok, read_object
 from watchkeeper.web.auth import Role
+from watchkeeper.web.shedding import Places
 from watchkeeper.web.view import HubView
 
 # A line of sacct is about 120 bytes: room for 60,000 jobs, of which the limit below are replayed.
@@ -48,9 +49,13 @@ class Question(TypedDict, total=False):
 class WhatIfApi:
     def __init__(self, hub: HubView) -> None:
         self._hub = hub
-        self._busy = asyncio.Lock()
+        self._busy, self._places = asyncio.Lock(), Places("replays of jobs")
 
     async def compare(self, request: Request) -> Response:
+        with self._places:
+            return await self._compare(request)
+
+    async def _compare(self, request: Request) -> Response:
         body = await read_object(request, BODY_BYTES)
         change, policy = _change(body), _policy(body)
         text = body.get("jobs")

@@ -129,9 +129,12 @@ def _first_fix(facts: Facts, bound: BoundBy) -> Fix | None:
     """What helps against the thing it is bound by."""
     active, slow = facts.uses.get("active"), facts.straggler
     if bound is BoundBy.STRAGGLER and slow is not None:
+        where = f" on {slow.node}, GPU {slow.gpu}" if slow.rank is not None else ""
+        if slow.score >= 1:
+            words = f"See where the program of {_called(slow)}{where} is: it {slow.why}"
+            return Fix(words, "the job would go on", "py-spy dump --pid PID")
         shorter = f"steps of all {facts.gpus:g} GPUs would be up to {slow.score / (1 + slow.score):.0%} shorter"
-        words = f"Look at {_called(slow)} on {slow.node}, GPU {slow.gpu}: {slow.why}"
-        return Fix(words, shorter if slow.score < 1 else "the job would go on", "nvidia-smi -q -d PERFORMANCE")
+        return Fix(f"Look at {_called(slow)}{where}: {slow.why}", shorter, "nvidia-smi -q -d PERFORMANCE")
     if bound is BoundBy.INPUT:
         share = facts.input_wait if facts.input_wait is not None else 1 - (active or 0.0)
         words = "Let the loader work ahead: more workers, pinned memory, prefetch; or move data closer"

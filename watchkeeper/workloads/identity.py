@@ -1,25 +1,18 @@
 """Which job a workload belongs to: a Slurm job is its id, pods of a job differ in what controllers append to names.
 
-`packs/rules/jobs.yaml` cuts names of pods by the same two patterns, because most questions about jobs are asked in
-PromQL; a test holds the two together. `board` uses them for pods that wait, which no series names.
+`packs/rules/jobs.yaml` cuts names of pods by the patterns of `model.jobs`, because most questions about jobs are asked
+in PromQL; a test holds the two together. `board` uses them for pods that wait, which no series names.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from watchkeeper.kit import own_metrics
 from watchkeeper.model import jobs, workloads
 from watchkeeper.model.labels import Labels
 
-# Kubernetes' random suffixes have no vowels and none of 0, 1 and 3 (k8s.io/apimachinery/pkg/util/rand).
-SUFFIX = "[bcdf-hj-np-tv-xz2-9]"
-HASHED = f"(.+?)(?:-{SUFFIX}{{8,10}})?-{SUFFIX}{{5}}"
-NUMBERED = (
-    "(.+?)(?:-(?:worker|workers|master|launcher|chief|leader|node|rank|replica|ps)(?:-[0-9]{1,5})?)?"
-    f"-[0-9]{{1,5}}(?:-{SUFFIX}{{5}})?"
-)
+job_name = jobs.job_name
 KINDS = {
     workloads.WorkloadKind.POD.value: jobs.JobKind.KUBERNETES,
     workloads.WorkloadKind.SLURM_JOB.value: jobs.JobKind.SLURM,
@@ -65,11 +58,3 @@ def of_scheduled(part: workloads.ScheduledWorkload) -> Key:
     kind = KINDS.get(part.workload.kind.value, jobs.JobKind.PLAIN)
     name = part.workload.name
     return Key(part.cluster, kind, part.workload.namespace, job_name(name) if kind is jobs.JobKind.KUBERNETES else name)
-
-
-def job_name(pod: str) -> str:
-    for pattern in (NUMBERED, HASHED):
-        match = re.fullmatch(pattern, pod)
-        if match is not None:
-            return match[1]
-    return pod

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
-from watchkeeper.model.jobs import Rank, RankState, Straggler
+from watchkeeper.model.jobs import SPINS_SM, Rank, RankState, Straggler, spins
 
-# As in packs/rules/training.yaml: a spinning GPU, and a rank that is slower than the quicker quarter.
-SPINS_PERCENT, SPINS_SM = 95.0, 0.25
+# As in packs/rules/training.yaml: a rank that is slower than the quicker quarter.
 SLOW_SHARE = 0.07
 IDLE_PERCENT, IDLE_SM = 5.0, 0.05
 # Means of minutes of healthy GPUs in step scatter by one or two hundredths; four times that is no chance.
@@ -93,7 +92,7 @@ def _state(one: Seen) -> RankState:
     if percent is None or active is None:
         # Utilisation alone does not tell work from waiting; nothing at all is idle all the same.
         return RankState.IDLE if percent is not None and percent < IDLE_PERCENT else RankState.UNKNOWN
-    if percent >= SPINS_PERCENT and active < SPINS_SM:
+    if spins(percent, active):
         return RankState.WAITS
     return RankState.IDLE if percent < IDLE_PERCENT and active < IDLE_SM else RankState.WORKS
 

@@ -129,7 +129,7 @@ def _may_be_in_step(seen: Sequence[ranks.Seen]) -> bool:
     active = [one.sm_active for one in seen if one.sm_active is not None]
     if len(active) < ranks.LEAST_GANG:
         return False
-    waits = sum((one.utilisation_percent or 0.0) >= ranks.SPINS_PERCENT for one in seen)
+    waits = sum((one.utilisation_percent or 0.0) >= jobs.SPINS_PERCENT for one in seen)
     return waits > len(seen) / 2
 
 

@@ -44,6 +44,8 @@ LOADS: Mapping[str, Load] = {
     "pinned_copies": Load(
         "pcie_bound", {"pcie_rx_per_sec": 52_000, "pcie_tx_per_sec": 3_100, "copies": 98, "mem_copy_util": 2}, watts=134
     ),
+    "kernels_that_read_the_host": Load("pcie_bound", _busy(99) | {"pcie_rx_per_sec": 46_000}, watts=150),
+    "copies_behind_products": Load("mixed", WIDE | {"pcie_rx_per_sec": 55_000, "pcie_tx_per_sec": 3_300}, watts=692),
     "pageable_copies": Load(
         "pcie_bound", {"pcie_rx_per_sec": 13_000, "pcie_tx_per_sec": 780, "copies": 30, "mem_copy_util": 1}, watts=128
     ),
@@ -55,15 +57,44 @@ LOADS: Mapping[str, Load] = {
         {"graphics_util": 30, "sm_util": 8, "fp32_util": 2, "pcie_rx_per_sec": 180, "pcie_tx_per_sec": 19},
         watts=150,
     ),
+    "tiny_kernels_that_fill_the_gpu": Load(
+        "launch_bound",
+        {"graphics_util": 40, "sm_util": 26, "fp32_util": 2, "pcie_rx_per_sec": 190, "pcie_tx_per_sec": 20},
+        watts=165,
+    ),
     "slow_loader": Load("data_starved", WIDE, on_seconds=0.01, off_seconds=0.09, watts=692),
     "checkpoints": Load("stalls_input_or_io", WIDE, on_seconds=1.0, off_seconds=0.8, watts=692),
     "few_requests": Load(
         "underutilized", _busy(30, any_tensor_util=2, dram_bw_util=1), on_seconds=0.0025, off_seconds=0.06, watts=150
     ),
+    "one_product_each_5_ms": Load(
+        "underutilized",
+        {
+            "graphics_util": 0.14,
+            "sm_util": 0.1,
+            "any_tensor_util": 0.04,
+            "pcie_rx_per_sec": 1.5,
+            "pcie_tx_per_sec": 1.3,
+        },
+        watts=128,
+    ),
+    "large_batches_for_a_small_model": Load(
+        "data_starved",
+        {"graphics_util": 0.9, "sm_util": 0.3, "dram_bw_util": 0.2, "pcie_rx_per_sec": 600, "pcie_tx_per_sec": 37},
+        watts=130,
+    ),
+    "resnet_30_times_a_second": Load(
+        "underutilized",
+        {"graphics_util": 3.7, "sm_util": 1.0, "integer_util": 0.3, "pcie_rx_per_sec": 24, "pcie_tx_per_sec": 3.4},
+        watts=128,
+    ),
     "tiny_request_each_25_ms": Load("underutilized", {"graphics_util": 0.024, "sm_util": 0.006}, watts=130),
     "four_blocks": Load("underutilized", _busy(3, fp32_util=2.6), watts=133),
     "training": Load(
         "mixed", _busy(88, any_tensor_util=30, dram_bw_util=37, integer_util=25, mem_copy_util=48), watts=640
+    ),
+    "training_with_much_elementwise_work": Load(
+        "mixed", _busy(81, any_tensor_util=23, dram_bw_util=49, integer_util=25, mem_copy_util=58), watts=640
     ),
     "all_reduce": Load(
         "comm_bound",

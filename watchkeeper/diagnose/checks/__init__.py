@@ -17,6 +17,7 @@ from watchkeeper.diagnose.checks.slowdown import power_brake, power_cap, thermal
 from watchkeeper.diagnose.checks.training import (
     broken_gpu,
     diverged,
+    hung,
     rank_died,
     slow_fabric,
     slow_gpu,
@@ -30,6 +31,6 @@ from watchkeeper.model.diagnosis import Finding
 Check = Callable[[Facts], Finding | None]
 CHECKS: tuple[Check, ...] = (
     fell_off_bus, gpu_missing, ecc_uncorrectable, app_illegal_access, cooling_failure, thermal_throttle,
-    power_brake, power_cap, rank_died, straggler, starved, slow_gpu, slow_fabric, broken_gpu, diverged, out_of_memory,
-    silent_node, waiting_pod, gpu_idle_waste,
+    power_brake, power_cap, rank_died, hung, straggler, starved, slow_gpu, slow_fabric, broken_gpu, diverged,
+    out_of_memory, silent_node, waiting_pod, gpu_idle_waste,
 )  # fmt: skip

@@ -23,6 +23,9 @@ LAST_STEP, COMPUTE, WORLD = (
     "training_world_size",
 )
 WAIT = "data_wait_share"
+UTILISATION, STALLED = "DCGM_FI_DEV_GPU_UTIL", "training_stalled"
+# Of two GPUs of which one spins nobody knows who is odd.
+LEAST_GANG = 3
 # What packs/rules/training.yaml says of ranks that compute longer than the quicker quarter: by how much, over minutes.
 SLOW = "watchkeeper:training_rank_slow:ratio"
 # Where that rule is not run, one look has to do: half as much again as the middle rank is no chance.
@@ -51,6 +54,36 @@ def rank_died(facts: Facts) -> Finding | None:
         why=f"{ranks.capitalize()} ended, and all others wait in a collective.",
         steps=(Step(f"Read the log of {ranks} from its end backwards; what the others say only follows"),),
         ruled_out=ruling.against(_fed(facts), _even(facts)),
+    )
+
+
+def hung(facts: Facts) -> Finding | None:
+    """Most GPUs of the job spin in a collective, and one does not: it is the one that they wait for."""
+    busy = {labels.get("UUID", ""): (labels, value) for labels, value in facts.around.rows(UTILISATION)}
+    active = {labels.get("UUID", ""): value for labels, value in facts.around.rows("DCGM_FI_PROF_SM_ACTIVE")}
+    known = [uuid for uuid in busy if uuid in active]
+    others = [uuid for uuid in known if not jobs.spins(busy[uuid][1], active[uuid])]
+    if facts.incident.cause != STALLED or facts.place.node is not None or len(known) < LEAST_GANG:
+        return None
+    if not 0 < len(others) <= max(1, len(known) // 4):
+        return None
+    labels, percent = busy[min(others, key=lambda uuid: busy[uuid][1])]
+    waited_for = _place(facts, labels)
+    spinning = f"{len(known) - len(others)} of {len(known)} GPUs spin in a collective"
+    does = f"{facts.names(waited_for)} shows {percent:.0f} % and does not"
+    return finding(
+        facts,
+        STALLED,
+        place=facts.place,
+        confidence=0.85,
+        evidence=(
+            _seen(facts, UTILISATION, f"{spinning}; {does}"),
+            *_draw(facts, set(known) - set(others)),
+            *_told(facts),
+        ),
+        why=f"{spinning}, and {facts.names(waited_for)} is not among them: its rank never came.",
+        steps=(Step(f"See where the program on {facts.names(waited_for)} is", "py-spy dump --pid PID"),),
+        ruled_out=ruling.against(_fed(facts), _whole(facts)),
     )
 
 
@@ -268,6 +301,13 @@ def _gpu_evidence(facts: Facts, gpu: Place | None) -> tuple[Evidence, ...]:
     return (
         () if clock is None else (_seen(facts, "DCGM_FI_DEV_SM_CLOCK", f"{facts.names(gpu)}: SM clock {clock:g} MHz"),)
     )
+
+
+def _draw(facts: Facts, spinning: set[str]) -> tuple[Evidence, ...]:
+    """What GPUs that only wait draw: far less than their work would."""
+    source = "DCGM_FI_DEV_POWER_USAGE"
+    watts = [value for labels, value in facts.around.rows(source) if labels.get("UUID", "") in spinning]
+    return (_seen(facts, source, f"those that spin draw {min(watts):.0f} to {max(watts):.0f} W"),) if watts else ()
 
 
 def _seen(facts: Facts, source: str, text: str) -> Evidence:

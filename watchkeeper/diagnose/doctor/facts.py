@@ -97,7 +97,8 @@ class Facts:
         """Put other sightings, in their order, in the place of those that were kept."""
         self._by_sign = {}
         for order, seen in enumerate(sightings, 1):
-            self._by_sign.setdefault(seen.sign, []).append(replace(seen, order=order))
+            placed = seen if seen.order == order else replace(seen, order=order)
+            self._by_sign.setdefault(seen.sign, []).append(placed)
         self._order = sum(map(len, self._by_sign.values()))
 
     def count(self, sign: str) -> int:

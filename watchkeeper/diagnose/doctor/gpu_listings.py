@@ -38,7 +38,12 @@ SERIES = re.compile(
     r"^(?P<name>(?:DCGM_FI|DCGM_EXP|nvidia_smi)_\w+)(?:\{(?P<labels>.*)\})?\s+(?P<value>[-+\d.eE]+)\s*$", re.M
 )
 LABEL = re.compile(r'(\w+)="([^"]*)"')
-DMON_HEADER = re.compile(r"^# gpu\s")
+# #Entity    XIDER        then      GPU 1      120          (dcgmi dmon -e 230)
+DMON_HEADER = re.compile(r"^#\s?Entity\s+(.*)$")
+DMON_ROW = re.compile(r"^GPU (\d+)\s+(.*)$")
+# Boards that no NVSwitch connects; the table shortens their names: `NVIDIA GeForce ...`, `NVIDIA A100-PCI...`.
+FABRIC_MANAGER = re.compile(r"(?i)fabric[ -]?manager")
+WITHOUT_NVSWITCH = re.compile(r"GeForce|GTX|RTX|TITAN|Quadro|PCI|\b(?:T4|P4|P40|M60|L4|L40S?|A2|A10G?|A16|A30|A40)\b")
 
 
 def read(listing: Listing, facts: Facts) -> None:
@@ -50,8 +55,13 @@ def read(listing: Listing, facts: Facts) -> None:
         _read_nvlinks(listing, facts)
     if "_FI_DEV_" in listing.text or "nvidia_smi_" in listing.text:
         _read_page(listing, facts)
-    if listing.kind == "nvidia_smi_csv" or "utilization.gpu" in listing.text:
+    if listing.kind == "nvidia_smi_csv" or "utilization.gpu" in listing.text or "--query-gpu" in listing.text:
         _read_samples(listing, facts)
+    if "XIDER" in listing.text:
+        _read_dmon(listing, facts)
+    models = [model.text for gpu in gpus if (model := gpu.get("product_name")) is not None]
+    if models and all(map(WITHOUT_NVSWITCH.search, models)) and FABRIC_MANAGER.search(listing.text):
+        add(facts, listing, "gpu-without-nvswitch", line=gpus[0].line, fields={})
 
 
 def _gpus(listing: Listing) -> Sequence[GpuReading]:
@@ -60,7 +70,7 @@ def _gpus(listing: Listing) -> Sequence[GpuReading]:
             return nvidia_smi.read_xml(listing.text)
         except nvidia_smi.NotNvidiaSmi:
             return []
-    if not any(mark in listing.text for mark in SMI_MARKS):
+    if listing.kind != "nvidia_smi_q" and not any(mark in listing.text for mark in SMI_MARKS):
         return []
     found = nvidia_smi.read_query(listing.lines) + nvidia_smi.read_table(listing.lines)
     if listing.kind.startswith("nvidia_smi") and not any(
@@ -252,6 +262,18 @@ def _sign_of_reasons(bits: int) -> str | None:
     return "smi-thermal" if named & {"hw_thermal_slowdown", "sw_thermal_slowdown"} else None
 
 
+def _read_dmon(listing: Listing, facts: Facts) -> None:
+    """Rows of `dcgmi dmon` with the column of the last Xid."""
+    names: list[str] = []
+    for number, line in enumerate(listing.lines, 1):
+        if (header := DMON_HEADER.match(line)) is not None:
+            names = header[1].split()
+        elif "XIDER" in names and (row := DMON_ROW.match(line)) is not None:
+            cell = dict(zip(names, row[2].split(), strict=False)).get("XIDER", "")
+            if cell.isdigit() and int(cell) > 0:
+                add(facts, listing, "page-xid", line=number, fields={"gpu": row[1], "code": cell})
+
+
 def _read_samples(listing: Listing, facts: Facts) -> None:
     """Rows of --query-gpu: thermal flags in any row, and a GPU that held memory without work in all of them."""
     held: dict[str, list[tuple[int, float, float]]] = {}
@@ -262,6 +284,8 @@ def _read_samples(listing: Listing, facts: Facts) -> None:
                 add(facts, listing, "smi-thermal", line=line, fields={"gpu": gpu})
             elif value == "Active" and "power_brake" in name:
                 add(facts, listing, "smi-power-brake", line=line, fields={"gpu": gpu})
+            elif name == "gpu_recovery_action" and value not in ("None", "N/A", ""):
+                add(facts, listing, "smi-recovery-action", line=line, fields={"gpu": gpu})
             elif "ecc_errors_uncorrected_volatile" in name and value.isdigit() and int(value) > 0:
                 add(facts, listing, "smi-ecc-volatile", line=line, fields={"gpu": gpu})
         busy, used = (

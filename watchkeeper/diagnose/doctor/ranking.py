@@ -28,6 +28,8 @@ MOST = 0.97
 # An unknown cause is a wish for more input, not an answer, however clear the line is.
 MOST_FOR_UNKNOWN = 0.4
 LEAST = 0.12
+# Below this an unknown cause says no more than that an error was logged.
+WORTH_ASKING = 0.3
 MAX_FINDINGS = 8
 MAX_REASONS = 3
 
@@ -58,6 +60,9 @@ def rank(opinions: Iterable[Opinion]) -> list[Weighed]:
     weighed = _cascade([_merge(cause, found) for cause, found in by_cause.items()])
     weighed = [one for one in weighed if one.confidence >= LEAST]
     weighed.sort(key=lambda one: (-round(one.confidence, 2), one.order, one.cause))
+    if weighed and weighed[0].confidence >= ROOT_CONFIDENCE and weighed[0].cause != diagnosis.UNKNOWN_CAUSE:
+        # Where the cause is known, a line that nothing explains only repeats that something failed.
+        weighed = [one for one in weighed if one.cause != diagnosis.UNKNOWN_CAUSE or one.confidence >= WORTH_ASKING]
     if advice and weighed:
         weighed[0] = replace(weighed[0], advice=(*weighed[0].advice, *dict.fromkeys(advice)))
     return weighed[:MAX_FINDINGS]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from functools import cache
 from typing import Any
 
@@ -55,6 +55,33 @@ NUMBERS = frozenset(
     {"gpu", "culprit_rank", "rank", "local_rank", "missing_rank", "missing_gpu", "pid", "link", "switch", "port"}
 )
 MAX_VALUES_OF_A_PLACE = 16
+# A title that begins with one of these begins with a capital; one that begins with a node's name keeps it.
+OUR_WORDS = ("this ", "a GPU", "rank ", "pod ", "job ")
+# What commands may name.
+FILLED = ("node", "gpu", "pci", "pod", "pid", "hca", "peer")
+
+
+class Scheduler(Enum):
+    KUBERNETES = "kubernetes"
+    SLURM = "slurm"
+    UNKNOWN = "unknown"
+
+
+KUBERNETES_KINDS = ("kube", "device_plugin")
+SLURM_KINDS = ("slurm", "scontrol", "sinfo", "squeue", "sacct", "sdiag")
+SLURM_SIGNS = ("slurm-oom", "slurm-task-oom", "slurm-node-fail", "slurm-gres-count")
+_KUBECTL_DRAIN = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
+_SCONTROL_DRAIN = "scontrol update nodename={node} state=drain reason=gpu-fault"
+DRAIN = {
+    Scheduler.KUBERNETES: _KUBECTL_DRAIN,
+    Scheduler.SLURM: _SCONTROL_DRAIN,
+    Scheduler.UNKNOWN: f"{_KUBECTL_DRAIN}   (Slurm: {_SCONTROL_DRAIN})",
+}
+CORDON = {
+    Scheduler.KUBERNETES: "kubectl cordon {node}",
+    Scheduler.SLURM: _SCONTROL_DRAIN,
+    Scheduler.UNKNOWN: f"kubectl cordon {{node}}   (Slurm: {_SCONTROL_DRAIN})",
+}
 
 
 class Verdict(IntEnum):
@@ -100,23 +127,35 @@ def build(facts: Facts, weighed: Iterable[Weighed]) -> Report:
     notes = [f"{facts.dropped_events:,} further events are not listed"] if facts.dropped_events else []
     notes += [f"{given.name}: {given.problem}" for given in facts.inputs if given.problem]
     notes += facts.notes
-    findings = tuple(_finding(one) for one in weighed)
+    scheduler = _scheduler(facts)
+    findings = tuple(_finding(one, scheduler) for one in weighed)
     return Report(tuple(facts.inputs), tuple(facts.events), findings, tuple(notes))
 
 
-def _finding(one: Weighed) -> Finding:
+def _scheduler(facts: Facts) -> Scheduler:
+    """Who places the jobs here, as far as the inputs tell: commands to drain a node differ."""
+    kinds = facts.kinds()
+    slurm = facts.has(*SLURM_SIGNS) or any(kind.startswith(SLURM_KINDS) for kind in kinds)
+    kubernetes = any(kind.startswith(KUBERNETES_KINDS) for kind in kinds)
+    if slurm is kubernetes:
+        return Scheduler.UNKNOWN
+    return Scheduler.SLURM if slurm else Scheduler.KUBERNETES
+
+
+def _finding(one: Weighed, scheduler: Scheduler) -> Finding:
     row = causes.lookup(one.cause)
     where = _where(one)
-    place, node = _place_in_words(where), _first(where.get("node"))
+    place, node = _place_in_words(where, row.scope), _first(where.get("node"))
+    title = row.headline(place, node or "this system")
     steps = tuple(diagnosis.Step(text) for text in one.advice)
     return Finding(
         cause=one.cause,
         confidence=round(one.confidence, 2),
         where=where,
-        title=row.headline(place, node),
+        title=title[:1].upper() + title[1:] if title.startswith(OUR_WORDS) else title,
         why=one.why or row.why,
         evidence=one.sightings,
-        actions=(*steps, *_actions(one.cause, where)),
+        actions=(*steps, *_actions(one.cause, where, scheduler=scheduler)),
         ruled_out=one.ruled_out,
     )
 
@@ -154,7 +193,8 @@ def _first(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _place_in_words(where: Mapping[str, Any]) -> str:
+def _place_in_words(where: Mapping[str, Any], scope: str) -> str:
+    """What broke, in words; where no line names it, the kind of thing that the cause is about."""
     node, suffix = where.get("node"), ""
     if isinstance(node, str):
         suffix = f" of {node}"
@@ -169,13 +209,20 @@ def _place_in_words(where: Mapping[str, Any]) -> str:
         value = where.get(name)
         if value is not None and not isinstance(value, list):
             return word.format(value) + suffix
-    return node if isinstance(node, str) else "this system"
+    gpus = next((found for name in ("gpu", "pci") if isinstance(found := where.get(name), list)), None)
+    if scope == "gpu":
+        return (f"{len(gpus)} GPUs" if gpus else "a GPU") + (suffix or " of this system")
+    return node if isinstance(node, str) else "this job" if scope == "workload" else "this system"
 
 
-def _actions(cause: str, where: Mapping[str, Any]) -> tuple[diagnosis.Step, ...]:
+def _actions(cause: str, where: Mapping[str, Any], *, scheduler: Scheduler) -> tuple[diagnosis.Step, ...]:
     row = causes.lookup(cause)
-    place, node = _place_in_words(where), _first(where.get("node"))
-    filled = {name: _first(where.get(name)) or name.upper() for name in ("node", "gpu", "pci", "pod", "pid", "hca")}
+    place, node = _place_in_words(where, row.scope), _first(where.get("node"))
+    filled = {name: _first(where.get(name)) or name.upper() for name in FILLED}
+    if "gpu" not in where and isinstance(pci := where.get("pci"), str):
+        # nvidia-smi takes an address in the place of an index; the kernel's has no function behind it.
+        filled["gpu"] = pci if "." in pci else f"{pci}.0"
+    filled |= {name: _fill(text, filled) for name, text in (("drain", DRAIN[scheduler]), ("cordon", CORDON[scheduler]))}
     listed = tuple(
         diagnosis.Step(step.do, None if step.command is None else _fill(step.command, filled), step.risk)
         for step in _steps().get(cause, ())

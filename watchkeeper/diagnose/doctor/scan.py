@@ -30,7 +30,9 @@ NUMBERED = re.compile(
 NEGATION_CHARACTERS = 16
 # A traceback quotes the statement that raised; the message itself stands on a line of its own.
 QUOTED_SOURCE = re.compile(r"\s*(?:raise|assert) \w")
-KERNEL_NEEDLES = tuple(needle.translate(None, log_text.DIGITS) for needle in kernel_log.NEEDLES)
+KERNEL_NEEDLES = re.compile(
+    b"|".join(re.escape(needle.translate(None, log_text.DIGITS)) for needle in kernel_log.NEEDLES)
+)
 
 
 @dataclass(slots=True)
@@ -81,25 +83,20 @@ def scan(name: str, stream: log_text.ByteStream, facts: Facts, *, table: Table) 
 
 def judge(shape: bytes, words: frozenset[bytes]) -> Worth | None:
     """Which signs a line of this shape may have; None if there is none, so that such lines are passed over."""
-    is_kernel = not KERNEL_WORDS.isdisjoint(words) and any(needle in shape for needle in KERNEL_NEEDLES)
-    lowered = shape.lower().decode("utf-8", errors="replace")
-    found = {
-        test.sign.id: (test.sign, test.with_digits)
-        for word in words
-        for test in tests_of(word)
-        if _has_each(lowered, test.clauses)
-    }
-    return Worth(is_kernel, tuple(found.values())) if found or is_kernel else None
-
-
-def _has_each(lowered: str, clauses: tuple[tuple[str, ...], ...]) -> bool:
-    for texts in clauses:
-        for text in texts:
-            if text in lowered:
+    is_kernel = not KERNEL_WORDS.isdisjoint(words) and KERNEL_NEEDLES.search(shape) is not None
+    lowered = shape.lower().decode("latin-1")
+    found: list[tuple[Sign, tuple[str, ...]]] = []
+    for test in tests_of(words):
+        # Written out, because a call for each test would cost more than the test.
+        for texts in test.clauses:
+            for text in texts:
+                if text in lowered:
+                    break
+            else:
                 break
         else:
-            return False
-    return True
+            found.append((test.sign, test.with_digits))
+    return Worth(is_kernel, tuple(found)) if found or is_kernel else None
 
 
 def _has_one(lowered: str, texts: tuple[str, ...]) -> bool:
@@ -110,16 +107,17 @@ def _match(
     name: str, line: log_text.LogLine[Worth], sign: Sign, *, facts: Facts, clock: line_prefix.Clock | None
 ) -> line_prefix.Clock | None:
     """Add the sign if the line has it; the clock of this line, or of an earlier one, is passed on."""
-    found = sign.match(line.unwrapped if sign.spans_lines else line.text)
-    if found is None or _is_denied(found) or QUOTED_SOURCE.match(line.text):
+    written = line.text
+    text = line.unwrapped if sign.spans_lines else written
+    found = sign.match(text)
+    if found is None or _is_denied(found) or QUOTED_SOURCE.match(written):
         return clock
-    clock = line_prefix.read_clock(line.text) or clock
-    fields = dict(line_prefix.read_prefix(line.text))
+    clock = line_prefix.read_clock(written) or clock
+    fields = dict(line_prefix.read_prefix(written))
     if not fields and "rank" in (before := line_prefix.read_prefix(line.preceding)):
         # A logger that breaks its message puts the rank on the line before.
         fields = {"rank": before["rank"]}
     fields.update({key: value.strip() for key, value in found.groupdict().items() if value})
-    text = line.unwrapped if sign.spans_lines else line.text
     facts.add(sign.id, input=name, line=line.number, text=excerpt(text, found.start()), fields=fields, clock=clock)
     return clock
 
@@ -141,15 +139,14 @@ def excerpt(text: str, at: int) -> str:
 def _read_kernel_line(
     name: str, line: log_text.LogLine[Worth], facts: Facts, *, clock: line_prefix.Clock | None
 ) -> line_prefix.Clock | None:
-    fact = kernel_log.read_line(line.text)
+    text = line.text
+    fact = kernel_log.read_line(text)
     if fact is None:
         return clock
-    clock = line_prefix.read_clock(line.text) or clock
-    fields: dict[str, str] = dict(line_prefix.read_prefix(line.text))
+    clock = line_prefix.read_clock(text) or clock
+    fields: dict[str, str] = dict(line_prefix.read_prefix(text))
     if isinstance(fact, kernel_log.GpuIdentity):
-        facts.add(
-            "gpu-identity", input=name, line=line.number, text=line.text, fields={"pci": fact.pci, "uuid": fact.uuid}
-        )
+        facts.add("gpu-identity", input=name, line=line.number, text=text, fields={"pci": fact.pci, "uuid": fact.uuid})
         return clock
     named = {"pci": fact.pci, "process": fact.process, "pid": None if fact.pid is None else str(fact.pid)}
     fields.update({key: value for key, value in named.items() if value})
@@ -157,7 +154,7 @@ def _read_kernel_line(
     if fact.code is not None:
         fields["code"] = str(fact.code)
     sign = f"kernel-{fact.kind.value}"
-    facts.add(sign, input=name, line=line.number, text=line.text, fields=fields, clock=clock)
+    facts.add(sign, input=name, line=line.number, text=text, fields=fields, clock=clock)
     facts.add_event(_event(fact, line, name, fields=fields))
     return clock
 

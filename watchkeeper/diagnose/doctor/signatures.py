@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -91,14 +91,22 @@ class Test:
     with_digits: tuple[str, ...]
 
 
+# Different sets of words that lines of one log have; forgetting one costs time, not lines.
+MAX_WORD_SETS = 8192
+
+
+@lru_cache(MAX_WORD_SETS)
+def tests_of(words: frozenset[bytes]) -> tuple[Test, ...]:
+    """The tests of all signs behind these words, each once, worked out when a line has just these."""
+    behind = table().behind
+    names = dict.fromkeys(sign.id for word in sorted(words) for sign in behind.get(word, ()))
+    return tuple(map(_test, names))
+
+
 @cache
-def tests_of(word: bytes) -> tuple[Test, ...]:
-    """The tests of the signs behind a word, worked out when a log has the word."""
-    return tuple(map(_test, table().behind.get(word, ())))
-
-
-def _test(sign: Sign) -> Test:
+def _test(name: str) -> Test:
     """A sign that spans lines may have its texts on a later one, so that its word alone counts."""
+    sign = lookup(name)
     if sign.spans_lines or sign.pattern is None:
         return Test(sign, (), ())
     given = literals.clauses(sign.pattern)

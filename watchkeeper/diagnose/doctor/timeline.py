@@ -51,7 +51,7 @@ def settle(facts: Facts) -> None:
     """Name the nodes and ranks that only the inputs' names tell, and put everything in the order of time."""
     sightings = _named(facts.all())
     clocks = _clocks(sightings)
-    sightings = [replace(seen, at=clocks.read(seen)) for seen in sightings]
+    sightings = [seen if (at := clocks.read(seen)) is None else replace(seen, at=at) for seen in sightings]
     placed = {seen.input for seen in sightings if seen.at is not None}
     unplaced = list(dict.fromkeys(seen.input for seen in sightings if seen.input not in placed))
     facts.replace_all(_in_order(sightings))
@@ -64,17 +64,18 @@ def settle(facts: Facts) -> None:
 
 
 def _in_order(sightings: Sequence[Sighting]) -> list[Sighting]:
-    """By time where there is one; a line without a time stays behind the one that was read before it."""
-    keyed: list[tuple[datetime, int, Sighting]] = []
+    """By time where there is one, then by line; a line without a time stays behind the one that was read before it."""
+    keyed: list[tuple[datetime, int, int, int, Sighting]] = []
     last: dict[str, datetime] = {}
+    inputs = {name: at for at, name in enumerate(dict.fromkeys(seen.input for seen in sightings))}
     earliest = min((seen.at for seen in sightings if seen.at is not None), default=datetime(1970, 1, 1, tzinfo=UTC))
-    for seen in sightings:
+    for seen in sorted(sightings, key=lambda seen: (inputs[seen.input], seen.line, seen.order)):
         at = seen.at or last.get(seen.input, earliest)
         # A log that was written by several ranks at once may step back a little; its lines keep their places.
         at = max(at, last.get(seen.input, at))
         last[seen.input] = at
-        keyed.append((at, seen.order, seen))
-    return [seen for _, _, seen in sorted(keyed, key=lambda key: key[:2])]
+        keyed.append((at, inputs[seen.input], seen.line, seen.order, seen))
+    return [key[-1] for key in sorted(keyed, key=lambda key: key[:-1])]
 
 
 def _clocks(sightings: Iterable[Sighting]) -> _Clocks:
@@ -119,11 +120,14 @@ def short_name(node: str) -> str:
 
 def _named(sightings: Sequence[Sighting]) -> list[Sighting]:
     """Sightings with the node and the rank that their input's name tells where their line does not."""
-    nodes = {seen.fields["node"] for seen in sightings if "node" in seen.fields}
+    nodes = {node: short_name(node) for node in {seen.fields["node"] for seen in sightings if "node" in seen.fields}}
     told: dict[str, dict[str, str]] = {}
     for name in dict.fromkeys(seen.input for seen in sightings):
+        lowered = name.lower()
         found = {
-            node for node in nodes if re.search(rf"(?<![\w-]){re.escape(short_name(node))}(?![\w-])", name.lower())
+            node
+            for node, short in nodes.items()
+            if short in lowered and re.search(rf"(?<![\w-]){re.escape(short)}(?![\w-])", lowered)
         }
         rank = flight_recorder.RANK_OF_NAME.search(name.rsplit("/", 1)[-1])
         told[name] = ({"node": found.pop()} if len(found) == 1 else {}) | ({"rank": rank[1]} if rank else {})

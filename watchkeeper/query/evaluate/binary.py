@@ -87,6 +87,8 @@ def _outcome(node: Binary, left: Side, right: Side, *, met: Mask, kept: Floats, 
 
 def _meet(node: Binary, left: Vector, right: Vector, *, matching: Matching, notes: Notes) -> Vector:
     """An arithmetic or comparison operator between two vectors."""
+    if matching.fill_left is not None or matching.fill_right is not None:
+        left, right = _filled(left, right, matching)
     steps = left.values.shape[1]
     # As in Prometheus, a step at which one side is empty has no result and no complaint.
     live = np.asarray(left.present.any(axis=0) & right.present.any(axis=0))
@@ -120,6 +122,32 @@ def _meet(node: Binary, left: Vector, right: Vector, *, matching: Matching, note
             "multiple matches for labels: grouping labels must ensure unique matches",
             remedy="Match on more labels, or carry over fewer with group_left or group_right",
         ) from error
+
+
+def _filled(left: Vector, right: Vector, matching: Matching) -> tuple[Vector, Vector]:
+    """Both sides, with a sample for each group that only the other side has at a step."""
+    ours, theirs, there, back = _shared(left, right, matching)
+    missing_right = _any_of(left, ours, np.arange(len(ours))) & ~_any_of(right, theirs, there)
+    missing_left = _any_of(right, theirs, np.arange(len(theirs))) & ~_any_of(left, ours, back)
+    fills = matching.fill_left, matching.fill_right
+    # Prometheus turns the sides of group_right round, and the fills not (its fill-modifier.test).
+    fill_left, fill_right = reversed(fills) if matching.kind is MatchKind.ONE_TO_MANY else fills
+    return (
+        _with_rows(left, theirs.series, missing_left, fill=fill_left),
+        _with_rows(right, ours.series, missing_right, fill=fill_right),
+    )
+
+
+def _with_rows(vector: Vector, more: SeriesSet, present: Mask, *, fill: float | None) -> Vector:
+    if fill is None:
+        return vector
+    filled = Vector(more, np.full(present.shape, fill), present)
+    return Vector(
+        vector.series.derive_with(more, "filled", lambda: _joined(vector.series, more)),
+        np.concatenate([vector.values, filled.values]),
+        np.concatenate([vector.present, filled.present]),
+        native_operators.stacked(vector, filled),
+    )
 
 
 def _side(vector: Vector, rows: Ints) -> Side:

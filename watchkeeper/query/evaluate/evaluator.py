@@ -15,12 +15,22 @@ import numpy as np
 from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Limits, Millis, Span
-from watchkeeper.query.evaluate import binary, histograms, native_calls, numbers, over_time, rates, relabel, windows
+from watchkeeper.query.evaluate import (
+    binary,
+    enrich,
+    histograms,
+    native_calls,
+    numbers,
+    over_time,
+    rates,
+    relabel,
+    windows,
+)
 from watchkeeper.query.evaluate.aggregate import aggregate
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.notes import COUNTER_ENDINGS, Notes
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, drop_name, label_of
-from watchkeeper.query.promql import ast
+from watchkeeper.query.promql import ast, computed
 from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.histograms import Cells
@@ -74,7 +84,9 @@ class Evaluator:
         return drop_name(Vector(value.series, -value.values, value.present, negated))
 
     def binary(self, node: ast.Binary, times: Millis) -> Value:
+        tells, self._tells_resets = self._tells_resets, False
         left, right = self.evaluate(node.left, times), self.evaluate(node.right, times)
+        self._tells_resets = tells
         assert isinstance(left, (Vector, Scalar))
         assert isinstance(right, (Vector, Scalar))
         return binary.combine(node, left, right, notes=self.notes)
@@ -109,15 +121,18 @@ class Evaluator:
 
     def range_selector(self, node: ast.RangeSelector, times: Millis) -> Windows:
         ends_ms = self._moved(node.selector, times)
-        columns = self._fetch(node.selector, int(ends_ms.min()) - node.range_ms, int(ends_ms.max()))
+        range_ms = node.range_ms if node.range_by is None else self._worked_out(node.range_by)
+        columns = self._fetch(node.selector, int(ends_ms.min()) - range_ms, int(ends_ms.max()))
         self._spend(len(columns.series) * len(times))
-        return windows.over(columns, ends_ms, range_ms=node.range_ms)
+        return windows.over(columns, ends_ms, range_ms=range_ms)
 
     def subquery(self, node: ast.Subquery, times: Millis) -> Windows:
         """Evaluate the inner expression once on the grid of all windows, whose steps are multiples of the step."""
         ends_ms = self._moved(node, times)
         step_ms = node.step_ms or DEFAULT_SUBQUERY_STEP_MS
-        first_ms = ((int(ends_ms.min()) - node.range_ms) // step_ms + 1) * step_ms
+        step_ms = step_ms if node.step_by is None else self._worked_out(node.step_by)
+        range_ms = node.range_ms if node.range_by is None else self._worked_out(node.range_by)
+        first_ms = ((int(ends_ms.min()) - range_ms) // step_ms + 1) * step_ms
         last_ms = int(ends_ms.max())
         self._refuse_steps(max(0, last_ms - first_ms) // step_ms)
         grid = np.arange(first_ms, last_ms + 1, step_ms, dtype=np.int64)
@@ -130,7 +145,7 @@ class Evaluator:
         self._spend(inner.values.size)
         groups = np.zeros(len(inner.series), dtype=np.int64)
         columns = Columns(inner.series, groups, grid[None, :], inner.values, inner.histograms)
-        found = windows.over(columns, ends_ms, range_ms=node.range_ms)
+        found = windows.over(columns, ends_ms, range_ms=range_ms)
         usable = None if inner.present.all() else inner.present
         return Windows(
             found.series,
@@ -141,7 +156,7 @@ class Evaluator:
             found.lows,
             found.highs,
             ends_ms,
-            node.range_ms,
+            range_ms,
             found.histograms,
         )
 
@@ -185,14 +200,27 @@ class Evaluator:
             present = value.present
         return relabel.absent(present, node.args[0])
 
+    def with_target_labels(self, node: ast.Call, times: Millis) -> Value:
+        """The labels of info metrics, as of the time at which the first selector of the argument is looked at."""
+        vector = self.evaluate(node.args[0], times)
+        assert isinstance(vector, Vector)
+        selector = node.args[1] if len(node.args) > 1 else None
+        assert selector is None or isinstance(selector, ast.Selector)
+        asked = enrich.wanted(selector)
+        at_ms = times
+        for mover in enrich.pinned(node.args[0]):
+            at_ms = self._moved(mover, at_ms)
+        found, sample_ms = self.newest(asked.selector, at_ms)
+        return enrich.enriched(vector, found, sample_ms(), asked)
+
     def edge(self, node: ast.Call, times: Millis) -> Value:
         """start(), end(), range() and step() of the query, in seconds."""
-        span = self._span
+        span, known = self._span, self._known
         known_ms = {
             "start": span.start_ms,
             "end": span.end_ms,
-            "range": span.end_ms - span.start_ms,
-            "step": 0 if span.start_ms == span.end_ms else span.step_ms,
+            "range": known.range_ms,
+            "step": known.step_ms,
         }
         return Scalar(np.full(len(times), known_ms[node.function] / 1000))
 
@@ -200,7 +228,18 @@ class Evaluator:
         """The times that the node looks at, after @ and offset."""
         at = {ast.AtEdge.START: self._span.start_ms, ast.AtEdge.END: self._span.end_ms}.get(node.at, node.at)  # type: ignore[arg-type]
         moved = times if at is None else np.full(len(times), at, dtype=np.int64)
+        if node.offset_by is not None:
+            return moved - computed.milliseconds(node.offset_by, self._known)
         return moved - node.offset_ms
+
+    def _worked_out(self, duration: ast.Duration) -> int:
+        return computed.milliseconds(duration, self._known, is_positive=True)
+
+    @property
+    def _known(self) -> computed.Known:
+        span = self._span
+        step_ms = 0 if span.start_ms == span.end_ms else span.step_ms
+        return computed.Known(step_ms, span.end_ms - span.start_ms)
 
     def _fetch(self, node: ast.Selector, start_ms: int, end_ms: int) -> Columns:
         limit = self._limits.max_samples
@@ -269,7 +308,8 @@ def _scalar(invocation: Invocation) -> Scalar:
     """The value of the only series at each step, NaN where there is none or more than one."""
     vector = invocation.vector(0)
     alone = np.count_nonzero(vector.present, axis=0) == 1
-    return Scalar(np.where(alone, np.where(vector.present, vector.values, 0.0).sum(axis=0), np.nan))
+    with np.errstate(invalid="ignore"):
+        return Scalar(np.where(alone, np.where(vector.present, vector.values, 0.0).sum(axis=0), np.nan))
 
 
 def _of_counter(compute: Callable[[Windows], Vector]) -> PromFunction:
@@ -359,6 +399,7 @@ SPECIAL: dict[str, Callable[[Evaluator, ast.Call, Millis], Value]] = {
     "timestamp": Evaluator.timestamp,
     "absent": Evaluator.absent,
     "absent_over_time": Evaluator.absent,
+    "info": Evaluator.with_target_labels,
     **dict.fromkeys(("start", "end", "range", "step"), Evaluator.edge),
 }
 NODES: dict[type, Callable[[Evaluator, Any, Millis], Value]] = {

@@ -7,9 +7,11 @@ levels of the tree. Numbers of one sign cannot cancel, so for them the plain pai
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from watchkeeper.query.engine import Floats
+from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate.grouping import by_group, sizes_of
 from watchkeeper.store.columns import Ints
 
@@ -29,7 +31,8 @@ def total(values: Floats) -> Floats:
         left, right = sums[..., ::2], sums[..., 1::2]
         sums, lost = _two_sum(left, right)
         errors = errors[..., ::2] + errors[..., 1::2] + lost
-    return _corrected(plain, sums[..., 0], errors[..., 0])
+    found = _corrected(plain, sums[..., 0], errors[..., 0])
+    return _without_overflow(found, lambda what: np.asarray(what(values).any(axis=-1)))
 
 
 def grouped_total(values: Floats, starts: Ints) -> Floats:
@@ -51,7 +54,17 @@ def grouped_total(values: Floats, starts: Ints) -> Floats:
         sums, lost = _two_sum(sums[left], other)
         errors = lost_before + lost
         sizes = (sizes + 1) // 2
-    return _corrected(plain, sums, errors)
+    found = _corrected(plain, sums, errors)
+    return _without_overflow(found, lambda what: by_group(np.logical_or, what(values), starts))
+
+
+def _without_overflow(sums: Floats, any_is: Callable[[Callable[[Floats], Mask]], Mask]) -> Floats:
+    """A sum with infinite terms of one sign is infinite, however far the others overflow to the other side."""
+    if not np.isnan(sums).any():
+        return sums
+    high, low = any_is(np.isposinf), any_is(np.isneginf)
+    is_lost = np.isnan(sums) & ~any_is(np.isnan) & (high != low)
+    return np.where(is_lost, np.where(high, np.inf, -np.inf), sums)
 
 
 def _plain_total(values: Floats, starts: Ints) -> Floats:

@@ -63,16 +63,28 @@ def _clamp_max(invocation: Invocation) -> Vector:
 
 
 def _clamped(invocation: Invocation, low: Scalar | None, high: Scalar | None) -> Vector:
-    """NaN as a limit makes everything NaN; limits the wrong way round leave nothing."""
+    """Limits the wrong way round leave nothing."""
     vector = invocation.vector(0)
     values, present = vector.values, vector.present
     if low is not None and high is not None:
         present = present & ~(high.values < low.values)
     if high is not None:
-        values = np.minimum(values, high.values)
+        values = smaller(values, high.values)
     if low is not None:
-        values = np.maximum(values, low.values)
+        values = larger(values, low.values)
     return drop_name(Vector(vector.series, values, present))
+
+
+def larger(left: Floats, right: Floats) -> Floats:
+    """As Go's math.Max: NaN beside anything is NaN, but beside infinity it is infinity."""
+    found = np.maximum(left, right)
+    return np.where((left == np.inf) | (right == np.inf), np.inf, found) if np.isnan(found).any() else found
+
+
+def smaller(left: Floats, right: Floats) -> Floats:
+    """As Go's math.Min."""
+    found = np.minimum(left, right)
+    return np.where((left == -np.inf) | (right == -np.inf), -np.inf, found) if np.isnan(found).any() else found
 
 
 def _round(invocation: Invocation) -> Vector:
@@ -145,4 +157,6 @@ FUNCTIONS: dict[str, PromFunction] = {
     "clamp_min": _clamp_min,
     "clamp_max": _clamp_max,
     "round": _round,
+    "max_of": lambda invocation: Scalar(larger(invocation.scalar(0).values, invocation.scalar(1).values)),
+    "min_of": lambda invocation: Scalar(smaller(invocation.scalar(0).values, invocation.scalar(1).values)),
 }

@@ -181,11 +181,10 @@ def _variance(piece: Piece) -> Floats:
 
 
 def _time_of(piece: Piece, extreme: Floats) -> Floats:
-    """Seconds of the last sample with this value; of the first sample where all are NaN."""
+    """Seconds of the last sample with this value; of the last sample at all where all are NaN."""
     hit = piece.mask & (piece.values == extreme[..., None])
-    slots = np.where(
-        hit.any(axis=-1), hit.shape[-1] - 1 - np.argmax(hit[..., ::-1], axis=-1), np.argmax(piece.mask, -1)
-    )
+    hit = np.where(hit.any(axis=-1)[..., None], hit, piece.mask)
+    slots = hit.shape[-1] - 1 - np.argmax(hit[..., ::-1], axis=-1)
     times = np.broadcast_to(piece.times, piece.values.shape)
     return np.take_along_axis(times, slots[..., None], axis=-1)[..., 0] / 1000
 

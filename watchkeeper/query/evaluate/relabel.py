@@ -97,7 +97,8 @@ def _by_value(invocation: Invocation, *, sign: float) -> Vector:
     if vector.values.shape[1] != 1:
         invocation.notes.doubt_order(invocation.call)
         return vector
-    keys = sign * vector.values[:, 0]
+    # What is not present may be a stale marker, which does not like to be computed with.
+    keys = sign * np.where(vector.present[:, 0], vector.values[:, 0], np.nan)
     return vector.only(np.lexsort((keys, np.isnan(keys))))
 
 

@@ -51,10 +51,19 @@ class String:
 
 
 @dataclass(frozen=True, slots=True)
+class Duration:
+    """A duration that a query must work out: a number of seconds, `step()`, `range()`, or something made of others."""
+
+    op: str
+    args: tuple[Duration, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Selector:
     """An instant vector selector; `name` is also in `matchers` as `__name__`, when it was written outside the braces.
 
-    `at` is a fixed time in milliseconds, an edge of the query, or None.
+    `at` is a fixed time in milliseconds, an edge of the query, or None. Where `offset_by` is there, it counts.
     """
 
     name: str | None
@@ -62,20 +71,22 @@ class Selector:
     offset_ms: int = 0
     at: int | AtEdge | None = None
     position: int = field(default=0, compare=False)
+    offset_by: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSelector:
-    """`selector[5m]`; offset and @ are on the inner selector."""
+    """`selector[5m]`; offset and @ are on the inner selector. Where `range_by` is there, it counts."""
 
     selector: Selector
     range_ms: int
     position: int = field(default=0, compare=False)
+    range_by: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Subquery:
-    """`expr[30m:1m]`; step None means the engine's default resolution."""
+    """`expr[30m:1m]`; step None means the engine's default resolution. What ends in `_by` counts where it is there."""
 
     expr: Expr
     range_ms: int
@@ -83,6 +94,9 @@ class Subquery:
     offset_ms: int = 0
     at: int | AtEdge | None = None
     position: int = field(default=0, compare=False)
+    range_by: Duration | None = None
+    step_by: Duration | None = None
+    offset_by: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +117,15 @@ class Matching:
     """How the two sides of a binary operator find each other.
 
     With `is_on` only `labels` are compared, else all but them. `include` is what group_left/right carry over.
+    `fill_left` and `fill_right` stand for samples that a side does not have.
     """
 
     kind: MatchKind = MatchKind.ONE_TO_ONE
     is_on: bool = False
     labels: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
+    fill_left: float | None = None
+    fill_right: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

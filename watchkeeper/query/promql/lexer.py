@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeAlias
 
 from watchkeeper import errors
 from watchkeeper.kit import durations
-from watchkeeper.query.promql.mistakes import EXPERIMENTAL, Mistake
+from watchkeeper.query.promql.ast import Duration
+from watchkeeper.query.promql.mistakes import Mistake
 
 DIGITS = r"\d+(?:_\d+)*+"
 HEX_OR_DECIMAL = rf"0[xX](?:_?[0-9a-fA-F])++|(?:{DIGITS}(?:\.(?:{DIGITS})?)?|\.{DIGITS})(?:[eE][+-]?{DIGITS})?"
@@ -54,6 +55,8 @@ class Brackets(NamedTuple):
     range_ms: int
     is_subquery: bool
     step_ms: int | None
+    range_by: Duration | None = None
+    step_by: Duration | None = None
 
 
 def tokenize(text: str) -> list[Token]:
@@ -129,8 +132,6 @@ def _explain_brackets(text: str) -> Mistake:
     inside = COMMENT.sub("", text)[1:-1].strip()
     if not inside:
         return Mistake('unexpected "]" in subquery or range selector, expected duration', 0)
-    if re.search(r"[-+*/%^(]", inside):
-        return Mistake("experimental duration expression is not enabled", 0, EXPERIMENTAL)
     problem = f"bad duration in subquery or range selector: {errors.quote(inside)}"
     return Mistake(problem, 0, "Write [5m] or [1h:5m]")
 

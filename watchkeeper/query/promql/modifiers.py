@@ -10,11 +10,11 @@ from watchkeeper.query.promql.mistakes import Mistake
 SELECTIONS = "an instant vector selector or range vector selector or a subquery"
 
 
-def with_offset(expr: ast.Expr, offset_ms: int, *, position: int) -> ast.Expr:
+def with_offset(expr: ast.Expr, offset_ms: int, offset_by: ast.Duration | None, *, position: int) -> ast.Expr:
     inner = _selection(expr, "offset modifier", position=position)
-    if inner.offset_ms:
+    if inner.offset_ms or inner.offset_by is not None:
         raise Mistake("offset may not be set multiple times", position)
-    return _put_back(expr, replace(inner, offset_ms=offset_ms))
+    return _put_back(expr, replace(inner, offset_ms=offset_ms, offset_by=offset_by))
 
 
 def with_at(expr: ast.Expr, at: int | ast.AtEdge, *, position: int) -> ast.Expr:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 from watchkeeper import errors
 from watchkeeper.model import labels
 from watchkeeper.query import engine
-from watchkeeper.query.promql import ast, types
+from watchkeeper.query.promql import ast, computed, types
 from watchkeeper.query.promql.functions import AGGREGATION_PARAMETERS, AGGREGATIONS, FUNCTIONS
-from watchkeeper.query.promql.lexer import duration_ms, literal, read_brackets, round_ms, tokenize, unquote
+from watchkeeper.query.promql.lexer import duration_ms, literal, round_ms, tokenize, unquote
 from watchkeeper.query.promql.mistakes import EXPERIMENTAL, Mistake, TooDeep, complain, quote
 from watchkeeper.query.promql.modifiers import with_at, with_offset
 from watchkeeper.query.promql.patterns import compile_pattern, matches
@@ -133,7 +134,7 @@ class Parser:
             if self.is_word("bool"):
                 returns_bool = True
                 self.advance()
-            matching = self.matching()
+            matching = self.filled(self.matching())
         right = self.expression(binding - 1 if binding == POWER_BINDING else binding)
         self.grow(max(left_height, self.height) + 1, operator_at)
         settled = types.settle_matching(op, (left, right), matching=matching, returns_bool=returns_bool, at=operator_at)
@@ -150,6 +151,29 @@ class Parser:
         kind = ast.MatchKind.MANY_TO_ONE if is_left else ast.MatchKind.ONE_TO_MANY
         include = self.label_names() if self.kind == "(" else ()
         return ast.Matching(kind, is_on, labels=names, include=include)
+
+    def filled(self, matching: ast.Matching) -> ast.Matching:
+        """With `fill(0)`, `fill_left(0)`, `fill_right(0)`; without parentheses those are metrics."""
+        while self.is_word(*FILL_MODIFIERS) and self.tokens[self.at + 1][0] == "(":
+            position, word = self.position, self.advance().lower()
+            self.advance()
+            sign, kind, at = self.sign(), self.kind, self.position
+            if self.is_word(*NUMBER_WORDS):
+                value = NUMBER_WORDS[self.advance().lower()]
+            elif kind in ("number", "duration"):
+                value = literal(kind, self.advance(), at)
+            else:
+                raise self.unexpected(word, "number")
+            self.close()
+            is_left, is_right = word != "fill_right", word != "fill_left"
+            if (is_left and matching.fill_left is not None) or (is_right and matching.fill_right is not None):
+                raise Mistake(f"{word} may not be set multiple times", position)
+            matching = replace(
+                matching,
+                fill_left=sign * value if is_left else matching.fill_left,
+                fill_right=sign * value if is_right else matching.fill_right,
+            )
+        return matching
 
     def label_names(self) -> tuple[str, ...]:
         self.take("(", "grouping opts", '"("')
@@ -256,8 +280,6 @@ class Parser:
     def call(self, name: str, position: int) -> ast.Call:
         function = FUNCTIONS.get(name)
         if function is None:
-            if name.lower() in FILL_MODIFIERS:
-                raise Mistake("binop fill modifiers are experimental and not enabled", position, EXPERIMENTAL)
             raise Mistake(f"unknown function with name {quote(name)}", position)
         args = self.arguments(name)
         self.grow(self.height + 1, position)
@@ -348,7 +370,7 @@ class Parser:
                 expr = with_at(expr, self.timestamp(), position=position)
             elif self.is_word("offset"):
                 self.advance()
-                expr = with_offset(expr, self.offset_ms(), position=position)
+                expr = with_offset(expr, *self.offset(), position=position)
             elif self.is_word("anchored", "smoothed"):
                 raise Mistake(f"{self.text} modifier is experimental and not enabled", position, EXPERIMENTAL)
             else:
@@ -356,32 +378,45 @@ class Parser:
 
     def ranged(self, expr: ast.Expr, brackets_text: str, *, position: int) -> ast.RangeSelector | ast.Subquery:
         try:
-            brackets = read_brackets(brackets_text)
+            brackets = computed.ranged(brackets_text, deepest=self.deepest)
         except Mistake as mistake:
-            raise Mistake(mistake.problem, position, mistake.remedy) from mistake.__cause__
+            mistake.position = position
+            raise
         if brackets.is_subquery:
             got = types.value_type(expr)
             if got is not ast.ValueType.INSTANT:
                 raise Mistake(f"subquery is only allowed on instant vector, got {got} instead", expr.position)
-            return ast.Subquery(expr, brackets.range_ms, step_ms=brackets.step_ms, position=expr.position)
+            return ast.Subquery(
+                expr,
+                brackets.range_ms,
+                step_ms=brackets.step_ms,
+                position=expr.position,
+                range_by=brackets.range_by,
+                step_by=brackets.step_by,
+            )
         if not isinstance(expr, ast.Selector):
             raise Mistake("ranges only allowed for vector selectors", position)
-        if expr.offset_ms:
+        if expr.offset_ms or expr.offset_by is not None:
             raise Mistake("no offset modifiers allowed before range", position)
         if expr.at is not None:
             raise Mistake("no @ modifiers allowed before range", position)
-        return ast.RangeSelector(expr, brackets.range_ms, position=expr.position)
+        return ast.RangeSelector(expr, brackets.range_ms, position=expr.position, range_by=brackets.range_by)
 
     def sign(self) -> int:
         return -1 if self.kind in ("-", "+") and self.advance() == "-" else 1
 
-    def offset_ms(self) -> int:
+    def offset(self) -> tuple[int, ast.Duration | None]:
+        """One duration: what is calculated stands in parentheses, so that `x offset 5m + 2` adds 2 to x."""
         sign, position = self.sign(), self.position
-        if self.kind == "(" or self.is_word("step", "range", "min_of", "max_of"):
-            raise Mistake("experimental duration expression is not enabled", position, EXPERIMENTAL)
+        if self.kind == "(" or self.is_word(*computed.STARTS):
+            reader = computed.Reader(self.tokens, self.at, deepest=self.deepest)
+            found = reader.primary()
+            self.at = reader.at - 1
+            self.advance()
+            return computed.settled(ast.Duration("-", (found,)) if sign < 0 else found, position)
         if self.kind not in ("duration", "number"):
             raise self.unexpected("offset", "duration")
-        return sign * duration_ms(self.advance(), position)
+        return sign * duration_ms(self.advance(), position), None
 
     def timestamp(self) -> int | ast.AtEdge:
         if self.is_word("start", "end"):

@@ -14,7 +14,7 @@ from decimal import Decimal
 from watchkeeper.kit import durations
 from watchkeeper.model import labels
 from watchkeeper.query import engine
-from watchkeeper.query.promql import ast
+from watchkeeper.query.promql import ast, computed
 from watchkeeper.query.promql.parser import BINDING, LABEL_NAME, NOT_LABELS, POWER_BINDING, UNARY_BINDING
 
 # The width and the indent of Prometheus' own formatter (promql/parser/prettier.go).
@@ -34,7 +34,7 @@ def to_text(expr: ast.Expr) -> str:
     if isinstance(expr, ast.Selector):
         return _selector(expr) + _times(expr)
     if isinstance(expr, ast.RangeSelector):
-        return f"{_selector(expr.selector)}[{durations.format_ms(expr.range_ms)}]{_times(expr.selector)}"
+        return f"{_selector(expr.selector)}[{_duration(expr.range_ms, expr.range_by)}]{_times(expr.selector)}"
     if isinstance(expr, ast.Subquery):
         return to_text(_fenced(expr.expr, ATOM)) + _subquery_suffix(expr)
     if isinstance(expr, ast.Paren):
@@ -114,7 +114,16 @@ def _operator(expr: ast.Binary) -> str:
         if is_grouped:
             side = "left" if matching.kind is ast.MatchKind.MANY_TO_ONE else "right"
             parts.append(f"group_{side} ({_names(matching.include)})")
+        parts += _fills(matching)
     return " ".join(parts)
+
+
+def _fills(matching: ast.Matching) -> list[str]:
+    left, right = matching.fill_left, matching.fill_right
+    if left is not None and right is not None and _number(left) == _number(right):
+        return [f"fill ({_number(left)})"]
+    sides = (("fill_left", left), ("fill_right", right))
+    return [f"{word} ({_number(value)})" for word, value in sides if value is not None]
 
 
 def _aggregate_head(expr: ast.Aggregate) -> str:
@@ -144,12 +153,18 @@ def _times(expr: ast.Selector | ast.Subquery) -> str:
     elif expr.at is not None:
         seconds, rest = divmod(abs(expr.at), 1000)
         text += f" @ {'-' if expr.at < 0 else ''}{seconds}.{rest:03}"
+    if expr.offset_by is not None:
+        return f"{text} offset ({computed.to_text(expr.offset_by)})"
     return text + (f" offset {durations.format_ms(expr.offset_ms)}" if expr.offset_ms else "")
 
 
+def _duration(fixed_ms: int, by: ast.Duration | None) -> str:
+    return durations.format_ms(fixed_ms) if by is None else computed.to_text(by)
+
+
 def _subquery_suffix(expr: ast.Subquery) -> str:
-    step = "" if expr.step_ms is None else durations.format_ms(expr.step_ms)
-    return f"[{durations.format_ms(expr.range_ms)}:{step}]{_times(expr)}"
+    step = "" if expr.step_ms is None else _duration(expr.step_ms, expr.step_by)
+    return f"[{_duration(expr.range_ms, expr.range_by)}:{step}]{_times(expr)}"
 
 
 def _number(value: float) -> str:

@@ -90,6 +90,9 @@ def settle_matching(
         raise Mistake("bool modifier can only be used on comparison operators", at)
     if matching.is_on and (twice := set(matching.labels) & set(matching.include)):
         raise Mistake(f'label "{min(twice)}" must not occur in ON and GROUP clause at once', at)
+    has_fill = matching.fill_left is not None or matching.fill_right is not None
+    if has_fill and is_set:
+        raise Mistake(f'filling in missing series not allowed for set operator "{op}"', at)
     if left is SCALAR or right is SCALAR:
         if is_set:
             raise Mistake(f'set operator "{op}" not allowed in binary scalar expression', at)
@@ -99,6 +102,8 @@ def settle_matching(
             raise Mistake("comparisons between scalars must use BOOL modifier", at)
         if matching.labels:
             raise Mistake("vector matching only allowed between instant vectors", at)
+        if has_fill:
+            raise Mistake("filling in missing series only allowed between instant vectors", at)
         return None
     if is_set and matching.kind is not ast.MatchKind.ONE_TO_ONE:
         raise Mistake(f'no grouping allowed for "{op}" operation', at)

@@ -13,6 +13,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TypeAlias
 
 from watchkeeper import errors
 from watchkeeper.kit.logs import fields
@@ -23,6 +24,7 @@ from watchkeeper.query import remote_write
 from watchkeeper.query.engine import AnySample, Appended
 from watchkeeper.query.remote import answers
 from watchkeeper.query.remote.http import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Client, Request
+from watchkeeper.query.remote.parcel import Parcel
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ REASONS = (
     ("limit", "limit"),
 )
 
+Load: TypeAlias = list[AnySample] | Parcel
+
 
 class Sender:
     """One address that takes remote write. `close` ends the thread; what is then still queued is lost and counted."""
@@ -52,7 +56,7 @@ class Sender:
     def __init__(self, client: Client, *, max_queued: int = QUEUED_SAMPLES) -> None:
         self._client = client
         self._max_queued = max_queued
-        self._queue: deque[Sequence[AnySample]] = deque()
+        self._queue: deque[Sequence[AnySample] | Parcel] = deque()
         self._queued = 0
         self._in_flight = 0
         self._change = threading.Condition()
@@ -81,7 +85,7 @@ class Sender:
             dropped.update(taken.dropped)
         return Appended(kept, dict(dropped))
 
-    def offer(self, samples: Sequence[AnySample]) -> Appended:
+    def offer(self, samples: Sequence[AnySample] | Parcel) -> Appended:
         """Queue samples without waiting; counts those that had to go to make room."""
         lost = 0
         with self._change:
@@ -124,25 +128,32 @@ class Sender:
                 self._in_flight = 0
                 self._change.notify_all()
 
-    def _next_batch(self) -> list[AnySample] | None:
+    def _next_batch(self) -> list[Sequence[AnySample] | Parcel] | None:
         """The oldest samples, up to a batch; None when the sender closes."""
         with self._change:
             self._change.wait_for(lambda: self._queue or self._closing.is_set())
             if self._closing.is_set():
                 return None
-            batch: list[AnySample] = []
-            while self._queue and (not batch or len(batch) + len(self._queue[0]) <= BATCH_SAMPLES):
-                batch += self._queue.popleft()
-            self._queued -= len(batch)
-            self._in_flight = len(batch)
+            batch: list[Sequence[AnySample] | Parcel] = []
+            count = 0
+            while self._queue and (not batch or count + len(self._queue[0]) <= BATCH_SAMPLES):
+                batch.append(self._queue.popleft())
+                count += len(batch[-1])
+            self._queued -= count
+            self._in_flight = count
             return batch
 
-    def _deliver(self, batch: list[AnySample]) -> None:
-        for part in (batch[at : at + BATCH_SAMPLES] for at in range(0, len(batch), BATCH_SAMPLES)):
-            if not self._insist(part):
-                self.dropped["closed"] += len(part)
+    def _deliver(self, batch: list[Sequence[AnySample] | Parcel]) -> None:
+        loads: list[Load] = [[one for part in batch if not isinstance(part, Parcel) for one in part]]
+        if parcels := [part for part in batch if isinstance(part, Parcel)]:
+            loads.append(Parcel.joined(parcels))
+        for load in loads:
+            for at in range(0, len(load), BATCH_SAMPLES):
+                part = load[at : at + BATCH_SAMPLES]
+                if not self._insist(part):
+                    self.dropped["closed"] += len(part)
 
-    def _insist(self, part: list[AnySample]) -> bool:
+    def _insist(self, part: Load) -> bool:
         """Write samples, again and again while the server is away; False when the sender closes first."""
         pause = FIRST_PAUSE_SECONDS
         while not self._closing.is_set():
@@ -157,10 +168,10 @@ class Sender:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         return False
 
-    def _write(self, batch: list[AnySample]) -> Appended:
+    def _write(self, batch: Load) -> Appended:
         """Write samples in few requests; only those that the server refuses for themselves are lost."""
         kept, dropped, halvings, message = 0, Counter[str](), 0, ""
-        parts = [batch]
+        parts: list[Load] = [batch]
         while parts:
             part = parts.pop()
             refused = self._post(part)
@@ -182,17 +193,21 @@ class Sender:
             self.problem = None
         return Appended(kept, dict(dropped))
 
-    def _post(self, samples: list[AnySample]) -> str | None:
+    def _post(self, samples: Load) -> str | None:
         """Why the server refuses exactly these samples, or None; StoreError for any other trouble."""
-        histograms = [one for one in samples if isinstance(one, HistogramSample)]
-        numbers = [one for one in samples if isinstance(one, Sample)]
-        body = remote_write.encode(list(by_series(numbers)), histograms)
+        body = samples.body() if isinstance(samples, Parcel) else _body(samples)
         response = self._client.send(Request("POST", "", body=body, headers=remote_write.HEADERS))
         if 200 <= response.status < 300:
             return None
         if response.status in REFUSED:
             return response.body[:1000].decode("utf-8", "replace").strip() or f"status {response.status}"
         raise answers.refusal(response, self._client.url)
+
+
+def _body(samples: list[AnySample]) -> bytes:
+    histograms = [one for one in samples if isinstance(one, HistogramSample)]
+    numbers = [one for one in samples if isinstance(one, Sample)]
+    return remote_write.encode(list(by_series(numbers)), histograms)
 
 
 def by_series(samples: Iterable[Sample]) -> Iterator[tuple[Labels, list[int], list[float]]]:

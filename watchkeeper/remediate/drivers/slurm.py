@@ -3,8 +3,8 @@
 Everything goes through `scontrol` and `squeue` of this machine, as a list of arguments and never through a shell; a
 node's name is checked first, because Slurm takes `n[1-100]` for a hundred nodes. Ownership is the node's reason,
 `watchkeeper:<incident>/<action>`. Slurm has no version to compare: between our look and our update somebody else may
-set another reason, so each update is looked at again. slurmrestd is not used: that of 22.05 cannot change nodes, and
-a newer one was not at hand to be tried.
+set another reason, so each update is looked at again. `slurm_rest` is the same through slurmrestd, where there are no
+commands.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ DRAINS = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 MAINTENANCE = frozenset({"MAINT", "MAINTENANCE", "REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWERED_DOWN"})
 # Jobs that are on the node, also those that are stopped there or on their way out.
 PRESENT = "RUNNING,COMPLETING,SUSPENDED,STOPPED,CONFIGURING,STAGE_OUT,SIGNALING"
+PRESENT_STATES = frozenset(PRESENT.split(","))
 ENDING = frozenset({"COMPLETING", "SIGNALING", "STAGE_OUT"})
 # Job, state, user, start: `17|RUNNING|ada|2026-11-15T09:00:00`.
 JOB_FORMAT = "%i|%T|%u|%S"
@@ -83,7 +84,7 @@ class Slurm:
             exists=True,
             is_schedulable=node.is_schedulable,
             cordoned_by=mark,
-            workloads=tuple(job.id for job in self._jobs(node.name)),
+            workloads=tuple(job.id for job in self._jobs(node)),
             held_by=held_by(node),
             unhealthy=(f"Slurm ({node.word}: {node.reason or 'no reason given'})",) if node.is_ready is False else (),
         )
@@ -98,7 +99,7 @@ class Slurm:
             return "; ".join(" ".join(self._taken_back(job, action)) for job in _named_jobs(action))
         if action.kind not in PERFORMED:
             return in_words(action)
-        name = _name(action.place)
+        name = name_of(action.place)
         if action.kind is ActionKind.CORDON:
             return " ".join(self._update(name, "State=DRAIN", f"Reason={action.mark}"))
         if action.kind is ActionKind.UNCORDON:
@@ -120,7 +121,7 @@ class Slurm:
         _refuse_held(node)
         # What Slurm itself gave as the reason of a node that is down is kept behind our mark.
         before = f" (was: {node.reason})" if node.reason and not node.reason.startswith("watchkeeper:") else ""
-        self._run(self._update(node.name, "State=DRAIN", f"Reason={action.mark}{before}"), action.place)
+        self._set_state(action.place, node.name, "DRAIN", reason=f"{action.mark}{before}")
         after = self._look(action)
         if mark_of(after) != action.mark:
             raise ActionFailed(
@@ -144,14 +145,14 @@ class Slurm:
         if "NOT_RESPONDING" in node.states:
             why = f"slurmd of {node.name} does not answer ({node.word})"
             return Performed("resume has to wait", is_complete=False, waits_for=(why,))
-        self._run(self._update(node.name, "State=RESUME"), action.place)
+        self._set_state(action.place, node.name, "RESUME")
         return Performed(f"resumed {node.name}")
 
     def _drain(self, action: Action) -> Performed:
         node = self._look(action)
         if mark_of(node) is None:
             raise _refusal(node, "our drain is gone: somebody has resumed the node or given another reason", "Ask them")
-        jobs = self._jobs(node.name)
+        jobs = self._jobs(node)
         if action.place.gpu is not None:
             wanted = set(_named_jobs(action))
             jobs = [job for job in jobs if job.id in wanted]
@@ -244,7 +245,7 @@ class Slurm:
         return node
 
     def _node(self, place: Place) -> records.NodeRecord | None:
-        name = _name(place)
+        name = name_of(place)
         text, is_good = self._ask([*self._program("scontrol"), "-o", "show", "node", name])
         if not is_good and NOT_FOUND.search(text):
             return None
@@ -252,8 +253,8 @@ class Slurm:
             raise self._failed(text, place)
         return next((node for node in records.nodes_of_text(text) if node.name == name), None)
 
-    def _jobs(self, name: str) -> list[Job]:
-        return self._listed(self._squeue(name), None)
+    def _jobs(self, node: records.NodeRecord) -> list[Job]:
+        return self._listed(self._squeue(node.name), None)
 
     def _listed(self, command: list[str], action: Action | None) -> list[Job]:
         text, is_good = self._ask(command)
@@ -265,20 +266,27 @@ class Slurm:
         rows = (line.strip().split("|") for line in text.splitlines())
         return [Job(*row) for row in rows if len(row) == 4]
 
+    def _set_state(self, place: Place, name: str, state: str, *, reason: str = "") -> None:
+        told = [f"Reason={reason}"] if reason else []
+        self._run(self._update(name, f"State={state}", *told), place)
+
     def _run(self, command: list[str], place: Place) -> None:
         if complaint := self._complaint(command, place):
             raise ActionFailed(f"{' '.join(command)}: {complaint}", where=place.node)
 
     def _complaint(self, command: list[str], place: Place) -> str:
         """What a command that changes something says when it does not do it; empty when it did."""
-        if self.is_stopped():
-            raise NotNow("everything is stopped", where=place.node, remedy="`watchkeeper act resume` goes on")
+        self._refuse_stopped(place)
         text, is_good = self._ask(command)
         if is_good:
             return ""
         if AWAY.search(text):
             raise self._failed(text, place)
         return text or "it said nothing"
+
+    def _refuse_stopped(self, place: Place) -> None:
+        if self.is_stopped():
+            raise NotNow("everything is stopped", where=place.node, remedy="`watchkeeper act resume` goes on")
 
     def _ask(self, command: list[str]) -> tuple[str, bool]:
         """What a command printed and whether it succeeded, within the deadline."""
@@ -377,7 +385,7 @@ def _refusal(node: records.NodeRecord, what: str, remedy: str) -> ActionRefused:
     return ActionRefused(what, where=node.name, now=f"It was left as it is, {node.word}", remedy=remedy)
 
 
-def _name(place: Place) -> str:
+def name_of(place: Place) -> str:
     if place.node is None or not NODE_NAME.fullmatch(place.node):
         raise ActionRefused(
             f"`{place.node}` is not the name of one node",

@@ -121,7 +121,8 @@ def _missing(facts: Facts, ranks: Sequence[str]) -> list[str]:
     world = _world(facts)
     if world is None or len(ranks) < max(1, world // 2):
         return []
-    absent = [str(rank) for rank in range(world) if str(rank) not in set(ranks)]
+    present = set(ranks)
+    absent = [str(rank) for rank in range(world) if str(rank) not in present]
     return absent[:MAX_RANKS_NAMED]
 
 

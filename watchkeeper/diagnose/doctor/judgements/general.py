@@ -77,6 +77,14 @@ def gpu_memory(facts: Facts) -> Iterable[Opinion]:
             yield opinion("cuda_oom", 0.9, why, on=[seen], advice=["Set PYTORCH_ALLOC_CONF=expandable_segments:True"])
 
 
+def host_memory(facts: Facts) -> Iterable[Opinion]:
+    """A launcher that stops its ranks after the host's memory was seen nearly full; either alone says little."""
+    full, stopped = facts.of("host-memory-nearly-full"), facts.of("launcher-kills", "process-killed-nine")
+    if full and stopped:
+        why = f"The host's memory was nearly full ({full[-1].fields['used']} in use) when a rank was gone."
+        yield opinion("host_oom", 0.62, why, on=[full[-1], *stopped[:3]])
+
+
 def _gibibytes(text: str) -> float | None:
     number, _, unit = text.partition(" ")
     return float(number) * {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0}[unit] if unit else None
@@ -113,7 +121,7 @@ def serving(facts: Facts) -> Iterable[Opinion]:
 
 def leftovers(facts: Facts) -> Iterable[Opinion]:
     """Errors that were seen and that no sign explains: an error is never the same as nothing wrong."""
-    seen = facts.of("python-traceback", "cuda-error", "nccl-cuda-failure", "watchdog-wraps")
+    seen = facts.of("python-traceback", "python-exception", "cuda-error", "nccl-cuda-failure", "watchdog-wraps")
     if seen:
         why = "A program ended with an error that no signature explains."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=seen[:MAX_EVIDENCE])

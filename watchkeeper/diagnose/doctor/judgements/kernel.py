@@ -34,6 +34,21 @@ HARDWARE = frozenset({"gpu_fell_off_bus", "ecc_uncorrectable", "row_remap_failur
 # Before this no job runs on the node yet that a port could take down.
 BOOT_SECONDS = 180.0
 MANY_CORRECTED = 3
+# Whose PCIe errors may slow or stop a GPU job: ports, GPUs with the functions beside them, network adapters.
+CARRIERS = frozenset(
+    {
+        "pcieport",
+        "pci",
+        "nvidia",
+        "nvidia-nvswitch",
+        "vfio-pci",
+        "snd_hda_intel",
+        "mlx5_core",
+        "mlx4_core",
+        "bnxt_en",
+        "ice",
+    }
+)
 # … 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000002 0x00000000 …)
 NVLINK_REGISTERS = re.compile(r"\d, (?:pid=.*?, )?(?P<unit>[A-Z]+_[A-Z_]+) .*\(0x[0-9a-f]+ (?P<status>0x[0-9a-f]+)")
 
@@ -90,11 +105,12 @@ def _judge_gpu(sightings: Sequence[Sighting], uuid: tuple[tuple[str, str], ...])
     first = _cause_of(int(roots[0].fields["code"]))
     for cause, mine in by_cause.items():
         code = int(mine[0].fields["code"])
+        orders = {one.order for one in mine}
         yield opinion(
             cause,
             _confidence(cause, mine, first=first, others=frozenset(by_cause)),
             _why(code, mine, sightings, wish=wish),
-            on=[*mine[:MAX_EVIDENCE], *[one for one in sightings if one not in mine][:3]],
+            on=[*mine[:MAX_EVIDENCE], *[one for one in sightings if one.order not in orders][:3]],
             ruled_out=_ruled_out(cause, codes),
             where=uuid,
         )
@@ -216,14 +232,21 @@ def switch_errors(facts: Facts) -> Iterable[Opinion]:
 
 def bus_errors(facts: Facts) -> Iterable[Opinion]:
     """PCIe errors that the root ports report (AER)."""
-    seen = facts.of("kernel-pcie_error")
+    everything = facts.of("kernel-pcie_error")
+    seen = [one for one in everything if one.fields.get("driver") in CARRIERS]
+    if everything and not seen:
+        named = ", ".join(values(everything, "driver"))
+        why = f"The PCIe errors are those of a device of {named}: no GPU, no network adapter and no port above one."
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=everything[:MAX_EVIDENCE])
     worst = [one for one in seen if "uncorrect" in one.fields.get("severity", "").lower()]
     if worst:
         yield opinion("pcie_degraded", 0.75, "A PCIe port reports uncorrected errors.", on=worst[:MAX_EVIDENCE])
     elif seen:
-        count = facts.count("kernel-pcie_error")
+        count = facts.count("kernel-pcie_error") - len(everything) + len(seen)
         why = f"PCIe ports corrected {count} errors: the link is unreliable, though no data was lost so far."
-        confidence = 0.62 if count >= MANY_CORRECTED else 0.5 if count > 1 else 0.4
+        # Corrected errors of a port alone are common and mostly harmless; those of the GPU itself are its link's.
+        of_gpu = any(one.fields.get("driver") == "nvidia" for one in seen)
+        confidence = 0.62 if of_gpu and count >= MANY_CORRECTED else 0.48 if count > 1 else 0.4
         yield opinion("pcie_degraded", confidence, why, on=seen[:MAX_EVIDENCE])
 
 

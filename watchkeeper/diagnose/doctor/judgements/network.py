@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from watchkeeper.catalogue import tables
@@ -19,6 +20,8 @@ FAILURES = (
 )
 # Never routed beyond one machine or one wire, whatever the job.
 TUNNELS = ("ip6tnl", "tun", "wg", "tailscale", "sit")
+# Bootstrap : Using [0]ip6tnl0:fe80::e866:19ff:fe1e:a688%ip6tnl0<0> [1]veth0:2a02:…
+FIRST_IS_LINK_LOCAL = re.compile(r"[Uu]sing (?:interface )?(?:\[0\])?[\w.@-]+:(?:fe80|169\.254)")
 
 
 def queue_pairs(facts: Facts) -> Iterable[Opinion]:
@@ -78,7 +81,10 @@ def interfaces(facts: Facts) -> Iterable[Opinion]:
     for seen in bad:
         name = seen.fields.get("interface", "")
         tunnel = name.startswith(TUNNELS) or seen.sign == "nccl-link-local"
-        confidence = 0.78 if failed else 0.62 if tunnel else 0.5 if len(nodes) > 1 else 0.1
+        confidence = 0.78 if failed else 0.62 if tunnel else 0.48 if len(nodes) > 1 else 0.1
+        if not failed and seen.sign == "nccl-link-local" and not FIRST_IS_LINK_LOCAL.search(seen.text):
+            # A further interface beside a good one hurts only when a connection over it fails.
+            confidence = 0.1
         what = "a link-local address" if seen.sign == "nccl-link-local" else "a loopback, bridge or tunnel"
         why = f"Ranks announce {name}, {what}, which other nodes cannot reach."
         yield opinion("nccl_wrong_interface", confidence, why, on=[seen], where=[("interface", name)] if name else [])
@@ -148,9 +154,9 @@ def settings(facts: Facts) -> Iterable[Opinion]:
             if not on_rdma
             else ", while other ranks use RDMA."
         )
-        yield opinion(
-            "nccl_rdma_not_used", 0.66 if no_device or on_rdma else 0.5, why, on=[*sockets[:4], *no_device[:2]]
-        )
+        # Plain sockets are a fault only where there is RDMA; a machine without an adapter has nothing better.
+        confidence = 0.66 if on_rdma or facts.has("hca-port-active") else 0.45
+        yield opinion("nccl_rdma_not_used", confidence, why, on=[*sockets[:4], *no_device[:2]])
     if advice:
         yield opinion("", 0.0, "", on=given[:MAX_EVIDENCE], advice=dict.fromkeys(advice))
 

@@ -1,4 +1,4 @@
-"""The little of protobuf's wire format that remote write needs: fields and numbers of variable length."""
+"""The little of protobuf's wire format that Prometheus' messages need: fields and numbers of variable length."""
 
 from __future__ import annotations
 
@@ -48,3 +48,13 @@ def varint(number: int) -> bytes:
         number >>= 7
     found.append(number)
     return bytes(found)
+
+
+def zigzag(number: int) -> int:
+    """A signed number, which is written with its sign as the last bit."""
+    return (number >> 1) ^ -(number & 1)
+
+
+def signed(number: int) -> int:
+    """A signed number of 64 bits, which is written as if it had no sign."""
+    return number - (1 << 64) if number >> 63 else number

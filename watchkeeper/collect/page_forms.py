@@ -1,0 +1,85 @@
+"""A target's pages in whatever form they come: text, OpenMetrics, or protobuf where native histograms are wanted.
+
+`target_loop` asks for a page with `accept` and hands the answer to `parse`. A target that changes its form is read by
+another parser from then on, which remembers nothing of the pages before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from watchkeeper.errors import CollectError, quote
+from watchkeeper.model import labels
+from watchkeeper.readers import exposition, exposition_protobuf
+
+ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4"
+# Protobuf first: it alone brings native histograms. It takes 17 times as long to read as text, which is why it is asked
+# for only where somebody wants them.
+ACCEPT_NATIVE = f"{exposition_protobuf.ACCEPT},{ACCEPT};q=0.7"
+# What answers instead of an exporter when an address is wrong.
+NOT_METRICS = ("text/html", "application/json")
+
+
+class PageForms:
+    """The parser of one target; what it knows of series and metrics is that of the form that came last."""
+
+    def __init__(self, *, max_series: int, wants_native: bool, keeps_classic: bool) -> None:
+        self.accept = ACCEPT_NATIVE if wants_native else ACCEPT
+        self._max_series, self._keeps_classic = max_series, keeps_classic
+        self._text: exposition.ExpositionParser | None = exposition.ExpositionParser(max_series=max_series)
+        self._protobuf: exposition_protobuf.ProtobufParser | None = None
+        # Counts the changes of form, so that handles of one form mean nothing in the other.
+        self._changes = 0
+
+    @property
+    def _parser(self) -> exposition.ExpositionParser | exposition_protobuf.ProtobufParser:
+        found = self._text or self._protobuf
+        assert found is not None
+        return found
+
+    @property
+    def labels(self) -> Sequence[labels.Labels]:
+        """The series of each handle."""
+        return self._parser.labels
+
+    @property
+    def families(self) -> Mapping[str, exposition.Family]:
+        """What the exporter says about its metrics."""
+        return self._parser.families
+
+    @property
+    def families_version(self) -> tuple[int, int]:
+        return self._changes, self._parser.families_version
+
+    def parse(self, body: bytes, kind: str) -> exposition.Page:
+        """Every readable sample of a page of this content type; CollectError if it is none."""
+        is_protobuf = kind.startswith(exposition_protobuf.CONTENT_TYPE)
+        is_delimited = "encoding=delimited" in kind.replace(" ", "")
+        if kind.startswith(NOT_METRICS) or (is_protobuf and not is_delimited):
+            remedy = "Of protobuf only encoding=delimited is read" if is_protobuf else None
+            raise CollectError(
+                f"answers with {quote(kind)}, not with a page of metrics",
+                remedy=remedy or "Check address and path of the target",
+            )
+        return self._parse_protobuf(body) if is_protobuf else self._parse_text(body, kind)
+
+    def _parse_text(self, body: bytes, kind: str) -> exposition.Page:
+        if self._text is None:
+            self._text = exposition.ExpositionParser(max_series=self._max_series)
+            self._text.epoch = self._begin_anew()
+            self._protobuf = None
+        return self._text.parse(body, openmetrics=kind.startswith("application/openmetrics-text"))
+
+    def _parse_protobuf(self, body: bytes) -> exposition.Page:
+        if self._protobuf is None:
+            self._protobuf = exposition_protobuf.ProtobufParser(
+                max_series=self._max_series, keeps_classic=self._keeps_classic
+            )
+            self._protobuf.epoch = self._begin_anew()
+            self._text = None
+        return self._protobuf.parse(body)
+
+    def _begin_anew(self) -> int:
+        """An epoch that the form before has not had."""
+        self._changes += 1
+        return self._parser.epoch + 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import ssl
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -188,20 +187,20 @@ class Connection:
         self._relay = None
         secure = self._access.tls() if parts.scheme == "https" else None
         port = parts.port or (443 if secure else 80)
-        name = self._access.server_name or None if secure else None
         if self._unix_socket is not None:
             self._reader, self._writer = await asyncio.open_unix_connection(self._unix_socket)
         elif proxy := self._access.proxy_for(parts.hostname):
             host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            await self._connect_through(proxy, f"{host}:{port}", secure, name=name or parts.hostname)
+            await self._connect_through(proxy, f"{host}:{port}", is_secure=secure is not None)
         else:
-            self._reader, self._writer = await asyncio.open_connection(
-                parts.hostname, port, ssl=secure, server_hostname=name
-            )
+            self._reader, self._writer = await asyncio.open_connection(parts.hostname, port)
+        if secure is not None and self._writer is not None:
+            # In two steps: who is cancelled while asyncio makes both at once may leave a socket behind (Python 3.11).
+            await self._writer.start_tls(secure, server_hostname=self._access.server_name or parts.hostname)
         self._origin = origin
         return False
 
-    async def _connect_through(self, proxy: str, target: str, secure: ssl.SSLContext | None, *, name: str) -> None:
+    async def _connect_through(self, proxy: str, target: str, *, is_secure: bool) -> None:
         """Connect to an HTTP proxy, which relays plain requests and opens a tunnel for TLS."""
         parts = urlsplit(proxy)
         self._reader, self._writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
@@ -209,7 +208,7 @@ class Connection:
         if parts.username:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             admission = {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
-        if secure is None:
+        if not is_secure:
             self._relay = admission
             return
         head = "".join(f"{key}: {value}\r\n" for key, value in {"Host": target, **admission}.items())
@@ -220,7 +219,6 @@ class Connection:
         if len(answer) < 2 or not answer[1].startswith(b"2"):
             status = answer[1].decode("latin-1") if len(answer) > 1 else "nothing"
             raise CollectError(f"the proxy {parts.hostname}:{parts.port or 80} answered {status} to CONNECT {target}")
-        await self._writer.start_tls(secure, server_hostname=name)
 
     async def _exchange(self, request: Request) -> Response:
         assert self._reader is not None

@@ -153,7 +153,9 @@ def test_only_the_chosen_gpus_are_tested_and_a_missing_one_fails(tmp_path: Path)
 def test_ctrl_c_ends_the_command_and_every_child(tmp_path: Path) -> None:
     program = tmp_path / "interrupted.py"
     program.write_text(
-        "import sys; from pathlib import Path; from tests.probe.diag.standins import *\n"
+        "import signal, sys; from pathlib import Path; from tests.probe.diag.standins import *\n"
+        # Whoever started the tests in the background has it ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"wished = options(Path({str(tmp_path)!r}), 'hang', 'memory_copy')\n"
         "tell = lambda who, test, done, facts: print(test, flush=True)\n"
         "diag_run.run(2, now=NOON, options=wished, tell=tell)\n"

@@ -139,6 +139,11 @@ def test_a_nan_carries_the_xid_of_its_rank_and_not_that_of_another_job_s_gpu() -
     assert made.run_url == "https://wandb.example/r/1"
 
 
+def test_jobs_whose_gpus_the_rules_have_not_put_together_yet_say_why_little_is_known() -> None:
+    found = board.look(engine({'training_world_size{cluster="c",job_name="pretrain"}': 4}), NOW, board.Around())
+    assert ([line.gpus for line in found.lines], found.problems) == ([4], (board.NOT_YET,))
+
+
 def test_a_question_that_is_refused_is_said_and_the_others_are_answered() -> None:
     # Two GPUs for one rank cannot be joined.
     twice = {

@@ -58,6 +58,7 @@ STATES = {
     "TrainingThroughputDrop": jobs.JobState.SLOW,
     "TrainingInputStarved": jobs.JobState.SLOW,
 }
+NOT_YET = "no GPU is put to a job yet, which rules do once a minute: use, team, GPU-hours and cost are unknown"
 ORDER = {state: at for at, state in enumerate(jobs.JobState)}
 BY_TRAINING = ("ages", "worlds", "training_nodes", "h_goodput", "waits", "paused")
 Rows = Mapping[Labels, float]
@@ -92,6 +93,8 @@ def look(engine: Engine, now: datetime, around: Around) -> Board:
         except WatchkeeperError as error:
             told[name] = {}
             problems.append(f"{name} of jobs could not be asked: {error}")
+    if told["worlds"] and not told["gpus"] and not problems:
+        problems.append(NOT_YET)
     return _Table(told, around, now).board(tuple(problems))
 
 

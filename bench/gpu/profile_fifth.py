@@ -17,6 +17,7 @@ from bench.gpu.profile_record import (
     copies,
     graph,
     half,
+    holding,
     kernel,
     linear_model,
     matmul,
@@ -390,14 +391,7 @@ def fifth_products_and_copies() -> Step:
 
 @workload("idle")
 def fifth_20_gib_held() -> Step:
-    torch = torch_module()
-    held = torch.ones(20 * 2**30, dtype=torch.uint8, device="cuda")
-
-    def step() -> None:
-        assert held.is_cuda
-        time.sleep(0.1)
-
-    return step
+    return holding(20 * 2**30)
 
 
 @workload("idle")

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from bench.gpu.profile_record import (
     Step,
+    autocast_training,
     copies,
     graph,
     half,
+    holding,
     kernel,
     linear_model,
     matmul,
@@ -446,14 +448,7 @@ def fourth_encoder_training_autocast() -> Step:
     model = torch.nn.TransformerEncoder(layer, 12, enable_nested_tensor=False).cuda()
     optimizer, x = torch.optim.AdamW(model.parameters(), lr=1e-4), torch.randn(32, 512, 768, device="cuda")
 
-    def run() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(x).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return repeat(run, 2)
+    return autocast_training(model, optimizer, x)
 
 
 @workload("mixed")
@@ -471,14 +466,7 @@ def fourth_products_then_softmax() -> Step:
 
 @workload("idle")
 def fourth_100_gib_held() -> Step:
-    torch = torch_module()
-    held = torch.empty(100 * 2**30, dtype=torch.uint8, device="cuda")
-
-    def step() -> None:
-        assert held.is_cuda
-        time.sleep(0.1)
-
-    return step
+    return holding(100 * 2**30)
 
 
 @workload("idle")

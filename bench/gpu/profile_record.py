@@ -158,6 +158,30 @@ def training(model: Any, rows: int, width: int, rounds: int = 3) -> Step:
     return repeat(lambda: train(x), rounds)
 
 
+def autocast_training(model: Any, optimizer: Any, x: Any) -> Step:
+    torch = torch_module()
+
+    def run() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return repeat(run, 2)
+
+
+def holding(size: int) -> Step:
+    """Memory that nobody computes with."""
+    held = torch_module().zeros(size, dtype=torch_module().uint8, device="cuda")
+
+    def step() -> None:
+        assert held.is_cuda
+        time.sleep(0.1)
+
+    return step
+
+
 def graph(run: Callable[[], None]) -> Any:
     torch = torch_module()
     side = torch.cuda.Stream()

@@ -16,6 +16,7 @@ from typing import Any
 from bench.gpu.profile_record import (
     Step,
     copies,
+    holding,
     linear_model,
     matmul,
     quiet,
@@ -80,13 +81,7 @@ def third_matmul_fp32_4096() -> Step:
 
 @workload("idle")
 def third_context_and_nothing() -> Step:
-    x = torch_module().zeros(2**20, device="cuda")
-
-    def step() -> None:
-        assert x.is_cuda
-        time.sleep(0.1)
-
-    return step
+    return holding(2**20)
 
 
 @workload("memory_bound")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.gpu.profile_record import (
     Step,
+    autocast_training,
     copies,
     graph,
     kernel,
@@ -469,14 +470,7 @@ def resnet_training() -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(128, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
 
-    def run() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(x).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return repeat(run, 2)
+    return autocast_training(model, optimizer, x)
 
 
 @workload("mixed")

@@ -146,10 +146,15 @@ class RuleLoops:
             raise
 
     async def _evaluate_due(self) -> None:
-        """Wait for the next full interval of any group, and evaluate those that it belongs to, in their order."""
+        """Wait for the next full interval of any group, and evaluate all whose turn has come since they had one.
+
+        Not only those whose interval ends now: what fell due while others were evaluated would wait for a moment at
+        which the thread is free by chance, and a busy hub would keep its minutes and hours waiting for ever.
+        """
         now = self._clock.now().timestamp()
-        turns = {group.key: self._next_turn(group, now) for group in self.rules.groups}
-        due = min(turns.values(), default=now + LOOK_SECONDS)
+        for group in self.rules.groups:
+            self._begin(group, now)
+        due = min((self._next_turn(group, now) for group in self.rules.groups), default=now + LOOK_SECONDS)
         await self._clock.sleep(min(due - now, LOOK_SECONDS))
         if due - now > LOOK_SECONDS:
             return
@@ -157,39 +162,46 @@ class RuleLoops:
             # Whoever leads meanwhile has evaluated; nothing of it was missed.
             self._turns.clear()
             return
-        await self._evaluate(
-            [
-                turn
-                for group in self.rules.groups
-                if turns.get(group.key, due + 1) <= due + SAME_SECONDS
-                for turn in self._turns_of(group)
-            ]
-        )
+        await self._evaluate([turn for group in self.rules.groups for turn in self._turns_of(group)])
+
+    def _begin(self, group: rulefile.Group, now: float) -> None:
+        """A group that is new, or has a new interval, waits for the next full one."""
+        interval = self._interval(group)
+        if self._turns.get(group.key, (None, 0))[0] != interval:
+            self._turns[group.key] = (interval, self._turn(interval, now))
 
     def _next_turn(self, group: rulefile.Group, now: float) -> float:
         interval = self._interval(group)
         return (now // interval + 1) * interval
 
+    def _turn(self, interval: float, now: float) -> int:
+        return int((now + SAME_SECONDS) // interval)
+
     def _interval(self, group: rulefile.Group) -> float:
         return group.interval_seconds or self._settings.rules.interval_seconds
 
     def _turns_of(self, group: rulefile.Group) -> list[Turn]:
-        """What a group that is due is asked for: the turns of recording rules that were missed, and this one.
+        """What a group is asked for: nothing before it is due, the missed turns of recording rules, and this one.
 
         Prometheus counts them and goes on. Here a minute that is not recorded is a minute of usage that nobody pays
-        for, so the newest are asked for at their own time. An alert cannot fire in the past: groups with one go on.
+        for, so the newest are asked for, each at its own time. An alert cannot fire in the past: groups with one are
+        asked about now.
         """
-        interval, now = self._interval(group), self._clock.now()
-        this = int((now.timestamp() + SAME_SECONDS) // interval)
-        before, last = self._turns.get(group.key, (interval, this))
+        now = self._clock.now()
+        self._begin(group, now.timestamp())
+        interval, last = self._turns[group.key]
+        this = self._turn(interval, now.timestamp())
+        # Not `<=`: after a clock was put back, rules go on at once.
+        if this == last:
+            return []
         self._turns[group.key] = (interval, this)
-        missed = range(last + 1, this) if before == interval else range(0)
+        missed = range(last + 1, this)
         if missed:
             self._missed.add(len(missed), group=group.name)
         if any(isinstance(rule, rulefile.AlertingRule) for rule in group.rules):
-            missed = range(0)
-        late = [datetime.fromtimestamp(turn * interval, UTC) for turn in missed[-MOST_CAUGHT_UP:]]
-        return [*(Turn(group, at, is_late=True) for at in late), Turn(group, now)]
+            return [Turn(group, now)]
+        times = [datetime.fromtimestamp(turn * interval, UTC) for turn in (*missed[-MOST_CAUGHT_UP:], this)]
+        return [Turn(group, at, is_late=at != times[-1]) for at in times]
 
     async def _evaluate(self, turns: Sequence[Turn]) -> None:
         """These turns, one after the other; what changed is handed over while the next ones are evaluated."""

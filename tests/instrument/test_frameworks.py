@@ -158,7 +158,7 @@ def test_the_rank_that_is_not_late_waits_for_the_one_that_is(tmp_path: Path) -> 
 
 
 BARRIER = """
-import json, os, sys
+import json, os, sys, time
 import torch.distributed as dist
 from torch import multiprocessing
 from watchkeeper.instrument.barrier import BarrierBroken, barrier_report
@@ -169,7 +169,9 @@ def start(rank, file):
     place = Placement(rank, 4, node=f"gpu-{rank // 2}", gpu=str(rank % 2), uuid=f"GPU-{rank}")
     barrier_report(place=place, timeout_seconds=60)
     if rank in (1, 3):
+        time.sleep(float(sys.argv[1]))
         os._exit(0)
+    time.sleep(float(sys.argv[2]))
     try:
         barrier_report(place=place, timeout_seconds=2)
     except BarrierBroken as broken:
@@ -186,14 +188,22 @@ for rank in ranks:
 """
 
 
-def test_a_barrier_names_the_machines_of_the_ranks_that_do_not_come(tmp_path: Path) -> None:
-    torch_python.run(BARRIER, folder=tmp_path)
-    first = json.loads((tmp_path / "rank0.json").read_text())
-    assert first["missing"] == [[1, "gpu-0", "GPU-1"], [3, "gpu-1", "GPU-3"]]
-    assert "2 did not come: rank 1 on gpu-0 GPU 1 GPU-1; rank 3 on gpu-1 GPU 1 GPU-3. Look at the logs" in first["text"]
-    other = json.loads((tmp_path / "rank2.json").read_text())
-    assert other["missing"] == []
-    assert "rank 0 knows who did not come" in other["text"]
+@pytest.mark.parametrize(
+    ("die_after", "come_after"),
+    [
+        pytest.param("6", "0", id="they hang"),
+        # Rank 0 finds their connections closed, and Gloo's error names nobody.
+        pytest.param("0", "1", id="they died before the barrier"),
+    ],
+)
+def test_a_barrier_names_the_machines_of_the_ranks_that_do_not_come(
+    tmp_path: Path, die_after: str, come_after: str
+) -> None:
+    torch_python.run(BARRIER, die_after, come_after, folder=tmp_path)
+    for rank in (0, 2):
+        said = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert said["missing"] == [[1, "gpu-0", "GPU-1"], [3, "gpu-1", "GPU-3"]]
+        assert "2 did not come: rank 1 on gpu-0 GPU 1 GPU-1; rank 3 on gpu-1 GPU 1 GPU-3. Look at" in said["text"]
 
 
 @pytest.mark.parametrize("ask", [TrainingMonitor.lightning, TrainingMonitor.hugging_face])

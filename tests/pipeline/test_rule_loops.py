@@ -272,6 +272,33 @@ def test_minutes_that_a_busy_hub_missed_are_recorded_at_their_own_time(tmp_path:
     asyncio.run(story())
 
 
+def test_a_minute_that_ends_while_others_are_evaluated_has_its_turn_with_the_next_ones(tmp_path: Path) -> None:
+    async def story() -> None:
+        running = Running(tmp_path, HOT + MINUTES.split("groups:\n")[1].lstrip())
+        running.line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 1)
+        engine, asked, gate = running.line.engine, threading.Event(), threading.Event()
+        at_once = engine.instant
+
+        def slowly(expr: str, at_ms: int) -> Answer:
+            if at_ms == round(later(45).timestamp() * 1000):
+                asked.set()
+                gate.wait(60)
+            return at_once(expr, at_ms)
+
+        engine.instant = slowly  # type: ignore[method-assign]
+        task = asyncio.ensure_future(for_ever(running.loops.loops()[0]))
+        await until(running, 45, asked.is_set)
+        await running.clock.advance(25)
+        gate.set()
+        await until(running, 70, lambda: has_evaluated(running, 45))
+        await until(running, 90, lambda: has_evaluated(running, 90))
+        assert recorded(running, 2) == [60.0]
+        task.cancel()
+        running.close()
+
+    asyncio.run(story())
+
+
 def test_a_group_with_an_alert_counts_its_missed_turns_and_goes_on(tmp_path: Path) -> None:
     async def story() -> None:
         running = Running(tmp_path, WITH_ALERT)

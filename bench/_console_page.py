@@ -1,45 +1,59 @@
 """The fleet page with a whole fleet in it: first paint, updates, weight, calls, jumps, memory, and what viewers cost.
 
-Part of `python -m bench screen --page`. The page itself notes the moments: when bytes of a picture arrive and when the
-map is drawn, by the browser's clock. What viewers cost is the difference between the hub with them and without, in the
-same run, because the simulated fleet lives in the same process.
+Part of `python -m bench screen --page`. The page itself notes the moments: when bytes of a picture arrive and when that
+picture stands on the map, by the browser's clock; a picture's age is counted from the moment the hub began it. It is
+opened twice by a browser that knows nothing: on a hub that has just met its fleet, and again later (`warm`). What
+viewers cost is the difference between the hub with them and without, in the same run, because the simulated fleet lives
+in the same process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import CDPSession, Page, sync_playwright
+from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 from websockets.asyncio.client import connect
 
 from tests import servers
 from tests.product.running import Product
 
-# Notes the arrival of each picture before the page's own code sees it, and the moment it stands on the canvas.
+# Notes the arrival of each picture before the page's own code sees it, and the moment that same picture stands on the
+# canvas; what is drawn again, because a filter or a list has changed, is no update.
 WATCH = """
-window.noted = {first: 0, updates: [], shift: 0, arrived: 0, moved: {}};
+window.noted = {first: 0, updated: 0, shown: '', updates: [], ages: [], shift: 0, arrived: 0, waits: '', moved: {}};
 const Plain = window.WebSocket;
 window.WebSocket = class extends Plain { constructor(...all) { super(...all);
-  this.addEventListener('message', e => {
-    if (typeof e.data !== 'string') window.noted.arrived = performance.now(); }); } };
+  this.addEventListener('message', e => { if (typeof e.data === 'string') return;
+    const long = new DataView(e.data).getUint32(0, true);
+    window.noted.waits = JSON.parse(new TextDecoder().decode(new Uint8Array(e.data, 4, long))).at;
+    window.noted.arrived = performance.now(); }); } };
 new PerformanceObserver(list => {
   for (const e of list.getEntries()) if (!e.hadRecentInput) { window.noted.shift += e.value;
     for (const s of e.sources) { const n = s.node, name = n?.dataset?.testid ?? n?.className ?? n?.nodeName ?? 'gone';
       window.noted.moved[name] = (window.noted.moved[name] ?? 0) + e.value / e.sources.length; } }
 }).observe({type: 'layout-shift', buffered: true});
 new MutationObserver(all => { for (const one of all) {
-  if (one.attributeName !== 'data-drawn' || !one.target.dataset.drawn) continue;
-  if (!window.noted.first) window.noted.first = performance.now();
-  else if (window.noted.arrived) window.noted.updates.push(performance.now() - window.noted.arrived);
+  const at = one.target.dataset.drawn, noted = window.noted, now = performance.now();
+  if (!at || at === noted.shown) continue;
+  if (!noted.first) noted.first = now;
+  else if (!noted.updated) noted.updated = now;
+  if (noted.shown && at === noted.waits) {
+    noted.updates.push(now - noted.arrived);
+    noted.ages.push(Date.now() - Date.parse(at)); }
+  noted.shown = at;
 } }).observe(document, {subtree: true, attributes: true, attributeFilter: ['data-drawn']});
 """
 VIEWERS = 50
+WARM_SECONDS = 15.0
+OF_OPENING = ("first_useful_paint_ms", "first_update_ms", "update_worst_ms", "age_worst_ms")
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -47,10 +61,15 @@ def measure(product: Product, *, seconds: float) -> dict[str, Any]:
     """Everything about one page, and then about fifty viewers; `seconds` is how long each part is watched."""
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=str(servers.require("chromium")), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1600, "height": 1000})
-        found = watch_page(page, product.url, seconds)
+        found = watch_page(fresh_page(browser), product.url, seconds)
+        warm = watch_page(fresh_page(browser), product.url, min(seconds, WARM_SECONDS))
         browser.close()
+    found["warm"] = {name: number for name, number in warm.items() if name in OF_OPENING}
     return found | asyncio.run(cost_of_viewers(product, seconds)) | {"load_average": round(os.getloadavg()[0], 1)}
+
+
+def fresh_page(browser: Browser) -> Page:
+    return browser.new_context(viewport={"width": 1600, "height": 1000}).new_page()
 
 
 def watch_page(page: Page, url: str, seconds: float) -> dict[str, Any]:
@@ -69,19 +88,31 @@ def watch_page(page: Page, url: str, seconds: float) -> dict[str, Any]:
     page.wait_for_timeout(1000 * seconds)
     watched = time.monotonic() - began
     noted = page.evaluate("window.noted")
+    grown = heap_bytes(inspector) - heap
     painted = page.evaluate("performance.getEntriesByType('paint').map(e => [e.name, e.startTime])")
-    updates = sorted(noted["updates"]) or [0.0]
+    page.context.close()
     return opened | {
         "first_contentful_paint_ms": round(dict(painted).get("first-contentful-paint", 0)),
-        "first_useful_paint_ms": round(noted["first"]),
-        "updates": len(noted["updates"]),
-        "update_p50_ms": round(statistics.median(updates), 1),
-        "update_worst_ms": round(updates[-1], 1),
+        **moments(noted),
         "layout_shift": round(noted["shift"], 4),
         "layout_shift_of": {name: round(part, 4) for name, part in noted["moved"].items() if part >= 0.0001},
         "api_calls_per_minute": round(60 * calls[0] / watched, 1),
         "heap_mb": round(heap / 1e6, 1),
-        "heap_grown_mb": round((heap_bytes(inspector) - heap) / 1e6, 2),
+        "heap_grown_mb": round(grown / 1e6, 2),
+    }
+
+
+def moments(noted: Mapping[str, Any]) -> dict[str, float]:
+    """When the first picture stood there, when the next, and how long each took from its arrival and from the hub."""
+    updates, ages = sorted(noted["updates"]) or [math.nan], sorted(noted["ages"]) or [math.nan]
+    return {
+        "first_useful_paint_ms": round(noted["first"]),
+        "first_update_ms": round(noted["updated"]),
+        "updates": len(noted["updates"]),
+        "update_p50_ms": round(statistics.median(updates), 1),
+        "update_worst_ms": round(updates[-1], 1),
+        "age_p50_ms": round(statistics.median(ages), 1),
+        "age_worst_ms": round(ages[-1], 1),
     }
 
 

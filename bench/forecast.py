@@ -130,7 +130,7 @@ def _column(path: Path, column: str) -> Floats:
 
 
 def synthetic(seed: int, *, weeks: int = 5) -> list[tuple[str, Floats]]:
-    """Seasons, trend, a level shift, projects, counts, saturation, a walk; models were chosen on other draws."""
+    """Seasons, trend, a level shift, projects, counts, saturation, a walk, holidays; models saw other draws."""
     random = np.random.default_rng(seed)
     hours = np.arange(weeks * 168)
     day = np.sin(2 * np.pi * (hours % 24 - 8) / 24) + 0.4 * np.sin(4 * np.pi * (hours % 24 - 5) / 24)
@@ -160,4 +160,6 @@ def synthetic(seed: int, *, weeks: int = 5) -> list[tuple[str, Floats]]:
         "random walk": 300 + np.cumsum(random.normal(0, 3, len(hours))),
         "white": 100 + random.normal(0, 20, len(hours)),
     }
+    holidays = np.isin(hours // 24, random.choice(weeks * 7, 2, replace=False))
+    made["holidays"] = np.where(holidays, 0.45, 1.0) * made["seasons"]
     return [(f"synthetic.{name}", np.maximum(0.0, values)) for name, values in made.items()]

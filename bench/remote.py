@@ -4,6 +4,8 @@ The pages of a simulated fleet are read by the real pipeline in simulated time a
 remote write; rules ask it over HTTP. What the simulator takes is measured and left out. CPU seconds are of one scrape
 interval of 15 s; `lost` are samples that were offered and not taken. What is left with `--without-rules` is what a hub
 does whose rules belong to the server (`[rules] owner = "server"`), and what the server does besides evaluating them.
+`--streamed` is for fleets that no simulation of this machine could hold, with rules owned by us and by vmalert
+(`_streamed`).
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench import _streamed
 from bench.idle import cpu_seconds, resident_mib
 from bench.scale import INTERVAL_SECONDS, SERIES_PER_GPU, TimedLine, TimedSimulation
 from tests import servers
 from watchkeeper.config import settings
 from watchkeeper.drill.watch import Pace, Watch
 from watchkeeper.query import prometheus
+from watchkeeper.query.near import NearEngine
 from watchkeeper.query.remote.http import Client
 from watchkeeper.query.remote.sender import Sender
 from watchkeeper.rules import evaluate
@@ -37,11 +41,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warm", type=int, default=2, help="intervals before looking: in the first all series are new")
     parser.add_argument("--intervals", type=int, default=4, help="intervals to look at")
     parser.add_argument("--without-rules", action="store_true", help="somebody else evaluates them")
+    parser.add_argument("--streamed", action="store_true", help="25 metrics for each GPU, made page by page")
+    parser.add_argument(
+        "--near", action="store_true", help="streamed: our rules are evaluated on what the hub has read"
+    )
+    parser.add_argument("--memory", default="15m", help="streamed: how much of it a near hub keeps")
+    parser.add_argument("--turns", type=int, default=2, help="streamed: turns of our rules")
+    parser.add_argument("--vmalert-seconds", type=float, default=60.0, help="streamed: how long vmalert has the rules")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, victoria_metrics(Path(folder)) as (url, pid):
+        if options.streamed:
+            return streamed(options, url, Path(folder), pid=pid)
         return asyncio.run(watched(options, url, Path(folder), pid))
+
+
+def streamed(options: argparse.Namespace, url: str, folder: Path, *, pid: int) -> dict[str, Any]:
+    engine = engine_of(url, options.gpus, near=options.near, memory=options.memory)
+    try:
+        return asyncio.run(_streamed.measure(options, engine, url=url, pid=pid, folder=folder))
+    finally:
+        engine.close()
 
 
 @contextlib.contextmanager
@@ -49,8 +70,13 @@ def victoria_metrics(folder: Path) -> Iterator[tuple[str, int]]:
     """A server for a large fleet: its address and its process."""
     port = servers.free_port()
     url = f"http://127.0.0.1:{port}"
-    line = [servers.require("victoria-metrics"), f"-httpListenAddr=127.0.0.1:{port}"]
-    line += [f"-storageDataPath={folder}/vm", "-retentionPeriod=24", "-search.latencyOffset=0s"]
+    line: list[str | Path] = [servers.require("victoria-metrics"), f"-httpListenAddr=127.0.0.1:{port}"]
+    line += [
+        f"-storageDataPath={folder}/vm",
+        "-retentionPeriod=24",
+        "-search.latencyOffset=0s",
+        "-memory.allowedPercent=30",
+    ]
     line += [
         "-search.maxUniqueTimeseries=20000000",
         "-search.maxQueryDuration=120s",
@@ -89,15 +115,17 @@ async def watched(options: argparse.Namespace, url: str, folder: Path, pid: int)
         engine.close()
 
 
-def engine_of(url: str, gpus: int) -> prometheus.PrometheusEngine:
+def engine_of(url: str, gpus: int, *, near: bool = False, memory: str = "2h") -> prometheus.PrometheusEngine:
     access = settings.Query(
         engine=settings.QueryEngine.PROMETHEUS,
         url=url,
         write_url=f"{url}/api/v1/write",
         timeout="120s",
         max_series=SERIES_PER_GPU * gpus,
+        near=near,
+        memory=memory,
     )
-    engine = prometheus.PrometheusEngine(access)
+    engine = NearEngine(access) if near else prometheus.PrometheusEngine(access)
     # Simulated time does not wait for the server; a hub's queue has the real time between two scrapes.
     engine.sender = Sender(
         Client(access, f"{url}/api/v1/write", key="query.write_url"), max_queued=SERIES_PER_GPU * gpus

@@ -102,7 +102,7 @@ class Cluster:
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, content, headers, method=method)
         secure = ssl.create_default_context(cafile=str(self.ca_file))
-        with urllib.request.urlopen(request, timeout=10, context=secure) as answer:
+        with urllib.request.urlopen(request, timeout=60, context=secure) as answer:
             return dict(json.load(answer)) if answer.status < 300 else {}
 
     def create(self, path: str, raw: Raw) -> Raw:

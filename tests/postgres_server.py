@@ -60,7 +60,7 @@ class Cluster:
         """SIGINT ends all connections and stops; SIGQUIT does not even write down that it did."""
         if self._process is not None:
             self._process.send_signal(how)
-            self._process.wait(20)
+            self._process.wait(60)
             self._process = None
 
     def address(self, database: str) -> str:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pytest
 
-STOP_SECONDS = 5.0
-READY_SECONDS = 60.0
+STOP_SECONDS = 15.0
+READY_SECONDS = 90.0
 FIRST_PORT, LAST_PORT = 20_000, 32_000
 MOST_WORKERS = 4
 
@@ -157,7 +157,7 @@ def wait_until_ready(server: subprocess.Popen[bytes], url: str, *, log: Path) ->
         if server.poll() is not None:
             pytest.fail(f"{server.args!r} ended with {server.returncode}:\n{log.read_text()[-2000:]}", pytrace=False)
         # URLError, a refused connection and a timeout are all OSError.
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10):
             return
         time.sleep(0.05)
     pytest.fail(f"{url} did not answer within {READY_SECONDS:g} s:\n{log.read_text()[-2000:]}", pytrace=False)

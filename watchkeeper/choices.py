@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
-from watchkeeper.query import embedded, prometheus
+from watchkeeper.query import embedded, near, prometheus
 from watchkeeper.remediate import driver
 from watchkeeper.remediate.drivers import dry_run, kubernetes, simulated, slurm_rest
 from watchkeeper.store import head
@@ -25,7 +25,7 @@ def engine_of(settings: config.Settings) -> embedded.EmbeddedEngine | prometheus
             where="query.write_url",
             remedy="Set it to the server's remote-write address, or let the server scrape, with fleet.scrape = false",
         )
-    return prometheus.PrometheusEngine(settings.query)
+    return near.NearEngine(settings.query) if settings.query.near else prometheus.PrometheusEngine(settings.query)
 
 
 def driver_of(

@@ -15,8 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from watchkeeper import __version__, choices, diagnosis_queue, leadership, pipeline, repair_loop, rule_loops
-from watchkeeper.accounting import books, budget_watch, ledger
+from watchkeeper import __version__, choices, diagnosis_queue, leadership, pipeline, repair_loop, rule_loops, upkeep
 from watchkeeper.collect import (
     clusters,
     discovery,
@@ -39,11 +38,11 @@ from watchkeeper.model import actions, alerts, diagnosis, events, notices
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import Silence
-from watchkeeper.query import embedded, engine
+from watchkeeper.query import engine
 from watchkeeper.remediate import evidence, node_checks, orders
 from watchkeeper.remediate.drivers import kubernetes, together
 from watchkeeper.rules import evaluate, reload, rulefile, slo
-from watchkeeper.store import chain, clock_check, durable, journal
+from watchkeeper.store import chain, journal
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,12 +51,10 @@ DISCOVER_SECONDS = 30.0
 TICK_SECONDS = 1.0
 # More would only wait for one another's cores; the rest of the questions queue up.
 QUESTIONS_AT_ONCE = 4
-SYNC_SECONDS = 1.0
 RECOVERY_SECONDS = 15.0
 # Pages show every open incident; a fleet with more has one fault, and it is not in this list.
 MOST_INCIDENTS = 10_000
 TRIM_SECONDS = 3600.0
-LEDGER_SECONDS = 600.0
 # Any metric that every exporter has would do; its labels say who holds the GPU.
 # Where Prometheus reads the agents itself, their own series is there already.
 HOLDER_EXPR = 'DCGM_FI_DEV_GPU_UTIL unless on (UUID) watchkeeper_gpu_workload_info{instance!=""}'
@@ -82,13 +79,13 @@ class Hub:
         self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=kept)
         self.policy = repair_loop.policy_of(settings.remediate, gives_orders=together.gives_orders(settings))
         self.repairs = repair_loop.RepairLoop(settings.remediate, time=time, metrics=self.metrics)
-        self._budgets = budget_watch.of_settings(settings, self.metrics)
         self._cluster_driver = choices.driver_of(settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped)
         self.driver = together.with_nodes(self._cluster_driver, settings, lambda: self.orders, time=time)
         self.orders: orders.Outbox | None = None
         self.lead = leadership.Leadership(settings, metrics=self.metrics)
         self._unread_because: str | None = "the fleet has not been read yet"
         self.engine = choices.engine_of(settings)
+        self._upkeep = upkeep.Upkeep(settings, self.engine, time=time, metrics=self.metrics)
         self._directory = files.DataDirectory(Path(settings.hub.data))
         # Incidents and the journal belong to one thread: no locks above it, and no fsync on the event loop.
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="clerk")
@@ -99,9 +96,7 @@ class Hub:
         self._known_problems: list[str] = []
         self._troubles = troubles.Troubles()
         self._dropped_targets: tuple[discovery.Dropped, ...] = ()
-        self._samples: durable.DurableStore | None = None
         self._doubt = leaps.Doubt(TRIM_SECONDS)
-        self._clock_check = clock_check.ClockCheck()
         self._at_work = 0
         self._undiagnosed = diagnosis_queue.DiagnosisQueue(
             diagnosis_queue.Surroundings(
@@ -118,15 +113,6 @@ class Hub:
         self._failures = counter("watchkeeper_hub_loop_failures_total", "Failures that a loop of the hub survived")
         self._events = counter("watchkeeper_hub_events_total", "New events taken, by kind")
         self._repeats = counter("watchkeeper_hub_repeated_events_total", "Pushed events that were known already")
-        self._stored = {
-            "series": gauge("watchkeeper_store_series", "Series in memory"),
-            "blocks": gauge("watchkeeper_store_blocks", "Blocks of samples on disk"),
-            "block_bytes": gauge("watchkeeper_store_block_bytes", "Bytes of those blocks"),
-            "log_bytes": gauge("watchkeeper_store_log_bytes", "Bytes of the write-ahead log"),
-            "lost_samples": gauge("watchkeeper_store_lost_samples", "Samples that damage to the log took at the start"),
-            "unlogged_samples": gauge("watchkeeper_store_unlogged_samples", "Samples that found no room in the log"),
-            "damages": gauge("watchkeeper_store_damages", "Places in files of the store that are not as written"),
-        }
         self._left_out = gauge("watchkeeper_hub_signals_left_out", "Signals that found no room in an incident")
         self._open_incidents = gauge("watchkeeper_hub_open_incidents", "Incidents that are not resolved, by severity")
 
@@ -145,14 +131,13 @@ class Hub:
     def degraded(self) -> list[str]:
         """What does not work now, in sentences; nothing while all is well."""
         failing = [f"{each.what}: {each.problem}" for each in self._troubles.current(self.clock.now())]
-        ahead = clock_check.problem(self._samples, clock.to_ms(self.clock.now()))
-        return [*failing, *self._known_problems, *filter(None, [ahead, self.silences_problem()])]
+        return [*failing, *self._known_problems, *filter(None, [self._upkeep.problem(), self.silences_problem()])]
 
     def open(self) -> None:
         """Claim the data directory and restore what was so before; StartRefused or StoreError if that cannot be."""
         self._directory.claim()
         try:
-            self._open_samples()
+            self._upkeep.open()
             self._join_stages(self.lead.open())
         except (OSError, WatchkeeperError):
             self.lead.close()
@@ -172,13 +157,6 @@ class Hub:
         self.repairs.join(self._repair_parts())
         self.desk = delivery.Desk(self.settings.notify, self._desk_surroundings(), now=now)
 
-    def _open_samples(self) -> None:
-        """Give the embedded engine its past and a place for what is to come; a server keeps its own samples."""
-        if isinstance(self.engine, embedded.EmbeddedEngine):
-            limits = durable.StoreSettings.of(self.settings.query)
-            path, now_ms = self.settings.samples_path, lambda: clock.to_ms(self.clock.now())
-            self.engine.head = self._samples = durable.open_store(path, limits, clock_ms=now_ms)
-
     def _parts(self) -> pipeline.Parts:
         return pipeline.Parts(
             engine=self.engine,
@@ -189,7 +167,7 @@ class Hub:
             driver=self.driver,
             ladder=self.repairs.ladder,
             under_repair=self.repairs.acting_on,
-            newest_ms=None if self._samples is None else self._samples.newest_ms,
+            newest_ms=self._upkeep.newest_ms,
         )
 
     def _repair_parts(self) -> repair_loop.Parts:
@@ -244,9 +222,7 @@ class Hub:
             self._repeat("clusters", self.clusters.run, 0.0),
             self._repeat("discovery", self._discover, DISCOVER_SECONDS),
             self._repeat("standing series", self._append_standing, interval),
-            self._repeat("usage", self._keep_usage, LEDGER_SECONDS),
-            self._repeat("samples", self._keep_samples, 0.0),
-            self._repeat("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
+            *(self._repeat(loop.name, loop.body, loop.pause_seconds) for loop in self._upkeep.loops(self._troubles)),
         ]
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
@@ -321,7 +297,7 @@ class Hub:
 
     def _keeps_samples(self) -> bool:
         """Each hub reads the fleet into a store of its own; into a server's only the leader writes."""
-        return self.lead.is_leading or self._samples is not None
+        return self.lead.is_leading or self._upkeep.is_ours
 
     async def _append_standing(self) -> None:
         """Nodes, holders of GPUs, event counts and our own metrics, as series that rules and pages can join with."""
@@ -351,27 +327,6 @@ class Hub:
             interval_seconds=self.settings.fleet.scrape_interval_seconds,
             timeout_seconds=self.settings.fleet.scrape_timeout_seconds,
         )
-
-    async def _keep_samples(self) -> None:
-        """Bring samples to the disk each second of the disk's own time, however fast a simulated clock runs."""
-        await asyncio.sleep(SYNC_SECONDS)
-        if self._samples is not None:
-            now = self.clock.now()
-            if said := await asyncio.to_thread(self._clock_check.sync, self._samples, clock.to_ms(now)):
-                self._troubles.note("clock", said, now=now)
-
-    async def _keep_usage(self) -> None:
-        """Bring recorded hours of usage into the ledger, which outlives the samples."""
-        book = ledger.Ledger(Path(self.settings.hub.data) / "usage")
-        await asyncio.to_thread(books.keep_up, self.engine, book, now=self.clock.now().timestamp())
-        await asyncio.to_thread(self._budgets.look, self.engine, self.clock.now())
-
-    async def _keep_blocks(self) -> None:
-        if self._samples is not None:
-            await asyncio.to_thread(self._samples.maintain, clock.to_ms(self.clock.now()))
-            status = self._samples.status()
-            for name, metric in self._stored.items():
-                metric.set(getattr(status, name))
 
     # Rules
 

@@ -75,6 +75,9 @@ class Pipeline:
     def __init__(self, parts: Parts, *, now: datetime) -> None:
         self._parts = parts
         self._rules = parts.rules
+        # An engine may answer rules from nearer by than all others.
+        for_rules = getattr(parts.engine, "for_rules", None)
+        self._rule_engine: engines.Engine = parts.engine if for_rules is None else for_rules()
         self._now = now
         runs_on = footprint.Footprints(parts.engine, lambda: self._now)
         self.incidents = core.Incidents(
@@ -145,7 +148,7 @@ class Pipeline:
         self._end_series()
         states: dict[str, evaluate.RuleState] = {}
         try:
-            for result in evaluate.evaluate_each(group, self._parts.engine, self.rule_state, now=now):
+            for result in evaluate.evaluate_each(group, self._rule_engine, self.rule_state, now=now):
                 self._parts.engine.append(result.samples, together=f"rule {zlib.crc32(result.key.encode()):08x}")
                 states[result.key] = result.state
                 changed += result.changes

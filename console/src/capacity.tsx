@@ -6,7 +6,7 @@ import { ago, count, day, many, percent, words } from "./format";
 import { ask, useAsk } from "./hub";
 import { Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "./parts";
 import { param, put, to, type PageProps } from "./router";
-import { Table } from "./table";
+import { Table, type Column } from "./table";
 
 interface Point { time: string; mean: number; low: number; high: number }
 interface Forecast {
@@ -30,6 +30,17 @@ const WINDOWS = [["6h", "6 hours"], ["1d", "day"], ["7d", "week"], ["2w", "2 wee
 const HORIZONS = [["1d", "1 day"], ["7d", "1 week"], ["4w", "4 weeks"], ["12w", "12 weeks"]] as const;
 const seconds = (at: string) => Date.parse(at) / 1000;
 const wait = (s: number | null) => (s == null ? "unknown" : s < 1 ? "none" : ago(1000 * s));
+const ROOMS: Column<Now["standing"]["rooms"][number]>[] = [
+  { id: "gpus", title: "GPUs", value: (r) => r.gpus },
+  { id: "jobs", title: "Jobs fit", numeric: true, value: (r) => r.jobs },
+  { id: "stranded", title: "Stranded", numeric: true, value: (r) => r.stranded_gpus, cell: (r) => (r.stranded_gpus ? `${count(r.stranded_gpus)} GPUs` : "none") },
+];
+const WAITS: Column<Now["waits"][number]>[] = [
+  { id: "gpus", title: "GPUs", value: (w) => w.gpus },
+  { id: "waiting", title: "Wait now", numeric: true, value: (w) => w.waiting },
+  { id: "longest", title: "Longest", numeric: true, value: (w) => w.longest_seconds, cell: (w) => wait(w.longest_seconds) },
+  { id: "p95", title: "p95 of started", numeric: true, value: (w) => w.p95_seconds, cell: (w) => wait(w.p95_seconds) },
+];
 
 export function CapacityView({ address, theme }: PageProps) {
   const horizon = param(address, "horizon", "7d"), { answer: made, problem } = useAsk<Forecast>(`/api/capacity/forecast?horizon=${horizon}`);
@@ -60,12 +71,12 @@ export function CapacityView({ address, theme }: PageProps) {
           </Panel>
         </div>
         <aside>
-          <Panel title="What would help" id="advice-panel">{!advised ? <Skeleton lines={3} /> : advised.advice.length === 0 ? <p class="dim"><Mark tone="ok">Nothing needs to change.</Mark></p> : <ol class="plan">{advised.advice.map((a) => <li key={a.action + a.why}><div><b>{words(a.action)} {many(a.gpus, "GPU")}</b><p>{a.why}{a.confidence != null && ` · ${percent(100 * a.confidence)} sure`}</p></div></li>)}</ol>}</Panel>
+          <Panel title="What would help" id="advice-panel">{!advised ? <Skeleton lines={3} /> : advised.advice.length === 0 ? <p class="dim">{made?.reason ? <Mark>Unknown until there is a forecast.</Mark> : <Mark tone="ok">Nothing needs to change.</Mark>}</p> : <ol class="plan">{advised.advice.map((a) => <li key={a.action + a.why}><div><b>{words(a.action)} {many(a.gpus, "GPU")}</b><p>{a.why}{a.confidence != null && ` · ${percent(100 * a.confidence)} sure`}</p></div></li>)}</ol>}</Panel>
           <Panel title="Room for a job of" id="rooms-panel" hint="free now, by size">
-            {!here ? <Skeleton lines={4} /> : <table><thead><tr><th scope="col">GPUs</th><th scope="col" class="n">Jobs fit</th><th scope="col" class="n">Stranded</th></tr></thead><tbody>{here.standing.rooms.map((r) => <tr key={r.gpus}><td>{r.gpus}</td><td class="n">{count(r.jobs)}</td><td class="n">{r.stranded_gpus ? `${count(r.stranded_gpus)} GPUs` : "none"}</td></tr>)}</tbody></table>}
+            {!here ? <Skeleton lines={4} /> : <Table id="rooms" caption="Jobs that fit now, by size" rows={here.standing.rooms} rowKey={(r) => String(r.gpus)} columns={ROOMS} empty={<Empty title="No GPU is in service" />} />}
           </Panel>
           <Panel title="Waiting" id="waits-panel" hint="by size of job">
-            {!here ? <Skeleton lines={3} /> : here.waits.length === 0 ? <p class="dim">No scheduler tells of jobs that wait.</p> : <table><thead><tr><th scope="col">GPUs</th><th scope="col" class="n">Wait now</th><th scope="col" class="n">Longest</th><th scope="col" class="n">p95 of started</th></tr></thead><tbody>{here.waits.map((w) => <tr key={w.gpus}><td>{w.gpus}</td><td class="n">{count(w.waiting)}</td><td class="n">{wait(w.longest_seconds)}</td><td class="n">{wait(w.p95_seconds)}</td></tr>)}</tbody></table>}
+            {!here ? <Skeleton lines={3} /> : here.waits.length === 0 ? <p class="dim">No scheduler tells of jobs that wait.</p> : <Table id="waits" caption="Jobs that wait, by size" rows={here.waits} rowKey={(w) => String(w.gpus)} columns={WAITS} empty={null} />}
           </Panel>
         </aside>
       </div>

@@ -76,7 +76,7 @@ export function Chart(p: Props) {
           <div class="labels" style={bands ? { paddingTop: `${TOP}px` } : undefined}>
             {p.lines.map((line) => (
               <div key={line.label} style={bands ? { height: `${each}px` } : undefined}>
-                <span class={`key ${line.tone ?? "accent"}`} />{line.group && <small>{line.group}</small>}<span class="label" title={line.label}>{line.label}</span><b>{reading(line)}</b>
+                <span class={`key ${line.tone ?? "accent"}${line.dashed ? " dashed" : ""}`} />{line.group && <small>{line.group}</small>}<span class="label" title={line.label}>{line.label}</span><b>{reading(line)}</b>
               </div>))}
           </div>
           <div class="plot" ref={box} role="img" aria-label={`${p.name}. Shown as numbers with the button below.`} style={{ minHeight: `${height}px` }}>

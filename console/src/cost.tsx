@@ -68,7 +68,7 @@ function CostView({ address }: PageProps) {
         <Figures bill={bill} waste={waste.answer?.waste} />
         <div class="columns">
           <div>
-            <Idle waste={waste.answer?.waste} currency={bill.currency} problem={waste.problem} />
+            <Idle waste={waste.answer?.waste} currency={bill.currency} problem={waste.problem} isEmpty={total(bill, "total") === 0} />
             <Panel title={`Spent ${by === "job" ? "by job" : `by ${by}`}`} id="bill-panel" hint={<>{bill.policy_words}{BELOW[by] && <> · a line opens into its {BELOW[by]}s</>}</>}>
               <Table id="bill" caption={`Money by ${by}`} rows={bill.lines} rowKey={(l) => String(l[by])} rowTestId="bill-row" address={address} sort="-money" most={50} href={(l) => drill(l) ?? withParams(address, {})} columns={columns(by, bill, drill)}
                 empty={<Empty title="Nothing was recorded in this time">Choose a longer time; hours are kept from when the hub first saw a GPU.</Empty>} />
@@ -94,8 +94,11 @@ function removeOf(address: URL, at: number): void {
 }
 
 const total = (bill: Bill, part: keyof Hours) => bill.lines.reduce((sum, l) => sum + l.hours[part], 0);
+const FIGURES = [["tile-idle", "Idle but held"], ["tile-spent", "Spent"], ["tile-usedshare", "Used of what was held"], ["tile-nobody", "Held by nobody"], ["tile-energy", "Energy"]] as const;
 function Figures({ bill, waste }: { bill: Bill; waste?: Waste[] }) {
-  const hours = (bill.until - bill.since) / 3600, idle = waste?.reduce((sum, w) => sum + (w.money ?? 0), 0), allocated = total(bill, "allocated"), nobody = Object.values(bill.shared).reduce((a, b) => a + b, 0);
+  const hours = (bill.until - bill.since) / 3600, idle = waste?.reduce((sum, w) => sum + (w.money ?? 0), 0), allocated = total(bill, "allocated"), isEmpty = total(bill, "total") === 0, nobody = Object.values(bill.shared).reduce((a, b) => a + b, 0);
+  // Where nothing was recorded nothing is known: that nobody wasted a GPU would be a claim.
+  if (isEmpty) return <section class="tiles even" aria-label="cost in figures">{FIGURES.map(([id, name]) => <Tile key={id} id={id} name={name} value="unknown" meaning="nothing was recorded in this time" />)}</section>;
   return (
     <section class="tiles even" aria-label="cost in figures">
       <Tile id="tile-idle" name="Idle but held" value={cash(idle, bill.currency)} tone={idle ? "warn" : undefined} meaning={waste === undefined ? "" : waste.length ? `${count(waste.reduce((s, w) => s + w.gpu_hours, 0))} GPU-hours of ${many(waste.length, "holder")}` : "nobody held a GPU without using it"} />
@@ -107,14 +110,14 @@ function Figures({ bill, waste }: { bill: Bill; waste?: Waste[] }) {
   );
 }
 
-function Idle({ waste, currency, problem }: { waste?: Waste[]; currency: string; problem?: Parameters<typeof Table>[0]["problem"] }) {
+function Idle({ waste, currency, problem, isEmpty }: { waste?: Waste[]; currency: string; isEmpty: boolean; problem?: Parameters<typeof Table>[0]["problem"] }) {
   return (
     <Panel title="Idle but held" hint="the most expensive first · SMs below 5 % for 15 minutes" id="idle-panel">
       <Table id="idle" caption="Holders of idle GPUs" rows={waste} problem={problem} rowKey={(w) => `${w.team} ${w.user} ${w.job}`} rowTestId="idle-row" most={8} href={(w) => to.job(w.job)} columns={[
         { id: "job", title: "Held by", value: (w) => w.job, cell: (w) => <><a href={to.job(w.job)}>{w.job}</a><small class="plain">{[w.user !== "unmapped" && w.user, w.team !== "unmapped" && `team ${w.team}`].filter(Boolean).join(" · ") || "owner unknown"}</small></> },
         { id: "hours", title: "GPU-hours", numeric: true, value: (w) => w.gpu_hours, cell: (w) => hours(w.gpu_hours) },
         { id: "money", title: "Money", numeric: true, value: (w) => w.money, cell: (w) => cash(w.money, currency) }]}
-        empty={<p class="dim"><Mark tone="ok">Nobody held a GPU without using it in this time.</Mark></p>} />
+        empty={<p class="dim">{isEmpty ? <Mark>Unknown: nothing was recorded in this time.</Mark> : <Mark tone="ok">Nobody held a GPU without using it in this time.</Mark>}</p>} />
     </Panel>
   );
 }

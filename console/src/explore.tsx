@@ -154,7 +154,7 @@ function Lines({ rows, several, name, time, theme }: { rows: { q: number; expr: 
       let label = `${name(r.metric) || r.expr}`;
       while (seen.has(label)) label += " ";
       seen.add(label);
-      return { label, unit: "", tone: rows.length === 1 ? "accent" : TONES[(several && rows.length > TONES.length ? r.q : i) % TONES.length], values: times.map((at) => { const v = points.get(at); return v === undefined || !Number.isFinite(v) ? null : v; }) };
+      return { label, unit: "", tone: rows.length === 1 ? "accent" : TONES[(several && rows.length > TONES.length ? r.q : i) % TONES.length], dashed: !several && i % (2 * TONES.length) >= TONES.length, values: times.map((at) => { const v = points.get(at); return v === undefined || !Number.isFinite(v) ? null : v; }) };
     });
     return { times, lines };
   }, [rows, time.start, time.end, time.step]);

@@ -24,7 +24,7 @@ function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; sta
   return (
     <div class="tiles steady" data-testid="tiles">
       <Tile id="tile-gpus" name={`GPUs on ${many(s.nodes, "node")}`} value={count(s.gpus)} meaning={[`${count(s.ok + s.held_idle)} healthy`, ...trouble, silent ? `${many(silent, "node")} silent` : ""].filter(Boolean).join(" · ")} />
-      <Tile id="tile-working" name="Doing work (SM active)" value={percent(s.working_percent)}
+      <Tile id="tile-working" name="Working (SM active)" value={percent(s.working_percent)}
         meaning={`allocated ${s.held == null || !s.gpus ? "unknown" : percent((100 * s.held) / s.gpus)} · GPU_UTIL says ${percent(s.gpu_util_percent)}`} />
       <Tile id="tile-idle" name="Idle but held" value={s.held == null ? "unknown" : count(s.held_idle)} href={s.held_idle ? to.fleet("state:held_idle") : undefined}
         meaning={s.held == null ? "no attribution" : s.held_idle ? `${dollars(s.held_idle * price)} / h · ${many(s.idle_teams, "team")} · ${count(s.free)} free` : `of ${count(s.held)} held · ${count(s.free)} free`} />
@@ -132,12 +132,12 @@ function ColourChoice({ status, chosen }: { status: Status; chosen: string }) {
 type Grouped = Paint & { label: string; entries: { name: string; colour: string; gpus: number }[] };
 function usePaint(chosen: string, status: Status | undefined, fleet: Fleet | undefined, frame: Frame | undefined): Paint | Grouped | undefined {
   const group = chosen in GROUPS ? (chosen as Group) : null, low = frame?.low, high = frame?.high, states = group === "state" ? frame : undefined;
+  // The status is asked for again and again; a map is only drawn anew when what it says about the colour is new.
+  const { title, unit } = status?.colours[chosen] ?? { title: chosen, unit: "" }, isKnown = Boolean(status);
   return useMemo(() => {
-    if (!status || !fleet) return undefined;
-    if (group) return grouped(group, fleet, states);
-    const colour = status.colours[chosen] ?? { title: chosen, unit: "" };
-    return scaled(colour.title, colour.unit, low ?? 0, high ?? 1);
-  }, [status, fleet, group, chosen, low, high, states]);
+    if (!isKnown || !fleet) return undefined;
+    return group ? grouped(group, fleet, states) : scaled(title, unit, low ?? 0, high ?? 1);
+  }, [isKnown, fleet, group, title, unit, low, high, states]);
 }
 function grouped(group: Group, fleet: Fleet, frame: Frame | undefined): Grouped {
   const of = (node: FleetNode, gpu: Gpu | null, slot: number): string => {

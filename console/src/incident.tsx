@@ -38,7 +38,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
         <EvidenceLines detail={answer} />
       </div>
       <aside>
-        <PlanPanel detail={answer} version={`${version} ${hub.heard?.slice(0, 18)}`} done={done} />
+        <PlanPanel detail={answer} version={`${version} ${hub.heard?.slice(0, 18)}`} done={done} takes={param(address, "plan") === "1"} />
         <BlastPanel detail={answer} price={hub.status?.dollars_per_gpu_hour ?? 0} />
         <BeforePanel incident={incident} />
         <ToldPanel id={id} version={`${version} ${answer.timeline.length}`} />

@@ -184,7 +184,9 @@ function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggler | nul
   const steps = ranks.some((r) => r.step_seconds != null), value = (r: Rank) => (steps ? r.step_seconds : r.sm_active);
   const known = ranks.filter((r) => value(r) != null);
   if (known.length < 2) return null;
-  const most = Math.max(...known.map((r) => value(r)!)) || 1, shown = ranks.slice(0, 256);
+  const most = Math.max(...known.map((r) => value(r)!));
+  if (most === 0) return <p class="hint gap-below">{steps ? "no rank has finished a step lately" : "no rank was active lately"}</p>;
+  const shown = ranks.slice(0, 256);
   return (
     <figure class="ranks" aria-label={`${steps ? "Step time" : "SM activity"} of ${known.length} ranks`} data-testid="rank-bars">
       <figcaption class="hint">{steps ? `step time, longest ${span(most)}` : "SM active by rank, highest "}{!steps && share(most)}{ranks.length > 256 && " · the first 256"}</figcaption>
@@ -203,6 +205,6 @@ const rankColumns = (straggler: Straggler | null): Column<Rank>[] => [
   { id: "state", title: "Does", value: (r) => r.state, cell: (r) => <Mark {...RANK[r.state]}>{r.state}</Mark> },
   { id: "sm", title: "SM active", numeric: true, value: (r) => r.sm_active, cell: (r) => share(r.sm_active) },
   { id: "power", title: "Power", numeric: true, value: (r) => r.power_watts, cell: (r) => (r.power_watts == null ? "unknown" : `${count(r.power_watts)} W`), minor: true },
-  { id: "step", title: "Step", numeric: true, value: (r) => r.step_seconds, cell: (r) => span(r.step_seconds) },
+  { id: "step", title: "Step", numeric: true, value: (r) => r.step_seconds, cell: (r) => (r.step_seconds === 0 ? "no step" : span(r.step_seconds)) },
   { id: "score", title: "Behind", numeric: true, value: (r) => r.score, cell: (r) => (r.score == null ? "unknown" : r.score < 0.005 ? "–" : percent(100 * r.score)), hint: "how much longer it takes than the others" },
 ];

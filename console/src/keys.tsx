@@ -6,7 +6,7 @@ import { Panel } from "./parts";
 import { go, type PageRow } from "./router";
 
 const EVERYWHERE: [string, string][] = [["/", "search"], ["j k", "next, previous row or card"], ["Enter", "open it"], ["a", "acknowledge the incident"], ["n", "write a note"], ["e", "export the table or report"], ["t", "dark or light"], ["?", "these keys"], ["Esc", "close"]];
-const LEADER_MS = 1200;
+const LEADER_MS = 2000;
 
 /** Move the focus to the next of what can be opened; the browser's focus is the selection, so a redraw keeps it. */
 function move(by: number): void {
@@ -25,8 +25,9 @@ export function useKeys(address: URL, pages: PageRow[], help: (f: (shown: boolea
       const target = event.target as HTMLElement;
       if (event.key === "Escape") help(() => false);
       if (target.closest("input, select, textarea, [contenteditable]") || event.ctrlKey || event.metaKey || event.altKey) return;
-      const led = Date.now() - leader.current < LEADER_MS, page = led && pages.find((p) => p.key === event.key);
-      leader.current = event.key === "g" ? Date.now() : 0;
+      // When it was pressed, not when a busy page comes to it.
+      const led = leader.current > 0 && event.timeStamp - leader.current < LEADER_MS, page = led && pages.find((p) => p.key === event.key);
+      leader.current = event.key === "g" ? event.timeStamp : 0;
       const row = target.closest<HTMLElement>("[data-row]"), here = /^\/incidents\/(.+)/.exec(address.pathname)?.[1];
       const acts: Record<string, (() => void) | undefined> = {
         "/": () => document.getElementById("search")?.focus(),

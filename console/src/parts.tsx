@@ -1,8 +1,8 @@
 // Small pieces that all pages share: panels, chips, times, glyphs, and what stands there when there is nothing to show.
 
 import type { ComponentChildren } from "preact";
-import { ago, clock, day, dollars, percent, utc } from "./format";
-import { acknowledge, now } from "./hub";
+import { ago, clock, day, dollars, percent, utc, words } from "./format";
+import { acknowledge, get, now } from "./hub";
 import { to } from "./router";
 import type { Card as CardValue, Severity } from "./types";
 
@@ -82,6 +82,8 @@ export const Select = (p: { label: string; options: readonly (readonly [string, 
 
 export function IncidentCard({ card }: { card: CardValue }) {
   const open = card.state !== "resolved";
+  // Where a person is asked, the next step is a button: it leads to the plan, with the keyboard on its yes.
+  const asks = get().status?.mode === "ask" && card.plan.length > 0;
   return (
     <article class={`card ${open ? card.severity : "closed"}`} data-testid="incident-card" data-incident={card.id} data-row={to.incident(card.id)} tabIndex={-1}>
       <h3><a href={to.incident(card.id)}>{card.title}</a></h3>
@@ -97,7 +99,8 @@ export function IncidentCard({ card }: { card: CardValue }) {
         <>
           {card.next_step && <p class="next" data-testid="next-step"><b>Next</b> {card.next_step}</p>}
           <div class="buttons">
-            <a class="button primary" href={to.incident(card.id)} data-testid="why">Why</a>
+            {asks && <a class="button primary wrap" href={`${to.incident(card.id)}?plan=1`} data-testid="review">Review: {card.plan.map(words).join(", ")}</a>}
+            <a class={asks ? "button" : "button primary"} href={to.incident(card.id)} data-testid="why">Why</a>
             {card.state === "open" && <button type="button" data-testid="acknowledge" onClick={() => acknowledge(card.id)}>Acknowledge</button>}
           </div>
         </>

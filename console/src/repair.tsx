@@ -17,7 +17,8 @@ interface Told {
 const TONE: Record<string, string> = { done: "ok", failed: "critical", rolled_back: "warning", rejected: "warning" };
 const BY_PERSON = ["inspect", "hand_over"], UNDOABLE = ["planned", "approved", "cordoning", "draining"];
 
-export function PlanPanel({ detail, version, done }: { detail: Detail; version: unknown; done: () => void }) {
+/** With `takes` the keyboard is on the yes: someone came here to say it. */
+export function PlanPanel({ detail, version, done, takes }: { detail: Detail; version: unknown; done: () => void; takes: boolean }) {
   const { plan, diagnosis, incident } = detail, steps = diagnosis?.findings[0]?.actions ?? [];
   const { answer: told, problem } = useAsk<Told>(`/api/incidents/${encodeURIComponent(incident.id)}/repair`, version);
   const repair = told?.repair, began = repair && repair.state !== "planned" && repair.state !== "approved";
@@ -34,7 +35,7 @@ export function PlanPanel({ detail, version, done }: { detail: Detail; version: 
           </li>))}</ol>
         : steps.length ? <ol class="plan">{steps.map((s) => <li key={s.do}><div>{s.do}{s.command && <code>{s.command}</code>}</div></li>)}</ol>
         : <Empty title="No plan yet">A plan is made from the best finding.</Empty>}
-      {repair ? <Deeds repair={repair} done={done} incident={incident.id} /> : plan && told?.why_not && <p class="dim small" data-testid="why-not">Watchkeeper does none of it: {told.why_not}.</p>}
+      {repair ? <Deeds repair={repair} done={done} incident={incident.id} takes={takes} /> : plan && told?.why_not && <p class="dim small" data-testid="why-not">Watchkeeper does none of it: {told.why_not}.</p>}
     </Panel>
   );
 }
@@ -69,7 +70,7 @@ function RepairState({ repair, told }: { repair: Repair; told: Told }) {
 }
 
 /** What a person may say to it: yes to exactly this plan, no with a reason, done, or once more. */
-function Deeds({ repair, done, incident }: { repair: Repair; done: () => void; incident: string }) {
+function Deeds({ repair, done, incident, takes }: { repair: Repair; done: () => void; incident: string; takes: boolean }) {
   const [rejects, askWhy] = useState(false), path = `/api/incidents/${incident}`;
   const say = (verb: string, body: unknown) => async (event?: Event) => {
     event?.preventDefault();
@@ -85,7 +86,7 @@ function Deeds({ repair, done, incident }: { repair: Repair; done: () => void; i
   return (
     <>
       <div class="buttons">
-        {mayApprove && <button type="button" class="primary wrap" data-testid="approve" onClick={say("approve", { digest: repair.digest })}>Approve: {rest}</button>}
+        {mayApprove && <button type="button" class="primary wrap" data-testid="approve" ref={takes ? focus : undefined} onClick={say("approve", { digest: repair.digest })}>Approve: {rest}</button>}
         {byPerson && <button type="button" class="primary" data-testid="step-done" onClick={say("step-done", {})}>Done: {words(step.kind)}</button>}
         {mayReject && <button type="button" data-testid="reject" aria-expanded={rejects} onClick={() => askWhy(!rejects)}>Reject</button>}
         {(repair.state === "failed" || repair.state === "rejected") && !repair.is_running && <button type="button" data-testid="again" onClick={say("again", {})}>Try again</button>}

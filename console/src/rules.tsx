@@ -54,7 +54,7 @@ function Figures({ answer, address }: { answer: Rules; address: URL }) {
       <Tile id="tile-waiting" name="Waiting" value={count(answer.rules.reduce((sum, r) => sum + r.pending, 0))} meaning={waits.length ? `true, not for long enough: ${many(waits.length, "rule")}` : "nothing is on its way"} />
       <Tile id="tile-rules" name="Alerting rules" value={count(answer.rules.length)} meaning={status?.rules.is_successful === false ? "the files have problems; the last good ones are in force" : "as the files are now"} />
       <Tile id="tile-broken" name="Cannot be asked" value={count(broken.length)} tone={broken.length ? "bad" : undefined} meaning={broken.length ? broken.slice(0, 2).map((r) => r.name).join(", ") : "every rule got an answer"} href={withParams(address, { state: "broken" })} />
-      <Tile id="tile-spent" name="One round takes" value={`${(1000 * total).toFixed(0)} ms`} meaning="of the engine, for all rules" />
+      <Tile id="tile-spent" name="One round takes" value={total < 1 ? `${(1000 * total).toFixed(0)} ms` : `${total.toFixed(1)} s`} meaning="of the engine, for all rules" />
     </section>
   );
 }

@@ -156,13 +156,14 @@ def test_a_client_that_never_finishes_its_request_is_cut_off(monkeypatch: pytest
     async def story(address: str) -> None:
         assert await say(address, b"GET /metr") == b""
 
-    with_patience(10, story)
+    with_patience(60, story)
 
 
 def test_a_client_that_only_holds_a_connection_loses_it_and_one_that_has_asked_keeps_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent_server, "REQUEST_SECONDS", 0.05)
+    # Time enough for the first to ask, also where others have the cores.
+    monkeypatch.setattr(agent_server, "REQUEST_SECONDS", 1.0)
 
     async def story(address: str) -> None:
         asked, idle = [await asyncio.open_connection("127.0.0.1", urlsplit(address).port) for _ in range(2)]
@@ -175,7 +176,7 @@ def test_a_client_that_only_holds_a_connection_loses_it_and_one_that_has_asked_k
         for _, writer in (asked, idle):
             await close(writer)
 
-    with_patience(10, story)
+    with_patience(60, story)
 
 
 def test_more_connections_than_the_limit_are_turned_away_and_the_rest_still_works(
@@ -195,7 +196,7 @@ def test_more_connections_than_the_limit_are_turned_away_and_the_rest_still_work
         while not await is_answered(address):
             await asyncio.sleep(0.001)
 
-    with_patience(10, story)
+    with_patience(60, story)
 
 
 def test_a_connection_carries_several_requests() -> None:
@@ -203,7 +204,7 @@ def test_a_connection_carries_several_requests() -> None:
         kept = get("/metrics").replace(b"Connection: close\r\n", b"")
         assert (await say(address, kept + get("/metrics"))).count(b"up 1\n") == 2
 
-    with_patience(10, story)
+    with_patience(60, story)
 
 
 def test_tls_is_spoken_where_a_certificate_is_given(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests import servers
+from tests.browser.conftest import PATIENCE_SECONDS
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
@@ -52,6 +53,7 @@ def site() -> Iterator[Site]:
 def page(browser: Browser) -> Iterator[Page]:
     """A page whose errors fail the test: scripts that throw, and anything the security policy stops."""
     opened = browser.new_page(viewport={"width": 1600, "height": 1000}, color_scheme="dark")
+    opened.set_default_timeout(1000 * PATIENCE_SECONDS)
     problems: list[str] = []
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("console", lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None)
@@ -79,7 +81,7 @@ def test_an_incident_appears_live_and_is_acknowledged(page: Page, site: Site) ->
     open_fleet(page, site)
     site.call(stories.lose_gpu, site.hub)
     card = page.get_by_test_id("incident-card")
-    expect(card).to_contain_text("GPU 3 on gpu-r01-02 fell off the bus", timeout=1000)
+    expect(card).to_contain_text("GPU 3 on gpu-r01-02 fell off the bus")
     expect(card).to_contain_text("cause 97 %")
     expect(page.get_by_test_id("next-step")).to_contain_text("Cordon and drain gpu-r01-02")
     expect(page.get_by_test_id("tile-gpus")).to_contain_text("1 down")
@@ -112,6 +114,7 @@ def test_the_keyboard_reaches_everything(page: Page, site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     site.call(stories.heat_up, site.hub)
     open_fleet(page, site)
+    expect(page.get_by_test_id("incident-card")).to_have_count(2)
     page.keyboard.press("?")
     expect(page.get_by_test_id("keys")).to_be_visible()
     page.keyboard.press("Escape")
@@ -164,7 +167,7 @@ def test_a_lost_hub_is_said_and_the_page_recovers(page: Page) -> None:
         open_fleet(page, site)
     expect(page.get_by_test_id("lost")).to_contain_text("Connection to the hub lost; showing what was known at")
     with serving(hub, port=port):
-        expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live", timeout=15000)
+        expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live")
         expect(page.get_by_test_id("lost")).to_be_hidden()
         page.goto("about:blank")
 
@@ -190,7 +193,7 @@ def test_both_themes_show_the_same_fleet(page: Page, site: Site, theme: str, tmp
     assert background == {"dark": "rgb(12, 15, 20)", "light": "rgb(246, 247, 249)"}[theme]
     assert len(page.screenshot(path=tmp_path / f"{theme}.png")) > 20_000
     page.get_by_test_id("theme").click()
-    assert page.evaluate("document.documentElement.dataset.theme") != theme
+    expect(page.locator("html")).not_to_have_attribute("data-theme", theme)
 
 
 def test_the_console_loads_nothing_from_elsewhere_and_stays_small(page: Page, site: Site) -> None:

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.test_console import browser, open_fleet, page  # noqa: F401 (fixtures)
+from tests.product.running import await_that
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
@@ -158,3 +159,24 @@ def test_nothing_that_is_there_moves_while_answers_come_in_whatever_their_order(
     assert page.evaluate("window.moved") < 0.0005
     # What index.html asks for early is what the code takes: nothing is asked for twice.
     assert sum("/api/fleet" in url for url in asked) == 1
+
+
+# Counts how often the map is drawn, and is told once what has come by now was drawn as well.
+DRAWN = """window.drawn = 0; new MutationObserver((all) => { window.drawn += all.length; })
+  .observe(document, {subtree: true, attributes: true, attributeFilter: ['data-drawn']});"""
+SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(window.drawn), 300)))"
+
+
+def test_a_map_is_drawn_for_a_new_picture_and_not_because_the_status_was_asked_for_again(page: Page) -> None:  # noqa: F811
+    with serving(FakeHub(), interval_seconds=3600) as site:
+        page.clock.install()
+        open_fleet(page, site)
+        expect(page.get_by_test_id("now")).to_have_attribute("data-ready", "yes")
+        page.evaluate(DRAWN)
+        with page.expect_response("**/api/status") as asked:
+            page.clock.fast_forward(16_000)
+        asked.value.finished()
+        assert page.evaluate(SETTLED) == 0
+        site.call(site.hub.changes.send, "fleet")
+        await_that(lambda: page.evaluate("window.drawn") == 1)
+        page.goto("about:blank")

@@ -9,10 +9,11 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.conftest import PATIENCE_SECONDS
 from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
 from tests.product.running import Product, await_that
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
 
 def largest(demo: Product) -> str:
@@ -20,7 +21,7 @@ def largest(demo: Product) -> str:
         jobs = sorted(demo.get("/api/jobs")["jobs"], key=lambda job: -job["gpus"])
         return str(jobs[0]["id"]) if jobs and jobs[0]["gpus"] >= 8 else ""
 
-    return str(await_that(found))
+    return str(await_that(found, within_seconds=PATIENCE_SECONDS))
 
 
 def test_the_list_leads_to_one_job_by_keyboard(page: Page, demo: Product) -> None:  # noqa: F811

@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.conftest import PATIENCE_SECONDS
 from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
 from tests.product.running import Product, await_that
 from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
 
 def opened(demo: Product) -> str:
     """An incident, so that the journal has something to tell."""
     if not demo.incidents():
         demo.command("sim", "inject", "xid-48", "gpu-r01-03:1")
-    return str(await_that(demo.incidents, within_seconds=30)[0]["id"])
+    return str(await_that(demo.incidents, within_seconds=PATIENCE_SECONDS)[0]["id"])
 
 
 def test_entries_are_narrowed_opened_and_exported(page: Page, demo: Product) -> None:  # noqa: F811

@@ -6,15 +6,17 @@ is idle for its quarter of an hour within a minute.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests import servers
+from tests.browser.conftest import PATIENCE_SECONDS
 from tests.product.running import Product, await_that, up
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 
 # Scenario, where it strikes, and what the card must say.
 FAULTS = [
@@ -29,8 +31,8 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    with up(tmp_path_factory.mktemp("six"), "--speed", "20") as running:
-        await_that(running.scraped)
+    with up(tmp_path_factory.mktemp("six"), "--speed", "20", "--mode", "ask") as running:
+        await_that(running.scraped, within_seconds=PATIENCE_SECONDS)
         yield running
 
 
@@ -40,6 +42,7 @@ def page(product: Product) -> Iterator[Page]:
     with sync_playwright() as play:
         browser: Browser = play.chromium.launch(executable_path=str(chromium), args=["--no-sandbox", "--disable-gpu"])
         opened = browser.new_page(viewport={"width": 1600, "height": 1000})
+        opened.set_default_timeout(1000 * PATIENCE_SECONDS)
         opened.goto(product.url)
         expect(opened.get_by_test_id("heatmap")).to_be_visible()
         yield opened
@@ -54,9 +57,22 @@ def test_a_person_sees_the_right_cause_and_next_step(
     assert injected.returncode == 0, injected.stderr
     truth = injected.stdout.rsplit(" ", 1)[1].strip(".\n")
     card = page.get_by_test_id("incident-card").filter(has_text=title)
-    expect(card).to_have_count(1, timeout=120_000)
-    expect(card.get_by_test_id("next-step")).to_contain_text(next_step, ignore_case=True, timeout=10_000)
+    expect(card).to_have_count(1, timeout=200_000)
+    expect(card.get_by_test_id("next-step")).to_contain_text(next_step, ignore_case=True)
     card.get_by_test_id("why").click()
     expect(page.get_by_test_id("finding").first).to_contain_text(truth)
     expect(page.get_by_test_id("plan-step").first).to_be_visible()
     page.get_by_test_id("nav-fleet").click()
+
+
+def test_a_plan_is_reviewed_and_approved_with_the_keyboard_and_begins(product: Product, page: Page) -> None:
+    assert product.command("sim", "inject", "xid-79", "gpu-r01-08:0").returncode == 0
+    card = page.get_by_test_id("incident-card").filter(has_text="GPU 0 on gpu-r01-08 fell off the bus")
+    card.get_by_test_id("review").click()
+    expect(page).to_have_url(re.compile(r"/incidents/INC-\d+\?plan=1$"))
+    expect(page.get_by_test_id("approve")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("repair")).to_contain_text("approved by")
+    cordon = page.get_by_test_id("repair-step").first
+    expect(cordon).to_have_attribute("data-kind", "cordon")
+    expect(cordon).to_have_class("done")

@@ -59,7 +59,7 @@ def test_a_part_that_never_missed_is_left_as_it_is() -> None:
 
 
 def test_errors_that_grow_have_wider_intervals_than_their_own_past_says() -> None:
-    growing = residuals() * np.linspace(1, 8, len(ORIGINS))[:, None]
+    growing = residuals() * np.geomspace(1, 100, len(ORIGINS))[:, None]
     plain, corrected = widths(growing)
     assert corrected > 1.1 * plain
 

@@ -43,7 +43,7 @@ def test_systemd_takes_the_unit_as_it_is_printed(tmp_path: Path) -> None:
     unit = tmp_path / agent_control.UNIT
     unit.write_text(text.replace(agent_control.own_path(), str(command)))
     line = [str(analyze), "verify", "--man=no", str(unit)]
-    verified = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
+    verified = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
 
 
@@ -54,7 +54,7 @@ def test_the_unit_leaves_little_open(tmp_path: Path) -> None:
     unit.write_text(ran("agent", "unit").stdout)
     # From 0 to 100; what a service without any protection has is 96, and 30 still reads "OK".
     line = [str(analyze), "security", "--offline=yes", "--threshold=30", "--no-pager", str(unit)]
-    judged = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
+    judged = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert judged.returncode == 0, judged.stdout[-2000:] + judged.stderr
 
 
@@ -120,5 +120,5 @@ def test_the_agent_ends_although_a_file_of_the_machine_never_answers(tmp_path: P
         with (tmp_path / "proc/loadavg").open("w"):
             # The reading thread is there now, and is kept by this end.
             child.terminate()
-            assert child.wait(20) == 0
+            assert child.wait(60) == 0
         assert "Agent stopped" in child.stderr.read()

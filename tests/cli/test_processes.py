@@ -15,5 +15,5 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def test_the_soft_limit_of_open_files_becomes_the_hard_one() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "(512, 512)\n"

@@ -21,7 +21,7 @@ print_table(["id", "severity", "what"], [["INC-1", "critical", "{LONG}"], ["INC-
 
 
 def test_in_a_pipe_a_row_is_one_whole_line_without_escape_codes() -> None:
-    done = subprocess.run([sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == [
         "id     severity  what",
         f"INC-1  critical  {LONG}",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests import servers
 
-READY_SECONDS = 20.0
+READY_SECONDS = 60.0
 # Where Debian and Fedora keep the library that stands in for libibumad.
 SIMULATED_UMAD = (
     "/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so",
@@ -124,7 +124,7 @@ class Fabric:
             console.write(command + "\n")
 
     def ask(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=60)
         return done.stdout
 
     def programs(self, folder: Path) -> str:

@@ -97,7 +97,7 @@ class Cluster:
     def ask(self, *command: str, **more: str) -> str:
         """What a command of Slurm prints; a test failure if it complains."""
         answer = subprocess.run(
-            command, env={**self.environment, **more}, capture_output=True, text=True, timeout=20, check=False
+            command, env={**self.environment, **more}, capture_output=True, text=True, timeout=60, check=False
         )
         assert answer.returncode == 0, f"{command}: {answer.stderr or answer.stdout}"
         return answer.stdout

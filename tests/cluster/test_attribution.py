@@ -174,7 +174,7 @@ def test_a_program_whose_files_hang_costs_one_thread_and_is_said(monkeypatch: py
 
     def look_up(programs: Sequence[Program]) -> Mapping[int, Running]:
         asked.append(programs)
-        is_over.wait(20)
+        is_over.wait(60)
         return {7: ran(7, JOB)}
 
     async def story() -> None:

@@ -111,7 +111,7 @@ def ask(url: str, tmp_path: Path, **more: Any) -> fabric.Fabric:
     (tmp_path / "token").write_text("tok-1\n")
     known = {"ufm_username": "admin", "ufm_password_file": str(tmp_path / "password")}
     given = more if "ufm_token_file" in more else {**known, **more}
-    return asyncio.run(ufm.ask(config.Fabric(ufm_url=url, timeout="2s", **given), at_ms=5))
+    return asyncio.run(ufm.ask(config.Fabric(ufm_url=url, timeout="30s", **given), at_ms=5))
 
 
 def test_ufms_lists_become_the_fabric_with_leaves_rates_and_counters(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.agent.test_agent import machine as agent_machine
 from tests.agent.test_agent_gpus import running
 from tests.cluster import slurm_cluster
 from tests.fake_nvml import driver
+from tests.product.running import SOON_SECONDS
 from watchkeeper.collect import commands, node_facts
 from watchkeeper.collect.gpu_samples import Program
 from watchkeeper.collect.programs import ProgramOwners
@@ -127,14 +128,13 @@ def test_an_scontrol_that_hangs_costs_its_deadline_once_and_not_every_time(
 ) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "scontrol").write_text("#!/bin/sh\nexec sleep 60\n")
+    (folder / "scontrol").write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\nexec sleep 60\n")
     (folder / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     make_program(tmp_path / "proc", 20, name="slurmstepd", cmdline="slurmstepd: [5.0]\0")
     jobs = SlurmJobs("n1", proc=tmp_path / "proc", ask=commands.Commands(seconds=0.3))
-    started = time.monotonic()
     assert [jobs.look(now) for now in (0.0, 2.0, 4.0)] == [{}, {}, {}]
-    assert time.monotonic() - started < 2.0
+    assert (tmp_path / "asked").read_text() == "asked\n"
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.
 
 
 @pytest.mark.servers
-def test_a_job_is_attributed_within_five_seconds_of_its_start(
+def test_a_job_is_attributed_soon_after_its_start(
     cluster: slurm_cluster.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(cluster.folder / "slurm.conf"))
@@ -154,7 +154,7 @@ def test_a_job_is_attributed_within_five_seconds_of_its_start(
     other = cluster.submit("--gres=gpu:3", "-w", "n2")
     slurm_cluster.until(lambda: cluster.ask("squeue", "-h", "-o", "%T").split() == ["RUNNING"] * 2)
     started, found = time.monotonic(), {}
-    while time.monotonic() - started < 5.0 and set(found) != {"nvidia0", "nvidia1"}:
+    while time.monotonic() - started < SOON_SECONDS and set(found) != {"nvidia0", "nvidia1"}:
         found = dict(asyncio.run(jobs.read()))
     assert found == dict.fromkeys(["nvidia0", "nvidia1"], (Holding(Workload(WorkloadKind.SLURM_JOB, id, user="root")),))
     assert other not in str(found), "that one is on the other node"
@@ -163,7 +163,7 @@ def test_a_job_is_attributed_within_five_seconds_of_its_start(
 
 
 @pytest.mark.servers
-def test_the_agents_page_names_a_job_within_five_seconds_of_its_start(
+def test_the_agents_page_names_a_job_soon_after_its_start(
     cluster: slurm_cluster.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not driver.has_compiler():
@@ -181,7 +181,6 @@ def test_the_agents_page_names_a_job_within_five_seconds_of_its_start(
             return page, seen - datetime.fromisoformat(started.strip()).timestamp()
 
     page, seconds = asyncio.run(story())
-    # Slurm tells whole seconds.
-    assert seconds < 5.0 + 1.0
+    assert seconds < SOON_SECONDS
     assert page.count('reason="attributed"} 1') == 3
     cluster.cancel_all()

@@ -19,7 +19,7 @@ def ask(answer: Answer, use: Callable[[Connection, Loopback], Awaitable[Response
     async def story() -> Response:
         async with serve(answer) as server:
             connection = Connection(
-                timeout_seconds=options.get("timeout_seconds", 5.0),
+                timeout_seconds=options.get("timeout_seconds", 60.0),
                 max_body_bytes=int(options.get("max_body_bytes", 1000)),
             )
             try:

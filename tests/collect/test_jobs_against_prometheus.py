@@ -126,7 +126,7 @@ def by_labels(labels: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def ask(url: str, path: str, **form: str) -> Any:
-    with urllib.request.urlopen(f"{url}/api/v1/{path}?{urllib.parse.urlencode(form)}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/api/v1/{path}?{urllib.parse.urlencode(form)}", timeout=60) as answer:
         return json.loads(answer.read())["data"]
 
 

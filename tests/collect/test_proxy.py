@@ -19,7 +19,7 @@ from watchkeeper.kit.access import Access
 
 
 async def send(url: str, access: Access, times: int = 1) -> Response:
-    connection = Connection(access=access, timeout_seconds=5.0)
+    connection = Connection(access=access, timeout_seconds=60.0)
     try:
         for _ in range(times):
             response = await connection.send(Request(url))

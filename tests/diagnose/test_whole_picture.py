@@ -70,6 +70,45 @@ def test_the_gpu_that_does_not_spin_is_the_one_that_a_mute_job_waits_for() -> No
     assert "py-spy dump --pid PID" in {step.command for step in found.actions}
 
 
+@pytest.mark.parametrize(
+    ("percents", "watts", "said"),
+    [
+        ([100.0] * 7 + [0.0], 150.0, "7 of 8 GPUs spin in a collective; GPU 7 on n1 shows 0 % and does not"),
+        ([100.0] * 8, 150.0, "all 8 GPUs spin in a collective"),
+        ([0.0] * 8, 120.0, "none of the 8 GPUs does anything"),
+        ([0.0] * 7 + [100.0], 120.0, "7 of 8 GPUs do nothing; GPU 7 on n1 shows 100 % and does not"),
+    ],
+)
+def test_a_mute_job_without_profiling_fields_is_judged_by_utilisation_and_watts(
+    percents: list[float], watts: float, said: str
+) -> None:
+    engine = an_engine()
+    for index, percent in enumerate(percents):
+        named = {"UUID": f"GPU-{index}", "gpu": str(index), "Hostname": "n1", "pod": "llm-worker-0"}
+        say(engine, "DCGM_FI_DEV_GPU_UTIL", percent, **named)
+        say(engine, "DCGM_FI_DEV_POWER_USAGE", watts, **named)
+        say(engine, "DCGM_FI_DEV_ENFORCED_POWER_LIMIT", 700.0, **named)
+    say(engine, "watchkeeper:job_traffic:bytes_per_second", 2e6, job_name="llm", over="nvlink")
+    found = best(about_job("training_stalled", engine))
+    assert (found.cause, found.evidence[0].text) == ("training_stalled", said)
+    assert "nothing moves between them: at most NVLink 2 MB/s" in [one.text for one in found.evidence]
+
+
+def test_a_node_whose_cpus_are_busy_alone_is_where_to_look_when_all_gpus_are_idle() -> None:
+    engine = an_engine()
+    for node in range(4):
+        named = {"UUID": f"GPU-{node}", "gpu": "0", "Hostname": f"n{node}", "pod": f"llm-worker-{node}"}
+        say(engine, "DCGM_FI_DEV_GPU_UTIL", 0.0, **named)
+        idle, share = {"instance": f"n{node}:9100", "mode": "idle", "cpu": "0"}, 0.2 if node == 2 else 0.97
+        for at in range(-300, 1, 60):
+            say(engine, "node_cpu_seconds_total", 1000 + share * at, at=at, **idle)
+    found = best(about_job("training_stalled", engine))
+    assert [one.text for one in found.evidence if one.source == "node_cpu_seconds_total"] == [
+        "n2 keeps 80% of its CPUs busy, the others 3%"
+    ]
+    assert "See where the program of n2 stands" in [step.do for step in found.actions]
+
+
 def test_a_rank_that_computes_longer_is_a_straggler_and_not_the_fabric() -> None:
     found = about_job("training_slow", a_job({0: 1.0, 1: 1.0, 2: 2.4, 3: 1.0}))
     assert best(found).cause == "nccl_timeout_straggler"

@@ -59,7 +59,7 @@ class Progress:
         while not self._over.wait(PROGRESS_SECONDS):
             found = Outcome.newest
             if found is not None:
-                at, problems = found.rounds, f", {len(found.problems)} problems" if found.problems else ""
+                at, problems = found.rounds, f"; {'; '.join(found.problems)}" if found.problems else ""
                 passed = time.monotonic() - self._begun
                 sys.stderr.write(f"{self._fault.name}: round {at} of {self._rounds} after {passed:.0f} s{problems}\n")
 

@@ -13,7 +13,7 @@ from tests.faults.plan import FAULTS, Fault
 
 @pytest.mark.slow
 @pytest.mark.servers
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.is_for_ci], ids=lambda fault: fault.name)
 def test_a_fault_costs_nothing_that_was_acknowledged(fault: Fault, tmp_path: Path) -> None:
     seed = random.randrange(10**6)

@@ -16,6 +16,7 @@ SAY_NOTHING = {
 THEIR_WORDS = {
     "Process": "an operating-system process, as the kernel log names it",
     "DataDirectory": "`--data DIR` is what people type",
+    "feed_data": "asyncio calls its readers so",
 }
 
 

@@ -44,5 +44,5 @@ def value(monitor: Monitor, name: str, **labels: str) -> float | None:
 
 def fetch(address: str, accept: str = "text/plain") -> tuple[str, bytes]:
     asked = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": accept})
-    with urllib.request.urlopen(asked, timeout=5) as answer:
+    with urllib.request.urlopen(asked, timeout=60) as answer:
         return answer.headers["Content-Type"], answer.read()

@@ -81,7 +81,7 @@ def test_a_tracker_that_hangs_holds_up_neither_the_steps_nor_the_end(monkeypatch
     for step in range(10 * mirrors.MOST_WAITING):
         mirroring.offer({"training_loss": 1.0}, step, now=0.0)
     mirroring.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert len(mirroring._feeds[0]._waiting) <= mirrors.MOST_WAITING
     gate.set()
 

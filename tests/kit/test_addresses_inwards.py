@@ -92,7 +92,7 @@ def test_a_redirect_of_a_message_is_an_answer_and_is_not_followed(inward: str) -
 
 def test_a_target_that_redirects_inwards_is_not_followed(inward: str) -> None:
     async def read() -> None:
-        connection = http.Connection(timeout_seconds=5)
+        connection = http.Connection(timeout_seconds=60)
         try:
             await connection.send(http.Request(f"{inward}/metrics"))
         finally:

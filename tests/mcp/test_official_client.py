@@ -37,7 +37,7 @@ def talk(site: Site, story: Any, *options: str, mode: str = "auto") -> Any:
 
     async def run() -> Any:
         server = mcp.StdioServerParameters(command=sys.executable, args=arguments)
-        async with mcp.Client(server, mode=mode, read_timeout_seconds=20) as client:
+        async with mcp.Client(server, mode=mode, read_timeout_seconds=60) as client:
             return await story(client)
 
     return asyncio.run(run())

@@ -61,7 +61,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
 
 
 def ask(url: str, path: str, **form: str) -> Any:
-    with urllib.request.urlopen(f"{url}/api/v1/{path}?{urllib.parse.urlencode(form)}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/api/v1/{path}?{urllib.parse.urlencode(form)}", timeout=60) as answer:
         return json.loads(answer.read())["data"]
 
 

@@ -24,7 +24,7 @@ from watchkeeper.remediate.drivers.node import NodeOrders
 from watchkeeper.remediate.orders import Outbox
 from watchkeeper.store.journal import Journal
 
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 90.0
 
 
 class Hub(FakeHub):

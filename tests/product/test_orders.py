@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests import servers
+from tests.fake_nvml import driver
 from tests.product.running import command
 from watchkeeper.client.hub import HubClient
 from watchkeeper.errors import HubError
 from watchkeeper.model.orders import node_key
 
 HUB_KEY = "5" * 32
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 90.0
 
 
 class Place:
@@ -29,7 +30,7 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.port = servers.free_port()
-        self.hub = HubClient(f"http://127.0.0.1:{self.port}", timeout_seconds=5)
+        self.hub = HubClient(f"http://127.0.0.1:{self.port}", timeout_seconds=30)
         for name, key in (("hub.key", HUB_KEY), ("n1.key", node_key(HUB_KEY.encode(), "main", "n1").decode())):
             (root / name).write_text(key)
             (root / name).chmod(0o600)
@@ -93,14 +94,21 @@ def test_an_order_survives_the_death_of_the_hub_and_is_done_once(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_work_that_died_with_its_agent_is_answered_by_the_next_one(tmp_path: Path) -> None:
+def test_work_that_died_with_its_agent_is_answered_by_the_next_one(
+    tmp_path: Path, fake: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = Place(tmp_path)
     log = tmp_path / "agent.log"
+    # A driver that hangs: the scan is never over before its agent is killed.
+    fake.tell(driver.EVERY, Init=driver.HANG)
+    for name in ("LD_LIBRARY_PATH", "FAKE_NVML_CONTROL"):
+        monkeypatch.setitem(os.environ, name, fake.environment[name])
     with place.a_hub():
         with place.an_agent() as first:
             id = str(await_that(lambda: place.hub.give_order("n1", "scan", {}))["order"]["id"])  # type: ignore[index]
             await_that(lambda: {"begun": True} if "Order begun" in log.read_text() else None)
             first.kill()
+        fake.tell(driver.EVERY, Init=None)
         with place.an_agent():
             receipt = place.answered(id)
     assert (receipt["result"], "whether it was done is not known" in str(receipt["text"])) == ("failed", True)

@@ -88,7 +88,7 @@ interval = "1s"
 
 def ask(url: str, expr: str) -> list[Any]:
     query = urllib.parse.urlencode({"query": expr})
-    with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=60) as answer:
         found: list[Any] = json.loads(answer.read())["data"]["result"]
         return found
 
@@ -123,10 +123,10 @@ def test_a_hub_that_reads_nothing_itself_knows_the_gpus_that_the_server_has_samp
     own = settings.replace('scrape_interval = "1s"', "scrape = false").replace("write_url", "# write_url")
     hub = start_hub(stack, second, settings=own)
     await_that(lambda: len(gpus_of(hub.url)) == 16)
-    with urllib.request.urlopen(f"{hub.url}/api/v1/targets", timeout=10) as answer:
+    with urllib.request.urlopen(f"{hub.url}/api/v1/targets", timeout=60) as answer:
         assert json.loads(answer.read())["data"]["activeTargets"] == []
 
 
 def gpus_of(url: str) -> list[Any]:
-    with urllib.request.urlopen(f"{url}/api/fleet?max_age=0", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/api/fleet?max_age=0", timeout=60) as answer:
         return [gpu for node in json.loads(answer.read())["nodes"] for gpu in node["gpus"] if gpu is not None]

@@ -71,7 +71,7 @@ class Cluster(Place):
         content, kind = json.dumps([event]).encode(), {"Content-Type": "application/json"}
         try:
             request = urllib.request.Request(f"{self.hub.url}/api/events", content, kind)
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 found: dict[str, object] = json.loads(answer.read())
                 return found
         except OSError:

@@ -44,14 +44,14 @@ class Fleet:
         return [sys.executable, "-m", "tests.remediate.deadly_hub", *arguments]
 
     def ask(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
             return json.loads(answer.read())
 
     def break_it(self) -> str:
         body = json.dumps({"scenario": "xid-79"}).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/api/sim/faults", body, headers, method="POST")
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return str(json.loads(answer.read())["node"])
 
     def calls(self) -> list[str]:
@@ -75,6 +75,7 @@ def scraped(fleet: Fleet) -> bool:
 
 
 @pytest.mark.servers
+@pytest.mark.timeout(600)
 def test_a_hub_that_is_killed_at_every_call_still_brings_the_node_back_once(fleet: Fleet) -> None:
     deaths = [f"{when}:{kind}" for kind in CALLS for when in ("before", "after")]
     with fleet.hub(deaths[0]) as hub:
@@ -90,10 +91,11 @@ def test_a_hub_that_is_killed_at_every_call_still_brings_the_node_back_once(flee
             hub.kill()
     assert {death: fleet.hub_until(death) for death in after} == dict.fromkeys(after, -signal.SIGKILL)
     with fleet.hub():
-        await_that(lambda: not fleet.ask("/api/incidents")["incidents"], within_seconds=60)
-        repair = fleet.ask("/api/repairs?all=1")["repairs"][0]
-        assert (repair["state"], repair["node"]["node"]) == ("done", node)
-        with urllib.request.urlopen(f"{fleet.url}/cluster/nodes/{node}", timeout=10) as answer:
+        await_that(lambda: not fleet.ask("/api/incidents")["incidents"], within_seconds=120)
+        # The signals of a node that works again may end before its repair has put everything back.
+        await_that(lambda: fleet.ask("/api/repairs?all=1")["repairs"][0]["state"] == "done")
+        assert fleet.ask("/api/repairs?all=1")["repairs"][0]["node"]["node"] == node
+        with urllib.request.urlopen(f"{fleet.url}/cluster/nodes/{node}", timeout=60) as answer:
             seen = json.loads(answer.read())
         assert (seen["schedulable"], seen["cordoned_by"]) == (True, None)
         assert sum(f"rebooting {node}" in text for text in fleet.calls()) <= 1

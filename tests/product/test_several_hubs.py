@@ -19,15 +19,16 @@ from typing import Any
 import pytest
 
 from tests import postgres_server, servers
-from tests.product.running import WATCHKEEPER, await_that
+from tests.product.running import SOON_SECONDS, WATCHKEEPER, await_that
 from watchkeeper.store import election
 from watchkeeper.store import postgres as journal_servers
 from watchkeeper.store.journal import Journal
 
 SPEED = 10
 LEASE_SECONDS = 4.0
-# A lease, a turn to notice that it is over, and the time to read a small journal on a busy machine.
-TAKEOVER_SECONDS = LEASE_SECONDS + LEASE_SECONDS / 5 + 3.0
+# A lease, a turn to notice that it is over, and the time to read a small journal on a very busy machine. A hub that
+# waited for the server to miss a dead client would need minutes.
+TAKEOVER_SECONDS = LEASE_SECONDS + LEASE_SECONDS / 5 + 40.0
 
 
 @dataclass
@@ -40,7 +41,7 @@ class OneHub:
     def ask(self, path: str, body: object = None) -> Any:
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, content, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=SOON_SECONDS) as answer:
             return json.loads(answer.read())
 
     def refusal(self, path: str, body: object = None) -> tuple[int, str]:
@@ -94,7 +95,7 @@ class Fleet:
                     os.kill(server.pid, signal.SIGCONT)
 
     def node(self, name: str) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self.simulator}/cluster/nodes/{name}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.simulator}/cluster/nodes/{name}", timeout=SOON_SECONDS) as answer:
             found: dict[str, Any] = json.loads(answer.read())
         return found
 
@@ -133,9 +134,9 @@ def break_it(hub: OneHub) -> str:
 
 
 def check_that_it_was_repaired_once(fleet: Fleet, hub: OneHub, node: str) -> None:
-    await_that(lambda: not hub.ask("/api/incidents")["incidents"], within_seconds=60)
+    await_that(lambda: not hub.ask("/api/incidents")["incidents"], within_seconds=120)
     # The signals of a node that works again may end before its repair has put everything back.
-    await_that(lambda: hub.ask("/api/repairs?all=1")["repairs"][0]["state"] == "done", within_seconds=60)
+    await_that(lambda: hub.ask("/api/repairs?all=1")["repairs"][0]["state"] == "done", within_seconds=120)
     assert hub.ask("/api/repairs?all=1")["repairs"][0]["node"]["node"] == node
     await_that(lambda: (fleet.node(node)["schedulable"], fleet.node(node)["cordoned_by"]) == (True, None))
     assert fleet.reboots(node) == 1
@@ -162,6 +163,7 @@ def test_another_hub_goes_on_with_the_repair_of_a_killed_leader(fleet: Fleet) ->
 @pytest.mark.servers
 def test_a_follower_answers_questions_and_names_the_leader_to_whoever_wants_more(fleet: Fleet) -> None:
     with fleet.hub("a") as a, fleet.hub("b") as b:
+        await_that(lambda: a.leads() or b.leads())
         leader, follower = (a, b) if a.leads() else (b, a)
         await_that(follower.follows)
         node = break_it(leader)
@@ -182,7 +184,7 @@ def stopped_in(fleet: Fleet, kind: str) -> Iterator[str]:
             await_that(b.follows)
             await_that(b.has_read_everything)
             node = break_it(a)
-            await_that(b.leads, within_seconds=60)
+            await_that(b.leads, within_seconds=120)
             check_that_it_was_repaired_once(fleet, b, node)
             os.kill(a.server.pid, signal.SIGCONT)
             await_that(a.follows)
@@ -200,7 +202,7 @@ def test_a_leader_that_is_stopped_in_a_call_and_wakes_up_later_changes_nothing(f
 
 
 @pytest.mark.servers
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_cordon_that_lands_after_another_hub_has_taken_over_is_taken_off(fleet: Fleet) -> None:
     with stopped_in(fleet, "cordon") as node:
         # Nobody waits for it: the leader looks for late marks every five minutes, which are half a minute here.

@@ -88,11 +88,11 @@ def started(name: str, folder: Path) -> Iterator[Started]:
 
 
 def flush_victoria(url: str) -> None:
-    with urllib.request.urlopen(f"{url}/internal/force_flush", timeout=10):
+    with urllib.request.urlopen(f"{url}/internal/force_flush", timeout=60):
         pass
 
 
-def wait_for(is_so: Callable[[], bool], *, seconds: float = 15.0) -> None:
+def wait_for(is_so: Callable[[], bool], *, seconds: float = 60.0) -> None:
     """Wait until a condition holds that another program brings about."""
     deadline = time.monotonic() + seconds
     while not is_so():

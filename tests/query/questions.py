@@ -1,7 +1,7 @@
 """PromQL by the thousand over the series of `differential`: functions, operators, matchings, modifiers, mistakes.
 
-The same seed gives the same list. Nothing is asked whose answer hangs on the last bit of a sum or on a server's own
-hash: of what `limitk`, `limit_ratio` and a tie choose, only the count is asked.
+The same seed gives the same list. Nothing is asked whose answer hangs on the last bit of a sum or on the order of a
+server's own: of what `limitk` and a tie choose among series that were made, only the count is asked.
 """
 
 from __future__ import annotations
@@ -131,6 +131,11 @@ DOUBTFUL = (
     "topk(3, odd)",
     "topk(scalar(num{node='n1', gpu='0'}), num + temp)",
     "limitk(-1, temp)",
+    "limitk(2, temp)",
+    "limit_ratio(0.4, temp)",
+    "limit_ratio(-0.6, num{gpu='0'})",
+    "limit_ratio(0.5, rate(energy_total{gpu='0'}[5m]))",
+    "limit_ratio by (node) (0.7, latency)",
     "count(limitk(2, temp))",
     "count by (node) (limitk by (node) (1, temp))",
     "count(limit_ratio(1.5, temp))",
@@ -212,6 +217,8 @@ DOUBTFUL = (
     "avg_over_time(time()[5m:1m])",
     "rate(rate(energy_total[1m])[5m:1m])",
     "last_over_time(ended[10m])",
+    "increase(odd{node='n1'}[5m])",
+    "rate(odd{node='n2'}[3m])",
     "changes(odd[10m])",
     "resets(odd[10m])",
     "sum_over_time(odd[10m])",

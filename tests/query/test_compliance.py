@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import random
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import servers
 from tests.query import test_embedded_against_prometheus as against
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
@@ -100,9 +100,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (home / "demo.om").write_text(against.openmetrics(demo()))
     load = [str(against.PROMTOOL), "tsdb", "create-blocks-from", "openmetrics", home / "demo.om", home / "tsdb"]
     subprocess.run(load, check=True, capture_output=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    place = f"127.0.0.1:{servers.free_port()}"
     with against.running(home, place):
         yield f"http://{place}"
 

@@ -10,7 +10,6 @@ import json
 import math
 import random
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import servers
 from tests.query import generated
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
@@ -129,9 +129,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (home / "fleet.om").write_text(openmetrics(fleet()))
     load = [str(PROMTOOL), "tsdb", "create-blocks-from", "openmetrics", str(home / "fleet.om"), str(home / "tsdb")]
     subprocess.run(load, check=True, capture_output=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{servers.free_port()}"
     with running(home, address):
         yield f"http://{address}"
 
@@ -158,7 +156,7 @@ class running:
 
     def __exit__(self, *_: object) -> None:
         self.server.terminate()
-        self.server.communicate(timeout=30)
+        self.server.communicate(timeout=60)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,23 @@ def test_a_counter_reset_adds_what_was_counted_before_it() -> None:
     assert instant(engine, "resets(c[5m])", "4m") == {"{}": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("samples", "increase"),
+    [
+        # What was lost is added to -1e308, which the last sample is below the first.
+        ("1e308 0 1e308 0", 1.5e308),
+        ("1e308 -1e308 1e308 -1e308 0", 1.125e308),
+        # Here the first fall already is too much, and the next one, from below zero, does not bring it back.
+        ("0 1e308 -1e308 -1.5e308 1e308", math.inf),
+    ],
+)
+def test_falls_near_the_largest_float_are_added_one_after_the_other(samples: str, increase: float) -> None:
+    # The answers of Prometheus 3.5 to the same samples.
+    engine = loaded(f"c {samples}")
+    assert instant(engine, "increase(c[1h])", "4m") == {"{}": pytest.approx(increase)}
+    assert instant(engine, "rate(c[1h])", "4m") == {"{}": pytest.approx(increase / 3600)}
+
+
 def test_a_rate_does_not_reach_back_below_zero() -> None:
     # The counter was 10 at its first sample and rises 600 a minute, so it was 0 just one second before.
     engine = loaded("c _ 10 610")

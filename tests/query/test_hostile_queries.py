@@ -16,9 +16,9 @@ SOON_SECONDS = 5.0
 
 @pytest.fixture(autouse=True)
 def in_no_time() -> object:
-    begun = time.monotonic()
+    begun = time.process_time()
     yield
-    assert time.monotonic() - begun < SOON_SECONDS
+    assert time.process_time() - begun < SOON_SECONDS
 
 
 @pytest.mark.parametrize(

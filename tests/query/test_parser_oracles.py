@@ -115,7 +115,7 @@ def test_promtool_accepts_and_refuses_the_same_expressions(tmp_path: Path) -> No
     rules = [{"record": f"r{at}", "expr": text} for at, text in enumerate(texts)]
     (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "g", "rules": rules}]}))
     ran = subprocess.run(
-        [promtool, "check", "rules", tmp_path / "rules.yml"], capture_output=True, text=True, check=False, timeout=30
+        [promtool, "check", "rules", tmp_path / "rules.yml"], capture_output=True, text=True, check=False, timeout=60
     )
     complaints = {int(at) for at in re.findall(r'rule \d+, "r(\d+)": could not parse', ran.stdout + ran.stderr)}
     assert [texts[at] for at in range(len(texts)) if (at in complaints) == (at < len(ACCEPTED))] == []

@@ -105,7 +105,7 @@ def test_a_server_that_never_finishes_is_given_up_at_the_deadline() -> None:
     patience = threading.Event()
 
     def stall(_: Asked) -> Reply:
-        patience.wait(10)
+        patience.wait(60)
         return ONE
 
     with serving(stall) as server, engines.engine_of(server.url, timeout="200ms") as engine:

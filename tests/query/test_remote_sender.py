@@ -27,7 +27,7 @@ def writing(
     *replies: Reply | Callable[[Asked], Reply], max_queued: int = 10_000, retries: int = 0
 ) -> Iterator[tuple[Scripted, Sender]]:
     with serving(*replies) as server:
-        client = http.Client(engines.settings(server.url, retries=retries, timeout="5s"), server.url)
+        client = http.Client(engines.settings(server.url, retries=retries, timeout="60s"), server.url)
         sender = Sender(client, max_queued=max_queued)
         try:
             yield server, sender
@@ -98,7 +98,7 @@ def test_queued_samples_arrive_in_order_without_anyone_waiting() -> None:
     with writing(TAKEN) as (server, sender):
         for turn in range(50):
             assert sender.offer(numbered(10, first=10 * turn)) == Appended(10, {})
-        assert sender.flush(10)
+        assert sender.flush(60)
         assert arrived(server) == [float(number) for number in range(500)]
         assert (sender.kept, sender.queued, sender.problem) == (500, 0, None)
 
@@ -107,7 +107,7 @@ def test_a_full_queue_loses_its_oldest_samples_and_counts_them() -> None:
     gate = threading.Event()
 
     def hold(_: Asked) -> Reply:
-        gate.wait(10)
+        gate.wait(60)
         return TAKEN
 
     with writing(hold, TAKEN, max_queued=20) as (server, sender):
@@ -116,7 +116,7 @@ def test_a_full_queue_loses_its_oldest_samples_and_counts_them() -> None:
         assert sender.offer(numbered(15, first=100)) == Appended(15, {})
         assert sender.offer(numbered(15, first=200)) == Appended(0, {"queue_full": 15})
         gate.set()
-        assert sender.flush(10)
+        assert sender.flush(60)
         assert arrived(server) == [0.0, *(float(number) for number in range(200, 215))]
         assert sender.dropped == {"queue_full": 15}
 
@@ -125,7 +125,7 @@ def test_the_queue_waits_for_a_server_that_is_away() -> None:
     with writing(Reply(500), Reply(500), TAKEN) as (server, sender):
         sender.offer(numbered(3))
         engines.wait_for(lambda: sender.problem is not None)
-        assert sender.flush(10)
+        assert sender.flush(60)
         assert (arrived(server)[-3:], sender.problem, sender.kept) == ([0.0, 1.0, 2.0], None, 3)
 
 
@@ -144,10 +144,10 @@ def test_a_scrape_is_queued_and_forgotten_ids_are_told() -> None:
         assert engine.series_id(SERIES.having(gpu="0")) == ids[0]
         assert engine.append_scrape("node", ids, 1000, [5.0, 6.0]) == Appended(2, {})
         assert engine.sender is not None
-        assert engine.sender.flush(10)
+        assert engine.sender.flush(60)
         third = engine.series_id(SERIES.having(gpu="2"))
         assert engine.append_scrape("node", [*ids, third], 2000, [5.0, 6.0, 7.0]) == Appended(1, {"forgotten": 2})
-        assert engine.sender.flush(10)
+        assert engine.sender.flush(60)
     assert arrived(server) == [5.0, 6.0, 7.0]
 
 

@@ -41,7 +41,7 @@ class Desk:
         place = fleet.Place("main", node=node, gpu=f"GPU-{node}")
         now = datetime.now(UTC)
         event = events.Event(f"main/{node}/b/k/{code}", events.EventKind.XID, code, place, now, f"Xid {code}")
-        asyncio.run_coroutine_threadsafe(self.hub.take_events([event]), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.hub.take_events([event]), self.loop).result(60)
 
     def types(self, *words: str) -> Result:
         return CliRunner().invoke(watchkeeper, ["act", *words, "--hub", self.url], catch_exceptions=False)
@@ -79,7 +79,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     await_that(hub.fleet.nodes)
     yield Desk(hub, cluster, listener.getsockname()[1], loop)
     loop.call_soon_threadsafe(stop.set)
-    thread.join(10)
+    thread.join(60)
     loop.close()
     hub.close()
 

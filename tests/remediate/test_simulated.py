@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from tests import servers
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model import fleet, incidents
 from watchkeeper.model.actions import Action, ActionId, ActionKind
@@ -78,9 +78,7 @@ def test_what_only_a_person_can_do_is_described_and_refused(simulator: tuple[Sim
 
 
 def test_a_simulator_that_is_not_there_is_a_failure_with_words() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{servers.free_port()}"
     with pytest.raises(ActionFailed, match=r"GET /cluster/nodes/n1 did not succeed: .*refused"):
         Simulated(url).observe(fleet.Place("sim", node="n1"))
 

@@ -53,9 +53,9 @@ def exporter() -> Iterator[str]:
 
 def wait_for_alerts(url: str) -> dict[str, dict[str, Any]]:
     """Alertmanager's alerts by name, once both are there and judged."""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
-        with urllib.request.urlopen(f"{url}/api/v2/alerts", timeout=5) as answer:
+        with urllib.request.urlopen(f"{url}/api/v2/alerts", timeout=60) as answer:
             found = {alert["labels"]["alertname"]: alert for alert in json.load(answer)}
         if len(found) == 2 and "unprocessed" not in {alert["status"]["state"] for alert in found.values()}:
             return found

@@ -41,7 +41,7 @@ def services(tree: Path) -> dict[str, Any]:
 def test_compose_accepts_the_file_with_all_its_profiles(tree: Path) -> None:
     prepared(tree)
     line = [servers.require("docker-compose"), "--profile", "gpu", "config"]
-    ran = subprocess.run(line, cwd=tree, capture_output=True, text=True, check=False, timeout=30)
+    ran = subprocess.run(line, cwd=tree, capture_output=True, text=True, check=False, timeout=60)
     assert ran.returncode == 0, ran.stderr
     assert sorted(yaml.safe_load(ran.stdout)["services"]) == ["agent", "alertmanager", "grafana", "hub", "prometheus"]
 

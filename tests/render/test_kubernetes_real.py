@@ -26,7 +26,7 @@ NOT_THERE = {"PodDisruptionBudget", "PodMonitor", "ServiceMonitor", "PrometheusR
 HUB = "system:serviceaccount:watchkeeper:hub"
 AGENT = "system:serviceaccount:watchkeeper:agent"
 SETTINGS = config.Settings(render=config.Render(values=("repair.enabled=false", "dashboards.enabled=true")))
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 90.0
 
 
 @pytest.fixture(scope="module")

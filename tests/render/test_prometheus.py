@@ -42,7 +42,7 @@ def test_promtool_accepts_the_configuration_and_every_rule(tmp_path: Path, is_co
     main = out / "prometheus.yml"
     main.write_text(main.read_text().replace(prometheus.TOKEN_FILE, str(token)))
     line = [servers.require("promtool"), "check", "config", main]
-    checked = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
+    checked = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert checked.stdout.count("rules found") == len(list((out / "rules").iterdir()))
 

@@ -48,7 +48,7 @@ def ran(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_shellcheck_has_nothing_to_say_about_the_scripts(tmp_path: Path) -> None:
     made = [path for path in scripts(tmp_path, Path("/usr/bin/watchkeeper")).values() if path.suffix == ".sh"]
     line = [servers.require("shellcheck"), *made]
-    checked = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
+    checked = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert (checked.returncode, checked.stdout) == (0, "")
     assert len(made) == 3
 

@@ -35,7 +35,7 @@ def units(tmp_path: Path) -> list[Path]:
 
 def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     line = [servers.require("systemd-analyze"), *arguments]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
 
 
 @pytest.mark.servers

@@ -166,8 +166,8 @@ def test_old_slots_are_dropped_so_that_memory_stays_bounded() -> None:
     for slot in range(4000):
         store.append_scrape("node", ids, slot * 15_000, np.array([float(slot), 0.0]))
         sizes.append(store.used_bytes)
-    # An hour at 15 s is 240 slots; rows of 256 slots hold them, one row of times and two of values.
-    assert sizes[-1] == 3 * 256 * 8
+    # An hour at 15 s is 240 slots; rows of 256 slots hold them, one row of times and two of values in four bytes.
+    assert sizes[-1] == 256 * 8 + 2 * 256 * 4
     kept = read(store, "x")[named("x")]
     assert kept[-1] == (3999 * 15_000, 3999.0)
     assert kept[0][0] <= 3999 * 15_000 - HOUR
@@ -184,6 +184,29 @@ def test_a_silent_series_is_forgotten_and_its_old_id_is_no_longer_taken() -> Non
     assert newcomer != ids[0]
     assert store.append_scrape("node", ids, 2 * HOUR + 1, np.array([5.0, 1.0])).dropped == {"forgotten": 1}
     assert read(store, "new") == {named("new"): []}
+
+
+def test_a_scrape_of_the_same_ids_again_notices_that_one_was_forgotten_meanwhile() -> None:
+    store = head.Head(retention_ms=HOUR)
+    ids = scraped(store, [named("old"), named("live")])
+    for at in (0, 1):
+        assert store.append_scrape("node", ids, at, np.array([1.0, 1.0])).kept == 2
+    assert store.expire(2 * HOUR) == 2
+    newcomer = store.series_id(named("new"))
+    assert newcomer & head.NUMBER_MASK in (ids & head.NUMBER_MASK)
+    taken = store.append_scrape("node", ids, 2 * HOUR + 1, np.array([5.0, 5.0]), now_ms=2 * HOUR)
+    assert taken.dropped == {"forgotten": 2}
+    assert read(store, "new") == {named("new"): []}
+
+
+def test_an_array_of_ids_that_its_owner_changes_is_read_as_it_is_now() -> None:
+    store = head.Head()
+    ids = scraped(store, [named("a"), named("b")])
+    for at in (0, 1):
+        store.append_scrape("node", ids, at, np.array([1.0, 2.0]))
+    ids[:] = ids[::-1].copy()
+    store.append_scrape("node", ids, 2, np.array([3.0, 4.0]))
+    assert read(store, "a")[named("a")][-1] == (2, 4.0)
 
 
 def test_selecting_more_samples_than_allowed_is_refused_with_both_numbers() -> None:

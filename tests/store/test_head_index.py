@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Matcher, MatchOp
+from watchkeeper.store import index
 from watchkeeper.store.index import SeriesIndex
 
 FLEET = [
@@ -82,12 +83,18 @@ LABEL_SETS = st.lists(st.builds(lambda x, y: Labels({"__name__": "m", "x": x, "y
 CONDITIONS = st.lists(st.tuples(st.sampled_from("xy"), st.sampled_from(["=", "!=", "=~", "!~"]), TEXTS), max_size=3)
 
 
-@given(LABEL_SETS, CONDITIONS)
-def test_selection_equals_a_scan_over_all_series(fleet: list[Labels], conditions: list[tuple[str, str, str]]) -> None:
+@pytest.mark.parametrize("look_microseconds", [0.0, 1e9], ids=["series by series", "value by value"])
+@given(fleet=LABEL_SETS, conditions=CONDITIONS)
+def test_selection_equals_a_scan_over_all_series(
+    look_microseconds: float, fleet: list[Labels], conditions: list[tuple[str, str, str]]
+) -> None:
     def holds(labels: Labels, name: str, op: str, value: str) -> bool:
         own = labels.get(name, "")
         hit = own == value if op in ("=", "!=") else re.fullmatch(value, own) is not None
         return hit == (op in ("=", "=~"))
 
     expected = [labels for labels in fleet if all(holds(labels, *condition) for condition in conditions)]
-    assert sorted(chosen(*conditions, fleet=fleet)) == sorted(expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "LOOK_MICROSECONDS", look_microseconds)
+        assert sorted(chosen(*conditions, fleet=fleet)) == sorted(expected)
+        assert sorted(chosen(("__name__", "=", "m"), *conditions, fleet=fleet)) == sorted(expected)

@@ -24,7 +24,7 @@ from watchkeeper.kit import clock
 from watchkeeper.readers.nvml import choice
 
 Story = Callable[[Top, "Pilot[None]"], Awaitable[None]]
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 def play(source: top_sources.Source, story: Story, *, size: tuple[int, int] = (80, 24)) -> None:

@@ -18,8 +18,9 @@ from watchkeeper.web.auth import Auth
 from watchkeeper.web.doors import Doors
 from watchkeeper.web.tls import Certificates
 
-# It takes 2 s at most; a browser on a busy machine may keep both cores for longer.
-STOP_SECONDS = 15.0
+# It takes 2 s at most; others on a busy machine may keep both cores for longer.
+STOP_SECONDS = 40.0
+ANSWER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,14 @@ class Site:
         async def run() -> Any:
             return function(*args, **named)
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(ANSWER_SECONDS)
 
     def ask(self, path: str, *, method: str = "GET", body: Any = None, headers: dict[str, str] | None = None) -> Reply:
         sent = dict(headers or {})
         if body is not None and not isinstance(body, (bytes, str)):
             body = json.dumps(body)
             sent.setdefault("Content-Type", "application/json")
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)
         with contextlib.closing(connection):
             connection.request(method, path, body=body, headers=sent)
             answer = connection.getresponse()

@@ -157,7 +157,7 @@ def readable() -> list[str]:
 def ask(url: str, body: bytes | None = None) -> bytes:
     headers = {"Authorization": f"Bearer {secret_of('hub.tokens')}", "Content-Type": "application/json"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as answer:
             content: bytes = answer.read()
     except urllib.error.HTTPError as error:
         with error:

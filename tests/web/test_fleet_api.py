@@ -51,7 +51,7 @@ def test_a_page_that_opens_takes_what_is_ready_and_others_what_is_true_now() -> 
     with serving(FakeHub(clock=time)) as site:
         assert site.ask("/api/fleet").json["workloads"]
         site.hub.failing = True
-        asyncio.run_coroutine_threadsafe(time.advance(60), site.loop).result(10)
+        asyncio.run_coroutine_threadsafe(time.advance(60), site.loop).result(60)
         assert site.ask("/api/fleet?max_age=120").json["workloads"]
         assert site.ask("/api/fleet").json["workloads"] is None
         assert site.ask("/api/fleet?max_age=121").status == 400

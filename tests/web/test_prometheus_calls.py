@@ -360,7 +360,7 @@ def test_a_write_that_is_not_remote_write_is_refused(site: Site) -> None:
 def test_promtool_gets_its_answers(site: Site, command: list[str], expected: str) -> None:
     tool = servers.require("promtool")
     line = [str(tool), "query", *(site.url if part == "URL" else part for part in command)]
-    ran = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
     assert expected in ran.stdout.replace('temp{node="n1"}', '{__name__="temp", node="n1"}').replace(
         'watts{node="n1"}', '{__name__="watts", node="n1"}'
@@ -370,5 +370,5 @@ def test_promtool_gets_its_answers(site: Site, command: list[str], expected: str
 @pytest.mark.servers
 def test_promtool_reads_json_answers_as_well(site: Site) -> None:
     line = [str(servers.require("promtool")), "query", "instant", "-o", "json", site.url, "watts"]
-    ran = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert json.loads(ran.stdout)[0]["metric"] == {"__name__": "watts", "node": "n1"}

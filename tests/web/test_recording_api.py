@@ -61,7 +61,7 @@ def test_whoever_leaves_before_the_first_byte_keeps_no_place() -> None:
         now = site.hub.now_ms / 1000
         path = f"/api/recording?from={now - 600}&to={now}"
         for _ in range(2 * recording_api.RECORDINGS_AT_ONCE):
-            with socket.create_connection(("127.0.0.1", site.port), timeout=10) as line:
+            with socket.create_connection(("127.0.0.1", site.port), timeout=60) as line:
                 line.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         await_that(lambda: site.ask(path).status == 200)
 

@@ -91,6 +91,6 @@ def test_a_signal_asks_for_a_reload() -> None:
         heard = asyncio.Event()
         processes.on_hangup(heard.set)
         os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.wait_for(heard.wait(), 5)
+        await asyncio.wait_for(heard.wait(), 60)
 
     asyncio.run(story())

@@ -48,6 +48,7 @@ class Job:
     slow_from: int = 0
     noise: float = 0.03
     says_pauses: bool = False
+    has_profiling: bool = True
     name: str = "llm"
 
     def pause_at(self, second: int) -> Pause | None:
@@ -132,7 +133,9 @@ def _page(job: Job, second: int, *, last: float, steps: int) -> Iterator[Sample]
         }
         if job.says_pauses:
             told["training_paused"] = float(pause is not None and not stalled)
-        gpu = {"DCGM_FI_DEV_GPU_UTIL": util, "DCGM_FI_PROF_SM_ACTIVE": active}
+        # Without profiling fields only watts tell: 120 of a GPU that is awake, and what its SMs draw.
+        watts = {"DCGM_FI_DEV_POWER_USAGE": 120 + 600 * active, "DCGM_FI_DEV_ENFORCED_POWER_LIMIT": 700.0}
+        gpu = {"DCGM_FI_DEV_GPU_UTIL": util, **({"DCGM_FI_PROF_SM_ACTIVE": active} if job.has_profiling else watts)}
         yield from (Sample(Labels({"__name__": name, **who}), at_ms, value) for name, value in told.items())
         yield Sample(Labels({"__name__": "training_rank_info", **who, "UUID": uuid, "Hostname": "n1"}), at_ms, 1.0)
         place = {"cluster": "sim", "UUID": uuid, "Hostname": "n1"}

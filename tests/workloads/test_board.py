@@ -92,6 +92,20 @@ def test_a_job_that_only_its_own_series_name_is_plain_and_the_gravest_comes_firs
     assert (found.lines[0].stalled_since, found.lines[0].incidents) == (NOW - timedelta(seconds=900), ("INC-3",))
 
 
+def test_a_mute_job_that_stopped_working_is_stalled_since_its_gpus_last_did_anything() -> None:
+    pod = 'cluster="c",workload_kind="pod",namespace="web",job_name="chat"'
+    told = {
+        f"watchkeeper:job_idle:seconds{{{pod}}}": 1000,
+        f'ALERTS{{alertname="JobStalled",alertstate="firing",{pod}}}': 1,
+    }
+    found = board.look(engine(SERIES, told), NOW, board.Around())
+    line = next(line for line in found.lines if line.id == "web/chat")
+    assert line.state is jobs.JobState.STALLED
+    assert line.stalled_since == NOW - timedelta(seconds=1000)
+    still = board.look(engine(SERIES, dict([*told.items()][:1])), NOW, board.Around())
+    assert next(line.state for line in still.lines if line.id == "web/chat") is jobs.JobState.IDLE
+
+
 def test_a_job_that_says_that_it_pauses_is_paused() -> None:
     found = board.look(
         engine(SERIES, {'training_paused{cluster="c",job_name="pretrain",rank="0"}': 1.0}), NOW, board.Around()
@@ -121,6 +135,30 @@ def test_a_full_report_names_the_slow_rank_by_node_and_gpu() -> None:
     ]
     assert made.efficiency.bound_by == "straggler"
     assert made.notes == ()
+
+
+def test_a_mute_job_without_profiling_fields_that_hangs_names_the_gpu_that_is_idle() -> None:
+    mute = 'cluster="c",workload_kind="slurm_job",job_name="12"'
+    told: dict[str, float] = {
+        f"watchkeeper:job_gpus:sum{{{mute}}}": 4,
+        f'ALERTS{{alertname="JobHung",alertstate="firing",{mute}}}': 1,
+        f"watchkeeper:job_power:max1d{{{mute}}}": 650,
+    }
+    for at in range(4):
+        place = f'cluster="c",Hostname="n1",UUID="GPU-{at}"'
+        told |= {
+            f'watchkeeper:job_gpu:share{{{mute},Hostname="n1",UUID="GPU-{at}"}}': 1,
+            f'DCGM_FI_DEV_GPU_UTIL{{{place},gpu="{at}"}}': 0 if at == 2 else 100,
+            f'DCGM_FI_DEV_POWER_USAGE{{{place},gpu="{at}"}}': 150,
+            f'DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{{{place},gpu="{at}"}}': 3,
+            f'DCGM_FI_PROF_PCIE_RX_BYTES{{{place},gpu="{at}"}}': 1e6,
+        }
+    store = engine(told)
+    found = report.make(store, NOW, asked(board.look(store, NOW, board.Around()), "12"))
+    assert found.why == "GPU 2 on n1 is idle while 3 of 4 GPUs spin in a collective (3 waiting, 1 idle)"
+    assert (found.job.state, found.notes) == (jobs.JobState.HUNG, ())
+    assert {one.link_bytes_per_second for one in found.ranks} == {3e6}
+    assert {one.sm_active for one in found.ranks} == {None}
 
 
 def test_a_nan_carries_the_xid_of_its_rank_and_not_that_of_another_job_s_gpu() -> None:

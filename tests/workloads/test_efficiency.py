@@ -52,5 +52,5 @@ def test_what_is_not_measured_is_said_and_never_zero() -> None:
 def test_a_job_that_hangs_for_a_gpu_is_told_to_look_into_its_program() -> None:
     hang = Straggler(None, "n1", "7", "GPU-7", 1.0, "is idle while 7 of 8 GPUs spin in a collective")
     fix = judge(Facts(8, {"active": 0.1, "utilisation": 0.87}, straggler=hang), 3600).fixes[0]
-    assert fix.do == "See where the program of GPU 7 of n1 is: it is idle while 7 of 8 GPUs spin in a collective"
+    assert fix.do == "See where the program of GPU 7 on n1 stands"
     assert (fix.why, fix.command) == ("the job would go on", "py-spy dump --pid PID")

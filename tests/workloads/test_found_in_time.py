@@ -11,9 +11,10 @@ AT = 3000
 # A checkpoint that every rank waits for, one that rank 0 writes while the others wait in a barrier, and a validation.
 ALL_IDLE, RANK_0_WRITES = Pause(900, 40), Pause(900, 120, SPINS, IDLES)
 VALIDATION = Pause(1250, 400, WORKS, WORKS)
-STALLED = tuple(
-    Job(step, name=f"stalls-{step:g}", pauses=pauses, stalls_at=AT)
-    for step, pauses in [(0.5, ()), (4, (ALL_IDLE,)), (7, (RANK_0_WRITES,)), (20, (VALIDATION,)), (60, ())]
+PAUSES = {0.5: (), 4: (ALL_IDLE,), 7: (RANK_0_WRITES,), 20: (VALIDATION,), 60: ()}
+STALLED = (
+    *(Job(step, name=f"stalls-{step:g}", pauses=pauses, stalls_at=AT) for step, pauses in PAUSES.items()),
+    Job(5, name="without-profiling", pauses=(ALL_IDLE, VALIDATION), stalls_at=AT, has_profiling=False),
 )
 SILENT = (
     Job(4, name="starved-storage", pauses=(Pause(900, 10),), stalls_at=AT, stall_looks=IDLES),
@@ -25,6 +26,8 @@ HEALTHY = (
     Job(5, name="both", pauses=(Pause(800, 90), VALIDATION)),
     Job(2, name="says-so", pauses=(Pause(420, 200), Pause(1100, 300, SPINS, SPINS)), says_pauses=True),
     Job(45, name="huge"),
+    Job(2, name="writes-unprofiled", pauses=(RANK_0_WRITES,), has_profiling=False),
+    Job(3, name="validates-unprofiled", pauses=(Pause(2000, 580, WORKS, WORKS), Pause(700, 60)), has_profiling=False),
 )
 LATE = tuple(Job(2, name=f"late-{ranks}", ranks=ranks, slow_rank=ranks - 1, slow=0.1, slow_from=AT) for ranks in (2, 8))
 

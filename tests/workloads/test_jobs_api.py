@@ -84,7 +84,7 @@ def test_the_table_names_what_is_wrong_and_the_exit_code_says_that_something_is(
 def test_a_report_in_words_has_the_rank_its_gpu_and_the_fix(site: Site) -> None:
     said = run(site, "4711").output
     assert "4711 (pretrain): slow; 4 GPUs on 1 node" in said
-    assert "rank 2 on n1 computes 20% longer than the others at each step (3 works, 1 slow)" in said
+    assert "rank 2 on n1 computes 20% longer than the others at each step (3 at work, 1 slow)" in said
     assert "fix        Look at rank 2 on n1, GPU 2" in said
     table = said[said.index("  rank  ") :].splitlines()
     assert table[1].split()[:3] == ["2", "n1", "2"]

@@ -75,6 +75,51 @@ def test_without_profiling_fields_busy_is_neither_work_nor_waiting() -> None:
     assert state_of_gang(shown) == ""
 
 
+def unprofiled(*looks: tuple[float, float], **known: float) -> list[Seen]:
+    return [
+        Seen(rank, f"n{rank}", "0", f"GPU-{rank}", None, percent, watts, **known)
+        for rank, (percent, watts) in enumerate(looks)
+    ]
+
+
+@pytest.mark.parametrize("known", [{"limit_watts": 700.0}, {"usual_watts": 650.0}], ids=["limit", "its own past"])
+def test_without_profiling_fields_watts_tell_who_waits_and_for_whom(known: dict[str, float]) -> None:
+    shown, slow = beside(unprofiled(*[(100.0, 150.0)] * 7, (0.0, 120.0), **known))
+    assert slow is not None
+    assert (slow.rank, slow.why) == (7, "is idle while 7 of 8 GPUs spin in a collective")
+    assert state_of_gang(shown) == "hung"
+    at_work, nobody = beside(unprofiled(*[(99.0, 500.0)] * 8, **known))
+    assert (nobody, {one.state for one in at_work}) == (None, {RankState.WORKS})
+
+
+@pytest.mark.parametrize(("look", "does"), [(WORKS, "works on"), (SPINS, "waits in a collective")])
+def test_the_only_one_that_does_something_is_named_where_the_job_is_stuck(look: tuple[float, float], does: str) -> None:
+    seen = gang(IDLES, IDLES, look, IDLES)
+    assert beside(seen)[1] is None
+    slow = beside(seen, is_stuck=True)[1]
+    assert slow is not None
+    assert (slow.rank, slow.why) == (2, f"{does} while 3 of 4 GPUs are idle")
+
+
+def test_gpus_that_look_alike_leave_it_to_the_cpus_and_links_of_their_nodes() -> None:
+    seen = unprofiled(*[(0.0, 120.0)] * 4)
+    by_cpu = [replace(one, cpu_share=0.6 if one.node == "n2" else 0.02) for one in seen]
+    slow = beside(by_cpu, is_stuck=True)[1]
+    assert slow is not None
+    assert (slow.node, slow.why) == ("n2", "keeps 60% of its CPUs busy, the others 2%")
+    by_link = [replace(one, network_bytes=3e9 if one.node == "n1" else 0.0) for one in seen]
+    slow = beside(by_link, is_stuck=True)[1]
+    assert slow is not None
+    assert (slow.node, slow.why) == ("n1", "sends 3000 MB/s over InfiniBand, the others 0 MB/s")
+
+
+def test_a_node_that_does_not_tell_is_not_a_node_that_does_nothing() -> None:
+    seen = unprofiled(*[(0.0, 120.0)] * 4)
+    told = [replace(one, cpu_share=None if one.node == "n2" else 0.6) for one in seen]
+    assert beside(told, is_stuck=True)[1] is None
+    assert beside([replace(one, cpu_share=0.6) for one in seen], is_stuck=True)[1] is None
+
+
 @given(st.lists(st.floats(0.97, 1.03), min_size=4, max_size=64), st.floats(0.01, 100))
 def test_ranks_within_three_per_cent_are_never_called_slow(steps: list[float], scale: float) -> None:
     seen = gang(*[WORKS] * len(steps), steps=tuple(scale * step for step in steps))

@@ -29,6 +29,11 @@ MEDIAN_DAYS = (3, 7)
 USUAL_DAY = f"usual day of {MEDIAN_DAYS[0]} d"
 # How fast a level goes back to the mean, in days: jobs last hours, projects last a week.
 WAYS_BACK_DAYS = (0.5, 2.0, 6.0)
+# A quarter of a day is odd when it is further from the same of other weeks than four times what four in five are: five
+# standard deviations of plain noise. Three days hold a long weekend; what lasts longer may be a new level.
+ODD_TIMES, ODD_DAYS = 4.0, 3
+# Where weeks have no common course, one and a half times as large as what is left of it, no day can be told to be odd.
+LEAST_COURSE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ def candidates(past: Floats, steps: int, scale: Scale) -> dict[str, Floats]:
     past = past[-WEEKS_KEPT * scale.week :]
     paths = {NAIVE_DAY: repeat_last(past, scale.day, steps), NAIVE_WEEK: repeat_last(past, scale.week, steps)}
     left = _what_is_left(past, scale.day)
-    for shape_name, whole in _shapes(past, scale).items():
+    for shape_name, whole in _shapes(ordinary(past, scale), scale).items():
         shape = whole * left
         level = past - np.resize(shape[::-1], len(past))[::-1]
         ahead = np.resize(shape, steps)
@@ -98,6 +103,30 @@ def straight_line(past: Floats, steps: int) -> Floats:
     at = np.arange(len(past)) - (len(past) - 1) / 2
     slope = float(at @ past) / max(float(at @ at), 1e-9)
     return np.asarray(past.mean() + slope * (at[-1] + np.arange(1, steps + 1)))
+
+
+def ordinary(past: Floats, scale: Scale) -> Floats:
+    """The past from which seasons are learnt: odd days that came back, as holidays do, are like those of other weeks.
+
+    One holiday in a mean of four weeks would bend the same weekday of all coming weeks by a quarter of itself.
+    """
+    weeks, part = min(len(past) // scale.week, 8), scale.day // 4
+    if weeks < 3 or not scale.has_week or not part or scale.day % 4:
+        return past
+    table = past[-weeks * scale.week :].reshape(weeks, scale.week)
+    usual = np.median(table, axis=0)
+    off = np.abs((table - usual).reshape(-1, part).mean(axis=1))
+    spread = float(np.quantile(off, 0.8))
+    odd = off > ODD_TIMES * spread
+    if not odd.any() or LEAST_COURSE * spread > float(usual.std()):
+        return past
+    made, course = past.copy(), np.tile(usual, weeks)
+    recent = made[-len(course) :]
+    edges = part * np.flatnonzero(np.diff(odd, prepend=False, append=False))
+    for start, end in zip(edges[::2], edges[1::2], strict=True):
+        if end - start <= ODD_DAYS * scale.day and end < len(course):
+            recent[start:end] = course[start:end]
+    return made
 
 
 def _shapes(past: Floats, scale: Scale) -> Mapping[str, Floats]:

@@ -22,8 +22,9 @@ HELD = 0.8
 # What comes is a little wider than what was: 8 % and 92 % of what was missed hold 80 % of what comes (first chosen with
 # the public traces in view; how the parts lend was chosen on synthetic series and held on other draws of them).
 TAIL = 0.08
-# A residual of a day ago counts 7 % less: wide weeks of long ago should not make this week wide.
-RESIDUAL_FADES = 0.93
+# A residual of a day ago counts 12 % less: wide weeks of long ago should not make this week wide (chosen on synthetic
+# series and two thirds of the public ones).
+RESIDUAL_FADES = 0.88
 # Fewer rows than this in a part say nothing about its tails.
 LEAST_ROWS = 3
 # With so many windows that do not overlap, a part's own size counts as much as the law of all parts.

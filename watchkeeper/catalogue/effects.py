@@ -1,7 +1,7 @@
 """What a fault brings along, from packs/effects.csv: at the same place, and at jobs that have a rank there.
 
-An effect is a family of causes inside the place of its cause, or a cause of jobs. `incidents.correlate` asks, so that
-people are told of the cause and not of its effects.
+An effect is a family of causes inside the place of its cause, which of a job are the GPUs that it holds, or a cause of
+jobs. `incidents.correlate` asks, so that people are told of the cause and not of its effects.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ def of(cause: str) -> frozenset[str]:
 def on_jobs(cause: str) -> Mapping[str, timedelta]:
     """The causes of jobs that this cause explains where they have a rank, and how soon they must begin."""
     return _table()[1].get(cause, {})
+
+
+def may_follow_jobs(family: str) -> bool:
+    """True for what is seen of GPUs and pods because the job that holds them does not get on."""
+    return any(family in found for cause, found in _table()[0].items() if causes.lookup(cause).scope == "workload")
 
 
 def may_befall_jobs(cause: str) -> bool:

@@ -78,7 +78,8 @@ def job(hub: HubClient, name: str, as_json: bool) -> None:
     if as_json:
         _print({"explained": {**found, "report": report}, "text": ""}, as_json)
         return
-    lines = [] if report is None else jobs.in_words(report, most_ranks=8)[1:]
+    # Its state is in the headline, and so is why where a cause was found.
+    lines = [] if report is None else jobs.in_words(report, most_ranks=8)[2 if found["cause"] else 1 :]
     _print({**answer, "text": "\n".join([str(answer["text"]), *lines])}, as_json)
 
 

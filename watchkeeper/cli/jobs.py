@@ -139,6 +139,9 @@ def in_words(answer: Mapping[str, Any], *, most_ranks: int = MOST_RANKS) -> list
 def _efficiency(found: Mapping[str, Any]) -> list[str]:
     said = [f"  bound by   {found['why']}"]
     for one in found["uses"]:
+        if one["held"] is None and one["used"] is None:
+            said.append(f"  {one['what']:<10} not measured")
+            continue
         held = UNKNOWN if one["held"] is None else _amount(one["held"], one["unit"])
         used = UNKNOWN if one["used"] is None else _amount(one["used"], one["unit"])
         said.append(f"  {one['what']:<10} {used} used of {held} held ({_share(one['share'])})")
@@ -161,18 +164,18 @@ def _ranks(answer: Mapping[str, Any], most: int) -> list[str]:
     rows = sorted(answer["ranks"], key=lambda one: one["state"] in ("works", "unknown"))
     if not rows:
         return []
-    said = [
-        f"  {'rank':>6}  {'node':<16} {'GPU':<4} {'SM':>5} {'util':>5} {'watts':>6} {'step':>8} {'score':>6}  state"
-    ]
+    numbers = f"{'SM':>5} {'util':>5} {'watts':>6} {'links':>9} {'step':>8} {'score':>6}"
+    said = [f"  {'rank':>6}  {'node':<16} {'GPU':<4} {numbers}  state"]
     for one in rows[:most]:
         number = UNKNOWN if one["rank"] is None else str(one["rank"])
         step = UNKNOWN if one["step_seconds"] is None else f"{one['step_seconds']:.3g} s"
         score = UNKNOWN if one["score"] is None else f"{one['score']:+.0%}"
         power = UNKNOWN if one["power_watts"] is None else f"{one['power_watts']:.0f}"
         util = UNKNOWN if one["utilisation_percent"] is None else f"{one['utilisation_percent']:.0f} %"
+        link = UNKNOWN if one["link_bytes_per_second"] is None else _rate(one["link_bytes_per_second"])
         said.append(
             f"  {number:>6}  {one['node']:<16} {one['gpu']:<4} {_share(one['sm_active']):>5} {util:>5} {power:>6} "
-            f"{step:>8} {score:>6}  {one['state']}"
+            f"{link:>9} {step:>8} {score:>6}  {one['state']}"
         )
     more = len(answer["ranks"]) - most + answer["left_out"]
     return [*said, f"  and {more} more"] if more > 0 else said
@@ -203,7 +206,7 @@ def _print_list(lines: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -
 
 def _note(one: Mapping[str, Any]) -> str:
     if one["stalled_since"]:
-        return f"no step since {one['stalled_since'][11:19]}Z"
+        return f"stands still since {one['stalled_since'][11:19]}Z"
     slow = one["straggler"]
     if slow is None:
         return " ".join(one["incidents"])
@@ -254,6 +257,10 @@ def _money(cost: Mapping[str, Any] | None) -> str:
 
 def _amount(value: float, unit: str) -> str:
     return f"{value / 2**30:,.0f} GiB" if unit == "bytes" else f"{value:,.1f} {unit}"
+
+
+def _rate(value: float) -> str:
+    return f"{value / 1e9:.1f} GB/s" if value >= 1e9 else f"{value / 1e6:.0f} MB/s"
 
 
 def _seconds(value: float) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from watchkeeper.kit import logs
 from watchkeeper.model import fleet, labels, samples
@@ -33,9 +34,8 @@ MAX_MOVES = 100
 NodeKey = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class SeenGpu:
-    """A GPU and where it was last reported.
+class SeenGpu(NamedTuple):
+    """A GPU and where it was last reported; a tuple, because each scrape makes one for each of its GPUs.
 
     `gone_since_ms` is None while the node's last readable page has it; a node that does not answer says
     nothing about its GPUs, only `last_seen_ms` stands still then. From `steady_since_ms` to `last_seen_ms` every
@@ -112,6 +112,9 @@ class Fleet:
                 self._lose(uuid, key)
         for uuid, gpu in gpus.items():
             known = self._gpus.get(uuid)
+            if known is not None and known.gpu is gpu and _goes_on(known, key, at_ms):
+                self._gpus[uuid] = known._replace(last_seen_ms=at_ms)
+                continue
             if known is not None and (known.cluster, known.node) != key:
                 self._note_move(Move(uuid, known.node, node.name, at_ms), node.cluster)
             first = at_ms if known is None else known.first_seen_ms
@@ -242,7 +245,7 @@ class Fleet:
         seen = self._gpus.get(uuid)
         if seen is None or (seen.cluster, seen.node) != key:
             return
-        self._gpus[uuid] = replace(seen, gone_since_ms=seen.last_seen_ms)
+        self._gpus[uuid] = seen._replace(gone_since_ms=seen.last_seen_ms)
         self._gone_gpus[uuid] = None
         if len(self._gone_gpus) > MAX_GONE:
             oldest = next(iter(self._gone_gpus))

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urljoin, urlsplit
 
+from watchkeeper.collect import streams
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import addresses
 from watchkeeper.kit.access import NOTHING, Access
@@ -69,7 +70,9 @@ class Connection:
         self._origin: tuple[str, str] | None = None
         # What a proxy that relays our requests wants to hear; None where there is none.
         self._relay: Mapping[str, str] | None = None
-        self._reader: asyncio.StreamReader | None = None
+        # The request before, as it went over the wire: a scraper sends the same one for years.
+        self._written: tuple[Request, bytes] | None = None
+        self._reader: streams.Reader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def send(self, request: Request) -> Response:
@@ -184,16 +187,16 @@ class Connection:
         if self._writer is not None and origin == self._origin and not self._writer.is_closing():
             return True
         self.close()
-        self._relay = None
+        self._relay = self._written = None
         secure = self._access.tls() if parts.scheme == "https" else None
         port = parts.port or (443 if secure else 80)
         if self._unix_socket is not None:
-            self._reader, self._writer = await asyncio.open_unix_connection(self._unix_socket)
+            self._reader, self._writer = await streams.open_unix_connection(self._unix_socket)
         elif proxy := self._access.proxy_for(parts.hostname):
             host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
             await self._connect_through(proxy, f"{host}:{port}", is_secure=secure is not None)
         else:
-            self._reader, self._writer = await asyncio.open_connection(parts.hostname, port)
+            self._reader, self._writer = await streams.open_connection(parts.hostname, port)
         if secure is not None and self._writer is not None:
             # In two steps: who is cancelled while asyncio makes both at once may leave a socket behind (Python 3.11).
             await self._writer.start_tls(secure, server_hostname=self._access.server_name or parts.hostname)
@@ -203,7 +206,7 @@ class Connection:
     async def _connect_through(self, proxy: str, target: str, *, is_secure: bool) -> None:
         """Connect to an HTTP proxy, which relays plain requests and opens a tunnel for TLS."""
         parts = urlsplit(proxy)
-        self._reader, self._writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+        self._reader, self._writer = await streams.open_connection(parts.hostname or "", parts.port or 80)
         admission = {}
         if parts.username:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -214,7 +217,7 @@ class Connection:
         head = "".join(f"{key}: {value}\r\n" for key, value in {"Host": target, **admission}.items())
         self._writer.write(f"CONNECT {target} HTTP/1.1\r\n{head}\r\n".encode("latin-1"))
         await self._writer.drain()
-        answer = (await self._reader.readuntil(b"\n")).split(None, 2)
+        answer = (await self._reader.readline()).split(None, 2)
         await self._read_headers()
         if len(answer) < 2 or not answer[1].startswith(b"2"):
             status = answer[1].decode("latin-1") if len(answer) > 1 else "nothing"
@@ -223,6 +226,16 @@ class Connection:
     async def _exchange(self, request: Request) -> Response:
         assert self._reader is not None
         assert self._writer is not None
+        if self._written is None or self._written[0] is not request:
+            self._written = (request, self._write(request))
+        self._writer.write(self._written[1])
+        await self._writer.drain()
+        status_line = (await self._reader.readline()).split(None, 2)
+        if len(status_line) < 2 or not status_line[0].startswith(b"HTTP/1."):
+            raise CollectError("does not speak HTTP/1.1", where=request.url)
+        return Response(int(status_line[1]), await self._read_headers())
+
+    def _write(self, request: Request) -> bytes:
         parts = urlsplit(request.url)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = {"Host": parts.netloc.rpartition("@")[2], "User-Agent": "watchkeeper", **request.headers}
@@ -231,23 +244,15 @@ class Connection:
         if request.body or request.method == "POST":
             headers["Content-Length"] = str(len(request.body))
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._writer.write(f"{request.method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + request.body)
-        await self._writer.drain()
-        status_line = (await self._reader.readuntil(b"\n")).split(None, 2)
-        if len(status_line) < 2 or not status_line[0].startswith(b"HTTP/1."):
-            raise CollectError("does not speak HTTP/1.1", where=request.url)
-        return Response(int(status_line[1]), await self._read_headers())
+        return f"{request.method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + request.body
 
     async def _read_headers(self) -> dict[str, str]:
         assert self._reader is not None
-        headers: dict[str, str] = {}
-        for _ in range(MAX_HEADER_LINES + 1):
-            line = (await self._reader.readuntil(b"\n")).strip()
-            if not line:
-                return headers
-            name, _, value = line.decode("latin-1").partition(":")
-            headers[name.strip().lower()] = value.strip()
-        raise CollectError(f"more than {MAX_HEADER_LINES} header lines")
+        lines = await self._reader.read_block()
+        if len(lines) > MAX_HEADER_LINES:
+            raise CollectError(f"more than {MAX_HEADER_LINES} header lines")
+        pairs = (line.decode("latin-1").partition(":") for line in lines)
+        return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
     async def _body(self, headers: Mapping[str, str]) -> bytes:
         unpack = zlib.decompressobj(wbits=31) if headers.get("content-encoding", "").lower() == "gzip" else None
@@ -268,12 +273,12 @@ class Connection:
         assert self._reader is not None
         reader = self._reader
         if headers.get("transfer-encoding", "").lower() == "chunked":
-            while size := int((await reader.readuntil(b"\n")).split(b";")[0], 16):
+            while size := int((await reader.readline()).split(b";")[0], 16):
                 if size > self.max_body_bytes:
                     self._refuse_length(size)
                 yield await reader.readexactly(size)
-                await reader.readuntil(b"\n")
-            while (await reader.readuntil(b"\n")).strip():
+                await reader.readline()
+            while (await reader.readline()).strip():
                 pass
         elif "content-length" in headers:
             length = int(headers["content-length"])

@@ -150,6 +150,7 @@ class TargetLoop:
             wants_native=target.job.native_histograms,
             keeps_classic=target.job.classic_histograms,
         )
+        self._request = self._ask_page()
         self._native = NativeSeries(sink, target.key)
         self._turn = turn or asyncio.Lock()
         self._epoch = 0
@@ -213,14 +214,18 @@ class TargetLoop:
         self._append(ends, at_ms, array("d", [samples.STALE]) * len(ends))
         self.left_out.update(self._native.end(at_ms))
 
-    async def _read_page(self) -> exposition.Page:
+    def _ask_page(self) -> http.Request:
         patience = f"{self._settings.timeout_seconds:g}"
         headers = {"Accept": self._parser.accept, "X-Prometheus-Scrape-Timeout-Seconds": patience}
         # On loopback compression costs both sides time and saves no network.
         if not self._target.address.startswith(("127.", "localhost", "[::1]")):
             headers["Accept-Encoding"] = "gzip"
-        headers |= await self._target.job.access.authorised()
-        response = await self._connection.send(http.Request(self._target.url, headers=headers))
+        return http.Request(self._target.url, headers=headers)
+
+    async def _read_page(self) -> exposition.Page:
+        admission = await self._target.job.access.authorised()
+        request = replace(self._request, headers={**self._request.headers, **admission}) if admission else self._request
+        response = await self._connection.send(request)
         async with self._turn:
             # One page of all targets in each round of the loop: whoever asks the hub waits for one, not for them all.
             await asyncio.sleep(0)
@@ -343,6 +348,8 @@ class TargetLoop:
 
     def _append(self, ids: array[int], at_ms: int, values: array[float]) -> None:
         taken = self._sink.append_scrape(self._target.key, ids, at_ms, values)
+        if not taken.dropped:
+            return
         self.left_out.update(taken.dropped)
         if taken.dropped.get("forgotten"):
             self._id_of, self._handles, self._own_ids = {}, [], self._ask_own_ids()

@@ -219,6 +219,10 @@ class Query:
     out_of_order: str = setting("10m", "how late a sample may come after newer ones of its series; `0s`: never")
     wal: bool = setting(True, "log samples at once; without, a crash loses what is in no block yet")
     max_series: int = setting(1_000_000, "series kept at once; more are refused and counted", check=at_least_one)
+    near: bool = setting(
+        False,
+        "with a server: evaluate rules on the `memory` of what this hub writes there; for one that reads all targets",
+    )
     url: str | None = setting(None, "the server to ask: what stands before `/api/v1/query`")
     write_url: str | None = setting(
         None, "where it takes remote write, such as `http://prometheus:9090/api/v1/write`; none: nothing is written"
@@ -246,6 +250,8 @@ class Query:
         plain_headers(self.headers)
         if self.engine is QueryEngine.PROMETHEUS and self.url is None:
             raise ValueError("the engine `prometheus` needs the address of a server in `url`")
+        if self.near and self.write_url is None:
+            raise ValueError("`near` keeps what is written to a server, and there is no `write_url`")
         if self.bearer_token_file and self.username:
             raise ValueError("the server gets `bearer_token_file` or `username`, not both")
         if (self.username is None) != (self.password_file is None):

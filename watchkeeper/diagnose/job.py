@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from watchkeeper.catalogue import causes
 from watchkeeper.diagnose import explain as explaining
 from watchkeeper.diagnose import surroundings
 from watchkeeper.diagnose.checks import ruling, training
@@ -25,6 +26,7 @@ NAME_LABELS = (
     "ray.io/cluster", "leaderworkerset.sigs.k8s.io/name", "volcano.sh/job-name", "pytorch-job-name",
 )  # fmt: skip
 AROUND = timedelta(hours=1)
+MILDEST = "training_slow"
 IDLE_SM_SHARE = 0.05
 
 
@@ -80,7 +82,8 @@ def explain(
         for event in events_at(fleet.Place(asked.cluster, node=node), now - AROUND, now)
         if cause_of(event) is not None
     )
-    facts = Facts(_as_incident(place, now), now, names, happened, around=around, unseen=tuple(questions.refused))
+    asked_about = _as_incident(place, now, _told_cause(around))
+    facts = Facts(asked_about, now, names, happened, around=around, unseen=tuple(questions.refused))
     answers = [finding for finding in explaining.run_checks(facts).findings if finding.cause != "unknown"]
     ranked = sorted(answers, key=lambda finding: -finding.confidence)
     lines = (*_rank_lines(facts), *_node_lines(facts, nodes), *_event_lines(happened, names), *_waits(asked))
@@ -99,11 +102,17 @@ def explain(
     return Explained(asked.name, _pace(facts, nodes), None, "", lines, "", (), unseen)
 
 
-def _as_incident(place: fleet.Place, now: datetime) -> incidents.Incident:
+def _told_cause(around: surroundings.Around) -> str:
+    """What an alert about the job says that fires; without one the mildest that a job may have."""
+    told = {labels.get("cause", "") for labels, _ in around.rows(surroundings.FIRING, alertstate="firing")}
+    return next((row.cause for row in causes.all() if row.cause in told and row.family in training.FAMILIES), MILDEST)
+
+
+def _as_incident(place: fleet.Place, now: datetime, cause: str) -> incidents.Incident:
     """What the checks ask of an incident: that it is about a job."""
     return incidents.Incident(
         incidents.IncidentId("none"), place, "", alerts.Severity.INFO, incidents.IncidentState.OPEN, now,
-        "training_slow", "training", (),
+        cause, causes.lookup(cause).family, (),
     )  # fmt: skip
 
 

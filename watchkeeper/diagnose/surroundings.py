@@ -26,6 +26,7 @@ VERSION_LABELS = ("DCGM_FI_DRIVER_VERSION", "release")
 JOB_FIELDS = (
     "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_TEMP",
     "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE",
+    "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
 )  # fmt: skip
 # Counters of a GPU's memory that should stand still; the words are for people.
 MEMORY_ERRORS = {
@@ -34,6 +35,15 @@ MEMORY_ERRORS = {
     "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": "corrected ECC errors",
 }
 RANK_PLACES, GREW = "training_rank_info", "memory_errors_grew"
+# What rules say about a job: its slow ranks, what moves between its GPUs, the most they drew, since when they are idle.
+TRAFFIC, USUAL_WATTS, IDLE_SECONDS, FIRING = (
+    "watchkeeper:job_traffic:bytes_per_second",
+    "watchkeeper:job_power:max1d",
+    "watchkeeper:job_idle:seconds",
+    "ALERTS",
+)
+JOB_SERIES = ("training_.+", "watchkeeper:training_rank_slow:ratio", TRAFFIC, USUAL_WATTS, IDLE_SECONDS, FIRING)
+CPU_SHARE = "cpu_share"
 # A regular expression of so many UUIDs stays below what engines accept (64 KiB).
 MOST_UUIDS = 1000
 NODE_SERIES = ("watchkeeper_gpu_fault", "watchkeeper_node_info", "node_boot_time_seconds", "node_uname_info", "up")
@@ -176,7 +186,7 @@ def _changes(questions: Questions, host: str) -> Iterable[str]:
 def _job(questions: Questions, name: str) -> dict[str, Series]:
     own, job = f'cluster="{questions.cluster}"', own_metrics.escape(name)
     told = questions.ask(
-        f'{{__name__=~"training_.+|watchkeeper:training_rank_slow:ratio",{own},job_name="{job}"}} or '
+        f'{{__name__=~"{"|".join(JOB_SERIES)}",{own},job_name="{job}"}} or '
         # A rank that died no longer says where it ran.
         f'last_over_time({RANK_PLACES}{{{own},job_name="{job}"}}[10m])',
         about=f"series of {name}",
@@ -195,9 +205,11 @@ def _job(questions: Questions, name: str) -> dict[str, Series]:
     nodes = sorted({labels.get("Hostname", "") for labels in gpus} - {""})
     ports = questions.ask(_ports(own, nodes), about="InfiniBand ports") if nodes else {}
     grew = questions.ask(_memory_errors(own, nodes), about="memory errors of its GPUs") if nodes else {}
+    cpus = questions.ask(_cpus(own, nodes), about="CPUs of its nodes") if nodes else {}
     named = [(labels.having(__name__="data_wait_share"), value) for labels, value in waits.items()]
     found = [*told.items(), *gpus.items(), *named]
-    return {**_by_name(dict(found)), "ib_errors_per_second": tuple(ports.items()), GREW: tuple(grew.items())}
+    others = {"ib_errors_per_second": ports, GREW: grew, CPU_SHARE: cpus}
+    return {**_by_name(dict(found)), **{name: tuple(rows.items()) for name, rows in others.items()}}
 
 
 def _memory_errors(own: str, nodes: Sequence[str]) -> str:
@@ -206,6 +218,12 @@ def _memory_errors(own: str, nodes: Sequence[str]) -> str:
         f'label_replace(increase({name}{{{where}}}[15m]) > 0, "field", "{name}", "", "")' for name in MEMORY_ERRORS
     ]
     return " or ".join(parts)
+
+
+def _cpus(own: str, nodes: Sequence[str]) -> str:
+    some = "|".join(_literally(node) for node in nodes[:64])
+    where = f'{own},instance=~"({some})(:[0-9]+)?",mode="idle"'
+    return f"1 - avg by (instance) (rate(node_cpu_seconds_total{{{where}}}[5m]))"
 
 
 def _ports(own: str, nodes: Sequence[str]) -> str:

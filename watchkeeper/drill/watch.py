@@ -21,6 +21,7 @@ from watchkeeper.kit import clock
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident, Member, MemberKind
 from watchkeeper.query import embedded, prometheus
+from watchkeeper.readers import exposition
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.sim.simulation import Simulation
 from watchkeeper.store import head, journal, reading
@@ -70,6 +71,7 @@ class Watch:
         store: reading.SampleStore | None = None,
         line: scrape.Line | None = None,
         remote: prometheus.PrometheusEngine | None = None,
+        max_page_series: int = exposition.MAX_SERIES,
     ) -> None:
         """Samples stay in memory, and pages come from the simulation, unless a store, a server or a line is given."""
         self.simulation = simulation
@@ -87,6 +89,7 @@ class Watch:
         )
         self._seen_record = simulation.machines.kernel.last_seq
         self._holders = standing.Standing()
+        self._max_page_series = max_page_series
         self._loops = self._discover(line or SimulatedLine(simulation))
 
     def close(self) -> None:
@@ -125,7 +128,7 @@ class Watch:
         document = json.dumps(self.simulation.service_discovery(ADDRESS)).encode()
         found = discovery.read_groups(document, "the simulated fleet", defaults=discovery.Defaults())
         self.fleet.expect(found.nodes, clock.to_ms(self.simulation.now))
-        settings = scrape.ScrapeSettings(interval_seconds=self.pace.scrape_seconds)
+        settings = scrape.ScrapeSettings(interval_seconds=self.pace.scrape_seconds, max_series=self._max_page_series)
         return [
             (
                 schedule.offset_ms(target.key, self.pace.scrape_seconds * 1000) // 1000,

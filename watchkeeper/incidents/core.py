@@ -94,7 +94,13 @@ class Incidents:
         self._journal = journal
         self._domains = domains or Domains()
         self._around = Surroundings(
-            names, workloads, journal.next_incident_id, self._domains.of, under_repair, self._domains.reaches
+            names,
+            workloads,
+            journal.next_incident_id,
+            self._domains.of,
+            under_repair,
+            self._domains.reaches,
+            self._domains.holds,
         )
         self._shelf = Shelf(self._domains, remembered=REMEMBERED)
         self._conditions = Conditions()
@@ -206,9 +212,10 @@ class Incidents:
         return []
 
     def _near(self, signal: Signal) -> list[Incident]:
-        """What a signal may belong to; a job's trouble also to what broke under one of its ranks."""
+        """What a signal may belong to: of a job also what broke under one of its ranks, of a pod its job's trouble."""
         place = signal.place
-        if is_workload(place) and not signal.has_ended and effects.may_befall_jobs(signal.cause):
+        is_of_jobs = effects.may_befall_jobs(signal.cause) or effects.may_follow_jobs(signal.family)
+        if is_workload(place) and not signal.has_ended and is_of_jobs:
             return self._shelf.under(place)
         return self._shelf.near(place)
 

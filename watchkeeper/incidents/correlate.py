@@ -62,6 +62,8 @@ class Surroundings:
     # The incidents of which a repair of ours is at work on the machine, past what can be undone.
     under_repair: Callable[[fleet.Place], Collection[str]] = lambda _: ()
     reaches: Callable[[fleet.Place, fleet.Place], bool] = lambda place, job: place == job
+    # Whether a GPU, or all that a pod has, belongs to a job.
+    holds: Callable[[fleet.Place, fleet.Place], bool] = lambda job, place: job == place
 
     def encloses(self, outer: fleet.Place, inner: fleet.Place) -> bool:
         """Like `Place.encloses`, and a rack encloses its nodes and what is in them."""
@@ -213,7 +215,8 @@ def _hosts(incident: Incident, signal: Signal, around: Surroundings) -> bool:
     if incident.family == signal.family:
         return _touches(incident, signal, around)
     if signal.family in effects.of(incident.cause):
-        return around.encloses(incident.place, anchor(signal.place, signal.cause))
+        place = anchor(signal.place, signal.cause)
+        return around.encloses(incident.place, place) or around.holds(incident.place, place)
     if job_effects.explains(incident, signal, around.reaches):
         return True
     is_consequence = causes.lookup(signal.cause).gives_way and causes.lookup(incident.cause).explains_others
@@ -239,6 +242,9 @@ def _gives_way_to(incident: Incident, signal: Signal, around: Surroundings) -> b
     """An effect that was seen moments before its cause, as an application fault before a hardware fault of its GPU."""
     if incident.family in effects.of(signal.cause):
         place = anchor(signal.place, signal.cause)
+        if around.holds(place, incident.place):
+            # A job is called stalled when it has long been so, and its GPUs may have been seen to be idle before.
+            return True
         is_fresh = all(signal.at - member.since <= EFFECT_FIRST for member in incident.members)
         return is_fresh and around.encloses(place, incident.place)
     if job_effects.was_first(incident, signal, around.reaches):

@@ -50,6 +50,15 @@ class Domains:
             return runs_on.meets(place)
         return any(node in runs_on.nodes for node in self.nodes(place))
 
+    def holds(self, job: fleet.Place, place: fleet.Place) -> bool:
+        """True when this GPU is the job's, or all that this pod or Slurm job has are."""
+        if not is_workload(job):
+            return False
+        if is_workload(place):
+            parts = self.footprint(place).gpus
+            return place == job or (bool(parts) and parts <= self.footprint(job).gpus)
+        return place.gpu is not None and self.footprint(job).meets(place)
+
     def around(self, place: fleet.Place) -> dict[fleet.Place, None]:
         """The places to look at for what belongs to a node or a domain: itself, what it holds, what holds it."""
         inside = self.nodes(place) if place.domain is not None else ()

@@ -7,12 +7,22 @@ Jobs page show them. Times are UTC, shares are 0 to 1, and None is unknown: an u
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from statistics import median
 
 # As in packs/rules/training.yaml and jobs.yaml.
 SPINS_PERCENT, SPINS_SM = 95.0, 0.25
+# Shares of the power limit, and of the most that the job itself has drawn within a day, for those without SM activity.
+SPINS_POWER, SPINS_OWN_POWER = 0.35, 0.4
+IDLE_PERCENT, IDLE_SM = 5.0, 0.05
+# What no link carries while a collective waits; packs/rules/jobs.yaml.
+MOVES_BYTES = 1e8
+# Nodes of one job do alike. One is odd that has three times what the others have, or a third of it, and more than a
+# little: a program that spins keeps a core or two of a hundred, and a link that nobody uses carries some kilobytes.
+ODD_FACTOR, ODD_CPU_SHARE, ODD_LINK_BYTES, LEAST_NODES = 3.0, 0.05, 1e7, 3
 # What controllers append to the name of a job to name its pods; packs/rules/jobs.yaml cuts by the same two patterns.
 # Kubernetes' random suffixes have no vowels and none of 0, 1 and 3 (k8s.io/apimachinery/pkg/util/rand).
 SUFFIX = "[bcdf-hj-np-tv-xz2-9]"
@@ -203,6 +213,8 @@ class Rank:
     step_seconds: float | None
     score: float | None
     state: RankState
+    # What it sends and receives over NVLink and PCIe, the larger of them.
+    link_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +265,58 @@ def job_name(pod: str) -> str:
     return pod
 
 
-def spins(utilisation_percent: float, sm_active: float) -> bool:
-    """Whether a GPU waits in a collective: one small kernel that never ends, on SMs that are almost idle."""
-    return utilisation_percent >= SPINS_PERCENT and sm_active < SPINS_SM
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a GPU shows from outside; None is not measured. `usual_watts` is the most that the job drew within a day."""
+
+    utilisation_percent: float | None = None
+    sm_active: float | None = None
+    watts: float | None = None
+    limit_watts: float | None = None
+    usual_watts: float | None = None
+
+    @property
+    def state(self) -> RankState:
+        """Waiting in a collective is one small kernel that never ends: full utilisation, and little of all else."""
+        percent, is_quiet = self.utilisation_percent, self._is_quiet
+        if percent is None:
+            return RankState.UNKNOWN
+        if percent < IDLE_PERCENT and (self.sm_active is None or self.sm_active < IDLE_SM):
+            return RankState.IDLE
+        if is_quiet is None:
+            return RankState.UNKNOWN
+        return RankState.WAITS if percent >= SPINS_PERCENT and is_quiet else RankState.WORKS
+
+    @property
+    def _is_quiet(self) -> bool | None:
+        """Whether it does next to nothing, by its SMs, else by its watts; None where neither can be judged."""
+        if self.sm_active is not None:
+            return self.sm_active < SPINS_SM
+        if self.watts is not None and self.limit_watts:
+            return self.watts < SPINS_POWER * self.limit_watts
+        if self.watts is not None and self.usual_watts:
+            return self.watts < SPINS_OWN_POWER * self.usual_watts
+        return None
+
+
+def odd_node(by_node: Mapping[str, float], *, least: float) -> str | None:
+    """The one node whose number is far from what the others have, by at least so much; None for none or several."""
+    if len(by_node) < LEAST_NODES:
+        return None
+    middle = median(by_node.values())
+    odd = [
+        node
+        for node, value in by_node.items()
+        if abs(value - middle) >= least and (value > ODD_FACTOR * middle or value < middle / ODD_FACTOR)
+    ]
+    return odd[0] if len(odd) == 1 else None
+
+
+def called(one: Straggler) -> str:
+    """`rank 3 on n1`, `GPU 5 on n1`, or only `n1` where its node alone is known to be odd."""
+    if one.rank is not None:
+        return f"rank {one.rank} on {one.node or 'an unknown node'}"
+    return f"GPU {one.gpu} on {one.node or 'an unknown node'}" if one.gpu else one.node
 
 
 def rank_order(pod: str, node: str, gpu: str) -> tuple[int, str, str, int]:

@@ -215,8 +215,10 @@ def _frame(value: Value, times: Millis) -> Frame:
         return Frame([Labels()], times, value.values[None, :], np.ones((1, len(times)), dtype=bool))
     assert isinstance(value, Vector)
     value = without_dropped(value)
-    rows = np.flatnonzero(value.present.any(axis=1))
-    return _shown(value, rows, times)
+    is_shown = value.present.any(axis=1)
+    if value.histograms is None and is_shown.all():
+        return Frame(value.series.register.labels_of(value.series.ids.tolist()), times, value.values, value.present)
+    return _shown(value, np.flatnonzero(is_shown), times)
 
 
 def _shown(value: Vector, rows: Ints, times: Millis) -> Frame:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -22,8 +22,8 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query import remote_write
 from watchkeeper.query.engine import Answer, AnySample, Appended, Limits, Matcher, Span
 from watchkeeper.query.promql import parser
-from watchkeeper.query.remote import answers
-from watchkeeper.query.remote.http import Client, Request
+from watchkeeper.query.remote import answers, vectors
+from watchkeeper.query.remote.http import Client, Request, Response
 from watchkeeper.query.remote.parcel import Parcel
 from watchkeeper.query.remote.sender import Sender
 
@@ -64,7 +64,13 @@ class PrometheusEngine:
 
     def instant(self, expr: str, at_ms: int) -> Answer:
         self._check(expr)
-        found, said = self._evaluate("/api/v1/query", expr, [("time", _seconds(at_ms))])
+        return self._evaluate("/api/v1/query", expr, [("time", _seconds(at_ms))], lambda one: self._vector(one, at_ms))
+
+    def _vector(self, response: Response, at_ms: int) -> Answer:
+        rows = vectors.read(response.body) if response.status == 200 else None
+        if rows is not None:
+            return answers.vector(rows.labels, rows.values, at_ms, said=answers.said(rows.beside))
+        found, said = answers.content(response, self._client.url)
         with self._reading():
             return answers.instant(found, at_ms, said)
 
@@ -76,7 +82,10 @@ class PrometheusEngine:
                 f"the query has {steps} steps, the limit is {most}", remedy="Use a larger step or a shorter time"
             )
         times = [("start", _seconds(span.start_ms)), ("end", _seconds(span.end_ms)), ("step", _seconds(span.step_ms))]
-        found, said = self._evaluate("/api/v1/query_range", expr, times)
+        return self._evaluate("/api/v1/query_range", expr, times, lambda one: self._matrix(one, span))
+
+    def _matrix(self, response: Response, span: Span) -> Answer:
+        found, said = answers.content(response, self._client.url)
         with self._reading():
             return answers.ranged(found, span, said)
 
@@ -161,9 +170,11 @@ class PrometheusEngine:
         if most is not None and size > most:
             raise errors.QueryLimit(f"the expression has {size} bytes, the limit is {most}")
 
-    def _evaluate(self, path: str, expr: str, form: list[tuple[str, str]]) -> tuple[Any, answers.Said]:
+    def _evaluate(
+        self, path: str, expr: str, form: list[tuple[str, str]], read: Callable[[Response], Answer]
+    ) -> Answer:
         try:
-            return self._ask(path, [("query", expr), *form, EXACT_TIMES])
+            return read(self._send(path, [("query", expr), *form, EXACT_TIMES]))
         except errors.QueryError as error:
             # VictoriaMetrics tells no place. Our parser is asked only then, because a server may know more than PromQL.
             if error.line is None and not isinstance(error, errors.QueryLimit):
@@ -180,12 +191,15 @@ class PrometheusEngine:
         return found
 
     def _ask(self, path: str, form: list[tuple[str, str]], *, method: str = "POST") -> tuple[Any, answers.Said]:
+        return answers.content(self._send(path, form, method=method), self._client.url)
+
+    def _send(self, path: str, form: list[tuple[str, str]], *, method: str = "POST") -> Response:
         text = urlencode([*form, ("timeout", f"{self._access.timeout_seconds:g}s")])
         if method == "GET":
             request = Request("GET", f"{path}?{text}")
         else:
             request = Request("POST", path, body=text.encode(), headers=FORM)
-        return answers.content(self._client.send(request), self._client.url)
+        return self._client.send(request)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:

@@ -12,7 +12,6 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -29,6 +28,7 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import histogram_wire
 from watchkeeper.query.engine import AnySample, Appended, Engine, Floats, Millis
+from watchkeeper.query.remote.remembered import Remembered, allowed_bytes
 from watchkeeper.store.head import MAX_AHEAD_MS
 
 CONTENT_TYPE = "application/x-protobuf"
@@ -44,9 +44,10 @@ TIME_TAG = 0x10
 # Times whose varint has exactly 6 bytes: from 1971 to 2109.
 SIX_BYTE_TIMES = (1 << 35, (1 << 42) - 1)
 METRIC_TYPES = ("unknown", "counter", "gauge", "histogram", "gaugehistogram", "summary", "info", "stateset")
-# The same series come again with every request. Long label sets are rare, and few of them would fill the memory.
-REMEMBERED_LABELS = 100_000
+# Long label sets are rare, and few of them would fill the memory.
 REMEMBERED_BYTES = 2048
+# What a remembered label set takes beside its bytes: places in dictionaries, the Labels, and a pointer for each pair.
+BESIDE_BYTES = 400
 Series: TypeAlias = tuple[Labels, Millis, Floats]
 
 
@@ -81,10 +82,10 @@ def encode(
     pieces = _sample_pieces(times, values, counts)
     body = bytearray()
     for (labels, _, _), samples in zip(series, pieces, strict=True):
-        names = _label_bytes(labels)
+        names = _written.get(labels)
         body += b"\x0a" + _varint(len(names) + len(samples)) + names + samples
     for one in histograms:
-        inner = _label_bytes(one.labels) + histogram_wire.write(one.at_ms, one.value)
+        inner = _written.get(one.labels) + histogram_wire.write(one.at_ms, one.value)
         body += b"\x0a" + _varint(len(inner)) + inner
     packed: bytes = bytes(cramjam.snappy.compress_raw(bytes(body)))
     return packed
@@ -96,6 +97,13 @@ def packed(names: Sequence[bytes], times: Millis, values: Floats) -> bytes:
     heads = [b"\x0a" + _varint(len(name) + len(sample)) for name, sample in zip(names, samples, strict=True)]
     body = b"".join([part for row in zip(heads, names, samples, strict=True) for part in row])
     return bytes(cramjam.snappy.compress_raw(body))
+
+
+def packed_samples(samples: Sequence[Sample]) -> bytes:
+    """A request body of samples of different series."""
+    times = np.array([one.at_ms for one in samples], dtype=np.int64)
+    values = np.array([one.value for one in samples], dtype=np.float64)
+    return packed([_written.get(one.labels) for one in samples], times, values)
 
 
 def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iterator[bytes]:
@@ -124,18 +132,26 @@ def _sample_bytes(at_ms: int, value: np.float64) -> bytes:
     return b"\x12" + _varint(len(inner)) + inner
 
 
+def _pair_bytes(pair: tuple[str, str]) -> bytes:
+    name, value = pair[0].encode(), pair[1].encode()
+    inner = b"\x0a" + _varint(len(name)) + name + b"\x12" + _varint(len(value)) + value
+    return b"\x0a" + _varint(len(inner)) + inner
+
+
+# Series share most of their labels, on the way out as on the way in.
+_written_pairs: Remembered[tuple[str, str], bytes] = Remembered(
+    _pair_bytes, lambda _, raw: 2 * len(raw) + BESIDE_BYTES, limit_bytes=allowed_bytes() // 4
+)
+
+
 def label_bytes(labels: Labels) -> bytes:
     """The labels of a series as they stand in a request, before its samples."""
-    found = bytearray()
-    for name, value in labels.pairs:
-        inner = b"".join(
-            tag + _varint(len(text)) + text for tag, text in ((b"\x0a", name.encode()), (b"\x12", value.encode()))
-        )
-        found += b"\x0a" + _varint(len(inner)) + inner
-    return bytes(found)
+    return b"".join(map(_written_pairs.get, labels.pairs))
 
 
-_label_bytes = lru_cache(REMEMBERED_LABELS)(label_bytes)
+_written: Remembered[Labels, bytes] = Remembered(
+    label_bytes, lambda _, raw: len(raw) + BESIDE_BYTES, limit_bytes=allowed_bytes()
+)
 
 
 def refusal(content_type: str | None, content_encoding: str | None) -> str | None:
@@ -244,10 +260,11 @@ class _Reading:
 
     def finish(self) -> Decoded:
         for tag, start, end in _fields(self.message, 0, len(self.message)):
-            if tag == 0x0A:
+            if tag == 0x0A and not (end - start > SAMPLE_BYTES and self._read_again(start, end)):
                 self._read_series(start, end)
             elif tag == 0x1A:
                 self._read_metadata(start, end)
+        self._refuse_too_many()
         times, values = self._samples()
         ends = np.cumsum(self.counts, dtype=np.int64).tolist()
         series = [
@@ -256,6 +273,19 @@ class _Reading:
         ]
         return Decoded(series, dict(self.left_out), self.metadata, self.exemplars, self.histograms)
 
+    def _read_again(self, start: int, end: int) -> bool:
+        """Read a series whose labels are known and that has one sample of the usual form, as nearly all are."""
+        message, at = self.message, end - SAMPLE_BYTES
+        if not (message.startswith(SAMPLE_HEAD, at) and self._is_usual(at + 2, end)):
+            return False
+        labels = _read.known(message[start:at])
+        if labels is None:
+            return False
+        self.labels.append(labels)
+        self.counts.append(1)
+        self.places.append(at + 2)
+        return True
+
     def _read_series(self, start: int, end: int) -> None:
         message, place = self.message, start
         while place < end and message[place] == 0x0A:
@@ -263,7 +293,7 @@ class _Reading:
             place += length
         if place > end:
             raise IndexError(f"labels end at byte {place}, their series at {end}")
-        read = _read_labels if place - start <= REMEMBERED_BYTES else _read_labels.__wrapped__
+        read = _read.get if place - start <= REMEMBERED_BYTES else _read_labels
         labels = read(message[start:place])
         before = len(self.places)
         for tag, at, stop in _fields(message, place, end):
@@ -287,6 +317,9 @@ class _Reading:
         if count:
             self.labels.append(labels)
             self.counts.append(count)
+        self._refuse_too_many()
+
+    def _refuse_too_many(self) -> None:
         _refuse_above("series", len(self.labels), self.limits.max_series)
         _refuse_above("samples", len(self.places) + len(self.histograms), self.limits.max_samples)
         _refuse_above("exemplars", len(self.exemplars), self.limits.max_samples)
@@ -303,18 +336,22 @@ class _Reading:
             self.histograms.append(HistogramSample(labels, at_ms, histogram))
 
     def _note_sample(self, start: int, end: int) -> None:
+        usual = self._is_usual(start, end)
+        if not usual:
+            # A value of 0 and a time of 0 are left out by some writers, and times before 1971 are shorter.
+            self.odd[len(self.places)] = _read_sample(self.message, start, end)
+        self.places.append(start if usual else -1)
+
+    def _is_usual(self, start: int, end: int) -> bool:
+        """A value, and a time of 6 bytes, each but the last of which says that another follows."""
         message = self.message
-        usual = (
+        return (
             end - start == SAMPLE_BYTES - 2
             and message[start] == 0x09
             and message[start + 9] == TIME_TAG
-            and all(message[start + 10 + place] & 0x80 for place in range(5))
-            and not message[end - 1] & 0x80
+            and min(message[start + 10 : end - 1]) >= 0x80
+            and message[end - 1] < 0x80
         )
-        if not usual:
-            # A value of 0 and a time of 0 are left out by some writers, and times before 1971 are shorter.
-            self.odd[len(self.places)] = _read_sample(message, start, end)
-        self.places.append(start if usual else -1)
 
     def _samples(self) -> tuple[Millis, Floats]:
         places = np.array(self.places, dtype=np.int64)
@@ -371,11 +408,23 @@ def _read_pair(message: bytes, start: int, end: int) -> tuple[str, str]:
     return texts[0x0A], texts[0x12]
 
 
-@lru_cache(REMEMBERED_LABELS)
 def _read_labels(raw: bytes) -> Labels | None:
     """The label set of a series; None if a name is empty or twice, or there is no metric name."""
-    pairs = [_read_pair(raw, start, end) for _, start, end in _fields(raw, 0, len(raw))]
+    pairs = [_read_pairs.get(raw[start:end]) for _, start, end in _fields(raw, 0, len(raw))]
     names = {name for name, _ in pairs}
-    if len(names) < len(pairs) or "" in names or not dict(pairs).get(METRIC_NAME):
+    metric = next((value for name, value in pairs if name == METRIC_NAME), "")
+    if len(names) < len(pairs) or "" in names or not metric:
         return None
-    return Labels(pairs)
+    others = [pair for pair in pairs if pair[0] != METRIC_NAME and pair[1]]
+    return Labels.named(metric, tuple(sorted(others)))
+
+
+# Most label sets are made of labels that others have too, and share them.
+_read_pairs: Remembered[bytes, tuple[str, str]] = Remembered(
+    lambda raw: _read_pair(raw, 0, len(raw)),
+    lambda raw, _: 2 * len(raw) + BESIDE_BYTES,
+    limit_bytes=allowed_bytes() // 4,
+)
+_read: Remembered[bytes, Labels | None] = Remembered(
+    _read_labels, lambda raw, _: len(raw) + BESIDE_BYTES, limit_bytes=allowed_bytes()
+)

@@ -202,7 +202,8 @@ def _interval(name: str, route: routing.Route) -> dict[str, Any]:
 
 def _inhibition() -> Iterable[Part]:
     for row in causes.all():
-        families = effects.of(row.cause)
+        # A job's alert names no machine, and Alertmanager does not know where a job runs.
+        families = effects.of(row.cause) if row.scope != "workload" else frozenset()
         targets = [one.cause for one in causes.all() if one.family in families and one.cause != row.cause]
         if not targets:
             continue

@@ -1,7 +1,8 @@
 """One node's own page, as node_exporter writes it: InfiniBand ports, memory, boot time, services.
 
 The machine has a second exporter beside the GPUs' one, so that "the exporter is gone" and "the node is
-gone" look different, as they do in life. Each port carries the traffic of one GPU.
+gone" look different, as they do in life. Each port carries the traffic of one GPU: as large a share of what it can as
+the GPU's NVLink, and nothing while a collective waits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from watchkeeper.sim.text_page import TextPage, braces
 
 # Ports per node and bytes per second of each, as these chassis are usually wired (health_rules 9).
 PORTS = {"h200": (8, 50e9), "h100": (8, 50e9), "a100": (1, 25e9)}
-# Bytes on the wire per millijoule of GPU energy: full power keeps a 400 Gb/s port a third busy.
+# Bytes that ports have carried before, per millijoule that their GPUs have used: lifetime counters begin somewhere.
 BYTES_PER_MILLIJOULE = 2.4e4
 MEMORY_BYTES = 2 * 1024**4
 # On a link with FEC what is left over is counted; a good one shows a few in a day.
@@ -39,6 +40,9 @@ class Hosts:
 
     def __init__(self, layout: Layout, physics: Physics, now: int) -> None:
         self._physics = physics
+        rates = np.array([PORTS.get(node.pool.name, (0, 0.0))[1] for node in layout.nodes])
+        self._port_bytes: NDArray[np.float64] = rates[layout.node_of_gpu]
+        self._moved: NDArray[np.float64] = physics.energy_mj * BYTES_PER_MILLIJOULE
         self._symbol_errors: NDArray[np.float64] = np.zeros(len(layout.nodes))
         self._receive_errors: NDArray[np.float64] = np.zeros(len(layout.nodes))
         # Machines run for weeks; the number must not be the simulation's own start.
@@ -46,7 +50,8 @@ class Hosts:
         self._slow: dict[int, tuple[tuple[object, ...], bytes]] = {}
 
     def step(self, total: Sum) -> None:
-        """One second of errors on the struck links."""
+        """One second of traffic, and of errors on the struck links."""
+        self._moved += self._port_bytes * self._physics.activity[8] * self._physics.clock_share
         for row, rate in total.ib_errors.items():
             self._symbol_errors[row] += rate
             self._receive_errors[row] += rate / 10
@@ -82,7 +87,7 @@ class Hosts:
 
     def _write_traffic(self, page: TextPage, node: SimNode) -> None:
         ports = _port_labels(node)
-        moved = self._physics.energy_mj[node.rows][: len(ports)] * BYTES_PER_MILLIJOULE
+        moved = self._moved[node.rows][: len(ports)]
         for direction in ("received", "transmitted") if ports else ():
             name = f"node_infiniband_port_data_{direction}_bytes_total"
             page.begin(name, "counter", f"Number of data octets {direction} on all links")

@@ -24,7 +24,7 @@ import numpy as np
 from watchkeeper import errors
 from watchkeeper.store import codec, histograms
 from watchkeeper.store.block_writer import MAGIC, TAIL, VERSION
-from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints
+from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, as_kept
 from watchkeeper.store.index import MatcherLike, Patterns
 from watchkeeper.store.label_table import LabelTable, Numbers
 from watchkeeper.store.reading import Columns, refuse_above
@@ -328,6 +328,8 @@ class Block:
             matrix = np.full((rows, slots), blank)
         else:
             matrix = unpack(packed)
+            if matrix.dtype == np.float64:
+                matrix = as_kept(matrix)
         self._cache.keep(key, matrix)
         return matrix
 

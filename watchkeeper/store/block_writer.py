@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 
 from watchkeeper.store import codec, histograms, label_table
-from watchkeeper.store.columns import NEVER_MS, Ints, is_absent
+from watchkeeper.store.columns import NEVER_MS, Ints, is_absent, to_keep
 from watchkeeper.store.reading import Columns
 
 VERSION = 1
@@ -78,7 +78,9 @@ class BlockWriter:
 
     def _add_rows(self, columns: Columns, rows: Ints, held: np.typing.NDArray[np.bool_], *, length: int) -> None:
         mine, groups = held[rows, :length], columns.groups[rows]
-        chunk = self._write_chunk(codec.pack_floats(columns.values[rows, :length]), (len(rows), length))
+        # Picked out by an array, so it is a copy.
+        matrix = to_keep(columns.values[rows, :length])
+        chunk = self._write_chunk(codec.pack_floats(matrix), (len(rows), length))
         unique, inverse = np.unique(groups, return_inverse=True)
         times = columns.times[unique, :length]
         time_rows = np.array([self._time_row(row) for row in times], dtype=np.int64)[inverse]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,11 @@ Mask = npt.NDArray[np.bool_]
 # A block, which of some rows lie in it, and their cells there.
 Places = tuple[int, Ints | slice, Ints]
 
-# An empty slot. Read as an integer it is later than any time, so that unused slots of a row of times sort last.
-ABSENT_BITS = 0x7FF8_0000_0000_AB5E
+# An empty slot, which four bytes hold as well. Read as an integer it is later than any time, so that unused slots of a
+# row of times sort last.
+ABSENT_BITS = 0x7FF8_00AB_6000_0000
+# An empty slot in files.
+KEPT_ABSENT_BITS = 0x7FF8_0000_0000_AB5E
 ABSENT: float = np.array([ABSENT_BITS], dtype=np.int64).view(np.float64)[0]
 NEVER_MS = ABSENT_BITS
 # Prometheus' ordinary NaN; incoming NaNs become this one, so that none of them can look like an empty slot.
@@ -34,6 +38,7 @@ PLAIN_NAN: float = np.array([0x7FF8_0000_0000_0001], dtype=np.int64).view(np.flo
 
 BLOCK_BYTES = 32 << 20
 SLOT_BYTES = 8
+EIGHT_BYTES = np.dtype(np.float64)
 # From a quarter of a gibibyte on, 64 MiB more for queries do not matter.
 LARGE_BLOCKS = 8
 SHORT_ROWS = (16, 64, 96, 128)
@@ -44,6 +49,20 @@ SHELF = 64
 def is_absent(values: Floats) -> Mask:
     mask: Mask = values.view(np.int64) == ABSENT_BITS
     return mask
+
+
+def to_keep(values: Floats) -> Floats:
+    """A matrix as files have it; empty slots of this one are changed."""
+    bits = values.view(np.int64)
+    bits[bits == ABSENT_BITS] = KEPT_ABSENT_BITS
+    return values
+
+
+def as_kept(values: Floats) -> Floats:
+    """A matrix of a file as memory has it; empty slots of this one are changed."""
+    bits = values.view(np.int64)
+    bits[bits == KEPT_ABSENT_BITS] = ABSENT_BITS
+    return values
 
 
 def is_stale(values: Floats) -> Mask:
@@ -82,13 +101,14 @@ def capacity_for(slots: int) -> int:
 
 
 class Slab:
-    """All rows of one length; a row number stays valid until it is given back."""
+    """All rows of one length and one width; a row number stays valid until it is given back."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, slot: np.dtype[Any] = EIGHT_BYTES) -> None:
         self.capacity = capacity
-        self._shelf_bytes = SLOT_BYTES * capacity * SHELF
+        self._slot = slot
+        self._shelf_bytes = slot.itemsize * capacity * SHELF
         self.rows_per_block = max(1, BLOCK_BYTES // self._shelf_bytes) * SHELF
-        self._blocks: list[Floats | None] = []
+        self._blocks: list[npt.NDArray[Any] | None] = []
         self._regions: list[mmap.mmap | None] = []
         self._live: list[int] = []
         # For each kind its free rows, for each shelf its kind and how many of its rows are in use.
@@ -157,10 +177,12 @@ class Slab:
         out = np.empty((len(rows), width))
         if not len(rows):
             return out
-        # Rows in a row that begin at the same slot are copied at once.
-        breaks = (rows[1:] - rows[:-1] != 1) | (first_slots[1:] != first_slots[:-1])
-        breaks |= rows[1:] % self.rows_per_block == 0
-        edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(rows)]
+        edges = [0, len(rows)]
+        if len(rows) > 1:
+            # Rows in a row that begin at the same slot are copied at once.
+            breaks = (rows[1:] - rows[:-1] != 1) | (first_slots[1:] != first_slots[:-1])
+            breaks |= rows[1:] % self.rows_per_block == 0
+            edges[1:1] = (breaks.nonzero()[0] + 1).tolist()
         for low, high in pairwise(edges):
             block, row = divmod(int(rows[low]), self.rows_per_block)
             slot = int(first_slots[low])
@@ -189,6 +211,17 @@ class Slab:
     def put_places(self, places: list[Places], slot: int, values: Floats) -> None:
         for block, where, cells in places:
             self._block(block)[cells + slot] = values[where]
+
+    def put_time(self, row: int, slot: int, at_ms: int) -> None:
+        """Write one slot of one row of times."""
+        block, inside = divmod(row, self.rows_per_block)
+        self._block(block).view(np.int64)[inside * self.capacity + slot] = at_ms
+
+    def row_of_times(self, row: int) -> Ints:
+        """One row of times, as it lies here."""
+        block, inside = divmod(row, self.rows_per_block)
+        times: Ints = self._table(block)[inside].view(np.int64)
+        return times
 
     def put_cells(self, rows: Ints, slot: int, values: Floats) -> None:
         """Write several slots of each row, from one slot on."""
@@ -226,9 +259,9 @@ class Slab:
 
     @property
     def used_bytes(self) -> int:
-        return sum(self._live) * self.capacity * SLOT_BYTES
+        return sum(self._live) * self.capacity * self._slot.itemsize
 
-    def _block(self, number: int) -> Floats:
+    def _block(self, number: int) -> npt.NDArray[Any]:
         block = self._blocks[number]
         if block is None:
             size = self.rows_per_block // SHELF * self._shelf_bytes
@@ -241,10 +274,10 @@ class Slab:
             if number == LARGE_BLOCKS:
                 # Range queries over 6,000 GPUs then take half the time.
                 memory.keep_scratch()
-            block = self._blocks[number] = np.frombuffer(region, dtype=np.float64)
+            block = self._blocks[number] = np.frombuffer(region, dtype=self._slot)
         return block
 
-    def _table(self, number: int) -> Floats:
+    def _table(self, number: int) -> npt.NDArray[Any]:
         return self._block(number).reshape(self.rows_per_block, self.capacity)
 
     def _by_block(self, rows: Ints) -> list[tuple[int, Ints | slice]]:

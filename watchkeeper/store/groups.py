@@ -12,6 +12,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Slab, capacity_for, is_absent
+from watchkeeper.store.rows import WIDE, Rows, rows_that_fit
 
 NOBODY = -1
 NO_KIND = 0
@@ -47,7 +48,7 @@ class Ledger:
         # Another number for a group whenever its series come, go or move, so that where they lie can be remembered.
         self.stamps = np.empty(0, dtype=np.int64)
         self._stamp = 0
-        self.slabs: list[Slab] = []
+        self.slabs: list[Rows] = []
         self.times: list[Slab] = []
         self._slab_by_capacity: dict[int, int] = {}
         self._members: dict[int, Ints] = {}
@@ -123,6 +124,7 @@ class Ledger:
         group = self.group(key)
         self._resettle(group, self.slabs[slab].capacity)
         self.join(group, np.array([number]))
+        self._make_fit(np.array([number]), values)
         self.slabs[slab].write_rows(self.row_of[number : number + 1], values)
         self.times[slab].write_rows(self.time_row[group : group + 1], times[:, :filled])
         self.filled[group], self.last_ms[group] = filled, last_ms
@@ -142,13 +144,44 @@ class Ledger:
         self.slabs[slab].shift_rows(self.row_of[self._members[group]], by=expired)
         self.times[slab].shift_rows(self.time_row[group : group + 1], by=expired)
         self.filled[group] = filled - expired
+        self._make_narrow(group)
 
     def append_slots(self, group: int, numbers: Ints, times: Ints, *, values: Floats) -> None:
         """Fill free slots behind the last one: `values[s, k]` of members at ascending `times[k]`."""
         slab, slot = int(self.slab_of[group]), int(self.filled[group])
         self.times[slab].put_cells(self.time_row[group : group + 1], slot, times.view(np.float64)[None, :])
+        self._make_fit(numbers, values)
         self.slabs[slab].put_cells(self.row_of[numbers], slot, values)
         self.filled[group], self.last_ms[group] = slot + len(times), int(times[-1])
+
+    def put(self, slab: int, numbers: Ints, slots: Ints | int, *, values: Floats) -> None:
+        """Write one slot of each of some series in one slab."""
+        self._make_fit(numbers, values[:, None])
+        self.slabs[slab].put(self.row_of[numbers], slots, values)
+
+    def _make_fit(self, numbers: Ints, values: Floats) -> None:
+        """Move narrow rows that some of these values do not fit into to wide ones."""
+        is_narrow = self.row_of[numbers] < WIDE
+        if is_narrow.any():
+            self._move(np.unique(numbers[is_narrow & ~rows_that_fit(values)]), is_wide=True)
+
+    def _make_narrow(self, group: int) -> None:
+        """Move wide rows without a value that needs it to narrow ones: a stale marker has been cleared away."""
+        members = self._members[group]
+        wide = members[self.row_of[members] >= WIDE]
+        if len(wide):
+            values = self.slabs[self.slab_of[group]].read_rows(self.row_of[wide])
+            self._move(wide[rows_that_fit(values)], is_wide=False)
+
+    def _move(self, numbers: Ints, *, is_wide: bool) -> None:
+        groups = self.group_of[numbers]
+        slabs = self.slab_of[groups]
+        for slab in np.unique(slabs).tolist():
+            mine = numbers[slabs == slab]
+            to = np.full(len(mine), is_wide)
+            self.row_of[mine] = self.slabs[slab].move(self.row_of[mine], self.kind_of[mine], is_wide=to)
+        for group in np.unique(groups).tolist():
+            self._changed(group)
 
     def insert_slot(self, group: int, at_ms: int, *, oldest_ms: int) -> int:
         """The slot of a time before the group's last one; made, empty for every member, where there is none."""
@@ -195,9 +228,10 @@ class Ledger:
         if old == new:
             return
         rows, time_row = self.row_of[members], self.time_row[group : group + 1].copy()
-        self.row_of[members] = self.slabs[new].take_rows(self.kind_of[members])
+        values = self.slabs[old].read_rows(rows)
+        self.row_of[members] = self.slabs[new].take_rows(self.kind_of[members], is_wide=~rows_that_fit(values))
         self.time_row[group] = self.times[new].take_rows(TIMES)[0]
-        self.slabs[new].write_rows(self.row_of[members], self.slabs[old].read_rows(rows))
+        self.slabs[new].write_rows(self.row_of[members], values)
         self.times[new].write_rows(self.time_row[group : group + 1], self.times[old].read_rows(time_row))
         self.slabs[old].give_rows(rows)
         self.times[old].give_rows(time_row)
@@ -212,7 +246,7 @@ class Ledger:
         known = self._slab_by_capacity.get(capacity)
         if known is None:
             known = self._slab_by_capacity[capacity] = len(self.slabs)
-            self.slabs.append(Slab(capacity))
+            self.slabs.append(Rows(capacity))
             self.times.append(Slab(capacity))
         return known
 
@@ -220,12 +254,13 @@ class Ledger:
         """For each group of one slab, how many of its slots are at or before a time (bisection over all at once)."""
         found = self.filled[groups]
         # Most questions are about now: then all that a group has counts.
-        asked = np.flatnonzero(self.last_ms[groups] > at_ms)
+        asked = (self.last_ms[groups] > at_ms).nonzero()[0]
         if not len(asked):
             return found
         rows, high = self.time_row[groups[asked]], found[asked]
         if len(asked) <= FEW_GROUPS:
-            found[asked] = np.count_nonzero(self.times[slab].read_rows(rows).view(np.int64) <= at_ms, axis=1)
+            for at, row, filled in zip(asked.tolist(), rows.tolist(), high.tolist(), strict=True):
+                found[at] = self.times[slab].row_of_times(row)[:filled].searchsorted(at_ms, side="right")
             return found
         low = np.zeros(len(asked), dtype=np.int64)
         for _ in range(self.slabs[slab].capacity.bit_length()):
@@ -239,4 +274,4 @@ class Ledger:
 
     @property
     def used_bytes(self) -> int:
-        return sum(slab.used_bytes for slab in (*self.slabs, *self.times))
+        return sum(slab.used_bytes for slab in self.slabs) + sum(slab.used_bytes for slab in self.times)

@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from watchkeeper.store.groups import Ledger, grown
 from watchkeeper.store.histograms import Cells, HistogramTable, reveal
 from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex
 from watchkeeper.store.metadata import Metadata
-from watchkeeper.store.placing import Horizon, Placing
+from watchkeeper.store.placing import MAX_HABITS, Horizon, Placing
 from watchkeeper.store.reading import Columns, Outcome, refuse_above
 from watchkeeper.store.series import SeriesSet
 
@@ -43,6 +43,15 @@ MAX_RETENTIONS = 3
 # A series id is its number plus how often that number was used before, so that an old id is noticed.
 NUMBER_BITS = 32
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """The ids of a target's scrape before, and the numbers behind them while no series has been forgotten since."""
+
+    ids: Ints
+    numbers: Ints
+    forgets: int
 
 
 class Log(Protocol):
@@ -83,6 +92,8 @@ class Head:
         self._ledger = Ledger()
         self._placing = Placing(self._ledger)
         self._uses = np.empty(0, dtype=np.int64)
+        self._asked: dict[Hashable, _Asked] = {}
+        self._forgets = 0
         self._expired_at_ms: int | None = None
         self._leap_ms: int | None = None
 
@@ -119,14 +130,34 @@ class Head:
                 return Outcome(0, {"future": len(ids)})
             self._advance(at_ms, now_ms)
             dropped: Counter[str] = Counter()
-            total, numbers = len(ids), ids & NUMBER_MASK
-            is_current = self._uses[numbers] == ids >> NUMBER_BITS
-            if not is_current.all():
-                dropped["forgotten"] = int(np.count_nonzero(~is_current))
-                numbers, numbers_read = numbers[is_current], numbers_read[is_current]
-            self._place_together(group_key, numbers, at_ms, values=numbers_read, dropped=dropped)
+            total, (ids, numbers) = len(ids), self._known(group_key, ids)
+            if len(numbers) < total:
+                dropped["forgotten"] = total - len(numbers)
+                numbers_read = numbers_read[self._is_current(np.asarray(series_ids, dtype=np.int64))]
+            self._place_together(group_key, numbers, at_ms, ids=ids, values=numbers_read, dropped=dropped)
             self._expire_sometimes()
             return Outcome(total - sum(dropped.values()), dict(dropped))
+
+    def _known(self, group_key: Hashable, ids: Ints) -> tuple[Ints, Ints]:
+        """Ids of series that are not forgotten, and their numbers; for the ids of the scrape before the same arrays.
+
+        Whoever gets an array again knows at once that nothing in it has changed, and so do placing and log.
+        """
+        before = self._asked.get(group_key)
+        if before is not None and before.forgets == self._forgets and before.ids.tobytes() == ids.tobytes():
+            return before.ids, before.numbers
+        is_current = self._is_current(ids)
+        # A copy: what the caller does with his array is his business.
+        ids = ids[is_current]
+        found = _Asked(ids, ids & NUMBER_MASK, self._forgets)
+        if len(self._asked) > MAX_HABITS:
+            self._asked.clear()
+        self._asked[group_key] = found
+        return found.ids, found.numbers
+
+    def _is_current(self, ids: Ints) -> Mask:
+        is_current: Mask = self._uses[ids & NUMBER_MASK] == ids >> NUMBER_BITS
+        return is_current
 
     def append(
         self,
@@ -147,7 +178,8 @@ class Head:
             if len(numbers):
                 self._advance(int(times.max()), now_ms)
             if together is not None and len(numbers) and (times == times[0]).all():
-                self._place_together(together, numbers, int(times[0]), values=values, dropped=dropped)
+                ids = self._uses[numbers] << NUMBER_BITS | numbers
+                self._place_together(together, numbers, int(times[0]), ids=ids, values=values, dropped=dropped)
             else:
                 self._place(numbers, times, values, dropped)
             self._expire_sometimes()
@@ -286,13 +318,14 @@ class Head:
                 self.log.note_samples(ids, times[chosen], values[chosen])
 
     def _place_together(
-        self, key: Hashable, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]
+        self, key: Hashable, numbers: Ints, at_ms: int, *, ids: Ints, values: Floats, dropped: Counter[str]
     ) -> None:
         self._placing.place_scrape(("scrape", key), numbers, at_ms, values=values, dropped=dropped)
-        accepted = self._accepted(numbers)
-        if self.log is not None and len(numbers):
-            ids = self._uses[numbers] << NUMBER_BITS | numbers
-            self.log.note_scrape(key, ids[accepted], at_ms, values[accepted])
+        if self._placing.refused:
+            accepted = self._accepted(numbers)
+            ids, values = ids[accepted], values[accepted]
+        if self.log is not None and len(ids):
+            self.log.note_scrape(key, ids, at_ms, values)
 
     def _accepted(self, numbers: Ints) -> Mask | slice:
         """Which of the samples placed last found a place."""
@@ -467,6 +500,7 @@ class Head:
             self._index.remove(silent.tolist())
             # An id given out for the old series no longer fits.
             self._uses[silent] += 1
+            self._forgets += 1
         if self.histograms.known:
             # Slots are cleared when room is needed, so some outlive the retention.
             self.histograms.forget_before(before_ms - self.retention_ms)

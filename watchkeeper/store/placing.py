@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.store.columns import NEVER_MS, Floats, Ints, Mask, Places, is_absent
+from watchkeeper.store.columns import NEVER_MS, Floats, Ints, Mask, Places, Slab, is_absent
 from watchkeeper.store.groups import NOBODY, Ledger, grown
+from watchkeeper.store.rows import WIDE, fits
 
 # Targets whose last scrape is remembered; a hub has some thousand.
 MAX_HABITS = 100_000
@@ -36,7 +37,9 @@ class Habit:
 
     group: int
     numbers: Ints
-    places: list[Places]
+    places: list[tuple[Slab, Places]]
+    # Which of them lie in narrow rows.
+    narrow: Ints
     stamp: int
 
 
@@ -94,10 +97,11 @@ class Placing:
         slab, slot = int(ledger.slab_of[group]), int(ledger.filled[group])
         has_room = slot < ledger.slabs[slab].capacity
         is_next = at_ms > int(ledger.last_ms[group]) and at_ms >= self.horizon.oldest_ms
-        if not (has_room and is_next and (habit.numbers == numbers).all()):
+        is_same = habit.numbers is numbers or bool((habit.numbers == numbers).all())
+        if not (has_room and is_next and is_same and fits(values[habit.narrow]).all()):
             return False
         ledger.slabs[slab].put_places(habit.places, slot, values)
-        ledger.times[slab].put(ledger.time_row[group : group + 1], slot, np.array([at_ms]).view(np.float64))
+        ledger.times[slab].put_time(int(ledger.time_row[group]), slot, at_ms)
         ledger.filled[group], ledger.last_ms[group] = slot + 1, at_ms
         self.seen_ms[numbers] = at_ms
         return True
@@ -108,8 +112,9 @@ class Placing:
         if len(self._habits) > MAX_HABITS:
             self._habits.clear()
         if int(ledger.filled[group]) > 1 and len(np.unique(numbers)) == len(numbers):
-            places = ledger.slabs[ledger.slab_of[group]].places(ledger.row_of[numbers])
-            self._habits[key] = Habit(group, numbers, places, int(ledger.stamps[group]))
+            rows = ledger.row_of[numbers]
+            places, narrow = ledger.slabs[ledger.slab_of[group]].places(rows), np.flatnonzero(rows < WIDE)
+            self._habits[key] = Habit(group, numbers, places, narrow, int(ledger.stamps[group]))
 
     def place_scrapes(self, key: Hashable, numbers: Ints, times: Ints, *, values: Floats) -> bool:
         """Write many scrapes at once, `values[s, k]` at ascending `times[k]`; False where that needs care."""
@@ -152,7 +157,7 @@ class Placing:
                 differs = self._differs(slab, numbers[again], slots[again], values[again])
                 writable[again[differs]] = False
             here = np.flatnonzero(writable & (ledger.slab_of[groups] == slab))
-            ledger.slabs[slab].put(ledger.row_of[numbers[here]], slots[here], values[here])
+            ledger.put(slab, numbers[here], slots[here], values=values[here])
             ledger.times[slab].put(ledger.time_row[groups[here]], slots[here], times[here].view(np.float64))
         ledger.filled[groups[fresh]] += 1
         ledger.last_ms[groups[fresh]] = times[fresh]
@@ -181,7 +186,7 @@ class Placing:
             time = np.array([at_ms], dtype=np.int64).view(np.float64)
             ledger.times[slab].put(ledger.time_row[group : group + 1], slot, time)
             ledger.filled[group], ledger.last_ms[group] = slot + 1, at_ms
-            ledger.slabs[slab].put(ledger.row_of[numbers], slot, values)
+            ledger.put(slab, numbers, slot, values=values)
             self._saw(numbers, at_ms)
         else:
             self._fill_slot(group, int(ledger.filled[group]) - 1, numbers, at_ms=at_ms, values=values, dropped=dropped)
@@ -206,7 +211,7 @@ class Placing:
         differs = self._differs(slab, numbers, np.full(len(numbers), slot, dtype=np.int64), values)
         self._refuse(numbers[differs], "duplicate", dropped)
         numbers, values = numbers[~differs], values[~differs]
-        ledger.slabs[slab].put(ledger.row_of[numbers], slot, values)
+        ledger.put(slab, numbers, slot, values=values)
         self._saw(numbers, at_ms)
 
     def _differs(self, slab: int, numbers: Ints, slots: Ints, values: Floats) -> Mask:

@@ -90,6 +90,8 @@ class WriteAheadLog:
         self._writing = RLock()
         self._labels_of = labels_of
         self._noted = np.empty(0, dtype=np.int64)
+        # By target the ids that this segment has defined.
+        self._defined: dict[Hashable, Ints] = {}
         self._batch = Batch()
         # What marks among the samples stand for, which the head knows; and those that this segment has.
         self.known_histograms: Mapping[int, bytes] = {}
@@ -105,7 +107,10 @@ class WriteAheadLog:
     def note_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None:
         if not len(ids):
             return
-        self._define(ids)
+        # The head gives the same array while a target's series stay the same; nobody writes into it.
+        if self._defined.get(key) is not ids:
+            self._define(ids)
+            self._defined[key] = ids
         if self.known_histograms:
             self._define_histograms(values)
         self._batch.scrapes.append((key if isinstance(key, str) else repr(key), ids, at_ms, values.copy()))
@@ -137,8 +142,7 @@ class WriteAheadLog:
         with self._writing:
             with self._lock:
                 batch, self._batch = self._batch, Batch()
-                self._noted[:] = -1
-                self._noted_histograms = set()
+                self._forget_defined()
             self._write(batch)
             self._end()
             return list(self.segments)
@@ -172,6 +176,10 @@ class WriteAheadLog:
                     self._batch.definitions[id] = labels
             self._noted[fresh & NUMBER_MASK] = fresh
 
+    def _forget_defined(self) -> None:
+        self._noted[:] = -1
+        self._defined, self._noted_histograms = {}, set()
+
     def _define_histograms(self, values: Floats) -> None:
         for mark in histograms.marks_in(values) - self._noted_histograms:
             histogram = self.known_histograms.get(mark)
@@ -197,8 +205,7 @@ class WriteAheadLog:
             empty.path.unlink(missing_ok=True)
         with self._lock:
             waiting, self._batch = self._batch, Batch()
-            self._noted[:] = -1
-            self._noted_histograms = set()
+            self._forget_defined()
             for key, ids, at_ms, values in [*batch.scrapes, *waiting.scrapes]:
                 self.note_scrape(key, ids, at_ms, values)
             for ids, times, values in [*batch.samples, *waiting.samples]:
@@ -261,8 +268,8 @@ class WriteAheadLog:
         changed: list[Floats] = []
         for at, (key, ids, at_ms, values) in enumerate(batch.scrapes):
             layout = self._layouts.get(key)
-            if layout is None or len(layout.ids) != len(ids) or not (layout.ids == ids).all():
-                layout = self._layouts[key] = _Layout(self._next_layout, ids.copy(), values)
+            if layout is None or not _is_same(layout.ids, ids):
+                layout = self._layouts[key] = _Layout(self._next_layout, ids, values)
                 self._next_layout += 1
                 layouts.append((layout.number, key, ids.tolist()))
             is_whole = layout.slots % WHOLE_EVERY == 0
@@ -290,6 +297,10 @@ class WriteAheadLog:
         # Behind the parts, where earlier versions look for nothing.
         beside = histograms.pack(batch.histograms) if batch.histograms else b""
         return PARTS.pack(*map(len, parts)) + b"".join(parts) + beside
+
+
+def _is_same(before: Ints, ids: Ints) -> bool:
+    return before is ids or (len(before) == len(ids) and bool((before == ids).all()))
 
 
 def _pieces(batch: Batch) -> Iterator[Batch]:

@@ -71,7 +71,10 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-OWN_HEADERS = {**SECURITY_HEADERS, api_version.HEADER: str(api_version.API_VERSION)}
+OWN_HEADERS = [
+    (name.lower().encode(), text.encode())
+    for name, text in {**SECURITY_HEADERS, api_version.HEADER: str(api_version.API_VERSION)}.items()
+]
 
 
 def create_app(hub: HubView, auth: Auth | Doors, *, live_interval_seconds: float | None = None) -> Starlette:
@@ -197,7 +200,7 @@ class OuterGate:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] += [(name.lower().encode(), text.encode()) for name, text in OWN_HEADERS.items()]
+                message["headers"] += OWN_HEADERS
             await send(message)
 
         if self._needs_loopback_name and not names_loopback(HTTPConnection(scope).headers.get("host", "")):

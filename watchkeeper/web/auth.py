@@ -10,6 +10,7 @@ changes something and is authorised by where it comes from, not by a bearer toke
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import secrets
@@ -253,6 +254,7 @@ def check_listen(host: str, auth: Auth) -> None:
         )
 
 
+@functools.lru_cache(maxsize=16)
 def names_loopback(host_header: str) -> bool:
     """True if a Host header names this machine by a loopback name, with or without a port."""
     try:

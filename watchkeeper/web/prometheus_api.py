@@ -188,7 +188,7 @@ def _shown(page: Callable[[Form], Any]) -> Callable[[Form], Any]:
 
 
 async def read_form(request: Request) -> Form:
-    pairs = list(request.query_params.multi_items())
+    pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
     if request.method == "POST":
         body = await read_body(request, FORM_LIMIT_BYTES)
         pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True) + pairs

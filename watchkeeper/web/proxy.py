@@ -28,6 +28,8 @@ class Proxy:
     header: str | None = None
 
     def trusts(self, address: str) -> bool:
+        if not self.networks:
+            return False
         try:
             peer = ipaddress.ip_address(address)
         except ValueError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from starlette.exceptions import HTTPException
 
@@ -28,6 +28,7 @@ MANY, AT_ONCE = 32, 3
 # A question waits for rules at most so long, one of a panel for as long as their usual interval; they may be at work
 # all the time.
 LONGEST_WAIT_SECONDS, LONGEST_PANEL_WAIT_SECONDS, LOOK_AGAIN_SECONDS = 1.0, 5.0, 0.02
+NO_WAIT = nullcontext()
 PANELS = ("/api/v1/query", "/api/v1/series", "/api/v1/label", "/federate", "/api/history", "/api/explore")
 
 
@@ -60,12 +61,12 @@ class Shedding:
     def end(self) -> None:
         self._in_flight -= 1
 
-    @asynccontextmanager
-    async def turn(self, endpoint: Endpoint) -> AsyncIterator[None]:
+    def turn(self, endpoint: Endpoint) -> AbstractAsyncContextManager[None]:
         """Wait until a question that was counted may be worked on."""
-        if self._in_flight <= MANY:
-            yield
-            return
+        return self._in_turn(endpoint) if self._in_flight > MANY else NO_WAIT
+
+    @asynccontextmanager
+    async def _in_turn(self, endpoint: Endpoint) -> AsyncIterator[None]:
         is_panel = _is_panel(endpoint)
         async with self._panels if is_panel else self._pages:
             longest = LONGEST_PANEL_WAIT_SECONDS if is_panel else LONGEST_WAIT_SECONDS

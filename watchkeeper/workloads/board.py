@@ -25,6 +25,7 @@ QUESTIONS: Mapping[str, str] = {
     "seen": "timestamp(watchkeeper:job_nodes:count)",
     "uses": "watchkeeper:job_use:ratio",
     "h_active": 'avg_over_time(watchkeeper:job_use:ratio{of="active"}[1h])',
+    "idle": "watchkeeper:job_idle:seconds",
     "trainings": "watchkeeper:job_training:group",
     "ages": "watchkeeper:training_last_step_age:seconds",
     "worlds": "max by (cluster, job_name) (training_world_size)",
@@ -51,6 +52,7 @@ STATES = {
     "TrainingJobStalled": jobs.JobState.STALLED,
     "TrainingRankDied": jobs.JobState.HUNG,
     "JobHung": jobs.JobState.HUNG,
+    "JobStalled": jobs.JobState.STALLED,
     "TrainingLossNotFinite": jobs.JobState.DIVERGED,
     "TrainingLossRising": jobs.JobState.DIVERGED,
     "TrainingGradientNorm": jobs.JobState.DIVERGED,
@@ -126,6 +128,7 @@ class _Table:
         self._nodes_of = {identity.of_labels(labels): value for labels, value in told["nodes"].items()}
         self._seen = {identity.of_labels(labels): value for labels, value in told["seen"].items()}
         self._active = {identity.of_labels(labels): value for labels, value in told["h_active"].items()}
+        self._idle = {identity.of_labels(labels): value for labels, value in told["idle"].items()}
         self._names = {identity.of_labels(labels): labels.get("training_job", "") for labels in told["trainings"]}
         self._alerts: dict[Training, list[str]] = {}
         for labels in told["alerts"]:
@@ -163,7 +166,8 @@ class _Table:
         straggler = self._straggler(own)
         uses = self._uses.get(key, {})
         state = self._state(key, own, uses)
-        age = self._ages.get(own)
+        # Seconds without a step; for one that tells of none, without any kernel, which one that spins has.
+        age = self._ages.get(own, self._idle.get(key) if state is jobs.JobState.STALLED else None)
         is_still = state in (jobs.JobState.STALLED, jobs.JobState.HUNG) and age is not None
         facts = efficiency.Facts(gpus, uses, self._value("waits", own), straggler)
         return jobs.JobLine(

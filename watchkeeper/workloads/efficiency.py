@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from watchkeeper.model import jobs
 from watchkeeper.model.jobs import BoundBy, Efficiency, Fix, Straggler, Used
 
 # Shares from which one unit explains the time (packs/bottleneck_limits.csv has the reasons: a dominant share of what is
@@ -111,13 +112,7 @@ def _why(facts: Facts, bound: BoundBy) -> str:
     ]
     if facts.input_wait is not None:
         seen.append(f"input wait {facts.input_wait:.0%}")
-    if facts.straggler is not None:
-        seen.append(f"{_called(facts.straggler)} {facts.straggler.why}")
     return f"{WORDS[bound]}: {', '.join(seen)}" if seen else WORDS[bound]
-
-
-def _called(one: Straggler) -> str:
-    return f"rank {one.rank}" if one.rank is not None else f"GPU {one.gpu} of {one.node}"
 
 
 def _fixes(facts: Facts, bound: BoundBy) -> list[Fix]:
@@ -129,12 +124,12 @@ def _first_fix(facts: Facts, bound: BoundBy) -> Fix | None:
     """What helps against the thing it is bound by."""
     active, slow = facts.uses.get("active"), facts.straggler
     if bound is BoundBy.STRAGGLER and slow is not None:
-        where = f" on {slow.node}, GPU {slow.gpu}" if slow.rank is not None else ""
+        where = f", GPU {slow.gpu}" if slow.rank is not None and slow.gpu else ""
         if slow.score >= 1:
-            words = f"See where the program of {_called(slow)}{where} is: it {slow.why}"
+            words = f"See where the program of {jobs.called(slow)}{where} stands"
             return Fix(words, "the job would go on", "py-spy dump --pid PID")
         shorter = f"steps of all {facts.gpus:g} GPUs would be up to {slow.score / (1 + slow.score):.0%} shorter"
-        return Fix(f"Look at {_called(slow)}{where}: {slow.why}", shorter, "nvidia-smi -q -d PERFORMANCE")
+        return Fix(f"Look at {jobs.called(slow)}{where}", shorter, "nvidia-smi -q -d PERFORMANCE")
     if bound is BoundBy.INPUT:
         share = facts.input_wait if facts.input_wait is not None else 1 - (active or 0.0)
         words = "Let the loader work ahead: more workers, pinned memory, prefetch; or move data closer"

@@ -15,7 +15,12 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Engine, Span
 from watchkeeper.workloads.identity import Key
 
-FIELDS = ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE")
+FIELDS = (
+    "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
+)  # fmt: skip
+# What goes over the links of a GPU in a second; the last is in MB/s (packs/metric_guide.csv).
+LINKS = "DCGM_FI_PROF_(NVLINK|PCIE)_(TX|RX)_BYTES"
+NVLINK_MEGABYTES = "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"
 REASONS = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
 # Counters that grow when memory errs, and what to call it; volatile counters count since the driver was loaded.
 ERRORS = {
@@ -71,6 +76,25 @@ class Questions:
                 f'label_replace(avg_over_time({field}{{{where}}}[5m]), "field", "{field}", "", "")' for field in FIELDS
             )
         )
+
+    def links(self, nodes: Iterable[str]) -> Rows:
+        """Bytes a second over the busiest link of every GPU of some nodes; by UUID, for those that measure it."""
+        where = self._where(nodes)
+        busiest = f'max by (UUID) (avg_over_time({{__name__=~"{LINKS}",{where}}}[2m]))'
+        nvlink = f"max by (UUID) (avg_over_time({NVLINK_MEGABYTES}{{{where}}}[2m])) * 1e6"
+        return self._ask(f'max by (UUID) (label_replace({busiest}, "of", "all", "", "") or {nvlink})')
+
+    def by_node(self, nodes: Iterable[str]) -> tuple[Rows, Rows]:
+        """The share of CPUs at work, and bytes a second out over InfiniBand; by `instance`, where it is exported."""
+        some = "|".join(_literally(node) for node in islice(sorted(nodes), MOST_NODES))
+        where = f'{self._own},instance=~"({some})(:[0-9]+)?"'
+        idle = f'avg by (instance) (rate(node_cpu_seconds_total{{{where},mode="idle"}}[5m]))'
+        sent = f"sum by (instance) (rate(node_infiniband_port_data_transmitted_bytes_total{{{where}}}[2m]))"
+        return self._ask(f"1 - {idle}"), self._ask(sent)
+
+    def usual_watts(self) -> float | None:
+        """The most that a GPU of the job drew within a day; None where SM activity is measured, which says more."""
+        return max(self._ask(f"watchkeeper:job_power:max1d{{{self._key.selector}}}").values(), default=None)
 
     def memory(self, nodes: Iterable[str]) -> Rows:
         where = self._where(nodes)

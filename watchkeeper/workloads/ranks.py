@@ -2,8 +2,9 @@
 
 Ranks in step finish together, so a slow one does not show in its progress but in how long it computes before it waits.
 Where ranks do not tell that, their GPUs do: a GPU that waits in a collective spins in one small kernel (utilisation
-100 %, SMs almost idle), so the one that does not spin while most others do is the one that they wait for. `report`
-calls `beside`; the limits are those of packs/rules/training.yaml.
+100 %, SMs almost idle, or, where those are not measured, little power), so the one that does not spin while most others
+do is the one that they wait for. Of a job that is stuck and whose GPUs look alike, CPUs and links of its nodes may
+tell. `report` calls `beside`; the limits are those of packs/rules/training.yaml and of `model.jobs`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
-from watchkeeper.model.jobs import SPINS_SM, Rank, RankState, Straggler, spins
+from watchkeeper.model import jobs
+from watchkeeper.model.jobs import SPINS_SM, Rank, RankState, Signature, Straggler
 
 # As in packs/rules/training.yaml: a rank that is slower than the quicker quarter.
 SLOW_SHARE = 0.07
-IDLE_PERCENT, IDLE_SM = 5.0, 0.05
 # Means of minutes of healthy GPUs in step scatter by one or two hundredths; four times that is no chance.
 SCATTERS = 4.0
 LEAST_GANG = 3
@@ -35,12 +36,28 @@ class Seen:
     power_watts: float | None = None
     step_seconds: float | None = None
     is_missing: bool = False
+    limit_watts: float | None = None
+    usual_watts: float | None = None
+    link_bytes: float | None = None
+    # Of its node: the share of CPUs at work, and what goes out over InfiniBand in a second.
+    cpu_share: float | None = None
+    network_bytes: float | None = None
+
+    @property
+    def state(self) -> RankState:
+        shows = Signature(
+            self.utilisation_percent, self.sm_active, self.power_watts, self.limit_watts, self.usual_watts
+        )
+        return RankState.MISSING if self.is_missing else shows.state
 
 
-def beside(seen: Sequence[Seen], *, in_step: bool = True) -> tuple[tuple[Rank, ...], Straggler | None]:
+def beside(
+    seen: Sequence[Seen], *, in_step: bool = True, is_stuck: bool = False
+) -> tuple[tuple[Rank, ...], Straggler | None]:
     """Every rank with its state and score, and the one that the others wait for.
 
-    `in_step` False: replicas of a service, which do not wait for each other.
+    `in_step` False: replicas of a service, which do not wait for each other. `is_stuck`: an alert says that the job
+    does not get on, so a rank that works alone, a usual moment of a healthy job, is worth naming.
     """
     shown = [_alone(one) for one in seen]
     if not in_step or len(shown) < 2:
@@ -48,7 +65,7 @@ def beside(seen: Sequence[Seen], *, in_step: bool = True) -> tuple[tuple[Rank, .
     missing = next((one for one in shown if one.state is RankState.MISSING), None)
     if missing is not None:
         return tuple(shown), _named(missing, 1.0, "says nothing any more, and the others wait for it")
-    hang = _not_waiting(shown)
+    hang = _not_waiting(shown) or (_odd_one(shown) or _odd_node(seen) if is_stuck else None)
     if hang is not None:
         return tuple(shown), hang
     scores, why = _by_steps(seen) if any(one.step_seconds is not None for one in seen) else _by_gpus(seen)
@@ -81,20 +98,9 @@ def _alone(one: Seen) -> Rank:
         one.power_watts,
         one.step_seconds,
         None,
-        _state(one),
+        one.state,
+        one.link_bytes,
     )
-
-
-def _state(one: Seen) -> RankState:
-    if one.is_missing:
-        return RankState.MISSING
-    percent, active = one.utilisation_percent, one.sm_active
-    if percent is None or active is None:
-        # Utilisation alone does not tell work from waiting; nothing at all is idle all the same.
-        return RankState.IDLE if percent is not None and percent < IDLE_PERCENT else RankState.UNKNOWN
-    if spins(percent, active):
-        return RankState.WAITS
-    return RankState.IDLE if percent < IDLE_PERCENT and active < IDLE_SM else RankState.WORKS
 
 
 def _not_waiting(shown: Sequence[Rank]) -> Straggler | None:
@@ -106,6 +112,31 @@ def _not_waiting(shown: Sequence[Rank]) -> Straggler | None:
     culprit = min(others, key=lambda one: one.state is not RankState.IDLE)
     does = "is idle" if culprit.state is RankState.IDLE else "works on"
     return _named(culprit, 1.0, f"{does} while {waiting} of {len(shown)} GPUs spin in a collective")
+
+
+def _odd_one(shown: Sequence[Rank]) -> Straggler | None:
+    """The one that does something while all others are idle: they wait for it without a kernel, as in a barrier."""
+    odd = [one for one in shown if one.state in (RankState.WAITS, RankState.WORKS)]
+    idle = sum(one.state is RankState.IDLE for one in shown)
+    if len(odd) != 1 or idle < max(LEAST_GANG - 1, len(shown) - 1):
+        return None
+    does = "works on" if odd[0].state is RankState.WORKS else "waits in a collective"
+    return _named(odd[0], 1.0, f"{does} while {idle} of {len(shown)} GPUs are idle")
+
+
+def _odd_node(seen: Sequence[Seen]) -> Straggler | None:
+    """The one node whose CPUs or links do something else than those of all others."""
+    nodes = {one.node for one in seen} - {""}
+    cpus = {one.node: one.cpu_share for one in seen if one.node and one.cpu_share is not None}
+    sent = {one.node: one.network_bytes for one in seen if one.node and one.network_bytes is not None}
+    if len(cpus) == len(nodes) and (odd := jobs.odd_node(cpus, least=jobs.ODD_CPU_SHARE)) is not None:
+        why = f"keeps {cpus[odd]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
+        return Straggler(None, odd, "", "", 1.0, why)
+    if len(sent) == len(nodes) and (odd := jobs.odd_node(sent, least=jobs.ODD_LINK_BYTES)) is not None:
+        middle = median(sent.values()) / 1e6
+        why = f"sends {sent[odd] / 1e6:.0f} MB/s over InfiniBand, the others {middle:.0f} MB/s"
+        return Straggler(None, odd, "", "", 1.0, why)
+    return None
 
 
 def _by_steps(seen: Sequence[Seen]) -> tuple[Mapping[int, float], str]:

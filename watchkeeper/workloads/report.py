@@ -22,6 +22,12 @@ LONGEST = timedelta(hours=24)
 MOST_RANKS, MOST_EVENTS, MOST_LOOKED_AT = 4096, 200, 3
 # Software and hardware thermal slowdown and the external power brake (DCGM_FI_DEV_CLOCKS_EVENT_REASONS).
 HELD_DOWN_BITS = 0x20 | 0x40 | 0x80
+# How several of a state are counted in a sentence.
+DOES = {
+    **{state: state.value for state in jobs.RankState},
+    jobs.RankState.WORKS: "at work",
+    jobs.RankState.WAITS: "waiting",
+}
 EventsBetween = Callable[[datetime, datetime], Sequence[events.Event]]
 
 
@@ -43,7 +49,8 @@ def make(engine: Engine, now: datetime, asked: Asked) -> jobs.JobReport:
     questions = Questions(engine, now, asked.key, training=asked.training)
     seen, nodes = _seen(questions)
     in_step = bool(asked.training) or asked.line.gpus <= 1
-    beside, straggler = ranks.beside(seen, in_step=in_step or _may_be_in_step(seen))
+    is_stuck = asked.line.state in (jobs.JobState.HUNG, jobs.JobState.STALLED)
+    beside, straggler = ranks.beside(seen, in_step=in_step or is_stuck or _may_be_in_step(seen), is_stuck=is_stuck)
     line = _with(asked.line, straggler, ranks.state_of_gang(beside) if len(beside) > 1 else "")
     since = _since(asked, now)
     uses = _facts(questions, line, nodes, {one.uuid for one in seen}) if nodes else efficiency.Facts(line.gpus)
@@ -82,6 +89,7 @@ def _seen(questions: Questions) -> tuple[list[ranks.Seen], set[str]]:
         if uuid in places:
             numbers.setdefault(uuid, {})[labels.get("field", "")] = value
             indexes[uuid] = labels.get("gpu", "")
+    usual, around = questions.usual_watts(), _around(questions, nodes)
     steps = {_rank(labels): value for labels, value in questions.compute().items()}
     alive = {_rank(labels) for labels in questions.told("training_last_step_timestamp_seconds")}
     world = max(questions.told("training_world_size").values(), default=0.0)
@@ -97,6 +105,11 @@ def _seen(questions: Questions) -> tuple[list[ranks.Seen], set[str]]:
             numbers.get(uuid, {}).get("DCGM_FI_DEV_POWER_USAGE"),
             steps.get(rank_of.get(uuid)),
             is_missing=bool(alive) and rank_of.get(uuid) is not None and rank_of.get(uuid) not in alive,
+            limit_watts=numbers.get(uuid, {}).get("DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
+            usual_watts=usual,
+            link_bytes=around.links.get(uuid),
+            cpu_share=around.cpus.get(labels.get("Hostname", "")),
+            network_bytes=around.network.get(labels.get("Hostname", "")),
         )
         for uuid, labels in places.items()
     ]
@@ -106,6 +119,26 @@ def _seen(questions: Questions) -> tuple[list[ranks.Seen], set[str]]:
         ranks.Seen(rank, step_seconds=steps.get(rank), is_missing=rank not in alive) for rank in expected - placed
     ]
     return found, nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """Bytes over the links of each GPU, and CPUs and network of each node, where they are measured."""
+
+    links: Mapping[str, float]
+    cpus: Mapping[str, float]
+    network: Mapping[str, float]
+
+
+def _around(questions: Questions, nodes: set[str]) -> _Around:
+    if not nodes:
+        return _Around({}, {}, {})
+    cpus, network = questions.by_node(nodes)
+    return _Around(
+        {labels.get("UUID", ""): value for labels, value in questions.links(nodes).items()},
+        {labels.get("instance", "").partition(":")[0]: value for labels, value in cpus.items()},
+        {labels.get("instance", "").partition(":")[0]: value for labels, value in network.items()},
+    )
 
 
 def _ranks_of(places: Mapping[str, Labels], told: Rows, indexes: Mapping[str, str], *, world: int) -> dict[str, int]:
@@ -126,8 +159,7 @@ def _ranks_of(places: Mapping[str, Labels], told: Rows, indexes: Mapping[str, st
 
 def _may_be_in_step(seen: Sequence[ranks.Seen]) -> bool:
     """Without a word of its own: GPUs that are alike busy, or of which some wait in a collective, train together."""
-    active = [one.sm_active for one in seen if one.sm_active is not None]
-    if len(active) < ranks.LEAST_GANG:
+    if sum(one.state is not jobs.RankState.UNKNOWN for one in seen) < ranks.LEAST_GANG:
         return False
     waits = sum((one.utilisation_percent or 0.0) >= jobs.SPINS_PERCENT for one in seen)
     return waits > len(seen) / 2
@@ -154,11 +186,10 @@ def _with(line: jobs.JobLine, straggler: jobs.Straggler | None, gang: str) -> jo
 
 def _why(line: jobs.JobLine, beside: Sequence[jobs.Rank]) -> str:
     states = [one.state for one in beside]
-    counted = ", ".join(f"{states.count(state)} {state.value}" for state in jobs.RankState if state in states)
+    counted = ", ".join(f"{states.count(state)} {DOES[state]}" for state in jobs.RankState if state in states)
     slow = line.straggler
     if slow is not None:
-        who = f"rank {slow.rank}" if slow.rank is not None else f"GPU {slow.gpu}"
-        return f"{who} on {slow.node or 'an unknown node'} {slow.why} ({counted})"
+        return f"{jobs.called(slow)} {slow.why} ({counted})"
     return f"ranks: {counted}" if counted else "no GPU or rank of it is seen"
 
 

@@ -87,7 +87,7 @@ def ran(*arguments: str | Path) -> Result:
 
 def settled(url: str, *more: str | Path) -> dict[str, dict[str, object]]:
     """The findings once every target was scraped and every rule evaluated."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         plain = json.loads(ran("--prometheus", url, "--json", *more).stdout)
         found = {finding["check"]: finding for finding in plain["findings"]}

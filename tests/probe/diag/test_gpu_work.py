@@ -32,7 +32,7 @@ def child(*orders: dict[str, Any]) -> list[dict[str, Any]]:
             ran.stdin.write(json.dumps(order) + "\n")
             said.append(json.loads(ran.stdout.readline()))
         ran.stdin.close()
-        assert ran.wait(20) == 0
+        assert ran.wait(60) == 0
     return said
 
 

@@ -21,7 +21,7 @@ from watchkeeper.remediate.drivers.kubernetes_client import ApiClient
 from watchkeeper.remediate.drivers.kubernetes_pods import Rules
 
 # A pod of a hollow node is gone within a second; the rest is for a busy machine.
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 Raw = dict[str, Any]
 
 

@@ -100,7 +100,7 @@ def test_an_api_server_that_goes_away_mid_drain_is_waited_for(cluster: Cluster) 
         try:
             began = time.monotonic()
             done = driver.perform(action(DRAIN, NODE))
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < 30.0
             assert (done.is_complete, done.text) == (False, "drain has to wait")
             assert "Connection refused" in done.waits_for[0]
         finally:

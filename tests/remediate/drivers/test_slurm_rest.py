@@ -60,7 +60,7 @@ def action(kind: ActionKind, **arguments: str) -> Action:
 
 
 def driver(server: Scripted) -> SlurmRest:
-    return SlurmRest(rest=Rest(server.url, timeout_seconds=2.0))
+    return SlurmRest(rest=Rest(server.url, timeout_seconds=30.0))
 
 
 def calls(server: Scripted) -> list[str]:

@@ -5,12 +5,13 @@ Everything is read from what the ranks say about themselves and from the GPUs th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
 from watchkeeper.diagnose.checks import ruling
 from watchkeeper.diagnose.checks.wording import finding
 from watchkeeper.diagnose.evidence import Facts, cause_of, is_grave, line, member_line
-from watchkeeper.diagnose.surroundings import GREW, MEMORY_ERRORS, RANK_PLACES
+from watchkeeper.diagnose.surroundings import CPU_SHARE, GREW, MEMORY_ERRORS, RANK_PLACES, TRAFFIC, USUAL_WATTS
 from watchkeeper.model import jobs
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 from watchkeeper.model.fleet import Place
@@ -23,7 +24,10 @@ LAST_STEP, COMPUTE, WORLD = (
     "training_world_size",
 )
 WAIT = "data_wait_share"
-UTILISATION, STALLED = "DCGM_FI_DEV_GPU_UTIL", "training_stalled"
+STALLED = "training_stalled"
+UTILISATION, SM_ACTIVE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_SM_ACTIVE"
+POWER, POWER_LIMIT = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT"
+OVER = {"nvlink": "NVLink", "pcie": "PCIe", "infiniband": "InfiniBand"}
 # Of two GPUs of which one spins nobody knows who is odd.
 LEAST_GANG = 3
 # What packs/rules/training.yaml says of ranks that compute longer than the quicker quarter: by how much, over minutes.
@@ -58,33 +62,88 @@ def rank_died(facts: Facts) -> Finding | None:
 
 
 def hung(facts: Facts) -> Finding | None:
-    """Most GPUs of the job spin in a collective, and one does not: it is the one that they wait for."""
-    busy = {labels.get("UUID", ""): (labels, value) for labels, value in facts.around.rows(UTILISATION)}
-    active = {labels.get("UUID", ""): value for labels, value in facts.around.rows("DCGM_FI_PROF_SM_ACTIVE")}
-    known = [uuid for uuid in busy if uuid in active]
-    others = [uuid for uuid in known if not jobs.spins(busy[uuid][1], active[uuid])]
-    if facts.incident.cause != STALLED or facts.place.node is not None or len(known) < LEAST_GANG:
+    """What the GPUs of a job that does not get on show side by side, and the one that does not as the others do."""
+    gang = [(labels, state) for labels, state in _states(facts) if state is not jobs.RankState.UNKNOWN]
+    if facts.incident.cause != STALLED or facts.place.node is not None or len(gang) < LEAST_GANG:
         return None
-    if not 0 < len(others) <= max(1, len(known) // 4):
+    said, odd = _side_by_side(gang)
+    if not said:
         return None
-    labels, percent = busy[min(others, key=lambda uuid: busy[uuid][1])]
-    waited_for = _place(facts, labels)
-    spinning = f"{len(known) - len(others)} of {len(known)} GPUs spin in a collective"
-    does = f"{facts.names(waited_for)} shows {percent:.0f} % and does not"
+    node = _odd_node(facts) if odd is None else None
+    place = _place(facts, odd) if odd is not None else node.place if node is not None else None
+    name = facts.names(place) if place is not None else "each node"
+    waiting = {labels.get("UUID", "") for labels, state in gang if state is jobs.RankState.WAITS}
+    shows, why = "", "The ranks do alike, so none of them can be named by its GPU."
+    if odd is not None:
+        percent = max(value for labels, value in facts.around.rows(UTILISATION) if labels == odd)
+        shows = f"; {name} shows {percent:.0f} % and does not"
+        why = f"All others wait for the rank on {name}{', which never came' if len(waiting) > 1 else ''}."
     return finding(
         facts,
         STALLED,
         place=facts.place,
-        confidence=0.85,
+        confidence=0.85 if odd is not None else 0.75,
         evidence=(
-            _seen(facts, UTILISATION, f"{spinning}; {does}"),
-            *_draw(facts, set(known) - set(others)),
+            _seen(facts, UTILISATION, f"{said}{shows}"),
+            *_draw(facts, waiting),
+            *_still_links(facts),
+            *(() if node is None else (node,)),
             *_told(facts),
         ),
-        why=f"{spinning}, and {facts.names(waited_for)} is not among them: its rank never came.",
-        steps=(Step(f"See where the program on {facts.names(waited_for)} is", "py-spy dump --pid PID"),),
+        why=why,
+        steps=(Step(f"See where the program of {name} stands", "py-spy dump --pid PID"),),
         ruled_out=ruling.against(_fed(facts), _whole(facts)),
     )
+
+
+def _states(facts: Facts) -> list[tuple[Labels, jobs.RankState]]:
+    def by_gpu(field: str) -> dict[str, float]:
+        return {labels.get("UUID", ""): value for labels, value in facts.around.rows(field)}
+
+    active, watts, limits = (by_gpu(field) for field in (SM_ACTIVE, POWER, POWER_LIMIT))
+    usual = facts.around.value(USUAL_WATTS)
+    busy = {labels.get("UUID", ""): (labels, value) for labels, value in facts.around.rows(UTILISATION)}
+    return [
+        (labels, jobs.Signature(value, active.get(uuid), watts.get(uuid), limits.get(uuid), usual).state)
+        for uuid, (labels, value) in busy.items()
+    ]
+
+
+def _side_by_side(gang: Sequence[tuple[Labels, jobs.RankState]]) -> tuple[str, Labels | None]:
+    """What most of them do, and the one that does not; empty where they do not look like a job that is stuck."""
+    spin, idle, work = (
+        [labels for labels, state in gang if state is wanted]
+        for wanted in (jobs.RankState.WAITS, jobs.RankState.IDLE, jobs.RankState.WORKS)
+    )
+    count, few = len(gang), max(1, len(gang) // 4)
+    if len(spin) == count:
+        return f"all {count} GPUs spin in a collective", None
+    if len(idle) == count:
+        return f"none of the {count} GPUs does anything", None
+    if len(idle) + len(work) <= few:
+        return f"{len(spin)} of {count} GPUs spin in a collective", (idle or work)[0]
+    if len(spin) + len(work) == 1:
+        return f"{len(idle)} of {count} GPUs do nothing", (spin or work)[0]
+    return "", None
+
+
+def _still_links(facts: Facts) -> tuple[Evidence, ...]:
+    """That nothing moves between the GPUs, where links are measured."""
+    told = {labels.get("over", ""): value for labels, value in facts.around.rows(TRAFFIC)}
+    if not told or max(told.values()) >= jobs.MOVES_BYTES:
+        return ()
+    parts = ", ".join(f"{OVER.get(over, over)} {value / 1e6:.0f} MB/s" for over, value in sorted(told.items()))
+    return (_seen(facts, TRAFFIC, f"nothing moves between them: at most {parts}"),)
+
+
+def _odd_node(facts: Facts) -> Evidence | None:
+    """A node whose CPUs do something else than those of the others."""
+    cpus = {labels.get("instance", "").partition(":")[0]: value for labels, value in facts.around.rows(CPU_SHARE)}
+    odd = jobs.odd_node(cpus, least=jobs.ODD_CPU_SHARE)
+    if odd is None:
+        return None
+    said = f"{odd} keeps {cpus[odd]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
+    return Evidence("node_cpu_seconds_total", said, at=facts.at, place=Place(facts.place.cluster, node=odd))
 
 
 def straggler(facts: Facts) -> Finding | None:
@@ -305,9 +364,10 @@ def _gpu_evidence(facts: Facts, gpu: Place | None) -> tuple[Evidence, ...]:
 
 def _draw(facts: Facts, spinning: set[str]) -> tuple[Evidence, ...]:
     """What GPUs that only wait draw: far less than their work would."""
-    source = "DCGM_FI_DEV_POWER_USAGE"
-    watts = [value for labels, value in facts.around.rows(source) if labels.get("UUID", "") in spinning]
-    return (_seen(facts, source, f"those that spin draw {min(watts):.0f} to {max(watts):.0f} W"),) if watts else ()
+    watts = [value for labels, value in facts.around.rows(POWER) if labels.get("UUID", "") in spinning]
+    limit = facts.around.value(POWER_LIMIT)
+    of = f", of {limit:.0f} that they may" if limit else ""
+    return (_seen(facts, POWER, f"those that spin draw {min(watts):.0f} to {max(watts):.0f} W{of}"),) if watts else ()
 
 
 def _seen(facts: Facts, source: str, text: str) -> Evidence:

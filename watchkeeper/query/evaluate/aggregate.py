@@ -5,7 +5,6 @@ Rows are brought into the order of their groups once; then NumPy reduces each gr
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.query.engine import Floats, Mask
-from watchkeeper.query.evaluate import exact, native_aggregate
+from watchkeeper.query.evaluate import exact, label_hash, native_aggregate
 from watchkeeper.query.evaluate.grouping import Groups, by_group, group, sizes_of
 from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.over_time import mean, sorted_quantile
@@ -246,16 +245,11 @@ def _limitk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
 
 
 def _limit_ratio(vector: Vector, _: Groups, parameters: Floats) -> Vector:
-    """A share of the series, chosen by a hash of their labels; -r are exactly those that r-1 leaves out."""
+    """A share of the series, chosen by a hash of their labels; -r are exactly those that 1-r leaves out."""
     ratios = np.clip(parameters, -1.0, 1.0)
-    places = vector.series.derive("hashes", lambda series: np.array([_hash(pairs) for pairs in series]))[:, None]
+    places = vector.series.derive("hash_offsets", label_hash.offsets)[:, None]
     chosen = np.where(ratios >= 0, places < ratios, places >= 1.0 + ratios)
     return Vector(vector.series, vector.values, vector.present & chosen)
-
-
-def _hash(pairs: tuple[tuple[str, str], ...]) -> float:
-    digest = hashlib.blake2b(repr(pairs).encode(), digest_size=7).digest()
-    return int.from_bytes(digest) / 2.0**56
 
 
 CHOICES: dict[str, Callable[[Vector, Groups, Floats], Vector]] = {

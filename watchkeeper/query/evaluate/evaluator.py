@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME
@@ -36,6 +37,8 @@ from watchkeeper.store.columns import Ints
 from watchkeeper.store.histograms import Cells
 from watchkeeper.store.reading import Columns, SampleStore
 from watchkeeper.store.series import SeriesSet
+
+T = TypeVar("T", bound=np.generic)
 
 # Functions that look at the first and last samples of a window, or at sums that were made once for all windows.
 READ_EDGES_ONLY = frozenset(
@@ -105,24 +108,27 @@ class Evaluator:
         """The newest samples at each step, and a way to their times, which are rarely asked for."""
         at_ms = self._moved(node, times)
         lookback_ms = self._limits.lookback_ms
-        if (at_ms == at_ms[0]).all():
-            series, sample_ms, found = self._head.latest(node.matchers, int(at_ms[0]) - lookback_ms, int(at_ms[0]))
-            self._spend(len(series) * len(times))
-            shape = (len(series), len(times))
+        # Times ascend.
+        first_ms, last_ms = int(at_ms[0]), int(at_ms[-1])
+        if first_ms == last_ms:
+            series, sample_ms, found = self._head.latest(node.matchers, first_ms - lookback_ms, last_ms)
+            steps = len(times)
+            self._spend(len(series) * steps)
             cells = self._revealed(found)
-            present = ~(stored.is_absent(found) | stored.is_stale(found))
-            # Read-only views: the one column stands for every step.
-            values, mask = np.broadcast_to(found[:, None], shape), np.broadcast_to(present[:, None], shape)
-            histograms = None if cells is None else np.broadcast_to(cells[:, None], shape)
-            return Vector(series, values, mask, histograms), lambda: np.broadcast_to(sample_ms[:, None], shape)
-        columns = self._fetch(node, int(at_ms.min()) - lookback_ms, int(at_ms.max()))
+            present = np.ones(len(found), dtype=bool)
+            if windows.has_nan(found):
+                present = ~(stored.is_absent(found) | stored.is_stale(found))
+            histograms = None if cells is None else _at_each(cells, steps)
+            vector = Vector(series, _at_each(found, steps), _at_each(present, steps), histograms)
+            return vector, lambda: _at_each(sample_ms, steps)
+        columns = self._fetch(node, first_ms - lookback_ms, last_ms)
         self._spend(len(columns.series) * len(times) * (1 if columns.histograms is None else native_calls.COST))
         return windows.newest(columns, at_ms, lookback_ms=lookback_ms)
 
     def range_selector(self, node: ast.RangeSelector, times: Millis) -> Windows:
         ends_ms = self._moved(node.selector, times)
         range_ms = node.range_ms if node.range_by is None else self._worked_out(node.range_by)
-        columns = self._fetch(node.selector, int(ends_ms.min()) - range_ms, int(ends_ms.max()))
+        columns = self._fetch(node.selector, int(ends_ms[0]) - range_ms, int(ends_ms[-1]))
         self._spend(len(columns.series) * len(times))
         return windows.over(columns, ends_ms, range_ms=range_ms)
 
@@ -132,8 +138,8 @@ class Evaluator:
         step_ms = node.step_ms or DEFAULT_SUBQUERY_STEP_MS
         step_ms = step_ms if node.step_by is None else self._worked_out(node.step_by)
         range_ms = node.range_ms if node.range_by is None else self._worked_out(node.range_by)
-        first_ms = ((int(ends_ms.min()) - range_ms) // step_ms + 1) * step_ms
-        last_ms = int(ends_ms.max())
+        first_ms = ((int(ends_ms[0]) - range_ms) // step_ms + 1) * step_ms
+        last_ms = int(ends_ms[-1])
         self._refuse_steps(max(0, last_ms - first_ms) // step_ms)
         grid = np.arange(first_ms, last_ms + 1, step_ms, dtype=np.int64)
         if not len(grid):
@@ -226,6 +232,8 @@ class Evaluator:
 
     def _moved(self, node: ast.Selector | ast.Subquery, times: Millis) -> Millis:
         """The times that the node looks at, after @ and offset."""
+        if node.at is None and not node.offset_ms and node.offset_by is None:
+            return times
         at = {ast.AtEdge.START: self._span.start_ms, ast.AtEdge.END: self._span.end_ms}.get(node.at, node.at)  # type: ignore[arg-type]
         moved = times if at is None else np.full(len(times), at, dtype=np.int64)
         if node.offset_by is not None:
@@ -279,6 +287,11 @@ class Evaluator:
             raise errors.QueryLimit(
                 f"a subquery has {steps} steps, the limit is {limit}", remedy="Use a larger step or a shorter range"
             )
+
+
+def _at_each(column: npt.NDArray[T], steps: int) -> npt.NDArray[T]:
+    """A column that stands for every step; read-only where there are several."""
+    return column[:, None] if steps == 1 else np.broadcast_to(column[:, None], (len(column), steps))
 
 
 def _bare(expr: ast.Expr) -> ast.Expr:

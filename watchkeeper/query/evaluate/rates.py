@@ -18,6 +18,7 @@ from watchkeeper.query.evaluate.windows import (
     edges,
     group_edges,
     only_rows,
+    picked,
     pieces,
     previous_slots,
     times_at,
@@ -28,6 +29,8 @@ from watchkeeper.store.columns import Ints
 # A gap at a window's edge that is longer than this many sample intervals means that the series began
 # or ended there; then half an interval is assumed (Prometheus, promql/functions.go, extrapolatedRate).
 EDGE_GAP_INTERVALS = 1.1
+# Falls that add up to less cannot carry a sum beyond the largest float, whose last bit is worth 2e292.
+HARMLESS = 1e290
 
 
 def rate(windows: Windows) -> Vector:
@@ -77,14 +80,15 @@ class _Geometry:
     sampled: Floats
     to_start: Floats
     to_end: Floats
-    # How much longer a window is than what was sampled of it.
+    # A difference times this is the increase over the whole window, or the rate: it is divided by `per` seconds.
     stretch: Floats
+    per: float
     # The longest time before a first sample, in times of the shortest that was sampled.
     reach: float
 
 
-def _geometry(windows: Windows, edge: Edges, times: Millis) -> _Geometry:
-    first_ms, last_ms = np.take_along_axis(times, edge.first, axis=1), np.take_along_axis(times, edge.last, axis=1)
+def _geometry(windows: Windows, edge: Edges, times: Millis, *, per: float) -> _Geometry:
+    first_ms, last_ms = picked(times, edge.first), picked(times, edge.last)
     sampled = (last_ms - first_ms) / 1000
     interval = sampled / (edge.count - 1)
     to_start = (first_ms - (windows.ends_ms - windows.range_ms)) / 1000
@@ -100,7 +104,8 @@ def _geometry(windows: Windows, edge: Edges, times: Millis) -> _Geometry:
         sampled,
         to_start,
         to_end,
-        stretch=(sampled + to_start + to_end) / sampled,
+        stretch=(sampled + to_start + to_end) / sampled / per,
+        per=per,
         reach=float(longest / shortest),
     )
 
@@ -110,17 +115,16 @@ def _extrapolated(windows: Windows, *, is_counter: bool, is_rate: bool) -> Vecto
     values, enough = np.zeros(shape), np.zeros(shape, dtype=bool)
     if windows.times.shape[1] == 0:
         return Vector(windows.series, values, enough)
+    per = windows.range_ms / 1000 if is_rate else 1.0
     with np.errstate(all="ignore"):
         # Without holes all series of a group have the same times, so the work on times is done once per group.
-        shared = _geometry(windows, group_edges(windows), windows.times) if windows.usable is None else None
+        shared = _geometry(windows, group_edges(windows), windows.times, per=per) if windows.usable is None else None
         for rows in pieces(windows):
             part = only_rows(windows, rows)
-            own = shared or _geometry(part, edges(part), part.times[part.groups])
+            own = shared or _geometry(part, edges(part), part.times[part.groups], per=per)
             of = part.groups if shared else np.arange(len(part.groups))
             values[rows] = _result(part, own, of, is_counter=is_counter)
             enough[rows] = (own.edge.count >= 2)[of]
-        if is_rate:
-            values /= windows.range_ms / 1000
     return Vector(windows.series, values, enough)
 
 
@@ -129,32 +133,42 @@ def _result(windows: Windows, geometry: _Geometry, of: Ints, *, is_counter: bool
     first, last = geometry.first.of(windows.values, of), geometry.last.of(windows.values, of)
     result = last - first
     if is_counter:
-        lost = _lost_by_resets(windows, geometry.edge, of)
-        result = result if lost is None else result + lost
+        result = _with_what_was_lost(result, windows, geometry.edge, of=of)
     # A counter was never below 0, so it is not extrapolated to before that. Most are far above it.
     if not is_counter or first.min(initial=np.inf) > 2 * geometry.reach * result.max(initial=0.0):
         return np.asarray(result * geometry.stretch[of])
     sampled, to_start = geometry.sampled[of], geometry.to_start[of]
     to_zero = np.where((result > 0) & (first >= 0), sampled * (first / result), to_start)
     to_start = np.where(to_zero < to_start, to_zero, to_start)
-    return np.asarray(result * ((sampled + to_start + geometry.to_end[of]) / sampled))
+    return np.asarray(result * ((sampled + to_start + geometry.to_end[of]) / sampled / geometry.per))
 
 
-def _lost_by_resets(windows: Windows, edge: Edges, of: Ints) -> Floats | None:
-    """What counters lost in each window: the sum of the values they fell from; None if none fell."""
+def _with_what_was_lost(result: Floats, windows: Windows, edge: Edges, *, of: Ints) -> Floats:
+    """Differences of counters with what they lost by resets in each window: the values they fell from."""
     if windows.usable is None and not (windows.values[:, 1:] < windows.values[:, :-1]).any():
-        return None
+        return result
     values, before, has_before = _with_previous(windows)
     with np.errstate(invalid="ignore"):
         fell = has_before & (values < before)
     if not fell.any():
-        return None
-    # Sums of each window's own falls: a difference of running sums would lose a small fall after a large one.
+        return result
     falls, so_far = before[fell], np.cumsum(fell, axis=1, dtype=np.int64)
     earlier_rows = (np.cumsum(so_far[:, -1]) - so_far[:, -1])[:, None]
-    low, high = (earlier_rows + np.take_along_axis(so_far, slots[of], axis=1) for slots in (edge.first, edge.last))
+    low, high = (earlier_rows + picked(so_far, slots[of]) for slots in (edge.first, edge.last))
+    if not np.abs(falls).sum() < HARMLESS:
+        return _added_in_turn(result, falls, low=low, high=high)
+    # Sums of each window's own falls: a difference of running sums would lose a small fall after a large one.
     sums = np.add.reduceat(np.append(falls, 0.0), np.stack([low, high], axis=-1).reshape(-1))[::2]
-    return np.where(high > low, sums.reshape(low.shape), 0.0)
+    return result + np.where(high > low, sums.reshape(low.shape), 0.0)
+
+
+def _added_in_turn(result: Floats, falls: Floats, *, low: Ints, high: Ints) -> Floats:
+    """One fall after the other, as Prometheus adds: near the largest float their order decides what remains."""
+    added = np.array(result)
+    for place in range(int((high - low).max(initial=0))):
+        has_more = low + place < high
+        added[has_more] += falls[low[has_more] + place]
+    return added
 
 
 def _between_last_two(windows: Windows, *, is_rate: bool) -> Vector:
@@ -182,7 +196,7 @@ def _with_previous(windows: Windows) -> tuple[Floats, Floats, Mask]:
         before[:, 0] = 0.0
         before[:, 1:] = windows.values[:, :-1]
         return windows.values, before, has_before
-    return windows.values, np.take_along_axis(windows.values, np.maximum(previous, 0), axis=1), has_before
+    return windows.values, picked(windows.values, np.maximum(previous, 0)), has_before
 
 
 def _counted(windows: Windows, happened: Mask) -> Vector:
@@ -196,4 +210,4 @@ def _counted(windows: Windows, happened: Mask) -> Vector:
 def _along(columns: Ints, slots: Ints) -> Ints:
     if columns.shape[1] == 0:
         return np.zeros(slots.shape, dtype=np.int64)
-    return np.take_along_axis(columns, slots, axis=1)
+    return picked(columns, slots)

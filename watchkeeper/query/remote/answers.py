@@ -115,6 +115,13 @@ def instant(found: Any, at_ms: int, said: Said) -> Answer:
     return Answer(kind, frame, None, *said)
 
 
+def vector(labels: list[Labels], values: Sequence[float], at_ms: int, *, said: Said) -> Answer:
+    """An instant vector of numbers."""
+    column = np.array(values, dtype=np.float64).reshape(-1, 1)
+    frame = Frame(labels, np.array([at_ms], dtype=np.int64), column, np.ones((len(labels), 1), dtype=bool))
+    return Answer(Kind.VECTOR, frame, None, *said)
+
+
 def ranged(found: Any, span: Span, said: Said) -> Answer:
     """The answer of /api/v1/query_range on the axis of its span."""
     kind, result = _shape(found)

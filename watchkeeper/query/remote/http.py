@@ -179,7 +179,8 @@ class Client:
 
     def _give_back(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
-            if len(self._idle) < IDLE_CONNECTIONS:
+            # Whoever is closed while an answer comes keeps nothing.
+            if len(self._idle) < IDLE_CONNECTIONS and not self._closed.is_set():
                 self._idle.append(connection)
                 return
         connection.close()

@@ -207,6 +207,9 @@ class Sender:
 def _body(samples: list[AnySample]) -> bytes:
     histograms = [one for one in samples if isinstance(one, HistogramSample)]
     numbers = [one for one in samples if isinstance(one, Sample)]
+    if not histograms and len({one.labels for one in numbers}) == len(numbers):
+        # What a rule has recorded: one sample of each series.
+        return remote_write.packed_samples(numbers)
     return remote_write.encode(list(by_series(numbers)), histograms)
 
 

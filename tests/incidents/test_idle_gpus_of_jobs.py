@@ -1,0 +1,71 @@
+"""GPUs that are idle because their job does not get on are a part of the job's incident; others have their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.incidents.stories import Room, alert, gpu, job
+from watchkeeper.incidents.footprint import Footprint
+from watchkeeper.model import alerts, fleet
+
+POD = fleet.Place("main", domain="pod=ml/llm-worker-0")
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Room]:
+    """`llm` has four GPUs on each of two nodes, two of its pods' are on the first; the fifth of it is a notebook's."""
+    made = Room(tmp_path)
+    first, second = ([gpu(at, name) for at in range(4)] for name in ("n1", "n2"))
+    made.jobs = {job("llm"): Footprint.on([*first, *second]), POD: Footprint.on(first)}
+    yield made
+    made.journal.close()
+
+
+def stalled(at: float, *, ends: float | None = None, cause: str = "training_stalled") -> alerts.Alert:
+    return alert(cause, job("llm"), at, ends=ends, severity="warning")
+
+
+def idle(place: fleet.Place, at: float, *, ends: float | None = None) -> alerts.Alert:
+    return alert("gpu_idle_waste", place, at, ends=ends, severity="info")
+
+
+def busy_without_work(at: float) -> alerts.Alert:
+    told = idle(gpu(0), at)
+    return replace(told, labels=told.labels.having(Hostname="", UUID="", namespace="ml", pod="llm-worker-0"))
+
+
+@pytest.mark.parametrize("cause", ["training_stalled", "nccl_rank_died"])
+def test_gpus_of_a_job_that_stands_join_its_incident(room: Room, cause: str) -> None:
+    room.hear(stalled(0, cause=cause), idle(gpu(3), 900), idle(gpu(0, "n2"), 960))
+    assert room.open() == [("INC-1", job("llm"), cause)]
+    (incident,) = room.incidents.open()
+    assert ([one.cause for one in incident.members].count("gpu_idle_waste"), incident.severity.value) == (2, "warning")
+
+
+def test_gpus_that_were_seen_to_be_idle_long_before_their_job_was_called_stalled_join_too(room: Room) -> None:
+    room.hear(idle(gpu(0), 0), idle(gpu(1, "n2"), 60), stalled(1800))
+    assert room.open() == [("INC-1", job("llm"), "training_stalled")]
+    assert room.journal.incident("INC-2").part_of == "INC-1"  # type: ignore[union-attr]
+
+
+def test_a_pod_that_only_seems_busy_belongs_to_the_hang_of_its_job(room: Room) -> None:
+    room.hear(stalled(0), busy_without_work(1500))
+    assert room.open() == [("INC-1", job("llm"), "training_stalled")]
+
+
+def test_the_gpu_of_somebody_else_has_an_incident_of_its_own(room: Room) -> None:
+    room.hear(stalled(0), idle(gpu(5), 900), idle(gpu(0, "n3"), 900))
+    assert [place for _, place, _ in room.open()] == [job("llm"), gpu(5), gpu(0, "n3")]
+
+
+def test_the_incident_ends_with_the_job_s_trouble_and_the_idle_gpus(room: Room) -> None:
+    room.hear(stalled(0), idle(gpu(3), 900), stalled(0, ends=1200))
+    room.tick(1900)
+    assert room.open() == [("INC-1", job("llm"), "training_stalled")]
+    room.hear(idle(gpu(3), 900, ends=2000))
+    room.tick(3000)
+    assert room.open() == []

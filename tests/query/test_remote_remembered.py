@@ -1,0 +1,63 @@
+"""What is remembered about label sets: bounded by bytes, and of use even when not everything fits in."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.query.remote.remembered import LEAST_BYTES, Remembered, allowed_bytes
+
+
+class Worked:
+    """Doubles numbers, counts how often, and remembers so many of them."""
+
+    def __init__(self, room: int) -> None:
+        self.made: Counter[int] = Counter()
+        self.remembered = Remembered(self._double, lambda _, __: 10, limit_bytes=10 * room)
+
+    def _double(self, number: int) -> int:
+        self.made[number] += 1
+        return 2 * number
+
+    def turn(self, count: int, first: int = 0) -> int:
+        """Ask for all, one after the other; how many had to be worked out."""
+        before = self.made.total()
+        for number in range(first, first + count):
+            assert self.remembered.get(number) == 2 * number
+        return self.made.total() - before
+
+
+def test_what_fits_in_is_worked_out_once() -> None:
+    worked = Worked(room=100)
+    assert [worked.turn(100) for _ in range(3)] == [100, 0, 0]
+
+
+def test_of_a_few_more_than_fit_in_most_are_remembered_turn_after_turn() -> None:
+    worked = Worked(room=100)
+    worked.turn(110)
+    # The least recently used would go first in an LRU, and then none of the 110 would ever be found.
+    assert sum(worked.turn(110) for _ in range(40)) < 40 * 30
+
+
+def test_those_that_never_come_again_give_way() -> None:
+    worked = Worked(room=100)
+    worked.turn(100)
+    for _ in range(6):
+        worked.turn(100, first=1000)
+    assert worked.turn(100, first=1000) == 0
+
+
+@given(st.lists(st.integers(0, 30), max_size=200))
+def test_no_more_is_kept_than_allowed_and_every_answer_is_right(asked: list[int]) -> None:
+    remembered: Remembered[int, str] = Remembered(str, lambda number, _: 1 + number, limit_bytes=60)
+    for number in asked:
+        assert remembered.get(number) == str(number)
+        assert remembered.known(number) in (None, str(number))
+        assert remembered.used_bytes <= 60
+    assert remembered.used_bytes == sum(1 + number for number in range(31) if remembered.known(number) is not None)
+
+
+def test_a_machine_has_room_for_a_fleet() -> None:
+    assert allowed_bytes() >= LEAST_BYTES

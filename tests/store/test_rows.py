@@ -1,0 +1,93 @@
+"""Rows of four and of eight bytes: what is written comes back to the last bit, and no row is wider than it must be."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.store.test_head import named, scraped
+from watchkeeper.model.samples import STALE
+from watchkeeper.query.engine import Matcher, MatchOp
+from watchkeeper.store import codec, head
+from watchkeeper.store.columns import ABSENT, KEPT_ABSENT_BITS, Floats, as_kept, plain, to_keep
+from watchkeeper.store.rows import fits
+
+MINUTE, HOUR = 60_000, 3_600_000
+VALUES = st.one_of(
+    st.floats(), st.integers(-5, 300).map(float), st.sampled_from([STALE, 0.1, -0.0, 1e300, 16_777_217.0])
+)
+
+
+def read(store: head.Head, end_ms: int) -> Floats:
+    return store.select([Matcher("__name__", MatchOp.EQUAL, "x")], -1, end_ms).values
+
+
+def bits(values: Floats) -> list[list[int]]:
+    return np.ascontiguousarray(values).view(np.int64).tolist()
+
+
+@given(st.lists(st.tuples(VALUES, VALUES, VALUES), min_size=1, max_size=80))
+def test_whatever_is_scraped_is_read_again_to_the_last_bit(scrapes: list[tuple[float, float, float]]) -> None:
+    store = head.Head()
+    ids = scraped(store, [named("x", gpu=str(gpu)) for gpu in range(3)])
+    for slot, values in enumerate(scrapes):
+        store.append_scrape("node", ids, slot * 15_000, np.array(values))
+    wanted = plain(np.array(scrapes).T)
+    assert bits(read(store, HOUR)) == bits(wanted)
+
+
+@given(st.lists(st.lists(VALUES, min_size=4, max_size=4), min_size=1, max_size=6), st.integers(1, 4))
+def test_what_a_restart_hands_over_at_once_is_read_again_to_the_last_bit(rows: list[list[float]], at_once: int) -> None:
+    store = head.Head()
+    ids = scraped(store, [named("x", gpu=str(gpu)) for gpu in range(len(rows))])
+    table, times = plain(np.array(rows)), np.arange(4) * 15_000
+    for low in range(0, 4, at_once):
+        part = np.ascontiguousarray(table[:, low : low + at_once])
+        store.load_scrapes("node", ids, times[low : low + at_once], values=part)
+    assert bits(read(store, HOUR)) == bits(table)
+
+
+def test_rows_of_whole_numbers_take_half_the_memory() -> None:
+    sizes = []
+    for value in (76.0, 0.123456):
+        store = head.Head()
+        ids = scraped(store, [named("x", gpu=str(gpu)) for gpu in range(10)])
+        store.append_scrape("node", ids, 0, np.full(10, value))
+        sizes.append(store.used_bytes)
+    times = 16 * 8
+    assert sizes == [times + 10 * 16 * 4, times + 10 * 16 * 8]
+
+
+def test_a_row_is_wide_only_while_it_has_a_value_that_needs_it() -> None:
+    store = head.Head(retention_ms=HOUR)
+    ids = scraped(store, [named("x"), named("y")])
+    sizes = []
+    for minute in range(400):
+        # Its target is away for a moment.
+        value = STALE if minute == 200 else float(minute)
+        store.append_scrape("node", ids, minute * MINUTE, np.array([value, 1.0]))
+        sizes.append(store.used_bytes)
+    assert sizes[200] > sizes[199]
+    assert sizes[-1] == sizes[199]
+    assert read(store, 400 * MINUTE)[0, -3:].tolist() == [397.0, 398.0, 399.0]
+
+
+def test_late_samples_and_one_that_goes_alone_keep_their_bits() -> None:
+    store = head.Head(late_ms=HOUR)
+    ids = scraped(store, [named("x", gpu="0"), named("x", gpu="1")])
+    for slot in (0, 2, 3):
+        store.append_scrape("node", ids, slot * MINUTE, np.array([1.0, 2.0]))
+    store.append_scrape("node", ids, MINUTE, np.array([0.1, 7.0]))
+    store.append_scrape("other", ids[1:], 4 * MINUTE, np.array([1e300]))
+    found = store.select([Matcher("gpu", MatchOp.EQUAL, "1")], -1, HOUR).values
+    assert found[0].tolist() == [2.0, 7.0, 2.0, 2.0, 1e300]
+    assert store.select([Matcher("gpu", MatchOp.EQUAL, "0")], -1, HOUR).values[0, :4].tolist() == [1.0, 0.1, 1.0, 1.0]
+
+
+def test_an_empty_slot_fits_four_bytes_and_lies_in_files_as_it_always_did() -> None:
+    assert fits(np.array([ABSENT, STALE, 0.5, 0.1])).tolist() == [True, False, True, False]
+    matrix = np.array([[1.0, ABSENT, 3.0]])
+    kept = codec.unpack_floats(codec.pack_floats(to_keep(matrix.copy())))
+    assert bits(kept)[0][1] == KEPT_ABSENT_BITS
+    assert bits(as_kept(kept)) == bits(matrix)

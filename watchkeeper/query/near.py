@@ -1,0 +1,117 @@
+"""A server's engine with the newest samples near at hand: rules are evaluated here, and what they say is written there.
+
+A server evaluates the shipped rules over 100,000 GPUs for minutes, because each of a hundred questions goes through all
+its series anew. This hub has read those samples itself: with `[query] near` it keeps `[query] memory` of them beside
+sending them on, and `for_rules` answers from there whatever reaches no further back. All other questions go to the
+server, which may know more than one hub. Rules go on while the server is away.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from watchkeeper.config import settings
+from watchkeeper.kit import durations
+from watchkeeper.model.labels import Labels
+from watchkeeper.query.embedded import REMEMBERED_EXPRESSIONS, EmbeddedEngine
+from watchkeeper.query.engine import Answer, AnySample, Appended, Engine, Limits
+from watchkeeper.query.prometheus import LIMITS, PrometheusEngine
+from watchkeeper.query.promql import ast, parser, walk
+from watchkeeper.store.columns import Ints
+from watchkeeper.store.groups import grown
+from watchkeeper.store.head import NUMBER_MASK, Head
+
+# The longest usual scrape interval: so long after the first scrape every target has been read.
+FIRST_ROUND_MS = 60_000
+NOT_SENT = -1
+
+
+class NearEngine(PrometheusEngine):
+    """Whatever is written goes to the server and stays here for a while."""
+
+    def __init__(self, access: settings.Query, limits: Limits = LIMITS) -> None:
+        super().__init__(access, limits)
+        self.near_ms = durations.parse_ms(access.memory)
+        self._head = Head(retention_ms=self.near_ms, max_series=access.max_series)
+        self.near = EmbeddedEngine(self._head, Limits(max_series=None, max_samples=None))
+        # For each series number here its number on the way to the server.
+        self._sent_as = np.empty(0, dtype=np.int64)
+        self._naming = threading.Lock()
+        self.since_ms: int | None = None
+
+    def for_rules(self) -> Engine:
+        return cast(Engine, _RuleView(self))
+
+    def series_id(self, labels: Labels) -> int:
+        number, sent_as = self._head.series_id(labels), super().series_id(labels)
+        with self._naming:
+            self._sent_as = grown(self._sent_as, (number & NUMBER_MASK) + 1, fill=NOT_SENT)
+            self._sent_as[number & NUMBER_MASK] = sent_as
+        return number
+
+    def append_scrape(self, key: Hashable, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Appended:
+        numbers: Ints = np.asarray(ids, dtype=np.int64)
+        kept = self._head.append_scrape(key, numbers, at_ms, values)
+        self._begin(at_ms)
+        sent = super().append_scrape(key, self._sent_as[numbers & NUMBER_MASK].tolist(), at_ms, values)
+        # A series that is forgotten here or there is asked for anew.
+        lost = {"forgotten": kept.dropped["forgotten"]} if "forgotten" in kept.dropped else {}
+        return Appended(sent.kept, dict(Counter(sent.dropped) | Counter(lost)))
+
+    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:
+        """Keep samples here, and queue them for the server without waiting for it."""
+        found = list(samples)
+        kept = self.near.append(found, together=together)
+        sent = self._writer().offer(found) if found else Appended(0)
+        return Appended(min(kept.kept, sent.kept), dict(Counter(kept.dropped) + Counter(sent.dropped)))
+
+    def _begin(self, at_ms: int) -> None:
+        if self.since_ms is None:
+            self.since_ms = at_ms + FIRST_ROUND_MS
+
+
+class _RuleView:
+    """A near engine as rules see it: what memory reaches is answered from there."""
+
+    def __init__(self, engine: NearEngine) -> None:
+        self._engine = engine
+        self._reaches: OrderedDict[str, int | None] = OrderedDict()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def instant(self, expr: str, at_ms: int) -> Answer:
+        near, reach_ms = self._engine, self._reach_ms(expr)
+        is_near = reach_ms is not None and reach_ms <= near.near_ms
+        if is_near and near.since_ms is not None and at_ms - cast(int, reach_ms) >= near.since_ms:
+            return near.near.instant(expr, at_ms)
+        return near.instant(expr, at_ms)
+
+    def _reach_ms(self, expr: str) -> int | None:
+        if expr not in self._reaches:
+            limits = self._engine.near.limits()
+            self._reaches[expr] = reach_ms(parser.parse(expr, limits), limits.lookback_ms)
+            if len(self._reaches) > REMEMBERED_EXPRESSIONS:
+                self._reaches.popitem(last=False)
+        return self._reaches[expr]
+
+
+def reach_ms(expr: ast.Expr, lookback_ms: int) -> int | None:
+    """How far back an expression looks from the time it is asked for; None where only its evaluation would tell."""
+    if isinstance(expr, ast.Selector | ast.RangeSelector | ast.Subquery):
+        place = expr.selector if isinstance(expr, ast.RangeSelector) else expr
+        ranged_by = None if isinstance(expr, ast.Selector) else expr.range_by
+        if place.at is not None or place.offset_by is not None or ranged_by is not None:
+            return None
+        own = place.offset_ms + (lookback_ms if isinstance(expr, ast.Selector) else expr.range_ms)
+        if not isinstance(expr, ast.Subquery):
+            return max(own, 0)
+        inner = reach_ms(expr.expr, lookback_ms)
+        return None if inner is None else max(own, 0) + inner
+    found = [reach_ms(child, lookback_ms) for child in walk.children(expr)]
+    return None if any(one is None for one in found) else max((one for one in found if one is not None), default=0)

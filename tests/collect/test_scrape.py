@@ -253,6 +253,18 @@ def test_the_fleet_learns_gpus_and_notices_when_one_vanishes() -> None:
         assert gone == [[None, None], [None, 1000], [2000, 1000]]
 
 
+def test_a_rank_that_names_its_gpu_is_no_sign_of_it() -> None:
+    readings = 'DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-1",Hostname="n1"} 40\n'
+    told = 'training_rank_info{rank="0",UUID="GPU-1",Hostname="n1"} 1\n'
+
+    @with_pages(reply(readings + told), reply(told))
+    async def story(loop: TargetLoop, _: Kept, known: Fleet) -> None:
+        known.expect([Node("sim", "n1")], 0)
+        for at_ms in (1000, 2000):
+            await loop.scrape(at_ms)
+        assert [seen.gone_since_ms for seen in known.gpus_of(Node("sim", "n1"))] == [1000]
+
+
 def test_a_full_store_is_the_targets_error_and_not_our_end() -> None:
     @with_pages(reply("a 1\nb 1\n"), reply("a 1\n"))
     async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:

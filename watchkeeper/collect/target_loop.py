@@ -41,6 +41,8 @@ SYNTHESISED = (
 # Above any clock difference between two healthy machines; a later sample would hide all that come after it.
 MAX_AHEAD_MS = 600_000
 DROPPED = -1
+# Programs, and who says what holds which GPU, name it also when it is gone: that is no sign of it.
+OF_PROGRAMS = ("training_", "inference_", WORKLOAD_INFO)
 # A page of a node has some 500 series and 100 kB. Larger ones are read beside the event loop, and their new series met
 # in slices of some 10 ms, so that nobody waits for the whole.
 LARGE_PAGE_BYTES = 512 * 1024
@@ -432,6 +434,8 @@ class TargetLoop:
         seen: set[tuple[str | None, str | None]] = set()
         for handle in handles:
             label_set = self._parser.labels[handle]
+            if label_set.name.startswith(OF_PROGRAMS):
+                continue
             # Some fifty series name the same GPU: the first of them speaks for all.
             about = (label_set.get("UUID"), label_set.get("Hostname") or label_set.get("hostname"))
             gpu = None if about in seen else gpu_of(label_set)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -19,6 +20,7 @@ from tests.store.durables import BLOCK, MINUTE, SETTINGS, Read, Rig, named, read
 from watchkeeper import errors
 from watchkeeper.model.samples import Sample
 from watchkeeper.store import durable
+from watchkeeper.store.block_writer import UNFINISHED, block_name
 
 SERIES = [named("temp", gpu=str(gpu)) for gpu in range(4)]
 DAY = 86_400_000
@@ -148,6 +150,27 @@ def test_a_disk_without_room_loses_nothing_that_the_process_lives_to_write(tmp_p
     rig.store.maintain(BLOCK + SETTINGS.late_ms)
     assert len(read(rig.reopen())[SERIES[0]]) == 30
     assert rig.store.status().damages == 0
+    rig.store.close()
+
+
+def test_what_memory_let_go_of_while_no_block_could_be_written_comes_out_of_the_log(tmp_path: Path) -> None:
+    rig, taken = Rig(tmp_path), (tmp_path / "blocks" / block_name(0, BLOCK)).with_suffix(UNFINISHED)
+    # The name is taken by a folder, so the system refuses the first block, and with it all that come after.
+    taken.mkdir(parents=True, exist_ok=True)
+    wanted = []
+    for minute in range(0, 10 * 60, 2):
+        rig.scrape("node", SERIES, minute * MINUTE, [minute + 0.5, 1.0, 2.0, 3.0])
+        rig.store.sync()
+        wanted.append((minute * MINUTE, minute + 0.5))
+        if minute % 60 == 58:
+            with contextlib.suppress(errors.StoreError):
+                rig.store.maintain(rig.now_ms)
+    assert rig.blocks() == []
+    assert len(read(rig.store)[SERIES[0]]) < len(wanted)
+    taken.rmdir()
+    rig.store.maintain(rig.now_ms)
+    assert read(rig.store)[SERIES[0]] == wanted
+    assert read(rig.reopen())[SERIES[0]] == wanted
     rig.store.close()
 
 

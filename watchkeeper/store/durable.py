@@ -315,7 +315,7 @@ class DurableStore:
         now_ms = self._clock_ms()
         with self._upkeep, self._disk_errors(), aside.new_folder(self.path, now_ms) as folder:
             ended, reached_ms = self._log.rotate(), self._reached_ms()
-            count = self._copy_head(folder, max(self._cut_ms, now_ms + 1), reached_ms + 1)
+            count = _copy(self.head, folder, max(self._cut_ms, now_ms + 1), end_ms=reached_ms + 1)
             edge_ms = self.head.drop_ahead()
             count += self._set_blocks_aside(edge_ms, folder)
             first_ms = self.head.first_ms_from(self._cut_ms)
@@ -385,7 +385,7 @@ class DurableStore:
     def _cut(self, now_ms: int) -> None:
         size = self._limits.block_ms
         while True:
-            first_ms = self.head.first_ms_from(self._cut_ms)
+            first_ms = self._first_uncut_ms()
             if first_ms is None:
                 return
             start_ms = max(self._cut_ms, first_ms // size * size)
@@ -394,32 +394,29 @@ class DurableStore:
                 return
             self._write_block(start_ms, end_ms)
 
+    def _first_uncut_ms(self) -> int | None:
+        if self.head.lacking_ms > self._cut_ms:
+            return wal_replay.first_ms_from(self._log_folder, self._cut_ms)
+        return self.head.first_ms_from(self._cut_ms)
+
+    def _from_log(self, start_ms: int, end_ms: int) -> Head:
+        """A span of time that memory had to let go of before it could be written into a block."""
+        found = Head(retention_ms=NEVER_MS, max_series=self._limits.max_series)
+        wal_replay.replay(self._log_folder, found, since_ms=start_ms, until_ms=end_ms)
+        return found
+
     def _write_block(self, start_ms: int, end_ms: int) -> None:
         """Move a span of the head's time into a block; nothing is accepted for it any more."""
         self.head.close_until(end_ms)
         self.head.has_blocks = False
-        self._copy_head(self._block_folder, start_ms, end_ms)
+        source = self._from_log(start_ms, end_ms) if start_ms < self.head.lacking_ms else self.head
+        _copy(source, self._block_folder, start_ms, end_ms=end_ms)
         self.head.has_blocks = True
         written = self._block(self._block_folder / block_name(start_ms, end_ms))
         self._past = _Past((*self._past.blocks, written), end_ms)
         self.head.unsaved_ms = end_ms
         self._log.rotate()
         self._log.forget_before(end_ms)
-
-    def _copy_head(self, folder: Path, start_ms: int, end_ms: int) -> int:
-        """Write a block of what memory has of a time; returns how many samples that is."""
-        writer = BlockWriter(folder, start_ms, end_ms)
-        try:
-            for name in self.head.metric_names():
-                columns = self.head.metric_columns(name, start_ms - 1, end_ms - 1)
-                writer.add(columns)
-                if self.head.histograms.known:
-                    writer.add_histograms(columns, self.head.histograms.known.get)
-            writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
-        return writer.samples
 
     def _merge(self) -> None:
         while True:
@@ -548,3 +545,19 @@ class _DiskErrors:
 
 def _start(block: Block) -> int:
     return block.start_ms
+
+
+def _copy(head: Head, folder: Path, start_ms: int, *, end_ms: int) -> int:
+    """Write a block of what memory has of a time; returns how many samples that is."""
+    writer = BlockWriter(folder, start_ms, end_ms)
+    try:
+        for name in head.metric_names():
+            columns = head.metric_columns(name, start_ms - 1, end_ms - 1)
+            writer.add(columns)
+            if head.histograms.known:
+                writer.add_histograms(columns, head.histograms.known.get)
+        writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+    return writer.samples

@@ -84,6 +84,8 @@ class Head:
         self.has_blocks = True
         self.closed_ms = -NEVER_MS
         self.unsaved_ms = NEVER_MS
+        # Before this time memory may lack samples that no block has: only the log has all of them.
+        self.lacking_ms = -NEVER_MS
         self.lock = threading.Lock()
         self.metadata = Metadata()
         self.histograms = HistogramTable()
@@ -470,10 +472,13 @@ class Head:
         longest_ms = self.newest_ms - MAX_RETENTIONS * self.retention_ms
         # A clock that leaps ahead makes nothing old that a block will have in a minute.
         kept_ms = self.unsaved_ms if self.has_blocks else max(self.unsaved_ms, longest_ms)
+        clear_ms = min(expired_ms, kept_ms)
+        if clear_ms > self.unsaved_ms:
+            self.lacking_ms = max(self.lacking_ms, clear_ms)
         self._placing.horizon = Horizon(
             oldest_ms=max(expired_ms, self.closed_ms),
             late_ms=self.newest_ms - self.late_ms if self.late_ms else NEVER_MS,
-            clear_ms=min(expired_ms, kept_ms),
+            clear_ms=clear_ms,
         )
 
     def _welcome_late(self) -> None:

@@ -138,10 +138,10 @@ class _Gathered:
 
 
 class _Reader:
-    """One segment on its way into the head; only samples from `since_ms` on are handed over."""
+    """One segment on its way into the head; only samples from `since_ms` on, and before `until_ms`, are handed over."""
 
-    def __init__(self, head: Head, outcome: Replayed, *, since_ms: int) -> None:
-        self._head, self._outcome, self._since_ms = head, outcome, since_ms
+    def __init__(self, head: Head, outcome: Replayed, *, since_ms: int, until_ms: int) -> None:
+        self._head, self._outcome, self._since_ms, self._until_ms = head, outcome, since_ms, until_ms
         # Labels of series that no sample asked for yet. Pairs are shared at once: a record's own, two strings for each
         # label, would stay until then and leave 2 KiB of holes for each series.
         self._labels: dict[int, Pairs] = {}
@@ -221,7 +221,7 @@ class _Reader:
                 mask = np.unpackbits(np.frombuffer(record.masks, np.uint8, mask_at - mask_from, mask_from), count=size)
                 layout.last = layout.last.copy()
                 layout.last[mask.view(np.bool_)] = values
-            if at_ms >= self._since_ms:
+            if self._since_ms <= at_ms < self._until_ms:
                 layout.times.append(at_ms)
                 layout.values.append(layout.last)
                 if len(layout.times) >= GATHERED_SLOTS:
@@ -232,7 +232,7 @@ class _Reader:
         if self._in_layout[record.ids & NUMBER_MASK].any():
             # A series that is scraped and sampled: its scrapes so far come first.
             self.finish()
-        wanted = record.times >= self._since_ms
+        wanted = (record.times >= self._since_ms) & (record.times < self._until_ms)
         ids, times, values = record.ids[wanted], record.times[wanted], record.values[wanted]
         mine = self._ids_in_head(ids)
         known = mine != UNKNOWN
@@ -254,7 +254,20 @@ class _Reader:
             self._head.load_scrapes(layout.key, mine[known], times, values=table)
 
 
-def replay(folder: Path, head: Head, *, since_ms: int) -> Replayed:
+def first_ms_from(folder: Path, at_ms: int) -> int | None:
+    """The earliest time not before `at_ms` of which the log has a sample."""
+    found = [
+        int(times[times >= at_ms].min())
+        for path in sorted(folder.glob(f"*{SUFFIX}"))
+        for record in records(path)
+        if isinstance(record, Record)
+        for times in (record.scrapes[1], record.times)
+        if (times >= at_ms).any()
+    ]
+    return min(found, default=None)
+
+
+def replay(folder: Path, head: Head, *, since_ms: int, until_ms: int = NEVER_MS) -> Replayed:
     """Read every segment into the head, except what blocks have already; no file is changed.
 
     A file that is not a segment of this version is named, and left to whoever can read it.
@@ -262,7 +275,7 @@ def replay(folder: Path, head: Head, *, since_ms: int) -> Replayed:
     outcome = Replayed()
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         segment, is_ours = Segment(path, bytes=path.stat().st_size), True
-        reader = _Reader(head, outcome, since_ms=since_ms)
+        reader = _Reader(head, outcome, since_ms=since_ms, until_ms=until_ms)
         for found in records(path):
             if isinstance(found, Record):
                 segment.newest_ms = max(segment.newest_ms, reader.take(found))

@@ -73,6 +73,21 @@ class Cluster:
             connection.execute(f"CREATE DATABASE {name}".encode())
         return self.address(name)
 
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Nothing of the server moves, and no connection gets a process that does."""
+        assert self._process is not None
+        first = self._process.pid
+        os.kill(first, signal.SIGSTOP)
+        stopped = [first, *map(int, Path(f"/proc/{first}/task/{first}/children").read_text().split())]
+        try:
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+
     def backends(self, database_address: str) -> list[int]:
         """The processes that serve a database's connections."""
         with psycopg.connect(database_address) as connection:

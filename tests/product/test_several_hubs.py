@@ -236,14 +236,8 @@ def test_a_server_that_hangs_takes_the_lead_away_and_gives_it_back(
 ) -> None:
     with fleet.hub("a") as a:
         await_that(a.leads)
-        pids = postgres.backends(fleet.address)
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        try:
+        with postgres.hanging():
             await_that(lambda: not a.leads())
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
         await_that(a.leads)
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.kubernetes_server import TOKEN, Cluster
+from tests.product.running import await_that
 from tests.remediate.drivers import kubernetes_story as story
 from tests.remediate.drivers.kubernetes_story import action, add_node, driving, node, reached
 from watchkeeper.errors import ActionFailed, ActionRefused
@@ -51,6 +52,8 @@ def taints(cluster: Cluster) -> set[str]:
 
 
 def test_a_cordon_is_marked_told_to_others_and_taken_off_again(cluster: Cluster) -> None:
+    # A new node has a taint until the node controller takes it off; it writes the whole list that it read before.
+    await_that(lambda: not taints(cluster))
     patch(cluster, {"spec": {"taints": [FOREIGN]}})
     with driving(cluster) as driver:
         driver.perform(action(CORDON, "plain", cause="gpu_fell_off_bus"))

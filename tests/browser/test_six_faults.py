@@ -31,7 +31,7 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    with up(tmp_path_factory.mktemp("six"), "--speed", "20", "--mode", "ask") as running:
+    with up(tmp_path_factory.mktemp("six"), "--speed", "10", "--mode", "ask") as running:
         await_that(running.scraped, within_seconds=PATIENCE_SECONDS)
         yield running
 

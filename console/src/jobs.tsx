@@ -36,7 +36,7 @@ const span = (seconds: number | null) => (seconds == null ? "unknown" : seconds 
 const hours = (n: number | null) => (n == null ? "unknown" : n < 10 ? n.toFixed(1) : count(n));
 const share = (n: number | null) => percent(n == null ? null : 100 * n);
 
-const dim = (text: string) => (text === "unknown" ? <span class="dim">unknown</span> : text);
+const dim = (text: string) => (text === "unknown" || text === "none" ? <span class="dim">{text}</span> : text);
 
 export function JobsPage({ address, theme, id }: PageProps) {
   return id ? <OneJob id={id} theme={theme} address={address} key={id} /> : <List address={address} />;
@@ -67,14 +67,16 @@ function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
   const bad = jobs.filter((j) => TROUBLE.includes(j.state)), good = jobs.filter((j) => j.goodput != null), stragglers = jobs.filter((j) => j.straggler);
   const goodGpus = good.reduce((s, j) => s + j.gpus, 0), goodput = goodGpus ? good.reduce((s, j) => s + j.goodput! * j.gpus, 0) / goodGpus : null;
   const by = ORDER.filter((s) => TROUBLE.includes(s)).map((s) => [s, bad.filter((j) => j.state === s).length] as const).filter(([, n]) => n);
+  // Before anything is measured nobody is known to be well.
+  const isBlind = base === 0 && good.length === 0, nobody = (n: number) => (n === 0 && isBlind ? "unknown" : count(n));
   return (
     <section class="tiles even" aria-label="jobs in figures">
       <Tile id="tile-jobs" name="Jobs" value={count(jobs.length)} meaning={`${count(jobs.filter((j) => j.state === "running").length)} run · ${count(jobs.filter((j) => j.state === "pending").length)} wait`} />
       <Tile id="tile-held" name="GPUs held" value={count(gpus)} meaning={`by ${many(held.length, "job")} of ${many(new Set(jobs.map((j) => j.team).filter(Boolean)).size, "team")}`.replace("of 0 teams", "whose teams are unknown")} />
       <Tile id="tile-used" name="Used of what is held" value={share(base ? used / base : null)} meaning={base < gpus ? `SM active, of ${count(base)} GPUs that are measured` : "SM active over the last hour"} />
-      <Tile id="tile-trouble" name="In trouble" value={count(bad.length)} tone={bad.some((j) => STATE[j.state]?.tone === "critical") ? "bad" : bad.length ? "warn" : undefined} meaning={by.length ? by.map(([s, n]) => `${n} ${s}`).join(" · ") : "none hung, stalled, slow or idle"} href={withParams(address, { state: "trouble" })} />
+      <Tile id="tile-trouble" name="In trouble" value={nobody(bad.length)} tone={bad.some((j) => STATE[j.state]?.tone === "critical") ? "bad" : bad.length ? "warn" : undefined} meaning={by.length ? by.map(([s, n]) => `${n} ${s}`).join(" · ") : isBlind ? "no GPU of a job is measured yet" : "none hung, stalled, slow or idle"} href={withParams(address, { state: "trouble" })} />
       <Tile id="tile-goodput" name="Goodput" value={share(goodput)} meaning={good.length ? `of ${many(good.length, "job")} that tell of their steps` : "no job tells of its steps"} />
-      <Tile id="tile-stragglers" name="Stragglers" value={count(stragglers.length)} tone={stragglers.length ? "warn" : undefined} meaning={stragglers.length ? `worst ${percent(100 * Math.max(...stragglers.map((j) => j.straggler!.score)))} behind its peers` : "no rank is behind its peers"} />
+      <Tile id="tile-stragglers" name="Stragglers" value={nobody(stragglers.length)} tone={stragglers.length ? "warn" : undefined} meaning={stragglers.length ? `worst ${percent(100 * Math.max(...stragglers.map((j) => j.straggler!.score)))} behind its peers` : isBlind ? "no rank is measured yet" : "no rank is behind its peers"} />
     </section>
   );
 }
@@ -90,7 +92,7 @@ const COLUMNS: Column<JobLine>[] = [
   { id: "used", title: "Used", numeric: true, value: (j) => j.used, cell: (j) => dim(share(j.used)), hint: "share of the held GPU time of the last hour in which SMs were active" },
   { id: "bound", title: "Bound by", value: (j) => BOUND[j.bound_by], cell: (j) => dim(BOUND[j.bound_by]) },
   { id: "goodput", title: "Goodput", numeric: true, value: (j) => j.goodput, cell: (j) => dim(share(j.goodput)), hint: "productive step time over wall time" },
-  { id: "straggler", title: "Straggler", value: (j) => (j.straggler ? `${j.straggler.node} GPU ${j.straggler.gpu}` : ""), cell: (j) => (j.straggler ? <Mark tone="warning">{j.straggler.rank == null ? `${j.straggler.node} GPU ${j.straggler.gpu}` : `rank ${j.straggler.rank}`}<small class="plain">{percent(100 * j.straggler.score)} behind</small></Mark> : <span class="dim">none</span>), minor: true },
+  { id: "straggler", title: "Straggler", value: (j) => (j.straggler ? `${j.straggler.node} GPU ${j.straggler.gpu}` : ""), cell: (j) => (j.straggler ? <Mark tone="warning">{j.straggler.rank == null ? `${j.straggler.node} GPU ${j.straggler.gpu}` : `rank ${j.straggler.rank}`}<small class="plain">{percent(100 * j.straggler.score)} behind</small></Mark> : dim(j.used == null && j.goodput == null ? "unknown" : "none")), minor: true },
   { id: "hours", title: "GPU-hours", numeric: true, value: (j) => j.gpu_hours, cell: (j) => <Counted job={j}>{hours(j.gpu_hours)}</Counted>, minor: true, hint: "so far" },
   { id: "cost", title: "Cost so far", numeric: true, value: (j) => j.cost?.amount, cell: (j) => <Counted job={j}>{money(j.cost)}</Counted> },
 ];

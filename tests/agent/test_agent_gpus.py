@@ -210,6 +210,7 @@ def test_a_clock_that_jumps_by_a_day_hides_no_number_and_no_fault(
     asyncio.run(story())
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_metrics_keep_flowing_through_a_burst_of_100_mb_in_the_kernel_log(tmp_path: Path, machine_of: MakeFake) -> None:
     block = "".join(f"6,{n},1000000,-;usb 1-1: new high-speed USB device number {n}\n" for n in range(1000)).encode()
@@ -224,8 +225,7 @@ def test_metrics_keep_flowing_through_a_burst_of_100_mb_in_the_kernel_log(tmp_pa
                 assert "DCGM_FI_DEV_GPU_TEMP{" in await node.page()
                 pages, slowest = pages + 1, max(slowest, time.monotonic() - started)
             assert await written >= BURST_BYTES
-            # What Prometheus waits for a page: none was lost, and they were answered in between and not after it.
-            assert (slowest < 10.0, pages > 3) == (True, True), (slowest, pages)
+            assert (slowest < 1.0, pages > 3) == (True, True), (slowest, pages)
 
     asyncio.run(story())
 

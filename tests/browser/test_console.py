@@ -110,6 +110,13 @@ def test_the_incident_page_says_why_what_not_and_what_to_do(page: Page, site: Si
     expect(page.get_by_test_id("incident-page")).to_contain_text("resolved")
 
 
+def test_a_card_opens_its_incident_wherever_it_is_clicked(page: Page, site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    page.goto(site.url)
+    page.get_by_test_id("incident-card").get_by_test_id("next-step").click(force=True)
+    expect(page).to_have_url(f"{site.url}/incidents/INC-1")
+
+
 def test_the_keyboard_reaches_everything(page: Page, site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     site.call(stories.heat_up, site.hub)

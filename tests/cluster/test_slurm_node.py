@@ -16,7 +16,6 @@ from tests.agent.test_agent import machine as agent_machine
 from tests.agent.test_agent_gpus import running
 from tests.cluster import slurm_cluster
 from tests.fake_nvml import driver
-from tests.product.running import SOON_SECONDS
 from watchkeeper.collect import commands, node_facts
 from watchkeeper.collect.gpu_samples import Program
 from watchkeeper.collect.programs import ProgramOwners
@@ -143,8 +142,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.
         yield started
 
 
+@pytest.mark.alone
 @pytest.mark.servers
-def test_a_job_is_attributed_soon_after_its_start(
+def test_a_job_is_attributed_within_five_seconds_of_its_start(
     cluster: slurm_cluster.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(cluster.folder / "slurm.conf"))
@@ -154,7 +154,7 @@ def test_a_job_is_attributed_soon_after_its_start(
     other = cluster.submit("--gres=gpu:3", "-w", "n2")
     slurm_cluster.until(lambda: cluster.ask("squeue", "-h", "-o", "%T").split() == ["RUNNING"] * 2)
     started, found = time.monotonic(), {}
-    while time.monotonic() - started < SOON_SECONDS and set(found) != {"nvidia0", "nvidia1"}:
+    while time.monotonic() - started < 5.0 and set(found) != {"nvidia0", "nvidia1"}:
         found = dict(asyncio.run(jobs.read()))
     assert found == dict.fromkeys(["nvidia0", "nvidia1"], (Holding(Workload(WorkloadKind.SLURM_JOB, id, user="root")),))
     assert other not in str(found), "that one is on the other node"
@@ -162,8 +162,9 @@ def test_a_job_is_attributed_soon_after_its_start(
     slurm_cluster.until(lambda: asyncio.run(jobs.read()) == {})
 
 
+@pytest.mark.alone
 @pytest.mark.servers
-def test_the_agents_page_names_a_job_soon_after_its_start(
+def test_the_agents_page_names_a_job_within_five_seconds_of_its_start(
     cluster: slurm_cluster.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not driver.has_compiler():
@@ -181,6 +182,7 @@ def test_the_agents_page_names_a_job_soon_after_its_start(
             return page, seen - datetime.fromisoformat(started.strip()).timestamp()
 
     page, seconds = asyncio.run(story())
-    assert seconds < SOON_SECONDS
+    # Slurm tells whole seconds.
+    assert seconds < 5.0 + 1.0
     assert page.count('reason="attributed"} 1') == 3
     cluster.cancel_all()

@@ -35,6 +35,7 @@ def test_an_injected_xid_79_becomes_an_incident_with_cause_and_plan(product: Pro
     assert found[0]["title"] == "GPU 3 on gpu-r01-02 fell off the bus"
     assert "reboot" in found[0]["plan"]
     shown = product.command("incidents", "show", found[0]["id"])
+    assert product.command("incidents", found[0]["id"].lower()).stdout.splitlines()[0] == shown.stdout.splitlines()[0]
     assert "Xid (PCI:0000:5d:00): 79" in shown.stdout
     assert "not       app_illegal_access" in shown.stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -10,13 +11,26 @@ from watchkeeper.cli import options
 from watchkeeper.client.hub import HubClient
 
 
-@click.group("incidents", invoke_without_command=True)
+INCIDENT = re.compile(r"INC-\d+", re.IGNORECASE)
+
+
+class _OneOrAll(click.Group):
+    """`incidents INC-1` is `incidents show INC-1`: the first that people type after reading the list."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        is_one = bool(args) and INCIDENT.fullmatch(args[0]) is not None
+        return super().resolve_command(ctx, ["show", args[0].upper(), *args[1:]] if is_one else args)
+
+
+@click.group("incidents", cls=_OneOrAll, invoke_without_command=True)
 @click.option("--all", "show_all", is_flag=True, help="Resolved ones too.")
 @options.as_json
 @options.with_hub
 @click.pass_context
 def command(ctx: click.Context, hub: HubClient, show_all: bool, as_json: bool) -> None:
-    """List open incidents, or work on one of them.
+    """List open incidents, show one (`incidents INC-1`), or work on it.
 
     Exits with 0 when none is open and 1 when one is, so that scripts can ask.
     """

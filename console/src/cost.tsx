@@ -6,7 +6,7 @@ import { count, dollars, many, percent, words } from "./format";
 import { now, useAsk, useHub } from "./hub";
 import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "./parts";
 import { param, put, putAll, to, withParams, type PageProps } from "./router";
-import { Table, type Column } from "./table";
+import { Export, Table, type Column } from "./table";
 import { usePulse } from "./fabric";
 import "./pages.css";
 
@@ -147,6 +147,7 @@ function HoursBar({ bill }: { bill: Bill }) {
 }
 
 const BUDGET: Record<string, { tone: string; text: string }> = { over: { tone: "critical", text: "over" }, will_be_over: { tone: "critical", text: "will be over" }, may_be_over: { tone: "warning", text: "may be over" }, within: { tone: "ok", text: "within" }, no_budget: { tone: "", text: "no budget" } };
+const BUDGETS: { title: string; value: (b: Budget) => string | number | null }[] = [{ title: "team", value: (b) => b.team }, { title: "spent", value: (b) => b.spent }, { title: "budget", value: (b) => b.budget }, { title: "state", value: (b) => words(b.state) }, { title: "forecast", value: (b) => b.forecast }, { title: "low", value: (b) => b.low }, { title: "high", value: (b) => b.high }];
 function Budgets({ beat }: { beat: number }) {
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone, { answer, problem } = useAsk<{ month: string; currency: string; budgets: Budget[]; notes: string[] }>(`/api/cost/budgets?zone=${encodeURIComponent(zone)}`, Math.floor(beat / 5));
   return (
@@ -157,7 +158,8 @@ function Budgets({ beat }: { beat: number }) {
           <tr key={b.team} data-testid="budget-row"><th scope="row">{b.team}</th><td>
             <b>{cash(b.spent, answer.currency)}</b>{b.budget != null && <> of {cash(b.budget, answer.currency)}</>} <Mark tone={BUDGET[b.state]?.tone}>{BUDGET[b.state]?.text ?? words(b.state)}</Mark>
             {b.budget != null && <Bar share={b.spent / b.budget} tone={BUDGET[b.state]?.tone} label={b.team} text={percent((100 * b.spent) / b.budget)} />}
-            <small class="plain">ends at {cash(b.forecast, answer.currency)}{b.low != null && b.high != null ? `, 80 %: ${cash(b.low, answer.currency)} – ${cash(b.high, answer.currency)}` : "; too few days for an interval"}</small></td></tr>))}</tbody></table>}
+            <small class="plain">ends at {cash(b.forecast, answer.currency)}{b.low != null && b.high != null ? `, 80 %: ${cash(b.low, answer.currency)} – ${cash(b.high, answer.currency)}` : " at this rate; too few days for an interval"}</small></td></tr>))}</tbody></table>}
+      {answer && answer.budgets.length > 0 && <p class="foot-line"><Export id="budgets" columns={BUDGETS} rows={answer.budgets} /></p>}
       {answer && answer.budgets.every((b) => b.budget == null) && <p class="dim small">No team has a budget: set them in the price book that <code>[cost] prices</code> names.</p>}
     </Panel>
   );

@@ -8,7 +8,7 @@ import { heat } from "./heatmap";
 import { MARKS, markOf, MEASURES, PortMap, type Measure, type Row } from "./portmap";
 import { param, put, putAll, to, withParams, type PageProps } from "./router";
 import { Strips } from "./strips";
-import { Table, type Column } from "./table";
+import { Export, Table, type Column } from "./table";
 import "./pages.css";
 
 interface Map {
@@ -167,6 +167,7 @@ function OneLink({ id, window, theme, beat }: { id: string; window: string; them
       <h2 class="gap">Counters <span class="hint">growth in {window}</span></h2>
       {counters.length === 0 ? <p class="dim">No counter of this link has come.</p> : grown.length === 0 ? <p class="dim">{many(counters.length, "counter")}, and none has grown.</p> :
         <table class="facts counters" data-testid="counters"><tbody>{grown.map((c) => <tr key={c.name}><th scope="row">{c.name}<small class="plain">{c.meaning}</small></th><td class="n">+{count(Math.round(c.grown))}</td></tr>)}</tbody></table>}
+      {grown.length > 0 && <p class="foot-line"><Export id="counters" columns={[{ title: "counter", value: (c) => c.name }, { title: "grown", value: (c) => c.grown }, { title: "meaning", value: (c) => c.meaning }]} rows={grown} /></p>}
       {grown.length > 0 && quiet > 0 && <p class="dim small">{many(quiet, "other counter")} did not grow.</p>}
       <h2 class="gap">Last hour</h2>
       {status && <Strips id="link-strips" quiet name={`Traffic, errors and waiting of ${id}`} band={52} theme={theme} start={end - 3600000} end={end} marks={link.down_since ? [{ at: link.down_since, label: "down", tone: "bad" }] : []}

@@ -10,6 +10,7 @@ import { Bar, Chip, Empty, focus, Level, Panel, Problem, Skeleton, Time } from "
 import { PlanPanel } from "./repair";
 import { param, type PageProps } from "./router";
 import { Strips } from "./strips";
+import { Export } from "./table";
 import type { Card, Detail, Finding } from "./types";
 
 export function IncidentPage({ id, theme, address }: PageProps) {
@@ -66,6 +67,7 @@ function marksOf({ incident, timeline }: Detail): Mark[] {
   return [...memberMarks(incident.members), ...deeds, ...ends];
 }
 
+const WHY: { title: string; value: (f: { cause: string; why: string; confidence: number | null }) => string | number }[] = [{ title: "cause", value: (f) => f.cause }, { title: "likely", value: (f) => f.confidence ?? "ruled out" }, { title: "because", value: (f) => f.why }];
 function Why({ findings, looked, apart }: { findings: Finding[]; looked: string[]; apart?: string | null }) {
   const out = new Map(findings.flatMap((f) => f.ruled_out).map((r) => [r.cause, r.why]));
   findings.forEach((f) => out.delete(f.cause));
@@ -75,7 +77,7 @@ function Why({ findings, looked, apart }: { findings: Finding[]; looked: string[
         <div class="scroll"><table class="why"><caption class="unseen">Causes, the likeliest first</caption><thead><tr><th scope="col">Cause</th><th scope="col">Likely</th><th scope="col">Because</th></tr></thead><tbody>
           {findings.map((f) => <tr key={f.cause} data-testid="finding"><td>{f.title}<small>{f.cause}</small></td><td><Bar share={f.confidence} label="likely" /></td><td>{f.why}{f.evidence.length > 0 && <details class="facts-of"><summary>{many(f.evidence.length, "fact")}</summary><ul>{f.evidence.map((e) => <li key={e.text}><span class="dim">{e.source}</span> {e.text}</li>)}</ul></details>}</td></tr>)}
           {[...out].map(([cause, why]) => <tr key={cause} class="out" data-testid="ruled-out"><td><i class="mark" aria-hidden="true">–</i>{words(cause)}</td><td>ruled out</td><td>{why}</td></tr>)}
-        </tbody></table></div>}
+        </tbody></table><p class="foot-line"><Export id="why" columns={WHY} rows={[...findings, ...[...out].map(([cause, why]) => ({ cause, why, confidence: null }))]} /></p></div>}
       {apart && <p class="dim small apart"><b>To tell apart</b> {apart}</p>}
       {findings.length > 0 && looked.length > 0 && <p class="dim small">Looked at {looked.join(", ")}.</p>}
     </Panel>

@@ -6,7 +6,7 @@ import { now, useAsk, useHub } from "./hub";
 import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Skeleton, Tile, Time } from "./parts";
 import { go, param, put, to, withParams, type PageProps } from "./router";
 import { Strips } from "./strips";
-import { Table, type Column } from "./table";
+import { Export, Table, type Column } from "./table";
 import { usePulse } from "./fabric";
 import "./pages.css";
 
@@ -126,6 +126,7 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
           <Panel title="Efficiency" id="efficiency-panel" hint={`over ${span(efficiency.window_seconds)}`}>
             <p><b class="bound">{efficiency.bound_by === "unknown" ? "What it is bound by is unknown" : `Bound by ${BOUND[efficiency.bound_by]}`}</b></p><p class="dim">{efficiency.why}</p>
             <table class="facts uses"><tbody>{efficiency.uses.map((u) => <tr key={u.what}><th scope="row">{u.what}</th><td><Bar share={u.share} label={u.what} text={u.share == null ? "not measured" : `${share(u.share)} · ${amount(u.used, u.unit)} of ${amount(u.held, u.unit)}`} /></td></tr>)}</tbody></table>
+            {efficiency.uses.length > 0 && <p class="foot-line"><Export id="uses" columns={[{ title: "what", value: (u) => u.what }, { title: "share", value: (u) => u.share }, { title: "used", value: (u) => u.used }, { title: "held", value: (u) => u.held }, { title: "unit", value: (u) => u.unit }]} rows={efficiency.uses} /></p>}
             {efficiency.unseen.length > 0 && <p class="dim small">Not measured: {efficiency.unseen.join(", ")}.</p>}
           </Panel>
           {efficiency.fixes.length > 0 && <Panel title="What would help" hint="the most first" id="fixes-panel"><ol class="plan">{efficiency.fixes.map((f) => <li key={f.do}><div><b>{f.do}</b><p>{f.why}</p>{f.command && <code>{f.command}</code>}</div></li>)}</ol></Panel>}

@@ -86,7 +86,7 @@ export function Table<T>(p: Props<T>) {
           </table>
           <p class="foot-line">
             {rest > 0 && <button type="button" class="plain" onClick={() => showAll(true)}>{count(rest)} more</button>}
-            <button type="button" class="plain" data-export data-testid={`${p.id}-csv`} title="Export this table as CSV (e)" onClick={() => save(`${p.id}.csv`, csv(p.columns, rows))}>CSV</button>
+            <Export id={p.id} columns={p.columns} rows={rows} />
           </p>
         </div>
       )}
@@ -103,6 +103,10 @@ function compare(a: Value, b: Value, down: boolean): number {
   return down ? -order : order;
 }
 
+/** Every table has one: what it shows, as a file. */
+export const Export = <T,>(p: { id: string; columns: Pick<Column<T>, "title" | "value">[]; rows: T[] }) => (
+  <button type="button" class="plain" data-export data-testid={`${p.id}-csv`} title="Export this table as CSV (e)" onClick={() => save(`${p.id}.csv`, csv(p.columns, p.rows))}>CSV</button>
+);
 export function csv<T>(columns: Pick<Column<T>, "title" | "value">[], rows: T[]): string {
   return [columns.map((c) => quote(c.title)), ...rows.map((row) => columns.map((c) => quote(c.value(row))))].map((line) => line.join(",")).join("\r\n") + "\r\n";
 }

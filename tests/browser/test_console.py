@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,25 @@ def test_the_incident_page_says_why_what_not_and_what_to_do(page: Page, site: Si
     page.keyboard.type("rebooted")
     page.keyboard.press("Enter")
     expect(page.get_by_test_id("incident-page")).to_contain_text("resolved")
+
+
+def test_causes_can_be_taken_along_as_csv(page: Page, site: Site) -> None:
+    site.call(stories.lose_gpu, site.hub)
+    page.goto(f"{site.url}/incidents/INC-1")
+    with page.expect_download() as download:
+        page.get_by_test_id("why-csv").click()
+    rows = list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
+    assert (rows[0]["cause"], rows[-1]["likely"]) == ("gpu_fell_off_bus", "ruled out")
+
+
+def test_an_address_that_does_not_exist_says_so_in_the_console(page: Page, site: Site) -> None:
+    answer = page.goto(f"{site.url}/capacity")
+    assert answer is not None
+    assert answer.status == 404
+    expect(page.locator("#page")).to_contain_text("There is no such page")
+    page.locator("#page").get_by_role("link", name="Incidents").click()
+    expect(page).to_have_url(f"{site.url}/incidents")
+    assert page.request.get(f"{site.url}/api/nothing").json()["status"] == 404
 
 
 def test_a_card_opens_its_incident_wherever_it_is_clicked(page: Page, site: Site) -> None:

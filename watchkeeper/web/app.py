@@ -255,6 +255,8 @@ def own_endpoints(hub: HubView) -> list[Endpoint]:
 
 async def say_no(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 404 and pages.is_lost(request):
+        return pages.console(404)
     headers: Mapping[str, str] | None = error.headers
     return refusal(request.url.path, status=error.status_code, problem=str(error.detail), headers=headers)
 

@@ -35,10 +35,20 @@ CONSOLE_PATHS = (
 
 
 async def index(_: Request) -> Response:
+    return console(200)
+
+
+def console(status: int) -> Response:
     page = STATIC / "index.html"
     if not page.is_file():
         return HTMLResponse(NOT_BUILT, status_code=503)
-    return HTMLResponse(page.read_bytes(), headers={"Cache-Control": "no-cache"})
+    return HTMLResponse(page.read_bytes(), status_code=status, headers={"Cache-Control": "no-cache"})
+
+
+def is_lost(request: Request) -> bool:
+    """Whether a person has typed an address that does not exist: the console says so better than JSON does."""
+    is_page = not request.url.path.startswith(("/api/", "/assets/"))
+    return is_page and request.method == "GET" and "text/html" in request.headers.get("accept", "")
 
 
 async def asset(request: Request) -> Response:

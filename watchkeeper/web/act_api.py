@@ -15,19 +15,16 @@ from starlette.responses import Response
 
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import wire
-from watchkeeper.model.incidents import Incident
 from watchkeeper.model.repairs import Repair, Switch
 from watchkeeper.remediate import explanation, policy
 from watchkeeper.repair_loop import RepairLoop
 from watchkeeper.store import chain
-from watchkeeper.web import shapes
+from watchkeeper.web import about_incident, shapes
 from watchkeeper.web.answers import Asked, Endpoint, ok, read_object, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
-BODY_BYTES = 64 * 1024
 POLICY_BYTES = 1024 * 1024
-TEXT_LIMIT = 4000
 MOST_PAST, MOST_ENTRIES = 100, 10_000
 
 
@@ -50,7 +47,7 @@ class ActApi:
         return ok(repairs=[_shown(one) for one in found], switch=_switch(loop.repairs.switch))
 
     async def explain(self, request: Request) -> Response:
-        incident, loop = self._incident(request), self._hub.repairs
+        incident, loop = about_incident.named(self._hub, request), self._hub.repairs
         if loop is None:
             return ok(incident=incident.id, repair=None)
         told = await loop.in_thread(lambda: loop.explain(incident))
@@ -61,26 +58,27 @@ class ActApi:
         )
 
     async def approve(self, request: Request) -> Response:
-        id, body = self._incident(request).id, await read_object(request, BODY_BYTES)
-        digest = _text(body, "digest")
+        id, body = about_incident.named(self._hub, request).id, await read_object(request, about_incident.BODY_BYTES)
+        digest = about_incident.line(body, "digest")
         return await self._say(
             request, lambda actor: self._repairs.people.approve(id, digest, actor=actor, now=self._hub.clock.now())
         )
 
     async def reject(self, request: Request) -> Response:
-        id, why = self._incident(request).id, _text(await read_object(request, BODY_BYTES), "why")
+        id = about_incident.named(self._hub, request).id
+        why = about_incident.line(await read_object(request, about_incident.BODY_BYTES), "why")
         return await self._say(
             request, lambda actor: self._repairs.people.reject(id, why, actor=actor, now=self._hub.clock.now())
         )
 
     async def step_done(self, request: Request) -> Response:
-        id = self._incident(request).id
+        id = about_incident.named(self._hub, request).id
         return await self._say(
             request, lambda actor: self._repairs.people.step_done(id, actor=actor, now=self._hub.clock.now())
         )
 
     async def again(self, request: Request) -> Response:
-        id = self._incident(request).id
+        id = about_incident.named(self._hub, request).id
         return await self._say(request, lambda actor: self._repairs.again(id, actor))
 
     async def _say(self, request: Request, work: Callable[[str], Repair]) -> Response:
@@ -90,7 +88,7 @@ class ActApi:
         return ok(repair=_shown(changed))
 
     async def stop(self, request: Request) -> Response:
-        why = _text(await read_object(request, BODY_BYTES), "why")
+        why = about_incident.line(await read_object(request, about_incident.BODY_BYTES), "why")
         return await self._turn(
             request, lambda actor: self._repairs.people.stop(why, actor=actor, now=self._hub.clock.now())
         )
@@ -127,13 +125,6 @@ class ActApi:
             raise HTTPException(400, str(error)) from error
         return ok(incidents=await self._repairs.at_once(lambda: self._repairs.rehearse(chosen)))
 
-    def _incident(self, request: Request) -> Incident:
-        id = request.path_params["id"]
-        incident = self._hub.incident(id)
-        if incident is None:
-            raise HTTPException(404, f"there is no incident {id[:40]}")
-        return incident
-
 
 def _shown(repair: Repair) -> dict[str, Any]:
     plain: dict[str, Any] = wire.to_plain(repair)
@@ -149,13 +140,6 @@ def _shown(repair: Repair) -> dict[str, Any]:
 def _switch(switch: Switch) -> dict[str, Any]:
     plain: dict[str, Any] = wire.to_plain(switch)
     return plain | {"is_stopped": switch.is_stopped, "is_tripped": switch.is_tripped}
-
-
-def _text(body: dict[str, Any], name: str) -> str:
-    text = body.get(name)
-    if not isinstance(text, str) or not text.strip() or len(text) > TEXT_LIMIT:
-        raise HTTPException(400, f'the body needs a text of at most {TEXT_LIMIT:,} characters: {{"{name}": "…"}}')
-    return " ".join(text.split())
 
 
 # Deliberately one table: a row for each endpoint, with what the API's document says about it.

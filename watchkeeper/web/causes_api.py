@@ -18,13 +18,11 @@ from watchkeeper.collect import inventory
 from watchkeeper.diagnose import lemons, lessons
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock
-from watchkeeper.web import cards, shapes
+from watchkeeper.web import about_incident, cards, shapes
 from watchkeeper.web.answers import Asked, Endpoint, ok, read_object, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
-BODY_BYTES = 64 * 1024
-TEXT_LIMIT = 4000
 MOST_INCIDENTS = 100_000
 MOST_DAYS = 366
 MOST_LEMONS = 100
@@ -40,16 +38,14 @@ class CausesApi:
             self._count(said)
 
     async def correct(self, request: Request) -> Response:
-        incident = self._hub.incident(request.path_params["id"])
-        if incident is None:
-            raise HTTPException(404, f"there is no incident {request.path_params['id'][:40]}")
-        body = await read_object(request, BODY_BYTES)
+        incident = about_incident.named(self._hub, request)
+        body = await read_object(request, about_incident.BODY_BYTES)
         cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
         if causes.lookup(cause).cause != cause:
             near = ", ".join(row.cause for row in causes.all() if row.family == incident.family)
             raise HTTPException(400, f"`{cause[:60]}` is no cause; of the family {incident.family} there are {near}")
-        if len(why) > TEXT_LIMIT:
-            raise HTTPException(400, f"why has {len(why):,} characters, the limit is {TEXT_LIMIT:,}")
+        if len(why) > about_incident.TEXT_LIMIT:
+            raise HTTPException(400, f"why has {len(why):,} characters, the limit is {about_incident.TEXT_LIMIT:,}")
         said = await self._hub.correct(incident.id, request.state.caller.name, cause, why)
         self._count(said)
         return ok(correction=said, **cards.detail(self._hub, self._hub.incident(incident.id) or incident))

@@ -22,16 +22,14 @@ from watchkeeper.errors import CollectError, WatchkeeperError, WireError
 from watchkeeper.kit import clock, own_metrics, wire
 from watchkeeper.model import events as happenings
 from watchkeeper.model import fleet
-from watchkeeper.model.incidents import Incident
-from watchkeeper.web import cards, frames, shapes, slo_api, stock_answer, stories
-from watchkeeper.web.answers import Asked, Bare, Endpoint, check_node, ok, read_body, whole_number
+from watchkeeper.web import about_incident, cards, frames, shapes, slo_api, stock_answer, stories
+from watchkeeper.web.answers import Asked, Bare, Endpoint, check_node, ok, read_body, read_object, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
 EVENT_LIMIT = 1000
 EVENT_LIMIT_BYTES = 1024 * 1024
 SMALL_BODY_BYTES = 64 * 1024
-TEXT_LIMIT = 4000
 # The kernel's own records end at 8 KiB; nothing that is one event is longer.
 EVENT_TEXT_LIMIT = 16_384
 LIST_LIMIT = 1000
@@ -90,42 +88,26 @@ class FleetApi:
         return ok(incidents=await asyncio.to_thread(listed))
 
     async def incident(self, request: Request) -> Response:
-        incident = self._incident(request)
+        incident = about_incident.named(self._hub, request)
         return ok(**cards.detail(self._hub, incident), blast=await stories.blast_of(self._hub, incident))
 
     async def acknowledge(self, request: Request) -> Response:
-        incident = self._incident(request)
+        incident = about_incident.named(self._hub, request)
         await self._hub.acknowledge(incident.id, request.state.caller.name)
-        return ok(**cards.detail(self._hub, self._incident(request)))
+        return ok(**cards.detail(self._hub, about_incident.named(self._hub, request)))
 
     async def resolve(self, request: Request) -> Response:
-        incident, why = self._incident(request), await self._text(request, "why")
+        incident, why = about_incident.named(self._hub, request), await self._said(request, "why")
         await self._hub.resolve(incident.id, request.state.caller.name, why)
-        return ok(**cards.detail(self._hub, self._incident(request)))
+        return ok(**cards.detail(self._hub, about_incident.named(self._hub, request)))
 
     async def note(self, request: Request) -> Response:
-        incident, text = self._incident(request), await self._text(request, "text")
+        incident, text = about_incident.named(self._hub, request), await self._said(request, "text")
         await self._hub.note(incident.id, request.state.caller.name, text)
-        return ok(**cards.detail(self._hub, self._incident(request)))
+        return ok(**cards.detail(self._hub, about_incident.named(self._hub, request)))
 
-    def _incident(self, request: Request) -> Incident:
-        id = request.path_params["id"]
-        incident = self._hub.incident(id)
-        if incident is None:
-            raise HTTPException(404, f"there is no incident {id[:40]}")
-        return incident
-
-    async def _text(self, request: Request, name: str) -> str:
-        try:
-            body = orjson.loads(await read_body(request, SMALL_BODY_BYTES) or b"{}")
-        except orjson.JSONDecodeError as error:
-            raise HTTPException(400, f"the body is not JSON: {error}") from error
-        text = body.get(name) if isinstance(body, dict) else None
-        if not isinstance(text, str) or not text.strip():
-            raise HTTPException(400, f'the body needs a text: {{"{name}": "…"}}')
-        if len(text) > TEXT_LIMIT:
-            raise HTTPException(400, f"{name} has {len(text):,} characters, the limit is {TEXT_LIMIT:,}")
-        return text.strip()
+    async def _said(self, request: Request, name: str) -> str:
+        return about_incident.text(await read_object(request, about_incident.BODY_BYTES), name)
 
     async def events(self, request: Request) -> Response:
         """Take a batch of an agent; 200 means it is on disk, so the agent may forget it."""

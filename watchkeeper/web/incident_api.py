@@ -20,16 +20,14 @@ from watchkeeper.kit import durations, wire
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Matcher, Silence, parse_matcher
-from watchkeeper.web import shapes, stories
+from watchkeeper.web import about_incident, shapes, stories
 from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body, read_object, whole_number
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
-BODY_BYTES = 64 * 1024
 # A group of Alertmanager's may hold thousands of alerts.
 WEBHOOK_BYTES = 16 * 1024 * 1024
 WEBHOOKS_IN_FLIGHT = 32
-TEXT_LIMIT = 4000
 MOST_MATCHERS = 20
 MOST_DAYS = 366
 
@@ -53,13 +51,13 @@ class IncidentApi:
         self._webhooks = 0
 
     async def assign(self, request: Request) -> Response:
-        incident, body = self._incident(request), await read_object(request, BODY_BYTES)
-        changed = await self._hub.assign(incident.id, request.state.caller.name, _text(body, "to"))
+        incident, body = about_incident.named(self._hub, request), await read_object(request, about_incident.BODY_BYTES)
+        changed = await self._hub.assign(incident.id, request.state.caller.name, about_incident.line(body, "to"))
         return ok(incident=changed)
 
     async def silence_incident(self, request: Request) -> Response:
         """Silence everything at the place of an incident for some time."""
-        incident, body = self._incident(request), await read_object(request, BODY_BYTES)
+        incident, body = about_incident.named(self._hub, request), await read_object(request, about_incident.BODY_BYTES)
         made = await self._hub.silence(self._wish(request, body, subject.place_matchers(incident.place)))
         return ok(silence=_shown(made))
 
@@ -69,7 +67,7 @@ class IncidentApi:
         return ok(silences=shown, problem=self._hub.silences_problem())
 
     async def add_silence(self, request: Request) -> Response:
-        body = await read_object(request, BODY_BYTES)
+        body = await read_object(request, about_incident.BODY_BYTES)
         listed = body.get("matchers")
         if not isinstance(listed, list) or not 0 < len(listed) <= MOST_MATCHERS:
             raise HTTPException(400, f'matchers: expected 1 to {MOST_MATCHERS} texts such as node="gpu-r01-01"')
@@ -86,7 +84,7 @@ class IncidentApi:
 
     async def report(self, request: Request) -> Response:
         """The whole story, as Markdown or JSON."""
-        story = await stories.story_of(self._hub, self._incident(request))
+        story = await stories.story_of(self._hub, about_incident.named(self._hub, request))
         if request.query_params.get("format", "markdown") == "json":
             return ok(**report.plain(story))
         return Response(report.text(story), media_type="text/markdown; charset=utf-8")
@@ -101,7 +99,7 @@ class IncidentApi:
 
     async def notices(self, request: Request) -> Response:
         """Who was told about an incident, when, and what they answered."""
-        return ok(notices=self._hub.notices(self._incident(request).id))
+        return ok(notices=self._hub.notices(about_incident.named(self._hub, request).id))
 
     async def webhook(self, request: Request) -> Response:
         """Alertmanager tells us about alerts of somebody else's rules; the token of one node is not enough."""
@@ -131,13 +129,6 @@ class IncidentApi:
             raise HTTPException(503, str(error)) from error
         return ok(taken=len(found.alerts), problems=found.problems)
 
-    def _incident(self, request: Request) -> Incident:
-        id = request.path_params["id"]
-        incident = self._hub.incident(id)
-        if incident is None:
-            raise HTTPException(404, f"there is no incident {id[:40]}")
-        return incident
-
     def _wish(self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]) -> silencing.Wish:
         now = self._hub.clock.now()
         try:
@@ -148,7 +139,7 @@ class IncidentApi:
         return silencing.Wish(
             matchers,
             request.state.caller.name,
-            _text(body, "reason"),
+            about_incident.line(body, "reason"),
             starts_at,
             ends_at,
             is_maintenance=body.get("maintenance") is True,
@@ -162,13 +153,6 @@ def _lasting(body: dict[str, Any]) -> timedelta:
 def _shown(silence: Silence) -> dict[str, Any]:
     plain: dict[str, Any] = wire.to_plain(silence)
     return plain | {"matchers": [str(matcher) for matcher in silence.matchers]}
-
-
-def _text(body: dict[str, Any], name: str) -> str:
-    text = body.get(name)
-    if not isinstance(text, str) or not text.strip() or len(text) > TEXT_LIMIT:
-        raise HTTPException(400, f'the body needs a text of at most {TEXT_LIMIT:,} characters: {{"{name}": "…"}}')
-    return " ".join(text.split())
 
 
 # Deliberately one table: a row for each endpoint, with what the API's document says about it.

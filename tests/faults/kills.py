@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tests.faults.world import KEPT_HOURS, NODES, Away, Ledger, Outcome, World, until, world
 from tests.product.running import WATCHKEEPER
@@ -59,7 +60,10 @@ def break_some(made: World, broken: Counter[str]) -> None:
 
 def finish(made: World, ledger: Ledger, outcome: Outcome, *, broken: Counter[str]) -> None:
     """Let the repairs end, then count what was done to the machines, and verify the files."""
-    until(lambda: ledger._approve() or all_over(made), "every repair is over", within_seconds=300)
+    try:
+        until(lambda: ledger._approve() or all_over(made), "every repair is over", within_seconds=300)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; these are not: {under_way(made)}") from error
     texts = [entry["body"].get("text", "") for entry in made.get("/api/repairs/log?limit=10000")["entries"]]
     reboots = Counter(node for node in broken for text in texts if f"rebooting {node}" in text)
     outcome.check(reboots <= broken, f"a machine was rebooted twice for one fault: {reboots} for {broken}")
@@ -73,5 +77,9 @@ def finish(made: World, ledger: Ledger, outcome: Outcome, *, broken: Counter[str
 
 
 def all_over(made: World) -> bool:
-    found = made.get("/api/repairs?all=1")["repairs"]
-    return all(one["state"] in ("done", "failed", "rolled_back", "rejected") for one in found)
+    return not under_way(made)
+
+
+def under_way(made: World) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = made.get("/api/repairs?all=1")["repairs"]
+    return [one for one in found if one["state"] not in ("done", "failed", "rolled_back", "rejected")]

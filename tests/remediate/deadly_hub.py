@@ -37,7 +37,14 @@ class Deadly(Simulated):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-FREE = {"pool_percent": 100, "fleet_percent": 100, "starts": 10_000, "breaker_nodes": 10_000, "one_per_domain": ()}
+FREE = {
+    "pool_percent": 100,
+    "fleet_percent": 100,
+    "one_per_domain": (),
+    "starts": 10_000,
+    "breaker_nodes": 10_000,
+    "attempts": 10_000,
+}
 
 
 def main(simulator: str, data: str, port: str, speed: str, epoch: str, death: str, budget: str = "") -> None:

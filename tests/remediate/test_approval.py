@@ -71,6 +71,8 @@ def test_a_yes_that_guards_hold_up_for_too_long_expires(tmp_path: Path) -> None:
     world.settle(3, seconds=1800)
     assert world.state(repair.incident) == "planned"
     assert "Planned: The yes of ada has expired" in world.story(repair.incident)
+    again = world.people.approve(repair.incident, repair.digest, actor="bob", now=world.now)
+    assert again.said.startswith("Refused by pool share: "), "whoever says yes again hears why nothing happens"
     world.close()
 
 

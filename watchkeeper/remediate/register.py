@@ -72,7 +72,6 @@ class Register:
         }
         self._late = LateMarks(reversed(past), now)
         self._looked: dict[RepairId, datetime] = {}
-        self._refused: dict[RepairId, str] = {}
         # Begun by this process and not called yet.
         self._fresh: set[RepairId] = set()
         self._counted: tuple[datetime, guards.Standing] | None = None
@@ -196,7 +195,6 @@ class Register:
             self._alive.pop(repair.id, None)
             there.discard(repair.id)
             self._late.remember(repair, now)
-            self._refused.pop(repair.id, None)
             self._looked.pop(repair.id, None)
             self._fresh.discard(repair.id)
         self._note_acting(repair.node)

@@ -102,7 +102,6 @@ class Repairs(Register):
             return None
         changed = progress.replanned(current, want, now)
         why = "The plan has changed" if current.digest != want.digest else want.rung.why
-        self._refused.pop(current.id, None)
         self.keep(changed, now, text=f"{why}: {' → '.join(step.kind for step in changed.actions)}")
         return self.decide(changed, now)
 
@@ -174,11 +173,10 @@ class Repairs(Register):
         return guards.first_refusal(wish, self.standing(now, repair.node), limits, now=now)
 
     def _say_refusal(self, repair: Repair, refusal: guards.Refusal | None, now: datetime) -> Repair:
-        """Once for each guard that holds it up."""
-        if refusal is None or self._refused.get(repair.id) == refusal.guard:
+        """Once for each guard that holds it up, and again after each yes."""
+        if refusal is None or repair.said.startswith(begins := f"Refused by {refusal.guard}: "):
             return repair
-        self._refused[repair.id] = refusal.guard
-        told = replace(repair, said=f"Refused by {refusal.guard}: {refusal.text}")
+        told = replace(repair, said=begins + refusal.text)
         return self.keep(told, now, text=told.said)
 
     # Taking one further
@@ -301,7 +299,6 @@ class Repairs(Register):
     def _start(self, repair: Repair, text: str, now: datetime) -> Repair:
         """Count it, and take over the cordon of a failed repair; a first cordon is written down as begun with it."""
         self._starts = [*self._starts[-MOST_STARTS:], _start_of(repair, now)]
-        self._refused.pop(repair.id, None)
         held = self._holding(repair.node)
         if held is not None and repair.takes_out:
             self.keep(

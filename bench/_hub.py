@@ -56,5 +56,6 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept:
 
 if __name__ == "__main__":
     memory.give_back_early()
+    memory.collect_seldom()
     told = telemetry.Telemetry(int(sys.argv[3]), int(sys.argv[4]))
     asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), told, is_kept="kept" in sys.argv[5:]))

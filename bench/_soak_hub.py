@@ -63,6 +63,7 @@ class Trace:
 def main(simulator: str, data: str, port: str, *clock_and_trace: str) -> None:
     speed, epoch, *trace = clock_and_trace
     memory.give_back_early()
+    memory.collect_seldom()
     told = up.demo_settings("127.0.0.1", int(port), directory=data, tokens=None)
     query = dataclasses.replace(told.query, memory="1h", block="15m", out_of_order="5m", retention="6h")
     fleet = dataclasses.replace(told.fleet, scrape_interval="60s", scrape_timeout="50s")

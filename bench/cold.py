@@ -2,6 +2,8 @@
 
 The store is filled here and opened in a process of its own, so that nothing is warm but the disk's cache. `ratio` is
 the whole hub beside Prometheus, both with everything in their logs: seconds from the start to the first right answer.
+`week` is the store of a small fleet with days of blocks before its log, `week_bare` the same without them: what many
+blocks add to the opening. There is no Prometheus beside it: promtool would read minutes of text for its blocks.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from watchkeeper.store import durable
 
 # A hub looks after its blocks each minute.
 UPKEEP_SLOTS = 4
+# Blocks come each half hour: of a week of minutes, looking after them now and then leaves the same ones.
+UPKEEP_MINUTES = 10
+MINUTE_MS = 60_000
 FIRST_QUESTIONS = {
     "instant": "count(DCGM_FI_DEV_GPU_TEMP > 80)",
     "rate": "sum(rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m]))",
@@ -34,6 +39,8 @@ FIRST_QUESTIONS = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=1000, help="size of the fleet")
     parser.add_argument("--slots", type=int, default=480, help="readings of each GPU, 15 s apart")
+    parser.add_argument("--days", type=int, default=7, help="days of blocks before the log of a small fleet")
+    parser.add_argument("--days-gpus", type=int, default=64, help="size of that fleet")
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
@@ -45,6 +52,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             fill(fleet, path, with_blocks=kind == "blocks")
             numbers |= {f"{kind}_{name}": number for name, number in reopened(path, fleet).items()}
         numbers |= beside_prometheus(Path(folder), fleet)
+        if options.days:
+            numbers |= after_days(Path(folder), telemetry.Telemetry(options.days_gpus, options.slots), options.days)
     return numbers | {"load_average": round(os.getloadavg()[0], 2)}
 
 
@@ -55,6 +64,29 @@ def beside_prometheus(folder: Path, fleet: telemetry.Telemetry) -> dict[str, flo
         numbers["prometheus_seconds"] = _restart.prometheus(folder, fleet).seconds
         numbers["ratio"] = round(numbers["prometheus_seconds"] / numbers["hub_seconds"], 2)
     return numbers
+
+
+def after_days(folder: Path, fleet: telemetry.Telemetry, days: int) -> dict[str, float]:
+    numbers: dict[str, float] = {}
+    fill_past(fleet, folder / "week", days)
+    for kind in ("week", "week_bare"):
+        fill(fleet, folder / kind, with_blocks=False)
+        numbers |= {f"{kind}_{name}": number for name, number in reopened(folder / kind, fleet).items()}
+    return numbers
+
+
+def fill_past(fleet: telemetry.Telemetry, path: Path, days: int) -> None:
+    """Blocks of so many days before the telemetry, cut and merged as by a hub; a reading a minute, nothing in a log."""
+    clock = [telemetry.START_MS - days * 24 * HOUR_MS]
+    store = durable.open_store(path, durable.StoreSettings(has_log=False), clock_ms=lambda: clock[0])
+    ids, tables = load(fleet, store)
+    for minute in range(days * 24 * 60):
+        clock[0] += MINUTE_MS
+        for node in range(fleet.nodes):
+            store.append_scrape(f"node-{node}", ids[node], clock[0], tables[node][minute % fleet.slots])
+        if minute % UPKEEP_MINUTES == 0:
+            store.maintain(clock[0])
+    store.close()
 
 
 def end_ms(fleet: telemetry.Telemetry) -> int:
@@ -101,6 +133,7 @@ def open_and_ask(path: Path, now_ms: int) -> dict[str, float]:
         "open_seconds": round(time.perf_counter() - wall, 3),
         "open_cpu_seconds": round(time.process_time() - cpu, 3),
         "replayed_samples": store.status().replayed_samples,
+        "blocks": store.status().blocks,
         "opened_megabytes": resident_megabytes(),
     }
     engine = EmbeddedEngine(store)

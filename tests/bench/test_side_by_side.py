@@ -56,6 +56,7 @@ def test_the_ingest_bench_counts_what_every_scraper_read() -> None:
         f"{name}_samples_per_cpu_second" for name in ("watchkeeper", "prometheus", "victoria-metrics")
     }
     assert min(found["ratio"], found["victoria_ratio"]) > 0
+    assert set(found["failed_scrapes"]) == {"watchkeeper", "prometheus", "victoria-metrics"}
 
 
 def answer(*rows: tuple[dict[str, str], str]) -> bytes:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from watchkeeper.capacity import backtest, demand, forecast, fullness
-from watchkeeper.capacity.forecast_models import USUAL_DAY, Scale, candidates, repeat_last
+from watchkeeper.capacity.forecast_models import PLAIN, USUAL_DAY, Scale, candidates, repeat_last
 from watchkeeper.errors import CollectError
 
 Floats = npt.NDArray[np.float64]
@@ -79,6 +79,13 @@ def test_an_outage_that_is_over_is_no_demand_that_went_away() -> None:
     assert any("outages: 1, 24 steps" in note for note in made.notes)
 
 
+def test_a_gap_a_week_after_an_outage_is_not_counted_as_another() -> None:
+    values = seasons(4 * 168)
+    values[-300:-276] = 0.0
+    values[-132:-108] = math.nan
+    assert any("outages: 1, 24 steps" in note for note in forecast.forecast(hourly(values), DAY).notes)
+
+
 def test_demand_that_stops_for_good_is_not_waited_for() -> None:
     values = np.append(seasons(4 * 168), np.zeros(5 * 24))
     assert forecast.forecast(hourly(values), DAY).mean.max() < 30
@@ -114,6 +121,13 @@ def test_a_short_history_gives_a_forecast_that_says_how_little_it_knows(hours: i
 def test_one_value_is_refused_with_both_numbers() -> None:
     with pytest.raises(CollectError, match="at least 2 values"):
         forecast.forecast(hourly(np.array([1.0])), DAY)
+
+
+def test_a_value_that_is_no_count_of_anything_is_left_out_and_named() -> None:
+    columns = demand.Columns("time", "gpus", {})
+    points, problems, _ = demand.read_points("time,gpus\n0,1\n3600,1e308\n7200,2\n", columns, where="d.csv")
+    assert [value for _, value in points] == [1.0, 2.0]
+    assert problems.lines() == ["d.csv:3: value too large: 1e+308; 1e+15 is the most"]
 
 
 def test_intervals_hold_about_80_percent_of_what_comes() -> None:
@@ -182,21 +196,34 @@ def test_a_fleet_with_room_needs_nothing() -> None:
     assert fullness.need(made, 512.0).sure_gpus == 0
 
 
-def usual_share(values: Floats) -> float:
-    """How much of the end of a forecast of a week is the usual day."""
+def plain_shares(values: Floats) -> Floats:
+    """How much of a forecast of a week the plain forecasts are, by part of the horizon."""
     rolled = backtest.roll(hourly(values), 168, Scale.of(HOUR))
-    now = len(rolled.origins) - 1
-    return float(backtest.hedges(rolled, backtest.weights_at(rolled, backtest.errors(rolled), now), now)[-1])
+    weights = backtest.weights_at(rolled, backtest.errors(rolled), len(rolled.origins) - 1)
+    np.testing.assert_allclose(weights.sum(axis=1), 1.0)
+    return np.asarray(weights[:, np.isin(rolled.names, PLAIN)].sum(axis=1))
 
 
-def test_a_forecast_leans_on_the_usual_day_until_weeks_have_shown_what_is_better() -> None:
-    noise = 100 + np.random.default_rng(3).normal(0, 20, 10 * 168)
-    assert usual_share(noise[: 2 * 168]) > 0.2 > usual_share(noise) > usual_share(seasons(10 * 168))
+def test_a_forecast_leans_on_plain_ones_until_weeks_have_shown_what_is_better() -> None:
+    few, many = plain_shares(seasons(2 * 168))[-1], plain_shares(seasons(10 * 168))[-1]
+    assert few > 0.6
+    assert many < 0.4
+
+
+def test_the_coming_hours_lean_less_on_plain_forecasts_than_the_coming_week() -> None:
+    shares = plain_shares(seasons(4 * 168))
+    assert shares[0] < 0.2 < shares[-1]
+
+
+def test_with_nothing_seen_all_weight_is_with_the_plain_forecasts() -> None:
+    rolled = backtest.roll(hourly(seasons(4 * 168)), 24, Scale.of(HOUR))
+    weights = backtest.weights_at(rolled, backtest.errors(rolled), 0)
+    assert {name for name, weight in zip(rolled.names, weights[0], strict=True) if weight} == set(PLAIN)
 
 
 def test_one_odd_day_does_not_move_the_usual_day() -> None:
     past = np.full(10 * 24, 10.0)
     past[-24:] = 100.0
     paths = candidates(past, 48, Scale.of(HOUR))
-    assert set(paths[USUAL_DAY]) == set(paths["median of 7 d"]) == {10.0}
+    assert set(paths[USUAL_DAY]) == {10.0}
     assert set(paths["naive day"]) == {100.0}

@@ -49,3 +49,21 @@ def test_a_native_histogram_is_shown_as_one_text(site: Site) -> None:
     *_, row = query(site, "latency", "--from", "-1m", "--to", "now", "--step", "1s", "--csv").stdout.splitlines()
     assert row.endswith(f'"{shown}"')
     assert query(site, "latency", "--from", "-1m", "--chart").exit_code == 0
+
+
+def test_a_legend_names_what_tells_series_apart_and_says_the_rest_once(site: Site) -> None:
+    for gpu, value in (("0", 1.0), ("1", 2.0)):
+        site.hub.add("load", site.hub.now_ms, value, gpu=gpu, node="n1")  # type: ignore[attr-defined]
+    shown = query(site, "load", "--from", "-1m", "--chart").stdout.splitlines()
+    assert shown[-3:] == ['  * {gpu="0"}', '  o {gpu="1"}', '  all: load{node="n1"}']
+
+
+@pytest.mark.parametrize("mistake", [("--step", "5s"), ("--to", "now"), ("--chart",)])
+def test_what_belongs_to_a_range_is_refused_without_one(site: Site, mistake: tuple[str, ...]) -> None:
+    found = query(site, "temp", *mistake)
+    assert (found.exit_code, "needs --from" in found.stderr) == (2, True)
+
+
+def test_a_time_that_is_none_is_refused_with_the_forms_there_are(site: Site) -> None:
+    found = query(site, "temp", "--at", "yesterday")
+    assert (found.exit_code, "RFC 3339, seconds since 1970, `now`" in found.stderr) == (2, True)

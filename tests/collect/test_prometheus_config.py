@@ -19,6 +19,7 @@ from tests.collect.test_scrape import Kept
 from watchkeeper.collect import http, prometheus_config
 from watchkeeper.collect.discovery import Defaults, Discovery
 from watchkeeper.collect.fleet import Fleet
+from watchkeeper.collect.jobs import LabelLimits
 from watchkeeper.collect.scrape import Health, ScrapeSettings, TargetLoop
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import access
@@ -157,6 +158,28 @@ def test_a_redirect_to_another_host_does_not_get_the_credentials() -> None:
     asyncio.run(story())
 
 
+def test_headers_of_a_job_are_sent_and_stay_with_its_target(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("k-1\n")
+    path = tmp_path / "prometheus.yml"
+    headers = "{X-Scope-OrgID: {values: [a, b]}, X-Key: {files: [key], secrets: [s]}}"
+
+    async def story() -> None:
+        async with serve(lambda _: reply("x 1\n")) as other:
+            away = reply(status=302, Location=f"{other.origin}/x")
+            async with serve(lambda _: away) as first:
+                static = f"static_configs: [{{targets: ['{first.address}']}}]"
+                path.write_text(f"scrape_configs:\n- job_name: a\n  http_headers: {headers}\n  {static}\n")
+                [target] = (await Discovery([], config=path).refresh(NOW)).targets
+                loop = TargetLoop(target, ScrapeSettings(), sink=Kept(), known=Fleet())
+                assert (await loop.scrape(1000)).health is Health.UP
+                await loop.close(2000)
+            told, heard = first.heard[0].headers, other.heard[0].headers
+        assert (told["x-scope-orgid"], told["x-key"]) == ("a, b", "s, k-1")
+        assert not {"x-scope-orgid", "x-key"} & heard.keys()
+
+    asyncio.run(story())
+
+
 def test_an_http_list_of_a_job_is_asked_with_its_credentials(tmp_path: Path) -> None:
     async def story() -> None:
         async with serve(lambda _: reply('[{"targets": ["n1:1"]}]')) as server:
@@ -223,3 +246,80 @@ def test_tls_is_spoken_as_the_job_says(
             await loop.close(2000)
 
     asyncio.run(story())
+
+
+LIMITS = """
+global:
+  scrape_interval: 15s
+  sample_limit: 7
+  label_limit: 30
+  target_limit: 1
+  metric_name_validation_scheme: legacy
+scrape_configs:
+- job_name: &name a
+  sample_limit: 9
+  metric_name_escaping_scheme: values
+  scrape_protocols: [PrometheusText0.0.4, OpenMetricsText1.0.0]
+  static_configs: &two [{targets: [n1:1, n2:1]}]
+- job_name: b
+  target_limit: 2
+  label_value_length_limit: 99
+  static_configs: *two
+"""
+
+
+def test_what_global_says_holds_for_every_job_that_says_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "prometheus.yml"
+    path.write_text(LIMITS)
+    found = prometheus_config.load(path)
+    assert found.problems == ()
+    first, second = found.jobs
+    assert (first.max_series, second.max_series) == (9, 7)
+    assert (first.label_limits, second.label_limits) == (LabelLimits(30), LabelLimits(30, 0, 99))
+    assert (first.escaping, second.escaping) == ("values", "underscores")
+    assert first.protocols == ("PrometheusText0.0.4", "OpenMetricsText1.0.0")
+    assert second.protocols[0] == "OpenMetricsText1.0.0"
+
+
+def test_a_job_with_more_targets_than_its_limit_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "prometheus.yml"
+    path.write_text(LIMITS)
+    discovery = Discovery([], config=path)
+    found = asyncio.run(discovery.refresh(NOW))
+    assert {target.job_name for target in found.targets} == {"b"}
+    assert discovery.problems() == ["job a: 2 targets, its target_limit is 1; none of them is read"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tls_config: {min_version: TLS13}", "tls_config: `min_version` is not known here and left out"),
+        ("basic_auth: {username_file: u}", "basic_auth: `username_file` is not known"),
+        ("authorization: secret", "job a is skipped: `authorization` must be a table, found 'secret'"),
+        ("relabel_configs: [{source: [x], target_label: y}]", "relabel rule: `source` is not known"),
+        ("static_configs: [{targets: [], label: {a: b}}]", "job a: static_configs: `label` is not known"),
+        ("http_sd_configs: [{url: 'http://x', method: POST}]", "job a: http_sd_configs: `method` is not known"),
+        ("convert_classic_histograms_to_nhcb: true", "`convert_classic_histograms_to_nhcb: true` is not kept here"),
+        ("follow_redirects: false", "`follow_redirects: false` is not kept here; one redirect is followed"),
+        ("kubernetes_sd_configs: [{role: pod}]", "skipped; `fleet.kubernetes` watches the cluster"),
+        ("consul_sd_configs: [{server: x}]", "skipped; have its targets written to a list for file_sd or http_sd"),
+        ("http_headers: {Host: {values: [x]}}", "job a is skipped: http_headers: 'Host' is no header that can be set"),
+        ("scrape_protocols: [Json]", "job a is skipped: scrape_protocols has 'Json'; known are PrometheusProto,"),
+        ("metric_name_escaping_scheme: x", "metric_name_escaping_scheme is one of allow-utf-8, underscores"),
+    ],
+)
+def test_a_key_that_is_not_honoured_is_named_with_what_happens_instead(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "prometheus.yml"
+    path.write_text(f"scrape_configs:\n- job_name: a\n  {text}\n")
+    [problem] = prometheus_config.load(path).problems
+    assert said in problem
+
+
+def test_keys_with_prometheus_own_defaults_are_as_good_as_absent(tmp_path: Path) -> None:
+    path = tmp_path / "prometheus.yml"
+    defaults = (
+        "follow_redirects: true, enable_http2: false, native_histogram_bucket_limit: 0, enable_compression: false"
+    )
+    path.write_text(f"x: &d {{{defaults}}}\nscrape_configs:\n- job_name: a\n  scheme: https\n  <<: *d\n")
+    found = prometheus_config.load(path)
+    assert (found.problems, found.jobs[0].scheme) == ((), "https")

@@ -36,7 +36,7 @@ def changed(**rule: object) -> dict[str, str]:
         (NAMED | {"replacement": "a$1b$9"}, {"x": "a"}),
         ({"source_labels": ("env",), "regex": "(.*)", "target_label": "in_$1"}, {"in_prod": "prod"}),
         ({"source_labels": ("env",), "regex": "test", "target_label": "x"}, {}),
-        ({"source_labels": ("env",), "target_label": "9bad${1}", "regex": "(.*)"}, {}),
+        ({"source_labels": ("env",), "target_label": "$2", "regex": "(.*)()"}, {}),
         ({"source_labels": ("team",), "target_label": "t", "action": Action.LOWERCASE}, {"t": "vision"}),
         ({"source_labels": ("team",), "target_label": "t", "action": Action.UPPERCASE}, {"t": "VISION"}),
         ({"regex": "__meta_k8s_label_(.+)", "action": Action.LABEL_MAP}, {"app": "dcgm"}),
@@ -86,13 +86,19 @@ def test_rules_follow_one_another_until_one_drops() -> None:
     assert apply([rename, Rule(source_labels=("stage",), regex="prod", action=Action.DROP)], LABELS) is None
 
 
+def test_a_label_may_have_any_name_as_in_prometheus_3() -> None:
+    dotted = Rule(source_labels=("env",), target_label="deployment.environment")
+    upper = Rule(source_labels=("env",), target_label="9", action=Action.UPPERCASE)
+    named = apply([dotted, upper], {"env": "prod"})
+    assert named == {"env": "prod", "deployment.environment": "prod", "9": "PROD"}
+
+
 @pytest.mark.parametrize(
     ("rule", "problem"),
     [
         ({"regex": "(a"}, "not a regular expression"),
         ({}, "needs a `target_label`"),
         ({"action": Action.HASHMOD, "target_label": "x"}, "modulus"),
-        ({"action": Action.LOWERCASE, "target_label": "9"}, "not a label name"),
     ],
 )
 def test_a_rule_that_cannot_work_says_why(rule: dict[str, object], problem: str) -> None:

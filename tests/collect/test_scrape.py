@@ -209,6 +209,20 @@ def test_a_target_that_fails_ends_its_series_and_says_down() -> None:
         assert (sink.told()["a"], sink.told()["up"], sink.told()["scrape_series_added"]) == (2.0, 1.0, 1.0)
 
 
+def test_ids_outlast_one_failure_and_not_two() -> None:
+    page, failure = reply("a 1\nb 2\n"), reply("no", status=500)
+
+    @with_pages(page, failure, page, failure, failure, page)
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        await loop.scrape(1000)
+        # From here on whoever asks for an id is refused.
+        sink.max_series = len(sink.known)
+        healths = [(await loop.scrape(at_ms)).health for at_ms in (2000, 3000, 4000, 5000, 6000)]
+        assert healths == [Health.DOWN, Health.UP, Health.DOWN, Health.DOWN, Health.DOWN]
+        read, failed, again = (list(ids) for _, ids, _, _ in sink.appends[:3])
+        assert read == failed == again
+
+
 def test_a_page_with_bad_lines_is_up_and_names_them() -> None:
     @with_pages(reply("a 1\nb\n"))
     async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:

@@ -11,7 +11,7 @@ from tests.collect.loopback import Heard, reply, serve
 from tests.collect.test_scrape import OWN, Kept, target, with_pages
 from watchkeeper.collect.dialect import old_names, usual
 from watchkeeper.collect.fleet import Fleet
-from watchkeeper.collect.jobs import Job
+from watchkeeper.collect.jobs import Job, LabelLimits
 from watchkeeper.collect.relabel import Action, Rule
 from watchkeeper.collect.scrape import Health, ScrapeSettings, TargetLoop
 from watchkeeper.model.exemplars import Exemplar
@@ -184,3 +184,27 @@ def test_a_scraped_page_of_a_newer_exporter_is_stored_under_the_usual_names() ->
     kept = with_job(Job(), reply('DCGM_FI_DEV_XID_ERROR{gpu="0",UUID="GPU-1",hostname="n1"} 79\n'))
     usual_labels = {"__name__": "DCGM_FI_DEV_XID_ERRORS", "gpu": "0", "UUID": "GPU-1", "Hostname": "n1"}
     assert Labels({**OWN, **usual_labels}) in kept.known
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (LabelLimits(count=4), "has 5 labels besides `cluster`, the label_limit of its job is 4"),
+        (LabelLimits(name_length=7), "has 8 bytes in the name of a label, the label_name_length_limit of its job is 7"),
+        (LabelLimits(value_length=8), "has 9 bytes in the value of a label, the label_value_length_limit"),
+        (LabelLimits(5, 8, 9), ""),
+    ],
+)
+def test_labels_beyond_the_limits_of_a_job_fail_the_scrape(limits: LabelLimits, said: str) -> None:
+    async def told() -> None:
+        async with serve(lambda _: reply('a{b="123456789",c="1"} 1\nd 2\n')) as server:
+            kept = Kept()
+            job = replace(target(server), job=Job(label_limits=limits))
+            loop = TargetLoop(job, ScrapeSettings(), sink=kept, known=Fleet())
+            for at_ms in (1000, 2000):
+                state = await loop.scrape(at_ms)
+                assert (state.health is Health.DOWN, said in (state.error or "")) == (bool(said), True)
+                assert kept.told()["up"] == (0.0 if said else 1.0)
+            await loop.close(3000)
+
+    asyncio.run(told())

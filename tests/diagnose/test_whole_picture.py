@@ -109,6 +109,40 @@ def test_a_node_whose_cpus_are_busy_alone_is_where_to_look_when_all_gpus_are_idl
     assert "See where the program of n2 stands" in [step.do for step in found.actions]
 
 
+def test_what_a_gpu_did_for_its_last_holder_is_not_about_the_job_that_holds_it_now() -> None:
+    engine = a_job({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}, age=300.0)
+    for rank in range(4):
+        where = {"UUID": f"GPU-{rank}", "gpu": str(rank), "Hostname": "n1"}
+        say(engine, "training_rank_info", 1, job_name="llm", rank=str(rank), **where)
+        for field, before, now in (("DCGM_FI_DEV_GPU_UTIL", 0.0, 100.0), ("DCGM_FI_PROF_SM_ACTIVE", 0.0, 0.11)):
+            say(engine, field, before, at=-200, pod="zoo-worker-0", **where)
+            say(engine, field, now, pod="llm-worker-0", **where)
+    found = best(about_job("training_stalled", engine))
+    assert found.evidence[0].text == "all 4 GPUs spin in a collective"
+
+
+@pytest.mark.parametrize("source", ["node_cpu_seconds_total", "watchkeeper_host_load"])
+def test_a_straggler_on_the_one_node_without_free_cpus_is_short_of_cpu(source: str) -> None:
+    engine = a_job({0: 1.0, 1: 1.0, 2: 2.4, 3: 1.0})
+    for rank in range(4):
+        node, taken = f"n{rank}", 0.98 if rank == 2 else 0.24
+        at_gpu = {"Hostname": node, "gpu": "0", "UUID": f"GPU-{rank}"}
+        say(engine, "training_rank_info", 1, job_name="llm", rank=str(rank), **at_gpu)
+        say(engine, "DCGM_FI_DEV_GPU_UTIL", 99.0, pod=f"llm-worker-{rank}", **at_gpu)
+        if source == "watchkeeper_host_load":
+            say(engine, source, taken * 96, Hostname=node, minutes="1")
+            say(engine, "watchkeeper_host_cpus", 96, Hostname=node)
+            continue
+        for at in range(-300, 1, 60):
+            say(engine, source, 1000 + (1 - taken) * at, at=at, instance=f"{node}:9100", mode="idle", cpu="0")
+    found = best(about_job("training_slow", engine))
+    assert [one.text for one in found.evidence if one.source == source] == [
+        "n2 keeps 98% of its CPUs busy, the others 24%"
+    ]
+    assert "Late at every collective: rank 2, short of CPU." in found.why
+    assert "See what takes the CPUs of n2" in [step.do for step in found.actions]
+
+
 def test_a_rank_that_computes_longer_is_a_straggler_and_not_the_fabric() -> None:
     found = about_job("training_slow", a_job({0: 1.0, 1: 1.0, 2: 2.4, 3: 1.0}))
     assert best(found).cause == "nccl_timeout_straggler"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,49 @@ def test_a_program_s_own_numbers_lead_to_its_job(watch: Watch) -> None:
         assert [(str(one.place.domain), one.cause) for one in watch.incidents()] == [
             (f"job={fault.job.name if fault.job else ''}", "training_diverged")
         ]
+
+    asyncio.run(story())
+
+
+def test_a_mute_job_that_stops_after_two_hours_of_work_is_told_once(tmp_path: Path) -> None:
+    """The rule itself wants two hours: a small fleet, read once a minute by the rules that it takes."""
+    watch = Watch(Simulation(SimSettings(gpus=8, seed=3)), tmp_path, pace=Pace(scrape_seconds=60, rule_seconds=60))
+    needed = tuple(group for group in watch.rules.groups if group.name in ("usage-minutes", "jobs", "usage"))
+    watch.rules = replace(watch.rules, groups=needed)
+
+    async def story() -> None:
+        fault = watch.simulation.inject("job-stalled")
+        await watch.advance(fault.at - watch.simulation.second)
+        assert score.alarms(watch.incidents()) == []
+        await watch.advance(20 * 60)
+        (incident,) = score.alarms(watch.incidents())
+        assert incident.place == watch.simulation.place_of(fault)
+        assert (incident.cause, (incident.opened_at.timestamp() - fault.at) // 60) == ("training_stalled", 17)
+        found = watch.journal.diagnosis(incident.id)
+        assert found is not None
+        assert found.best is not None
+        assert found.best.evidence[0].text == "none of the 8 GPUs does anything"
+        assert [one.id for one in watch.incidents() if one.is_open] == [incident.id]
+
+    asyncio.run(story())
+    watch.close()
+
+
+def test_a_rank_that_is_late_for_want_of_cpu_says_so(watch: Watch) -> None:
+    async def story() -> None:
+        await watch.advance(180, with_rules=False)
+        fault = watch.simulation.inject("cpu-starved-rank")
+        await watch.advance(240)
+        (incident,) = score.alarms(watch.incidents())
+        assert incident.place == watch.simulation.place_of(fault)
+        found = watch.journal.diagnosis(incident.id)
+        assert found is not None
+        assert found.best is not None
+        assert fault.job is not None
+        starved = watch.simulation.layout.nodes[list(fault.job.members)[-1]].name
+        assert found.best.cause == "nccl_timeout_straggler"
+        assert found.best.evidence[1].text.startswith(f"{starved} keeps 98% of its CPUs busy, the others ")
+        assert f"See what takes the CPUs of {starved}" in [step.do for step in found.best.actions]
 
     asyncio.run(story())
 

@@ -60,6 +60,23 @@ Anonymous:             0 kB
 """
 
 
+def test_the_collector_looks_less_often_and_still_finds_what_nobody_holds() -> None:
+    program = """
+import gc, weakref
+from watchkeeper.kit import memory
+class Ring:
+    pass
+memory.collect_seldom()
+ring = Ring()
+ring.itself, gone = ring, weakref.ref(ring)
+del ring
+kept = [[] for _ in range(2 * gc.get_threshold()[0])]
+print(gc.get_threshold()[0], gone())
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [str(memory.YOUNG_OBJECTS), "None"]
+
+
 def test_only_files_that_nobody_has_written_to_are_let_go() -> None:
     assert list(memory.clean_files(SMAPS)) == [(0x7F10, 0x10)]
 

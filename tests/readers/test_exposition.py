@@ -227,3 +227,29 @@ def test_no_bytes_can_break_the_parser(blobs: list[bytes], openmetrics: bool) ->
     for blob in blobs:
         page = parser.parse(blob + (b"\n# EOF\n" if openmetrics else b""), openmetrics=openmetrics)
         assert len(page.handles) == len(page.values)
+
+
+def test_names_of_any_characters_stand_in_quotes() -> None:
+    lines = [
+        '# TYPE "gpu.temp" gauge',
+        '{"gpu.temp", "k8s.pod"="a", node="n1"} 41',
+        '{"say \\"hi\\""} 2',
+        'plain{"a.b"="c"} 3',
+        *('{"x","y"} 4', '{"x",""="1"} 5', '{""} 6', 'z{"q"} 7'),
+    ]
+    parser = ExpositionParser()
+    for _ in range(2):
+        page = parser.parse("\n".join(lines).encode())
+        assert [str(parser.labels[at]) for at in page.handles] == [
+            '{"gpu.temp", "k8s.pod"="a", node="n1"}',
+            '{"say \\"hi\\""}',
+            'plain{"a.b"="c"}',
+        ]
+        assert (list(page.values), page.bad_lines) == ([41.0, 2.0, 3.0], 4)
+    assert parser.families["gpu.temp"] == Family("gauge")
+
+
+def test_a_name_of_a_megabyte_is_a_bad_line() -> None:
+    found, page = read(f"{'a' * 1_000_000} 1\nb 2\n")
+    assert (found, page.bad_lines) == ({"b": 2.0}, 1)
+    assert page.problems == ("line 1: the name has 1,000,000 characters, the limit is 4,096",)

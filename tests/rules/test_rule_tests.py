@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from tests import servers
 from watchkeeper.cli import rules
 from watchkeeper.errors import QueryError, RuleFileError
 from watchkeeper.model.labels import Labels
@@ -103,6 +105,44 @@ def test_an_expectation_that_does_not_hold_is_told(story: Path, right: str, wron
     assert failure in found
 
 
+def test_every_expectation_is_looked_at_though_one_cannot_be_asked(story: Path) -> None:
+    more = "      - {expr: 'double{', eval_time: 1m}\n      - {expr: double, eval_time: 90s}\n"
+    story.write_text(STORY + more)
+    first, second = unit_tests.run(story)
+    assert first.startswith("a hot node: `double{` at 1m: 1:8: unexpected end of input")
+    assert second == 'a hot node: `double` at 90s: expected none; found double{node="n1"} 190'
+
+
+def test_an_alert_is_told_with_its_annotations(story: Path) -> None:
+    story.write_text(STORY.replace("eval_time: 2m", "eval_time: 4m"))
+    [failure] = unit_tests.run(story)
+    assert failure.endswith('found {alertname="Hot", node="n1", severity="warning"} summary="95"')
+
+
+def test_a_series_that_cannot_be_read_is_named(story: Path) -> None:
+    story.write_text(STORY.replace("95x5", "95y5"))
+    assert unit_tests.run(story)[0].startswith("a hot node: series `celsius{node=\"n1\"}`: '95y5' is not a value")
+
+
+@pytest.mark.parametrize("start", ["2024-01-01T00:00:00Z", "1704067200"])
+def test_time_begins_where_a_test_says_and_samples_come_as_often_as_rules_are_evaluated(
+    tmp_path: Path, start: str
+) -> None:
+    path = tmp_path / "test.yaml"
+    path.write_text(
+        f"""\
+evaluation_interval: 30s
+tests:
+  - start_timestamp: {start}
+    input_series: [{{series: x, values: '1+1x10'}}]
+    promql_expr_test:
+      - {{expr: 'time()', eval_time: 1m, exp_samples: [{{labels: '{{}}', value: 1704067260}}]}}
+      - {{expr: x, eval_time: 1m, exp_samples: [{{labels: x, value: 3}}]}}
+"""
+    )
+    assert unit_tests.run(path) == []
+
+
 def test_a_test_file_with_an_unknown_key_is_refused(story: Path) -> None:
     story.write_text(STORY.replace("eval_time: 2m", "evaltime: 2m"))
     with pytest.raises(RuleFileError, match="evaltime: unknown key"):
@@ -158,3 +198,66 @@ def test_rules_record_native_histograms_and_tests_expect_them(tmp_path: Path) ->
     (tmp_path / "test.yaml").write_text(HISTOGRAM_STORY.replace("count:300", "count:301"))
     [failure] = unit_tests.run(tmp_path / "test.yaml")
     assert 'expected latency{job="a"} {{count:301 sum:30 buckets:[300]}}; found' in failure
+
+
+RICH_RULES = """\
+groups:
+  - {name: sums, rules: [{record: 'job:x:sum', expr: sum by (job) (x)}, {record: twice, expr: 'job:x:sum * 2'}]}
+  - name: alerts
+    interval: 2m
+    rules:
+      - alert: High
+        expr: twice > 10
+        for: 4m
+        keep_firing_for: 3m
+        labels:
+          severity: '{{ if gt $value 50.0 }}critical{{ else }}warning{{ end }}'
+          src: '{{ $externalLabels.site }}'
+        annotations: {summary: '{{ $labels.job }} at {{ $value | humanize }}, {{ $externalURL }}'}
+      - {alert: Gone, expr: 'absent(x{job="a"})'}
+"""
+RICH_STORY = """\
+rule_files: ['rich*.yaml']
+evaluation_interval: 1m
+group_eval_order: [sums, alerts]
+tests:
+  - interval: 1m
+    external_labels: {site: here}
+    external_url: http://x.example
+    input_series:
+      - {series: 'x{job="a"}', values: '1+1x10 _x3 stale 5x2'}
+      - {series: 'x{job="b"}', values: '100 _ 90-10x5'}
+    alert_rule_test:
+      - eval_time: 6m
+        alertname: High
+        exp_alerts:
+          - exp_labels: {job: b, severity: critical, src: here}
+            exp_annotations: {summary: 'b at 100, http://x.example'}
+      - {eval_time: 14m, alertname: Gone, exp_alerts: [{exp_labels: {job: a}}]}
+      - {eval_time: 15m, alertname: Gone}
+    promql_expr_test:
+      - {expr: 'x', eval_time: 1m, exp_samples: [{labels: 'x{job="a"}', value: 2}, {labels: 'x{job="b"}', value: 100}]}
+      - {expr: 'rate(x{job="a"}[3m])', eval_time: 5m, exp_samples: [{labels: '{job="a"}', value: 0.016666666666666666}]}
+      - {expr: 'scalar(x{job="a"})', eval_time: 1m, exp_samples: [{labels: '{}', value: 2}]}
+      - {expr: 'x{job="none"}', eval_time: 1m}
+"""
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    ("right", "other"),
+    [
+        *(("", ""), ("severity: critical", "severity: warning"), ("eval_time: 6m", "eval_time: 3m")),
+        *(("eval_time: 15m", "eval_time: 14m"), ("value: 2}", "value: 3}"), ("_x3 stale", "_x3"), ("_x3", "_y3")),
+        *(("[sums, alerts]", "[alerts, sums]"), ("eval_time: 1m}", "eval_time: 1x}"), ("site: here", "site: there")),
+        *(("evaluation_interval: 1m", "evaluation_interval: 30s"), ("'x', eval", "'x{', eval"), ("tests:", "test:")),
+    ],
+)
+def test_promtool_comes_to_the_same_verdict(tmp_path: Path, right: str, other: str) -> None:
+    (tmp_path / "rich.yaml").write_text(RICH_RULES)
+    path = tmp_path / "test.yaml"
+    path.write_text(RICH_STORY.replace(right, other, 1) if right else RICH_STORY)
+    theirs = subprocess.run([servers.require("promtool"), "test", "rules", path], capture_output=True, check=False)
+    ours = CliRunner().invoke(rules.command, ["test", str(path)])
+    assert ours.exit_code == theirs.returncode, f"{ours.output}\n{theirs.stdout.decode()}{theirs.stderr.decode()}"
+    assert right or ours.exit_code == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.sim import pages
@@ -111,6 +113,30 @@ def test_a_mute_job_that_hangs_shows_in_its_gpus_alone(fleet: Simulation) -> Non
     assert pages.by_gpu(page, "DCGM_FI_DEV_FB_USED")[7] > 10_000
     assert fault.job is not None
     assert fault.job.name not in fleet.page_at("/workloads/metrics").decode()
+
+
+def test_a_mute_job_works_from_the_injection_on_until_it_stalls(fleet: Simulation) -> None:
+    fleet.scenarios["job-stalled"] = replace(fleet.scenarios["job-stalled"], after="2m")
+    fault = fleet.inject("job-stalled")
+    assert fault.job is not None
+    assert fault.at == fleet.second + 120
+    fleet.advance(90)
+    assert min(pages.by_gpu(fleet.page(fault.node.name), "DCGM_FI_DEV_FB_USED").values()) > 10_000
+    assert max(pages.by_gpu(fleet.page(fault.node.name), SM).values()) > 0.5
+    fleet.advance(60)
+    page = fleet.page(fault.node.name)
+    assert set(pages.by_gpu(page, SM).values()) == {0}
+    assert min(pages.by_gpu(page, "DCGM_FI_DEV_FB_USED").values()) > 10_000
+    assert fault.job.name not in fleet.page_at("/workloads/metrics").decode()
+
+
+def test_a_job_that_must_have_several_nodes_gets_them(fleet: Simulation) -> None:
+    single = next(job for job in fleet.machines.jobs.running.values() if len(job.members) == 1 and len(job.rows) == 8)
+    node = fleet.layout.nodes[next(iter(single.members))]
+    fault = fleet.inject("cpu-starved-rank", node=node.name)
+    assert fault.job is not None
+    assert node.row in fault.job.members
+    assert len(fault.job.members) > 1
 
 
 def test_a_fault_of_limited_length_ends_by_itself(fleet: Simulation) -> None:

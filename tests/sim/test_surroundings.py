@@ -47,6 +47,36 @@ def test_a_bad_cable_counts_on_one_port_of_its_node_only(fleet: Simulation) -> N
     assert [late - early for early, late in zip(before, after, strict=True)] == [2500.0, *[0.0] * (len(before) - 1)]
 
 
+def cpu_seconds(fleet: Simulation, node: str, mode: str) -> float:
+    [seconds] = read(fleet.page_at(f"/nodes/{node}/host/metrics"), "node_cpu_seconds_total", mode=mode)
+    return seconds
+
+
+def test_the_cpus_of_a_node_are_as_busy_as_its_gpus_and_every_second_is_counted_once(fleet: Simulation) -> None:
+    before = {mode: cpu_seconds(fleet, "gpu-r01-01", mode) for mode in ("idle", "user")}
+    fleet.advance(100)
+    spent = {mode: cpu_seconds(fleet, "gpu-r01-01", mode) - seconds for mode, seconds in before.items()}
+    assert sum(spent.values()) == pytest.approx(100, abs=0.1)
+    assert 2 <= spent["user"] <= 25
+
+
+def test_a_starved_rank_is_late_where_the_cpus_are_taken_and_nowhere_else(fleet: Simulation) -> None:
+    fault = fleet.inject("cpu-starved-rank")
+    assert fault.job is not None
+    names = [fleet.layout.nodes[row].name for row in fault.job.members]
+    assert len(names) > 1
+    before = {name: cpu_seconds(fleet, name, "idle") for name in names}
+    fleet.advance(60)
+    idle = {name: (cpu_seconds(fleet, name, "idle") - seconds) / 60 for name, seconds in before.items()}
+    assert [name for name, share in idle.items() if share < 0.1] == [names[-1]]
+    compute = read(fleet.page_at("/workloads/metrics"), "training_step_compute_seconds", job_name=fault.job.name)
+    assert compute[-1] > 1.3 * max(compute[:-1])
+    fleet.end_fault(fault.id)
+    before[names[-1]] = cpu_seconds(fleet, names[-1], "idle")
+    fleet.advance(60)
+    assert cpu_seconds(fleet, names[-1], "idle") - before[names[-1]] > 40
+
+
 def test_a_node_without_power_is_silent_on_both_pages_and_unknown_to_kubernetes(fleet: Simulation) -> None:
     fault = fleet.inject("node-down", node="gpu-r01-01")
     for path in ("metrics", "host/metrics"):

@@ -14,11 +14,15 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.store import export
 
 
+def observations(count: int) -> Histogram:
+    return Histogram(count=float(count), sum=1.5 * count, positive=((1, float(count)),))
+
+
 def cut(folder: Path) -> Rig:
     rig = Rig(folder)
     for minute in range(30):
         rig.scrape("node", [named("temp", gpu="0")], minute * MINUTE, [60.5 + minute])
-        observed = HistogramSample(named("latency"), minute * MINUTE, Histogram(count=float(minute)))
+        observed = HistogramSample(named("latency", value="v"), minute * MINUTE, observations(minute))
         rig.store.append([Sample(named("up"), minute * MINUTE, 1.0), observed])
     rig.now_ms = BLOCK + SETTINGS.late_ms
     rig.store.maintain(rig.now_ms)
@@ -29,10 +33,20 @@ def test_every_sample_of_the_time_becomes_a_row(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed; the hub does not need it")
     rig = cut(tmp_path)
     target = tmp_path / "out.parquet"
-    assert export.write_parquet(rig.path, target, start_ms=9 * MINUTE, end_ms=BLOCK) == (40, 20)
+    assert export.write_parquet(rig.path, target, start_ms=9 * MINUTE, end_ms=BLOCK) == (60, 20)
     rows = parquet.read_table(target).to_pylist()
-    first = {**rows[0], "time": rows[0]["time"].timestamp()}
-    assert first == {"time": 600.0, "value": 70.5, "__name__": "temp", "gpu": "0"}
+    native, plain = rows[0], rows[20]
+    labels = {"gpu": None, "label_value": "v"}
+    buckets = [{"lower": 1.0, "upper": 2.0, "count": 10.0}]
+    observed = {"count": 10.0, "sum": 15.0, "buckets": buckets}
+    assert {**native, "time": native["time"].timestamp()} == {
+        "time": 600.0,
+        "value": None,
+        "histogram": observed,
+        "__name__": "latency",
+        **labels,
+    }
+    assert (plain["value"], plain["histogram"], plain["gpu"]) == (70.5, None, "0")
     assert [row["gpu"] for row in rows if row["__name__"] == "up"] == [None] * 20
     rig.store.close()
 

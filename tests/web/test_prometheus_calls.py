@@ -16,7 +16,7 @@ import pytest
 from tests import servers
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
-from watchkeeper.collect import discovery, jobs, scrape
+from watchkeeper.collect import discovery, jobs, page_forms, scrape
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import clock
 from watchkeeper.model import exemplars, histograms
@@ -162,6 +162,8 @@ def test_a_variable_asks_for_label_names_and_values_with_times_and_selectors(sit
     assert get(site, "label/node/values", ("match[]", "watts"), **times) == ["n1"]
     assert get(site, "label/node/values", **{**times, "start": str(now - 30)}) == ["n1"]
     assert get(site, "label/no-such/values") == []
+    always = {"start": "-292273086-05-16T16:47:06Z", "end": "292277025-08-18T07:12:54.999999999Z"}
+    assert get(site, "label/node/values", **always) == ["n1", "n2"]
 
 
 def test_the_metric_browser_asks_for_series_and_metadata(site: Site) -> None:
@@ -171,7 +173,8 @@ def test_the_metric_browser_asks_for_series_and_metadata(site: Site) -> None:
     ]
     described = [{"type": "gauge", "help": "Temperature", "unit": "celsius"}]
     assert get(site, "metadata", limit="10") == {"temp": described}
-    assert get(site, "metadata", metric="none") == {}
+    assert get(site, "metadata", metric="none") == get(site, "metadata", limit="0") == {}
+    assert get(site, "metadata", limit="-1") == {"temp": described}
 
 
 def test_exemplars_are_asked_for_by_any_expression_over_their_series(site: Site) -> None:
@@ -198,6 +201,8 @@ def test_rules_are_filtered_by_type_name_file_group_and_labels(site: Site) -> No
     assert names(("rule_group[]", "power")) == ["Thirsty"]
     assert names(("file[]", "other.yaml")) == []
     assert names(("match[]", '{severity=~"crit.*"}')) == ["Hot"]
+    [group] = get(site, "rules", exclude_alerts="true", **{"rule_name[]": "Hot"})["groups"]
+    assert group["rules"][0]["alerts"] is None
     first = get(site, "rules", group_limit="1")
     assert [group["name"] for group in first["groups"]] == ["heat"]
     assert names(("group_limit", "1"), ("group_next_token", first["groupNextToken"])) == ["Thirsty"]
@@ -219,6 +224,8 @@ def test_the_status_pages_say_what_is_in_force(site: Site) -> None:
     assert "scrape_interval: 15s" in get(site, "status/config")["yaml"]
     assert get(site, "status/flags")["query.lookback-delta"] == "5m"
     assert get(site, "status/runtimeinfo")["storageRetention"] == site.hub.settings.query.retention
+    assert get(site, "status/walreplay") == {"min": 0, "max": 0, "current": 0}
+    assert get(site, "notifications") == []
     found = get(site, "status/tsdb", limit="1")
     assert found["headStats"]["numSeries"] == 3
     assert found["seriesCountByMetricName"] == [{"name": "temp", "value": 2}]
@@ -280,8 +287,22 @@ def test_federation_says_how_many_native_histograms_it_leaves_out(site: Site) ->
     sample = histograms.HistogramSample(series, site.hub.now_ms, histograms.Histogram(count=1.0))  # type: ignore[attr-defined]
     site.hub.engine.append([sample])
     first, *others = site.ask("/federate?match[]=took&match[]=temp").body.decode().splitlines()
-    assert first == "# 1 series of native histograms are left out: the text format has none. Use remote write."
+    assert first == "# 1 series of native histograms are left out: text has none, protobuf and remote write do."
     assert len(others) == 2
+
+
+def test_a_scraper_that_asks_for_protobuf_gets_them_from_federation(site: Site) -> None:
+    series = Labels({"__name__": "waited", "node": "n1"})
+    observed = histograms.Histogram(count=3.0, sum=4.5, positive=((1, 3.0),))
+    site.hub.engine.append([histograms.HistogramSample(series, site.hub.now_ms, observed)])  # type: ignore[attr-defined]
+    accept = {"Accept": page_forms.accept_header(wants_native=True)}
+    reply = site.ask("/federate?match[]=waited&match[]=temp", headers=accept)
+    pages = page_forms.PageForms(max_series=10)
+    page = pages.parse(reply.body, reply.headers["content-type"])
+    assert [(pages.labels[at], one, at_ms) for at, one, at_ms in page.histograms] == [
+        (series, observed, site.hub.now_ms)  # type: ignore[attr-defined]
+    ]
+    assert list(page.values) == [51.0]
 
 
 def write(site: Site, at_ms: int, value: float, *, headers: dict[str, str] = PROTOBUF) -> Reply:
@@ -336,6 +357,28 @@ def test_a_write_of_the_year_2200_is_left_out_and_said(site: Site) -> None:
     assert (reply.status, reply.body.decode()) == (400, "0 samples were kept, others were not: 1 future")
     assert len(get(site, "query", query="temp")["result"]) == 1
     assert b'left_out_total{reason="future"} 1' in site.ask("/metrics").body
+
+
+def test_a_label_of_a_megabyte_is_left_out_with_the_limits(site: Site) -> None:
+    now = site.hub.now_ms
+    rows = [
+        (Labels({"__name__": name, "x": text}), [now], [1.0]) for name, text in (("big", "y" * 10**6), ("fine", ""))
+    ]
+    reply = site.ask("/api/v1/write", method="POST", body=remote_write.encode(rows), headers=PROTOBUF)
+    assert reply.status == 400
+    assert reply.body.decode().startswith(
+        "1 samples were kept, others were not: 1 limit (more than 64 labels, more than"
+    )
+    assert len(get(site, "query", query="fine")["result"]) == 1
+
+
+def test_an_expression_of_a_megabyte_is_refused_with_both_numbers(site: Site) -> None:
+    body = urlencode({"query": "temp + " * 150_000 + "temp"})
+    reply = site.ask("/api/v1/query", method="POST", body=body, headers=FORM)
+    assert (reply.status, reply.json["errorType"]) == (413, "bad_data")
+    assert "bytes or more, the limit is 262,144. Split the expression into recording rules" in reply.json["error"]
+    reply = site.ask("/api/v1/query", method="POST", body=urlencode({"query": f'x{{a="{"y" * 10**5}"}}'}), headers=FORM)
+    assert (reply.status, "100,007 bytes; 65,536 are allowed" in reply.json["error"]) == (400, True)
 
 
 def test_a_write_that_is_not_remote_write_is_refused(site: Site) -> None:

@@ -20,7 +20,7 @@ from watchkeeper.store import head
 RULES = Path(packs.__file__).parent / "rules" / "training.yaml"
 START = 1_800_000_000
 TURN_SECONDS = 15
-GROUPS = ("training", "training-learned")
+GROUPS = ("training", "training-ranks", "training-learned")
 WORKS, SPINS, IDLES = (98.0, 0.8), (100.0, 0.11), (3.0, 0.02)
 
 

@@ -137,6 +137,29 @@ def test_a_full_report_names_the_slow_rank_by_node_and_gpu() -> None:
     assert made.notes == ()
 
 
+def test_without_node_exporter_the_load_of_our_agent_tells_which_rank_is_short_of_cpu() -> None:
+    """Four nodes of one rank each, of which that of the slow one has no CPU free."""
+    spread = {
+        row.replace('Hostname="n1"', f'Hostname="n{row.partition("GPU-")[2][:1]}"'): value
+        for row, value in RANKS.items()
+    }
+    told = {f'watchkeeper_host_cpus{{cluster="c",Hostname="n{rank}"}}': 96.0 for rank in range(4)}
+    told |= {
+        f'watchkeeper_host_load{{cluster="c",Hostname="n{rank}",minutes="{minutes}"}}': 240.0 if rank == 2 else 24.0
+        for rank in range(4)
+        for minutes in (1, 5)
+    }
+    source = engine(SERIES, spread, told)
+    made = report.make(source, NOW, asked(board.look(source, NOW, board.Around()), "4711"))
+    assert made.why.startswith(
+        "rank 2 on n2 computes 20% longer than the others at each step: "
+        "the CPUs of its node are 100% busy, those of the others 25%"
+    )
+    assert made.efficiency.fixes[0].do == "See what takes the CPUs of n2, and end it or give the job its own"
+    assert [(one.held, one.used) for one in made.efficiency.uses if one.what == "CPU"] == [(384.0, 168.0)]
+    assert made.notes == ()
+
+
 def test_a_mute_job_without_profiling_fields_that_hangs_names_the_gpu_that_is_idle() -> None:
     mute = 'cluster="c",workload_kind="slurm_job",job_name="12"'
     told: dict[str, float] = {

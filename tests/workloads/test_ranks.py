@@ -113,11 +113,43 @@ def test_gpus_that_look_alike_leave_it_to_the_cpus_and_links_of_their_nodes() ->
     assert (slow.node, slow.why) == ("n1", "sends 3000 MB/s over InfiniBand, the others 0 MB/s")
 
 
+def on_three_nodes(seen: list[Seen], *, taken: float, others: float) -> list[Seen]:
+    """Three nodes of four GPUs, of which the last rank's has so many of its CPUs taken."""
+    return [replace(one, node=f"n{at // 4}", cpu_share=taken if at >= 8 else others) for at, one in enumerate(seen)]
+
+
+def test_a_slow_rank_on_the_one_node_without_free_cpus_is_short_of_cpu() -> None:
+    seen = gang(*[WORKS] * 12, steps=(1.0,) * 11 + (1.5,))
+    slow = beside(on_three_nodes(seen, taken=0.98, others=0.24))[1]
+    assert slow is not None
+    assert (slow.rank, slow.node, slow.is_short_of_cpu) == (11, "n2", True)
+    assert slow.why == (
+        "computes 50% longer than the others at each step: the CPUs of its node are 98% busy, those of the others 24%"
+    )
+    for taken, others in ((0.6, 0.24), (0.98, 0.9)):
+        also_slow = beside(on_three_nodes(seen, taken=taken, others=others))[1]
+        assert also_slow is not None
+        assert (also_slow.rank, also_slow.is_short_of_cpu) == (11, False)
+
+
+def test_a_mute_rank_that_gets_its_work_late_is_idle_while_the_others_spin() -> None:
+    seen = [replace(one, rank=None) for one in gang(*[(99.0, 0.55)] * 11, (66.0, 0.5))]
+    slow = beside(on_three_nodes(seen, taken=0.98, others=0.24))[1]
+    assert slow is not None
+    assert (slow.uuid, slow.score, slow.is_short_of_cpu) == ("GPU-11", pytest.approx(0.5), True)
+    assert slow.why.startswith("has nothing to do while the others wait for it, which makes each step 50% longer")
+
+
 def test_a_node_that_does_not_tell_is_not_a_node_that_does_nothing() -> None:
     seen = unprofiled(*[(0.0, 120.0)] * 4)
     told = [replace(one, cpu_share=None if one.node == "n2" else 0.6) for one in seen]
     assert beside(told, is_stuck=True)[1] is None
     assert beside([replace(one, cpu_share=0.6) for one in seen], is_stuck=True)[1] is None
+
+
+@given(st.lists(st.floats(95.0, 100.0), min_size=4, max_size=64))
+def test_gpus_that_are_alike_busy_are_never_called_slow(percents: list[float]) -> None:
+    assert beside(gang(*[(percent, 0.8) for percent in percents]))[1] is None
 
 
 @given(st.lists(st.floats(0.97, 1.03), min_size=4, max_size=64), st.floats(0.01, 100))

@@ -28,6 +28,8 @@ USUAL_STEPS = (10, 15, 30, *(60 * minutes for minutes in USUAL_MINUTES))
 # Twelve weeks are looked at: so many steps of five minutes. Ahead, a week of five minutes takes a second and 64 MB.
 MOST_STEPS, MOST_AHEAD = 25_000, 2_500
 UNIT_SECONDS = {"s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+# More is no count of anything: a cell of 1e308 would leave no number of the error finite.
+MOST_VALUE = 1e15
 # An outage: below a fiftieth of what was usual, for at most three days, back to at least half of it within six hours.
 OUTAGE_SHARE, OUTAGE_DAYS, BACK_SHARE = 0.02, 3, 0.5
 
@@ -88,6 +90,8 @@ def read_points(
             continue
         if at is None:
             problems.add("no time", row.line)
+        elif value is not None and abs(value) > MOST_VALUE:
+            problems.add("value too large", row.line, f"{value:g}; {MOST_VALUE:g} is the most")
         elif value is not None:
             points.append((at, value))
     if len(points) < 2:

@@ -15,7 +15,6 @@ from watchkeeper.capacity import backtest, demand, intervals
 from watchkeeper.capacity.forecast_models import (
     NAIVE_DAY,
     NAIVE_WEEK,
-    USUAL_DAY,
     Floats,
     Scale,
     bounds,
@@ -70,11 +69,7 @@ class Forecast:
 def forecast(series: demand.Series, horizon_seconds: float, *, holidays: Iterable[float] = ()) -> Forecast:
     """The next `horizon_seconds` of a series, at its own step; `holidays` are the seconds at which such days begin."""
     steps = max(1, math.ceil(horizon_seconds / series.step_seconds - 1e-9))
-    if steps > demand.MOST_AHEAD:
-        most = f"{steps:,} steps ahead; the most is {demand.MOST_AHEAD:,}"
-        raise CollectError(most, remedy="Ask for a shorter horizon, or for a longer --step")
-    if int(np.sum(~np.isnan(series.values))) < 2:
-        raise CollectError("a forecast needs at least 2 values", now=f"The series has {len(series)} steps")
+    _refuse_what_cannot_be(series, steps)
     days = take_out(series, holidays, steps=steps)
     series = days.series
     scale = Scale.of(series.step_seconds)
@@ -88,7 +83,7 @@ def forecast(series: demand.Series, horizon_seconds: float, *, holidays: Iterabl
     tested = _Tested.of(rolled, rows, np.array(paths).reshape(len(rows), steps))
     low, high = tested.track.offsets(len(series))
     lowest, highest = bounds(demand.filled(series.values, day=scale.day, week=scale.week), scale.day)
-    shares = _shares(rolled, weights, backtest.hedges(rolled, weights, now))
+    shares = _shares(rolled, weights)
     return Forecast(
         series.end_seconds,
         series.step_seconds,
@@ -100,6 +95,17 @@ def forecast(series: demand.Series, horizon_seconds: float, *, holidays: Iterabl
         tested.judged(series),
         (*series.notes, *_notes(series, rolled, tested), *_holiday_notes(days)),
     )
+
+
+def _refuse_what_cannot_be(series: demand.Series, steps: int) -> None:
+    if steps > demand.MOST_AHEAD:
+        most = f"{steps:,} steps ahead; the most is {demand.MOST_AHEAD:,}"
+        raise CollectError(most, remedy="Ask for a shorter horizon, or for a longer --step")
+    known = int(np.sum(~np.isnan(series.values)))
+    if known < 2:
+        true_now = f"The series has {known} in {len(series)} steps"
+        remedy = "Look for a time that is far from the others" if len(series) > 2 else None
+        raise CollectError("a forecast needs at least 2 values", now=true_now, remedy=remedy)
 
 
 def _tested_rows(rolled: backtest.Rolled) -> list[int]:
@@ -169,11 +175,10 @@ class _Tested:
         return inside / known if known else None
 
 
-def _shares(rolled: backtest.Rolled, weights: Floats, hedges: Floats) -> dict[str, float]:
+def _shares(rolled: backtest.Rolled, weights: Floats) -> dict[str, float]:
     """How much each model has to say over the whole horizon, the most first."""
     lengths = np.diff(rolled.edges)
-    total = lengths @ (weights * (1 - hedges[:, None])) / lengths.sum()
-    total[rolled.names.index(USUAL_DAY)] += lengths @ hedges / lengths.sum()
+    total = lengths @ weights / lengths.sum()
     order = np.argsort(-total, kind="stable")
     return {rolled.names[at]: round(float(total[at]), 4) for at in order if total[at] >= 0.001}
 
@@ -197,9 +202,10 @@ def _notes(series: demand.Series, rolled: backtest.Rolled, tested: _Tested) -> l
     notes = []
     day, week = rolled.scale.day, rolled.scale.week
     gaps = demand.outages(demand.filled(series.values, day=day, week=week), day=day)
-    if gaps:
-        lost = sum(end - start for start, end, _ in gaps)
-        notes.append(f"falls to nothing that came back count as outages: {len(gaps)}, {lost} steps in all")
+    # A gap that is filled with last week's outage is none itself.
+    lost = [steps for start, end, _ in gaps if (steps := int(np.sum(~np.isnan(series.values[start:end]))))]
+    if lost:
+        notes.append(f"falls to nothing that came back count as outages: {len(lost)}, {sum(lost)} steps in all")
     if not rolled.scale.has_day or len(series) < 2 * day:
         notes.append("no daily season can be seen in this series")
     if not rolled.scale.has_week or len(series) < 2 * week:

@@ -2,8 +2,8 @@
 
 A shape is nothing, the day's, or the week's; a level is where the series is now, its mean over a day or more, a way
 back from now to the mean, or a trend. Each pair is one candidate, beside the two naive forecasts that repeat the last
-day and the last week, and the medians of the last days, which one odd day does not move. All are plain and cheap;
-`backtest` finds out which of them would have been right on this series at this horizon, and `forecast` weighs them.
+day and the last week, and the usual day of late, which one odd day does not move. All are plain and cheap; `backtest`
+finds out which of them would have been right on this series at this horizon, and `forecast` weighs them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ WEEKS_KEPT = 12
 DAY_FADES, WEEK_FADES = 0.93, 0.8
 # The mean of a level looks back about two weeks.
 MEAN_DAYS = 14.0
-# Medians are taken of so many days; that of each time of day over the fewer of them is what is relied on where nothing
-# is known about the others yet.
-MEDIAN_DAYS = (3, 7)
-USUAL_DAY = f"usual day of {MEDIAN_DAYS[0]} d"
+# The usual day is the median of each time of day over so many days.
+USUAL_DAYS = 3
+USUAL_DAY = f"usual day of {USUAL_DAYS} d"
+# What is relied on while nothing is known about the others: no trend, no mean of long ago. Each alone was more than 2 %
+# worse than the better naive forecast on 5 to 20 of 34 series of public traces a week ahead; a median of all on none.
+PLAIN = (NAIVE_DAY, NAIVE_WEEK, USUAL_DAY, "last day", "last day + day")
 # How fast a level goes back to the mean, in days: jobs last hours, projects last a week.
 WAYS_BACK_DAYS = (0.5, 2.0, 6.0)
 # A quarter of a day is odd when it is further from the same of other weeks than four times what four in five are: five
@@ -63,22 +65,17 @@ def candidates(past: Floats, steps: int, scale: Scale) -> dict[str, Floats]:
         ahead = np.resize(shape, steps)
         for level_name, path in _levels(level, steps, scale.day).items():
             paths[f"{level_name} + {shape_name}" if shape_name else level_name] = path + ahead
-    paths |= _medians(past, steps, scale)
+    paths[USUAL_DAY] = _usual_day(past, steps, scale)
     lowest, highest = bounds(past, scale.day)
     return {name: np.clip(path, lowest, highest) for name, path in paths.items()}
 
 
-def _medians(past: Floats, steps: int, scale: Scale) -> dict[str, Floats]:
-    """The middle of the last days, flat and by time of day; flat both where steps have no time of day."""
-    made: dict[str, Floats] = {}
-    for days in MEDIAN_DAYS:
-        middle = np.full(steps, float(np.median(past[-days * scale.day :])))
-        known = min(days, len(past) // scale.day)
-        made[f"median of {days} d"] = made[f"usual day of {days} d"] = middle
-        if scale.has_day and known:
-            of_hour = np.median(past[-known * scale.day :].reshape(known, scale.day), axis=0)
-            made[f"usual day of {days} d"] = np.resize(of_hour, steps)
-    return made
+def _usual_day(past: Floats, steps: int, scale: Scale) -> Floats:
+    """The middle of the last days by time of day; flat where steps have no time of day."""
+    known = min(USUAL_DAYS, len(past) // scale.day)
+    if not scale.has_day or not known:
+        return np.full(steps, float(np.median(past[-USUAL_DAYS * scale.day :])))
+    return np.resize(np.median(past[-known * scale.day :].reshape(known, scale.day), axis=0), steps)
 
 
 def bounds(past: Floats, day: int) -> tuple[float, float]:

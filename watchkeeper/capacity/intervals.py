@@ -33,9 +33,10 @@ OWN_WINDOWS = 5.0
 STEEPEST = 0.5
 # Intervals of fewer past forecasts are not what a history of weeks gives, and are not judged.
 LEAST_CALIBRATED = 8
-# With so many windows that do not overlap, past intervals correct the coming one by half of what they should have been;
-# never by more than this factor, since a series that was constant so far has intervals of no width.
-JUDGED_WINDOWS, MOST_CORRECTED = 8.0, 4.0
+# With so many windows that do not overlap, past intervals correct the coming one by half of what they should have been
+# (chosen and confirmed as `backtest.PLAIN_WINDOWS`); never by more than this factor, since a series that was constant
+# so far has intervals of no width.
+JUDGED_WINDOWS, MOST_CORRECTED = 2.0, 4.0
 # The standard normal distribution has a tenth above this.
 NORMAL_TENTH = 1.2816
 

@@ -38,6 +38,7 @@ def command(config_file: Path | None, host: str | None, port: int | None, data: 
     logs.start(as_json=log_json)
     configured = loading.load(config_file, {"hub.host": host, "hub.port": port, "hub.data": data})
     memory.give_back_early()
+    memory.collect_seldom()
     asyncio.run(processes.until_stopped(lambda stop: run(configured, stop)))
 
 

@@ -10,7 +10,6 @@ import click
 from watchkeeper.cli import options
 from watchkeeper.client.hub import HubClient
 
-
 INCIDENT = re.compile(r"INC-\d+", re.IGNORECASE)
 
 

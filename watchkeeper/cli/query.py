@@ -53,8 +53,8 @@ def command(
     watchkeeper query 'avg(DCGM_FI_PROF_SM_ACTIVE)' --from -1h
     watchkeeper query 'avg(DCGM_FI_PROF_SM_ACTIVE)' --from 2026-01-31T09:00:00Z --to 2026-01-31T10:00:00Z --csv
     """
-    if end is not None and start is None:
-        raise click.UsageError("a range query needs --from")
+    if start is None and (end is not None or step is not None or as_chart):
+        raise click.UsageError("--to, --step and --chart are about a range of time, which needs --from")
     if start is not None and at is not None:
         raise click.UsageError("--at is for one time, --from and --to for a range: give one of them")
     answer = ask_range(hub, expr, start, end or "now", step=step) if start else ask(hub, expr, at)
@@ -72,14 +72,15 @@ def command(
     elif not rows:
         click.echo("No series match.")
     elif start and (sys.stdout.isatty() if as_chart is None else as_chart):
-        click.echo("\n".join(chart.draw(points(answer), width=shutil.get_terminal_size().columns)))
+        shared, series = points(answer)
+        lines = chart.draw(series, width=shutil.get_terminal_size().columns)
+        click.echo("\n".join([*lines, *([f"  all: {shared}"] if shared else [])]))
     else:
         options.print_table(header, rows)
 
 
 def ask(hub: HubClient, expr: str, at: str | None) -> dict[str, Any]:
-    moment = at if at is None or not at.startswith(("now", "-")) else times.seconds(times.moment(at, hub))
-    return hub.query(expr, at=moment)
+    return hub.query(expr, at=None if at is None else times.seconds(times.moment(at, hub)))
 
 
 def ask_range(hub: HubClient, expr: str, start: str, end: str, *, step: str | None) -> dict[str, Any]:
@@ -90,13 +91,21 @@ def ask_range(hub: HubClient, expr: str, start: str, end: str, *, step: str | No
     return hub.query_range(expr, start=times.seconds(since), end=times.seconds(until), step=step)
 
 
-def points(answer: dict[str, Any]) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Each series by its name, with its points as numbers."""
-    return [
-        (str(Labels(series["metric"])), [(float(at), float(value)) for at, value in series["values"]])
-        for series in answer["result"]
-        if "values" in series
+def points(answer: dict[str, Any]) -> tuple[str, list[tuple[str, list[tuple[float, float]]]]]:
+    """What all series have in common, and each by the rest of its labels, with its points as numbers.
+
+    A legend has one short line for each: what tells the series apart must stand in it.
+    """
+    drawn = [(Labels(series["metric"]), series["values"]) for series in answer["result"] if "values" in series]
+    shared = set(drawn[0][0].pairs).intersection(*(own.pairs for own, _ in drawn)) if len(drawn) > 1 else set()
+    named = [
+        (
+            str(Labels(pair for pair in own.pairs if pair not in shared)),
+            [(float(at), float(value)) for at, value in values],
+        )
+        for own, values in drawn
     ]
+    return str(Labels(shared)) if shared else "", named
 
 
 def tabulate(answer: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from watchkeeper.cli import options
 from watchkeeper.client.hub import HubClient
+from watchkeeper.kit import durations
 
 
 @click.group("sim")
@@ -54,8 +57,9 @@ def inject(hub: HubClient, fault: str, place: str | None, as_json: bool) -> None
         options.print_json(answer)
         return
     where = answer["node"] if answer["gpu"] is None else f"{answer['node']}:{answer['gpu']}"
+    when = f" {begins}" if (begins := _begins(answer)) else ""
     click.echo(
-        f"{answer['scenario']} at {where} (fault {answer['id']}); the right cause is {answer['truth']['cause']}."
+        f"{answer['scenario']} at {where}{when} (fault {answer['id']}); the right cause is {answer['truth']['cause']}."
     )
 
 
@@ -69,11 +73,18 @@ def faults(hub: HubClient, as_json: bool) -> None:
         options.print_json(active)
     elif active:
         rows = [
-            [one["id"], one["scenario"], one["node"], "" if one["gpu"] is None else str(one["gpu"])] for one in active
+            [one["id"], one["scenario"], one["node"], "" if one["gpu"] is None else str(one["gpu"]), _begins(one)]
+            for one in active
         ]
-        options.print_table(["fault", "scenario", "node", "gpu"], rows)
+        options.print_table(["fault", "scenario", "node", "gpu", "begins"], rows)
     else:
         click.echo("Nothing is broken on purpose.")
+
+
+def _begins(fault: Mapping[str, Any]) -> str:
+    """When a fault begins that has not yet; empty for the others."""
+    seconds = fault["strikes_in_seconds"]
+    return f"in {durations.format_seconds(seconds)}" if seconds else ""
 
 
 @command.command("end")

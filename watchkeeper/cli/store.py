@@ -98,8 +98,8 @@ def export_command(file: Path, since: str, kept: Any) -> None:
         raise click.BadParameter(str(error), param_hint="--since") from error
     newest_ms = max((int(path.stem.split("-")[1]) for path in kept.samples.glob("blocks/*.block")), default=0)
     done = export.write_parquet(kept.samples, file, start_ms=newest_ms - back_ms, end_ms=newest_ms)
-    left_out = f"; {done.left_out} native histograms are left out, a row has one number" if done.left_out else ""
-    click.echo(f"{file}: {done.samples} samples{left_out}")
+    native = f", {done.histograms} of them native histograms" if done.histograms else ""
+    click.echo(f"{file}: {done.samples} samples{native}")
 
 
 def _say(found: list[Any]) -> None:

@@ -30,7 +30,12 @@ STOP_WITHIN_SECONDS = 3.0
 
 
 @click.command("up")
-@click.option("--gpus", type=click.IntRange(1, 200_000), default=512, help="Simulated GPUs, eight to a node; above 2,048 read each 15 s, else 5 s.")
+@click.option(
+    "--gpus",
+    type=click.IntRange(1, 200_000),
+    default=512,
+    help="Simulated GPUs, eight to a node; above 2,048 they are read each 15 s, else each 5 s.",
+)
 @click.option("--scenario", "scenarios", multiple=True, metavar="NAME", help="Start with this fault; repeatable.")
 @click.option("--host", default="127.0.0.1", help="Address to listen on; beyond loopback needs --tokens.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=9480, help="Port of the console; 0 takes a free one.")
@@ -66,6 +71,7 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     world += ["--scenario-after", str(round(SCENARIO_AFTER_SECONDS * max(1.0, speed)))]
     configured = demo_settings(gpus=gpus, **hub)
     memory.give_back_early()
+    memory.collect_seldom()
     asyncio.run(processes.until_stopped(lambda stop: run(configured, world, clock.ScaledClock(speed=speed), stop=stop)))
 
 

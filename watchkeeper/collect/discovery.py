@@ -13,8 +13,9 @@ import asyncio
 import glob
 import json
 import socket
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ class Discovery:
         self._own = [Source(own, _place(location)) for location in locations]
         self._config = None if config is None else prometheus_config.Reader(config)
         self._of_jobs: dict[tuple[str, Place], Source] = {}
+        self._crowded: list[str] = []
 
     @property
     def sources(self) -> list[Source]:
@@ -91,10 +93,23 @@ class Discovery:
         if self._config is not None and self._config.reread():
             self._take_jobs(self._config.found.jobs)
         await asyncio.gather(*(self._refresh_one(source, now) for source in self.sources))
-        return merge(source.found for source in self.sources)
+        return self._without_crowds(merge(source.found for source in self.sources))
+
+    def _without_crowds(self, found: Found) -> Found:
+        """Without the targets of a job that has more than its `target_limit`: none is read, as in Prometheus."""
+        counts = Counter(target.job_name for target in found.targets)
+        limits = {target.job_name: target.job.max_targets for target in found.targets}
+        crowded = {name for name, limit in limits.items() if limit is not None and counts[name] > limit}
+        self._crowded = [
+            f"job {name}: {counts[name]} targets, its target_limit is {limits[name]}; none of them is read"
+            for name in sorted(crowded)
+        ]
+        kept = tuple(target for target in found.targets if target.job_name not in crowded)
+        return replace(found, targets=kept) if crowded else found
 
     def problems(self) -> list[str]:
         found = [] if self._config is None else list(self._config.problems)
+        found += self._crowded
         for source in self.sources:
             found += [source.problem] if source.problem is not None else []
             found += source.found.problems

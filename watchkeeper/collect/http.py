@@ -68,6 +68,8 @@ class Connection:
         self.max_body_bytes = max_body_bytes
         self._access = access
         self._origin: tuple[str, str] | None = None
+        # The address that the connection was last found to lead to.
+        self._url = ""
         # What a proxy that relays our requests wants to hear; None where there is none.
         self._relay: Mapping[str, str] | None = None
         # The request before, as it went over the wire: a scraper sends the same one for years.
@@ -84,7 +86,8 @@ class Connection:
                     target = urljoin(request.url, response.headers["location"])
                     await self._connect(target)
                     self._refuse_inwards(request.url, target)
-                    response = await self._send_once(Request(target, headers=_headers_for(target, request)))
+                    headers = _headers_for(target, request, private=self._access.private_headers)
+                    response = await self._send_once(Request(target, headers=headers))
                 return response
         except TimeoutError as error:
             self.close()
@@ -180,11 +183,14 @@ class Connection:
 
     async def _connect(self, url: str) -> bool:
         """Make sure there is a connection to the origin of `url`; True if an old one is used again."""
+        if self._writer is not None and url == self._url and not self._writer.is_closing():
+            return True
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise CollectError("is not an http or https address", where=quote(url))
         origin = (parts.scheme, parts.netloc)
         if self._writer is not None and origin == self._origin and not self._writer.is_closing():
+            self._url = url
             return True
         self.close()
         self._relay = self._written = None
@@ -200,7 +206,7 @@ class Connection:
         if secure is not None and self._writer is not None:
             # In two steps: who is cancelled while asyncio makes both at once may leave a socket behind (Python 3.11).
             await self._writer.start_tls(secure, server_hostname=self._access.server_name or parts.hostname)
-        self._origin = origin
+        self._origin, self._url = origin, url
         return False
 
     async def _connect_through(self, proxy: str, target: str, *, is_secure: bool) -> None:
@@ -255,7 +261,10 @@ class Connection:
         return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
     async def _body(self, headers: Mapping[str, str]) -> bytes:
-        unpack = zlib.decompressobj(wbits=31) if headers.get("content-encoding", "").lower() == "gzip" else None
+        is_packed = headers.get("content-encoding", "").lower() == "gzip"
+        if not is_packed and "content-length" in headers and not _is_chunked(headers):
+            return await self._by_length(headers)
+        unpack = zlib.decompressobj(wbits=31) if is_packed else None
         pieces, size = [], 0
         async for chunk in self._chunks(headers):
             if unpack is not None:
@@ -272,7 +281,7 @@ class Connection:
         """The body as it arrives, by chunks, by length, or until the peer closes."""
         assert self._reader is not None
         reader = self._reader
-        if headers.get("transfer-encoding", "").lower() == "chunked":
+        if _is_chunked(headers):
             while size := int((await reader.readline()).split(b";")[0], 16):
                 if size > self.max_body_bytes:
                     self._refuse_length(size)
@@ -281,24 +290,32 @@ class Connection:
             while (await reader.readline()).strip():
                 pass
         elif "content-length" in headers:
-            length = int(headers["content-length"])
-            if length > self.max_body_bytes:
-                self._refuse_length(length)
-            yield await reader.readexactly(length)
+            yield await self._by_length(headers)
         else:
             while piece := await reader.read(65536):
                 yield piece
             self.close()
 
+    async def _by_length(self, headers: Mapping[str, str]) -> bytes:
+        assert self._reader is not None
+        length = int(headers["content-length"])
+        if length > self.max_body_bytes:
+            self._refuse_length(length)
+        return await self._reader.readexactly(length)
+
     def _refuse_length(self, found: int) -> None:
         raise CollectError(f"the body has {found} bytes or more, the limit is {self.max_body_bytes}")
 
 
-def _headers_for(target: str, request: Request) -> Mapping[str, str]:
+def _is_chunked(headers: Mapping[str, str]) -> bool:
+    return headers.get("transfer-encoding", "").lower() == "chunked"
+
+
+def _headers_for(target: str, request: Request, *, private: frozenset[str]) -> Mapping[str, str]:
     """A redirect to another origin does not get our credentials."""
     if urlsplit(target)[:2] == urlsplit(request.url)[:2]:
         return request.headers
-    return {name: value for name, value in request.headers.items() if name.lower() != "authorization"}
+    return {name: value for name, value in request.headers.items() if name.lower() not in private}
 
 
 def _plain(error: BaseException) -> str:

@@ -41,6 +41,42 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelLimits:
+    """What the labels of a series may be at most, the name of its metric among them; 0 is no limit.
+
+    The label `cluster`, which Prometheus gives to nobody before it sends samples elsewhere, does not count.
+    """
+
+    count: int = 0
+    name_length: int = 0
+    value_length: int = 0
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self.count or self.name_length or self.value_length)
+
+    def refuse(self, series: labels.Labels | None) -> None:
+        """CollectError if a series that is kept has more: as in Prometheus, nothing of its page is kept then."""
+        if series is None or not self.is_set:
+            return
+        longest_name = max((len(name.encode()) for name, _ in series.pairs), default=0)
+        longest_value = max((len(value.encode()) for _, value in series.pairs), default=0)
+        count = len(series.without("cluster"))
+        checks = (
+            (count, self.count, "labels besides `cluster`", "label_limit"),
+            (longest_name, self.name_length, "bytes in the name of a label", "label_name_length_limit"),
+            (longest_value, self.value_length, "bytes in the value of a label", "label_value_length_limit"),
+        )
+        for found, limit, what, key in checks:
+            if limit and found > limit:
+                raise CollectError(
+                    f"{quote(str(series))} has {found} {what}, the {key} of its job is {limit}",
+                    now="Nothing of this page is kept",
+                    remedy="Raise the limit, or drop labels with metric_relabel_configs",
+                )
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What the targets of a job share; None is the hub's own setting."""
 
@@ -57,11 +93,17 @@ class Job:
     # histogram that has native ones are kept as well.
     native_histograms: bool = False
     classic_histograms: bool = False
+    # Which forms of a page are asked for, the best first (`page_forms.PROTOCOLS`; none are our own), and how names of
+    # other characters than [a-zA-Z0-9_:] are to be written.
+    protocols: tuple[str, ...] = ()
+    escaping: str = "allow-utf-8"
     access: Access = NOTHING
     rules: tuple[relabel.Rule, ...] = ()
     metric_rules: tuple[relabel.Rule, ...] = ()
     max_series: int | None = None
     max_body_bytes: int | None = None
+    max_targets: int | None = None
+    label_limits: LabelLimits = LabelLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A target's pages in whatever form they come: text, OpenMetrics, or protobuf where native histograms are wanted.
 
 `target_loop` asks for a page with `accept` and hands the answer to `parse`. A target that changes its form is read by
-another parser from then on, which remembers nothing of the pages before.
+another parser from then on, which remembers nothing of the pages before. Protocols have the names that they have in
+`scrape_protocols` of a prometheus.yml.
 """
 
 from __future__ import annotations
@@ -12,19 +13,43 @@ from watchkeeper.errors import CollectError, quote
 from watchkeeper.model import labels
 from watchkeeper.readers import exposition, exposition_protobuf
 
-ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4"
-# Protobuf first: it alone brings native histograms. It takes 17 times as long to read as text, which is why it is asked
-# for only where somebody wants them.
-ACCEPT_NATIVE = f"{exposition_protobuf.ACCEPT},{ACCEPT};q=0.7"
+# Protobuf alone brings native histograms. It takes 17 times as long to read as text, which is why it is asked for only
+# where somebody wants them.
+PROTOBUF = "PrometheusProto"
+OPENMETRICS, PLAIN_TEXT = "OpenMetricsText1.0.0", "PrometheusText0.0.4"
+PROTOCOLS = {
+    PROTOBUF: exposition_protobuf.ACCEPT,
+    OPENMETRICS: "application/openmetrics-text;version=1.0.0",
+    "OpenMetricsText0.0.1": "application/openmetrics-text;version=0.0.1",
+    "PrometheusText1.0.0": "text/plain;version=1.0.0",
+    PLAIN_TEXT: "text/plain;version=0.0.4",
+}
+# Those in which names may have any characters.
+SAY_ESCAPING = frozenset({PROTOBUF, OPENMETRICS, "PrometheusText1.0.0"})
+ESCAPINGS = ("allow-utf-8", "underscores", "dots", "values")
+# What our own lists are asked with; OpenMetrics is for those who write nothing else.
+USUAL = ("PrometheusText1.0.0", PLAIN_TEXT, OPENMETRICS)
 # What answers instead of an exporter when an address is wrong.
 NOT_METRICS = ("text/html", "application/json")
+
+
+def accept_header(protocols: Sequence[str] = (), *, wants_native: bool = False, escaping: str = ESCAPINGS[0]) -> str:
+    """The header that asks for these protocols, the best first; without any, for those of our own lists."""
+    listed = protocols or USUAL
+    if wants_native and not protocols:
+        listed = (PROTOBUF, *USUAL)
+    clauses = []
+    for place, name in enumerate(listed):
+        spoken = f"{PROTOCOLS[name]};escaping={escaping}" if name in SAY_ESCAPING else PROTOCOLS[name]
+        clauses.append(f"{spoken};q={1 - place / 10:g}")
+    return ",".join([*clauses, "*/*;q=0.1"])
 
 
 class PageForms:
     """The parser of one target; what it knows of series and metrics is that of the form that came last."""
 
-    def __init__(self, *, max_series: int, wants_native: bool, keeps_classic: bool) -> None:
-        self.accept = ACCEPT_NATIVE if wants_native else ACCEPT
+    def __init__(self, *, max_series: int, accept: str = "", keeps_classic: bool = False) -> None:
+        self.accept = accept or accept_header()
         self._max_series, self._keeps_classic = max_series, keeps_classic
         self._text: exposition.ExpositionParser | None = exposition.ExpositionParser(max_series=max_series)
         self._protobuf: exposition_protobuf.ProtobufParser | None = None

@@ -8,16 +8,28 @@ out; the rest of the file counts. Nothing is written back.
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
-from watchkeeper.collect import oauth2, relabel
-from watchkeeper.collect.jobs import Job, Kind, Place
+from watchkeeper.collect import oauth2, page_forms, relabel
+from watchkeeper.collect.jobs import Job, Kind, LabelLimits, Place
+from watchkeeper.collect.page_forms import PROTOBUF
+from watchkeeper.collect.prometheus_keys import (
+    CLASSIC_KEYS,
+    IGNORED,
+    INHERITED,
+    INSTEAD,
+    JOB_KEYS,
+    KEYS,
+    NOT_KEPT,
+    OWN_HEADERS,
+    PROTOCOLS,
+    SD,
+)
+from watchkeeper.collect.prometheus_yaml import Table, label_texts, number, parse, size, texts, truth
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import durations
 from watchkeeper.kit.access import NOTHING, Access
@@ -25,36 +37,6 @@ from watchkeeper.model import labels
 
 # Prometheus' own defaults.
 INTERVAL_SECONDS, TIMEOUT_SECONDS = 60.0, 10.0
-SIZES = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-SD = "_sd_configs"
-# Keys that change nothing here: other formats, protocols or limits than those that the scraper has.
-IGNORED = frozenset(
-    {
-        *("fallback_scrape_protocol", "enable_compression", "follow_redirects", "enable_http2"),
-        *("track_timestamps_staleness", "convert_classic_histograms_to_nhcb", "native_histogram_bucket_limit"),
-        *("native_histogram_min_bucket_factor", "metric_name_validation_scheme", "metric_name_escaping_scheme"),
-        *("target_limit", "label_limit", "label_name_length_limit", "label_value_length_limit", "keep_dropped_targets"),
-        *("scrape_failure_log_file", "extra_scrape_metrics"),
-    }
-)
-JOB_KEYS = frozenset(
-    {
-        *("job_name", "scrape_interval", "scrape_timeout", "metrics_path", "scheme", "params", "honor_labels"),
-        *("honor_timestamps", "static_configs", "relabel_configs", "metric_relabel_configs", "sample_limit"),
-        *("body_size_limit", "basic_auth", "authorization", "bearer_token", "bearer_token_file", "tls_config"),
-        *("oauth2", "proxy_url", "no_proxy", "scrape_protocols", "scrape_native_histograms"),
-        *("scrape_classic_histograms", "always_scrape_classic_histograms"),
-    }
-)
-# Until Prometheus 3 the first name.
-CLASSIC_KEYS = ("scrape_classic_histograms", "always_scrape_classic_histograms")
-PROTOBUF = "PrometheusProto"
-OAUTH2_KEYS = frozenset(
-    {
-        *("token_url", "client_id", "client_secret", "client_secret_file", "scopes", "endpoint_params"),
-        *("tls_config", "proxy_url", "no_proxy"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +73,6 @@ class Reader:
         return True
 
 
-class Table(dict[str, Any]):
-    """A YAML mapping whose scalars are the text they are written in; `lines` has the line of each key."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: dict[str, int] = {}
-
-
 def load(path: Path) -> PrometheusConfig:
     """Read one file; CollectError if it is not YAML or no configuration at all."""
     try:
@@ -121,23 +95,25 @@ class _Reading:
     seconds: dict[str, float] = field(
         default_factory=lambda: {"scrape_interval": INTERVAL_SECONDS, "scrape_timeout": TIMEOUT_SECONDS}
     )
-    native: bool = False
+    # What jobs have from `global`.
+    inherited: Table = field(default_factory=Table)
 
     def whole(self) -> PrometheusConfig:
-        root = _parse(self.path)
+        root = parse(self.path)
         shared = root.get("global")
         if isinstance(shared, Table):
             self.seconds |= {name: self.duration(shared, name, self.seconds[name]) for name in self.seconds}
-            self.native = self.wants_native(shared)
+            for key in INHERITED & shared.keys():
+                self.inherited[key], self.inherited.lines[key] = shared[key], shared.lines[key]
         outside = shared.get("external_labels") if isinstance(shared, Table) else None
         jobs = list(self.jobs(root))
-        for pattern in _texts(root.get("scrape_config_files")):
+        for pattern in texts(root.get("scrape_config_files")):
             for found in sorted(glob.glob(self.resolve(pattern))):
-                more = _Reading(Path(found), self.problems, self.seconds, self.native)
-                jobs += more.jobs(_parse(more.path))
+                more = _Reading(Path(found), self.problems, self.seconds, self.inherited)
+                jobs += more.jobs(parse(more.path))
         return PrometheusConfig(
             tuple(jobs),
-            tuple(self.resolve(pattern) for pattern in _texts(root.get("rule_files"))),
+            tuple(self.resolve(pattern) for pattern in texts(root.get("rule_files"))),
             outside.get("cluster") if isinstance(outside, Table) else None,
             tuple(self.problems),
         )
@@ -153,6 +129,7 @@ class _Reading:
                 )
                 continue
             seen.add(name)
+            table.inherit(self.inherited)
             try:
                 yield self.job(name, table)
             except ValueError as error:
@@ -161,11 +138,12 @@ class _Reading:
     def job(self, name: str, table: Table) -> Job:
         interval = self.duration(table, "scrape_interval", self.seconds["scrape_interval"])
         timeout = min(self.duration(table, "scrape_timeout", self.seconds["scrape_timeout"]), interval)
-        for key in table.keys() - JOB_KEYS - IGNORED:
-            if not key.endswith(SD):
-                self.complain(table.lines[key], f"job {name}: `{key}` is not known here and left out")
+        self.name_unknown(f"job {name}", table, JOB_KEYS)
+        for key, (default, instead) in NOT_KEPT.items():
+            if str(table.get(key) or default).lower() != default:
+                self.complain(table.lines[key], f"job {name}: `{key}: {table[key]}` is not kept here; {instead}")
         params = table.get("params")
-        limit = _number(table, "sample_limit")
+        protocols = self.protocols(table)
         return Job(
             name=name,
             places=tuple(self.places(name, table)),
@@ -173,25 +151,45 @@ class _Reading:
             timeout_seconds=timeout,
             scheme=str(table.get("scheme") or "http").lower(),
             metrics_path=str(table.get("metrics_path") or "/metrics"),
-            params=tuple((key, tuple(_texts(value))) for key, value in params.items())
+            params=tuple((key, tuple(texts(value))) for key, value in params.items())
             if isinstance(params, Table)
             else (),
-            honor_labels=_truth(table, "honor_labels", False),
-            honor_timestamps=_truth(table, "honor_timestamps", True),
-            native_histograms=self.wants_native(table),
-            classic_histograms=any(_truth(table, key, False) for key in CLASSIC_KEYS),
+            honor_labels=truth(table, "honor_labels", False),
+            honor_timestamps=truth(table, "honor_timestamps", True),
+            native_histograms=PROTOBUF in protocols,
+            protocols=protocols,
+            escaping=_escaping(table),
+            classic_histograms=any(truth(table, key, False) for key in CLASSIC_KEYS),
             access=self.access(table),
             rules=self.rules(table, "relabel_configs"),
             metric_rules=self.rules(table, "metric_relabel_configs"),
-            max_series=limit or None,
-            max_body_bytes=_size(str(table.get("body_size_limit") or "0")) or None,
+            max_series=number(table, "sample_limit") or None,
+            max_body_bytes=size(str(table.get("body_size_limit") or "0")) or None,
+            max_targets=number(table, "target_limit") or None,
+            label_limits=LabelLimits(
+                number(table, "label_limit"),
+                number(table, "label_name_length_limit"),
+                number(table, "label_value_length_limit"),
+            ),
         )
 
-    def wants_native(self, table: Table) -> bool:
-        """Whether pages are read as protobuf: where that is the first protocol, or native histograms are asked for."""
-        protocols = _texts(table.get("scrape_protocols"))
-        by_protocol = protocols[0] == PROTOBUF if protocols else self.native
-        return _truth(table, "scrape_native_histograms", by_protocol)
+    def protocols(self, table: Table) -> tuple[str, ...]:
+        """What pages are asked for as, the best first; protobuf, which is slow, where native histograms are wanted.
+
+        They are where the job says so, or where protobuf is its first protocol.
+        """
+        listed = texts(table.get("scrape_protocols"))
+        if unknown := [name for name in listed if name not in page_forms.PROTOCOLS]:
+            raise ValueError(f"scrape_protocols has {quote(unknown[0])}; known are {', '.join(page_forms.PROTOCOLS)}")
+        is_native = truth(table, "scrape_native_histograms", listed[:1] == [PROTOBUF])
+        if is_native:
+            return tuple(listed) or (PROTOBUF, *PROTOCOLS)
+        return tuple(name for name in listed if name != PROTOBUF) or PROTOCOLS
+
+    def name_unknown(self, where: str, table: Table, known: Set[str]) -> None:
+        for key in sorted(table.keys() - known - IGNORED, key=table.lines.__getitem__):
+            if not key.endswith(SD):
+                self.complain(table.lines[key], f"{where}: `{key}` is not known here and left out")
 
     def places(self, name: str, table: Table) -> Iterator[Place]:
         readers: dict[str, Callable[[Table], Iterator[Place]]] = {
@@ -199,8 +197,10 @@ class _Reading:
             "http_sd_configs": self.addresses,
             "dns_sd_configs": self.names,
         }
+        for group in self.tables(table, "static_configs"):
+            self.name_unknown(f"job {name}: static_configs", group, KEYS["static_configs"])
         groups = tuple(
-            (tuple(_texts(group.get("targets"))), labels.Labels(_label_texts(group.get("labels"))))
+            (tuple(texts(group.get("targets"))), labels.Labels(label_texts(group.get("labels"))))
             for group in self.tables(table, "static_configs")
         )
         if groups:
@@ -209,14 +209,15 @@ class _Reading:
             read = readers.get(key)
             if read is None:
                 kind = key.removesuffix("_configs")
-                words = f"job {name}: {kind} is not read here and skipped; known: static, file_sd, http_sd, dns_sd"
-                self.complain(table.lines[key], words)
+                instead = INSTEAD.get(kind, "have its targets written to a list for file_sd or http_sd")
+                self.complain(table.lines[key], f"job {name}: {kind} is not read here and skipped; {instead}")
                 continue
             for each in self.tables(table, key):
+                self.name_unknown(f"job {name}: {key}", each, KEYS[key])
                 yield from read(each)
 
     def files(self, table: Table) -> Iterator[Place]:
-        for pattern in _texts(table.get("files")):
+        for pattern in texts(table.get("files")):
             yield Place(Kind.FILE, self.resolve(pattern))
 
     def addresses(self, table: Table) -> Iterator[Place]:
@@ -226,18 +227,21 @@ class _Reading:
         yield Place(Kind.HTTP, url, access=self.access(table))
 
     def names(self, table: Table) -> Iterator[Place]:
-        record, port = str(table.get("type") or "SRV").upper(), _number(table, "port")
+        record, port = str(table.get("type") or "SRV").upper(), number(table, "port")
         if record not in ("A", "AAAA", "SRV"):
             line = min(table.lines.values(), default=0)
             self.complain(line, f"dns_sd of type {record} is not read here and skipped; known: SRV, A, AAAA")
             return
         if record != "SRV" and not 0 < port < 65_536:
             raise ValueError(f"dns_sd of type {record} needs a `port` from 1 to 65535, found {port}")
-        for name in _texts(table.get("names")):
+        for name in texts(table.get("names")):
             yield Place(Kind.DNS, name, record=record, port=port)
 
     def access(self, table: Table) -> Access:
-        basic, bearer, tls = (table.get(key) or Table() for key in ("basic_auth", "authorization", "tls_config"))
+        tables = {key: self.inner(table, key) for key in ("basic_auth", "authorization", "tls_config")}
+        for key, inner in tables.items():
+            self.name_unknown(key, inner, KEYS[key])
+        basic, bearer, tls = tables.values()
         found = {
             "username": basic.get("username"),
             "password": basic.get("password"),
@@ -251,8 +255,10 @@ class _Reading:
             "server_name": tls.get("server_name"),
         }
         given: dict[str, Any] = {name: str(value) for name, value in found.items() if value}
-        if _truth(tls, "insecure_skip_verify", False):
+        if truth(tls, "insecure_skip_verify", False):
             given["insecure_skip_verify"] = True
+        for name, values in self.inner(table, "http_headers").items():
+            self.header(name, values, given)
         if isinstance(table.get("oauth2"), Table):
             given["tokens"] = self.tokens(table["oauth2"])
         if proxy := str(table.get("proxy_url") or ""):
@@ -262,21 +268,33 @@ class _Reading:
             given["no_proxy"] = tuple(one.strip() for one in str(table.get("no_proxy") or "").split(",") if one.strip())
         return Access(**given) if given else NOTHING
 
+    def header(self, name: str, values: object, given: dict[str, Any]) -> None:
+        """One entry of `http_headers`: values as they are, and values in files."""
+        is_name = name.isascii() and name.replace("-", "").isalnum() and name.lower() not in OWN_HEADERS
+        if not is_name or not isinstance(values, Table):
+            raise ValueError(f"http_headers: {quote(name)} is no header that can be set, or has no values")
+        self.name_unknown(f"http_headers: {name}", values, KEYS["http_headers"])
+        shown = (*texts(values.get("values")), *texts(values.get("secrets")))
+        if any(not text.isprintable() for text in shown):
+            raise ValueError(f"http_headers: a value of {name} has characters that no header may have")
+        files = tuple((name, self.resolve(path)) for path in texts(values.get("files")))
+        given["extra"] = (*given.get("extra", ()), *((name, text) for text in shown))
+        given["extra_files"] = (*given.get("extra_files", ()), *files)
+
     def tokens(self, table: Table) -> oauth2.ClientCredentials:
         for key in ("token_url", "client_id"):
             if not table.get(key):
                 raise ValueError(f"oauth2 needs a `{key}`")
         if not str(table["token_url"]).startswith(("http://", "https://")):
             raise ValueError(f"oauth2 needs an http or https `token_url`, found {quote(table['token_url'])}")
-        for key in table.keys() - OAUTH2_KEYS:
-            self.complain(table.lines[key], f"oauth2: `{key}` is not known here and left out")
+        self.name_unknown("oauth2", table, KEYS["oauth2"])
         return oauth2.ClientCredentials(
             token_url=str(table["token_url"]),
             client_id=str(table["client_id"]),
             client_secret=str(table.get("client_secret") or ""),
             client_secret_file=self.file(table.get("client_secret_file")),
-            scopes=tuple(_texts(table.get("scopes"))),
-            parameters=tuple(sorted(_label_texts(table.get("endpoint_params")).items())),
+            scopes=tuple(texts(table.get("scopes"))),
+            parameters=tuple(sorted(label_texts(table.get("endpoint_params")).items())),
             access=self.access(table),
         )
 
@@ -284,6 +302,7 @@ class _Reading:
         return tuple(self.rule(each) for each in self.tables(table, key))
 
     def rule(self, table: Table) -> relabel.Rule:
+        self.name_unknown("relabel rule", table, KEYS["relabel rule"])
         known = {
             name: str(table[name]) for name in ("separator", "regex", "target_label", "replacement") if name in table
         }
@@ -291,8 +310,8 @@ class _Reading:
         action = str(table.get("action") or relabel.Action.REPLACE).lower()
         if action not in set(relabel.Action):
             raise ValueError(f"relabel action {quote(action)} is not one of {', '.join(relabel.Action)}")
-        sources = tuple(_texts(table.get("source_labels")))
-        modulus = _number(table, "modulus")
+        sources = tuple(texts(table.get("source_labels")))
+        modulus = number(table, "modulus")
         try:
             return relabel.Rule(source_labels=sources, action=relabel.Action(action), modulus=modulus, **known)
         except ValueError as error:
@@ -305,6 +324,12 @@ class _Reading:
                 yield item
             else:
                 self.complain(table.lines[key], f"`{key}` must be a list of tables, found {quote(item)}")
+
+    def inner(self, table: Table, key: str) -> Table:
+        found = table.get(key)
+        if found is None or isinstance(found, Table):
+            return found or Table()
+        raise ValueError(f"`{key}` must be a table, found {quote(found)}")
 
     def duration(self, table: Table, key: str, default: float) -> float:
         text = table.get(key)
@@ -329,63 +354,12 @@ class _Reading:
         self.problems.append(f"{self.path}:{line}: {problem}")
 
 
-def _parse(path: Path) -> Table:
-    try:
-        root = _plain(yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        raise CollectError(f"cannot be read: {reason}", where=str(path)) from error
-    except (yaml.YAMLError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = str(path) if mark is None else f"{path}:{mark.line + 1}"
-        raise CollectError(f"not YAML: {getattr(error, 'problem', None) or error}", where=where) from error
-    if not isinstance(root, Table):
-        raise CollectError("is not a Prometheus configuration: expected keys such as scrape_configs", where=str(path))
-    return root
-
-
-def _plain(node: yaml.Node | None) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        table = Table()
-        for key, value in node.value:
-            table[str(key.value)] = _plain(value)
-            table.lines[str(key.value)] = key.start_mark.line + 1
-        return table
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item) for item in node.value]
-    if node is None or node.tag == "tag:yaml.org,2002:null":
-        return None
-    return str(node.value)
-
-
-def _texts(found: object) -> list[str]:
-    items = found if isinstance(found, list) else [] if found is None else [found]
-    return [str(item) for item in items if item is not None]
-
-
-def _label_texts(found: object) -> dict[str, str]:
-    return {name: str(value) for name, value in found.items() if value is not None} if isinstance(found, Table) else {}
-
-
-def _truth(table: Table, key: str, default: bool) -> bool:
-    text = table.get(key)
-    if text is None:
-        return default
-    if str(text).lower() not in ("true", "false"):
-        raise ValueError(f"{key} must be true or false, found {quote(text)}")
-    return str(text).lower() == "true"
-
-
-def _number(table: Table, key: str) -> int:
-    text = str(table.get(key) or "0")
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise ValueError(f"{key} must be a whole number, found {quote(text)}")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    digits = text.rstrip("BKMGibkmg")
-    unit = text[len(digits) :].upper()
-    if not (digits.isascii() and digits.isdigit()) or unit not in SIZES:
-        raise ValueError(f"body_size_limit must be a size such as 10MB, found {quote(text)}")
-    return int(digits) * SIZES[unit]
+def _escaping(table: Table) -> str:
+    """How names beyond [a-zA-Z0-9_:] are to come: as they are, unless the job wants them as they were before."""
+    is_legacy = str(table.get("metric_name_validation_scheme") or "utf8") == "legacy"
+    found = str(table.get("metric_name_escaping_scheme") or ("underscores" if is_legacy else "allow-utf-8"))
+    if found not in page_forms.ESCAPINGS:
+        raise ValueError(
+            f"metric_name_escaping_scheme is one of {', '.join(page_forms.ESCAPINGS)}, found {quote(found)}"
+        )
+    return found

@@ -21,7 +21,6 @@ OPTIONS = re2.Options()
 OPTIONS.log_errors = False
 OPTIONS.dot_nl = True
 ANYTHING = "(.*)"
-LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 # $1, ${1}, $name, ${name} and $$, as Go's Regexp.Expand reads them: the longest name counts.
 REFERENCE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
 # One line of work for each series of a page; more patterns than this in one file are generated.
@@ -65,8 +64,6 @@ class Rule:
             raise ValueError(f"relabel action {self.action} needs a `target_label`")
         if self.action is Action.HASHMOD and self.modulus < 1:
             raise ValueError(f"relabel action hashmod needs a `modulus` of 1 or more, not {self.modulus}")
-        if self.action is not Action.REPLACE and self.target_label and not LABEL_NAME.match(self.target_label):
-            raise ValueError(f"`{self.target_label[:80]}` is not a label name")
 
 
 @functools.lru_cache(REMEMBERED_PATTERNS)
@@ -113,7 +110,7 @@ def _replace(rule: Rule, labels: dict[str, str]) -> bool:
     if match is None:
         return True
     target = _expand(rule.target_label, match)
-    if not LABEL_NAME.match(target):
+    if not target:
         return True
     value = _expand(rule.replacement, match)
     if value:

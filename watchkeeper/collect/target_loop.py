@@ -22,7 +22,7 @@ from watchkeeper.collect import dialect, http, relabel
 from watchkeeper.collect.fleet import Fleet, gpu_of
 from watchkeeper.collect.jobs import Target
 from watchkeeper.collect.native_scrape import NativeSeries
-from watchkeeper.collect.page_forms import PageForms
+from watchkeeper.collect.page_forms import PageForms, accept_header
 from watchkeeper.collect.standing import WORKLOAD_INFO
 from watchkeeper.errors import CollectError, WatchkeeperError
 from watchkeeper.model import exemplars, fleet, labels, samples
@@ -142,15 +142,17 @@ class TargetLoop:
         self.interval_ms = round(settings.interval_seconds * 1000)
         self.left_out: Counter[str] = Counter()
         self._target, self._settings, self._sink, self._fleet = target, settings, sink, known
+        self._key = target.key
         self._connection = line or http.Connection(
             timeout_seconds=settings.timeout_seconds,
             max_body_bytes=settings.max_body_bytes,
             access=target.job.access,
         )
+        job = target.job
         self._parser = PageForms(
             max_series=settings.max_series,
-            wants_native=target.job.native_histograms,
-            keeps_classic=target.job.classic_histograms,
+            accept=accept_header(job.protocols, wants_native=job.native_histograms, escaping=job.escaping),
+            keeps_classic=job.classic_histograms,
         )
         self._request = self._ask_page()
         self._native = NativeSeries(sink, target.key)
@@ -211,7 +213,7 @@ class TargetLoop:
     async def close(self, at_ms: int) -> None:
         """The target is no longer watched: every series of it ends here, `up` too."""
         await self._connection.aclose()
-        self._fleet.hold(self._target.key, ())
+        self._fleet.hold(self._key, ())
         ends = self._lasting_ids() + self._own_ids
         self._append(ends, at_ms, array("d", [samples.STALE]) * len(ends))
         self.left_out.update(self._native.end(at_ms))
@@ -228,9 +230,9 @@ class TargetLoop:
         admission = await self._target.job.access.authorised()
         request = replace(self._request, headers={**self._request.headers, **admission}) if admission else self._request
         response = await self._connection.send(request)
-        async with self._turn:
-            # One page of all targets in each round of the loop: whoever asks the hub waits for one, not for them all.
-            await asyncio.sleep(0)
+        # One page of all targets in each round of the loop: whoever asks the hub waits for one, not for them all.
+        await self._turn.acquire()
+        asyncio.get_running_loop().call_soon(self._turn.release)
         if response.status != 200:
             raise CollectError(f"answered {response.status}", where=self._target.url)
         kind = response.headers.get("content-type", "").lower()
@@ -258,6 +260,9 @@ class TargetLoop:
         """Ask for the ids of series that are new, a slice at a time: a page about a whole cluster has thousands."""
         if page.epoch != self._epoch:
             self._epoch, self._id_of, self._handles = page.epoch, {}, []
+        if self._target.job.label_limits.is_set:
+            for handle, _, _ in page.histograms:
+                self._target.job.label_limits.refuse(self._attach(self._parser.labels[handle]))
         if page.handles is self._handles:
             return
         strangers = [handle for handle in page.handles if handle not in self._id_of]
@@ -278,7 +283,7 @@ class TargetLoop:
             self._handles = page.handles
             self._ids, self._mask = self._choose(page.handles, times, far=far)
             self._gpus = self._find_gpus(page.handles)
-            self._fleet.hold(self._target.key, self._find_holders(page.handles))
+            self._fleet.hold(self._key, self._find_holders(page.handles))
             added = len(set(self._ids).difference(before))
         values = page.values if self._mask is None else array("d", compress(page.values, self._mask))
         found, native = len(page.handles), len(page.histograms)
@@ -293,7 +298,7 @@ class TargetLoop:
             ends = array("d", [samples.STALE]) * len(vanished)
             self._append(self._group_ids + vanished if vanished else self._group_ids, at_ms, values + own + ends)
         for node, gpus in self._gpus.values():
-            self._fleet.saw(node, gpus, at_ms=at_ms, source=self._target.key)
+            self._fleet.saw(node, gpus, at_ms=at_ms, source=self._key)
         if not far:
             return None
         self.left_out["future"] += len(far)
@@ -349,7 +354,7 @@ class TargetLoop:
                 note(series, exemplars.Exemplar(label_set, value, time_ms))
 
     def _append(self, ids: array[int], at_ms: int, values: array[float]) -> None:
-        taken = self._sink.append_scrape(self._target.key, ids, at_ms, values)
+        taken = self._sink.append_scrape(self._key, ids, at_ms, values)
         if not taken.dropped:
             return
         self.left_out.update(taken.dropped)
@@ -370,7 +375,7 @@ class TargetLoop:
             ids.append(self._ids[at])
             own.append(values[at])
         for at_ms in sorted(by_time):
-            taken = self._sink.append_scrape(f"{self._target.key} timed", by_time[at_ms][0], at_ms, by_time[at_ms][1])
+            taken = self._sink.append_scrape(f"{self._key} timed", by_time[at_ms][0], at_ms, by_time[at_ms][1])
             self.left_out.update(taken.dropped)
         plain = [at not in times for at in range(len(self._ids))]
         return array("q", compress(self._ids, plain)), array("d", compress(values, plain))
@@ -384,12 +389,16 @@ class TargetLoop:
 
     def _append_down(self, at_ms: int, taken: float) -> None:
         """The target did not answer: its series end, and `up` says so."""
-        self._fleet.hold(self._target.key, ())
+        self._fleet.hold(self._key, ())
         ends = self._lasting_ids()
-        self._ids, self._handles, self._id_of = array("q"), [], {}
+        if not self._ids:
+            # Ids outlast one failure, because to ask for them takes as long as to read five pages.
+            self._id_of = {}
+        self._ids, self._handles = array("q"), []
         self.left_out.update(self._native.end(at_ms))
         own = array("d", [0.0, taken, 0.0, 0.0, 0.0])
-        self._append(self._own_ids + ends, at_ms, own + array("d", [samples.STALE]) * len(ends))
+        # In the order of a page that could be read, which the sink recognises.
+        self._append(ends + self._own_ids, at_ms, array("d", [samples.STALE]) * len(ends) + own)
 
     def _ask_own_ids(self) -> array[int]:
         return array("q", [self._sink.series_id(self._target.labels.having(__name__=name)) for name in SYNTHESISED])
@@ -399,6 +408,7 @@ class TargetLoop:
             # The hub writes this series itself, for all GPUs and with their teams; see `Fleet.holders`.
             return DROPPED
         label_set = self._attach(self._parser.labels[handle])
+        self._target.job.label_limits.refuse(label_set)
         return DROPPED if label_set is None else self._sink.series_id(label_set)
 
     def _attach(self, label_set: labels.Labels) -> labels.Labels | None:

@@ -195,17 +195,22 @@ def _job(questions: Questions, name: str) -> dict[str, Series]:
     waits = questions.ask(f'rate(training_data_wait_seconds_total{{{own},job_name="{job}"}}[5m])', about="input waits")
     pods = _literally(name)
     fields = "|".join(JOB_FIELDS)
-    gpus = questions.ask(
-        # A GPU that fell off the bus no longer reports; it is the job's for all that.
+    # A GPU that fell off the bus no longer reports; it is the job's for all that.
+    held = (
         f'last_over_time({{__name__=~"{fields}",{own},pod=~"{pods}(-.+)?"}}[5m]) or '
         f'last_over_time({{__name__=~"{fields}",{own},hpc_job="{job}"}}[5m])'
-        + (f' or last_over_time({{__name__=~"{fields}",{own},UUID=~"{"|".join(uuids)}"}}[5m])' if uuids else ""),
-        about=f"GPUs of {name}",
     )
+    if uuids:
+        # What the exporter said while somebody else held the same GPU is not about this job.
+        theirs = f'last_over_time({{__name__=~"{fields}",{own},UUID=~"{"|".join(uuids)}"}}[5m])'
+        held = f"{held} or ({theirs} unless on (__name__, UUID) ({held}))"
+    gpus = questions.ask(held, about=f"GPUs of {name}")
     nodes = sorted({labels.get("Hostname", "") for labels in gpus} - {""})
     ports = questions.ask(_ports(own, nodes), about="InfiniBand ports") if nodes else {}
     grew = questions.ask(_memory_errors(own, nodes), about="memory errors of its GPUs") if nodes else {}
     cpus = questions.ask(_cpus(own, nodes), about="CPUs of its nodes") if nodes else {}
+    if nodes and not cpus:
+        cpus = questions.ask(_loads(own, nodes), about="load of its nodes")
     named = [(labels.having(__name__="data_wait_share"), value) for labels, value in waits.items()]
     found = [*told.items(), *gpus.items(), *named]
     others = {"ib_errors_per_second": ports, GREW: grew, CPU_SHARE: cpus}
@@ -222,8 +227,19 @@ def _memory_errors(own: str, nodes: Sequence[str]) -> str:
 
 def _cpus(own: str, nodes: Sequence[str]) -> str:
     some = "|".join(_literally(node) for node in nodes[:64])
-    where = f'{own},instance=~"({some})(:[0-9]+)?",mode="idle"'
-    return f"1 - avg by (instance) (rate(node_cpu_seconds_total{{{where}}}[5m]))"
+    idle = f'node_cpu_seconds_total{{{own},instance=~"({some})(:[0-9]+)?",mode="idle"}}'
+    # For a minute at least, when a rank is called slow; where scrapes are rarer, five minutes stand in.
+    return f"1 - avg by (instance) (rate({idle}[1m]) or rate({idle}[5m]))"
+
+
+def _loads(own: str, nodes: Sequence[str]) -> str:
+    """What our agent tells of nodes without node_exporter, under the name that its series would have."""
+    where = f'{own},Hostname=~"{"|".join(_literally(node) for node in nodes[:64])}"'
+    share = (
+        f'max by (Hostname) (watchkeeper_host_load{{{where},minutes="1"}})'
+        f" / on (Hostname) max by (Hostname) (watchkeeper_host_cpus{{{where}}})"
+    )
+    return f'label_replace(clamp_max({share}, 1), "instance", "$1", "Hostname", "(.+)")'
 
 
 def _ports(own: str, nodes: Sequence[str]) -> str:

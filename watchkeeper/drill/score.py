@@ -149,8 +149,9 @@ async def _live_through(watch: Watch, one: scenario.Scenario) -> Verdict:
     quiet_seconds = 2 * watch.pace.rule_seconds
     await watch.advance(round(durations.parse_seconds(one.history)), with_rules=False)
     await watch.advance(quiet_seconds)
-    before = watch.incidents()
     fault = watch.simulation.inject(one.name)
+    await _until_it_strikes(watch, fault)
+    before = watch.incidents()
     settled, seen_for = 0, 0
     score = judge_now(watch, fault, [])
     while not score.is_right and seen_for < PATIENCE_SECONDS and settled < SETTLE_SECONDS:
@@ -162,6 +163,14 @@ async def _live_through(watch: Watch, one: scenario.Scenario) -> Verdict:
         score = judge_now(watch, fault, opened)
     twice = await _told_twice(watch, fault) if score.is_right else ()
     return Verdict(replace(score, told_once=not twice), tuple(unexplained(watch, fault)), twice)
+
+
+async def _until_it_strikes(watch: Watch, fault: Fault) -> None:
+    """What rules learn from hours of work they learn from a look each minute: nothing is to be found yet."""
+    usual = watch.pace
+    watch.pace = replace(usual, rule_seconds=max(usual.rule_seconds, HEALTHY_PACE.rule_seconds))
+    await watch.advance(fault.at - watch.simulation.second)
+    watch.pace = usual
 
 
 async def _told_twice(watch: Watch, fault: Fault) -> tuple[Incident, ...]:

@@ -38,14 +38,27 @@ class Access:
     server_name: str = ""
     insecure_skip_verify: bool = False
     tokens: Tokens | None = None
+    # Headers of every request beside the one that lets us in, and those whose values are in files.
+    extra: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    extra_files: tuple[tuple[str, str], ...] = ()
     proxy_url: str = ""
     no_proxy: tuple[str, ...] = ()
 
     async def authorised(self) -> dict[str, str]:
         """The headers of a request that is to be let in, with a fresh token where a server gives them out."""
         if self.tokens is not None:
-            return {"Authorization": await self.tokens.authorization()}
-        return self.headers()
+            return {**self._extra(), "Authorization": await self.tokens.authorization()}
+        return {**self._extra(), **self.headers()}
+
+    def _extra(self) -> dict[str, str]:
+        found = [*self.extra, *((name, read_secret(path)) for name, path in self.extra_files)]
+        names = dict.fromkeys(name for name, _ in found)
+        return {name: ", ".join(value for own, value in found if own == name) for name in names}
+
+    @property
+    def private_headers(self) -> frozenset[str]:
+        """Names in lower case of the headers that are for the server alone which they were set for."""
+        return frozenset({"authorization", *(name.lower() for name, _ in self.extra + self.extra_files)})
 
     def proxy_for(self, host: str) -> str:
         """The proxy on the way to a host; empty means the direct way."""

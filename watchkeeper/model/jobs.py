@@ -14,7 +14,7 @@ from enum import StrEnum
 from statistics import median
 
 # As in packs/rules/training.yaml and jobs.yaml.
-SPINS_PERCENT, SPINS_SM = 95.0, 0.25
+SPINS_PERCENT, SPINS_SM = 95.0, 0.3
 # Shares of the power limit, and of the most that the job itself has drawn within a day, for those without SM activity.
 SPINS_POWER, SPINS_OWN_POWER = 0.35, 0.4
 IDLE_PERCENT, IDLE_SM = 5.0, 0.05
@@ -23,6 +23,9 @@ MOVES_BYTES = 1e8
 # Nodes of one job do alike. One is odd that has three times what the others have, or a third of it, and more than a
 # little: a program that spins keeps a core or two of a hundred, and a link that nobody uses carries some kilobytes.
 ODD_FACTOR, ODD_CPU_SHARE, ODD_LINK_BYTES, LEAST_NODES = 3.0, 0.05, 1e7, 3
+# A node whose CPUs are taken lets its ranks wait for their turn, where the others' have a good part of theirs free.
+TAKEN_CPU_SHARE, ROOMY_CPU_SHARE = 0.9, 0.7
+WHO_TAKES_CPUS = "ps -eo pcpu,pid,user,args --sort=-pcpu | head"
 # What controllers append to the name of a job to name its pods; packs/rules/jobs.yaml cuts by the same two patterns.
 # Kubernetes' random suffixes have no vowels and none of 0, 1 and 3 (k8s.io/apimachinery/pkg/util/rand).
 SUFFIX = "[bcdf-hj-np-tv-xz2-9]"
@@ -94,7 +97,8 @@ class RankState(StrEnum):
 class Straggler:
     """The rank that the others wait for. `score` is its share above the others: 0.1 is a tenth longer.
 
-    `rank` None: only the GPU is known, because the job says nothing about its ranks.
+    `rank` None: only the GPU is known, because the job says nothing about its ranks. `is_short_of_cpu`: its node's CPUs
+    are taken, those of the other nodes are not.
     """
 
     rank: int | None
@@ -103,6 +107,7 @@ class Straggler:
     uuid: str
     score: float
     why: str
+    is_short_of_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +315,12 @@ def odd_node(by_node: Mapping[str, float], *, least: float) -> str | None:
         if abs(value - middle) >= least and (value > ODD_FACTOR * middle or value < middle / ODD_FACTOR)
     ]
     return odd[0] if len(odd) == 1 else None
+
+
+def is_short_of_cpu(node: str, by_node: Mapping[str, float]) -> bool:
+    """Whether the CPUs of a node are taken and those of the job's other nodes have room; False where it is unknown."""
+    others = [share for name, share in by_node.items() if name != node]
+    return bool(others) and by_node.get(node, 0.0) >= TAKEN_CPU_SHARE and median(others) <= ROOMY_CPU_SHARE
 
 
 def called(one: Straggler) -> str:

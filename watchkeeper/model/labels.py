@@ -34,6 +34,14 @@ class Labels(Mapping[str, str]):
         made._hash = hash(made.pairs)
         return made
 
+    @classmethod
+    def kept(cls, pairs: tuple[tuple[str, str], ...]) -> Labels:
+        """The pairs of a label set that was one before: sorted, each name once, none empty. Nothing is looked at."""
+        made = cls.__new__(cls)
+        made.pairs = pairs
+        made._hash = hash(pairs)
+        return made
+
     @property
     def name(self) -> str:
         """The metric name, or an empty text where there is none."""
@@ -93,6 +101,15 @@ class Labels(Mapping[str, str]):
         return f"Labels({self})"
 
     def __str__(self) -> str:
-        """As PromQL writes a series: `up{node="n1"}`."""
-        inside = ", ".join(f'{name}="{escape(value)}"' for name, value in self.pairs if name != METRIC_NAME)
-        return f"{self.name}{{{inside}}}" if inside or not self.name else self.name
+        """As PromQL writes a series: `up{node="n1"}`, or `{"gpu.temp", node="n1"}` where a name is no word."""
+        inside = [f'{spelt(name)}="{escape(value)}"' for name, value in self.pairs if name != METRIC_NAME]
+        name = spelt(self.name) if self.name else ""
+        if name.startswith('"'):
+            return f"{{{', '.join([name, *inside])}}}"
+        return f"{name}{{{', '.join(inside)}}}" if inside or not name else name
+
+
+def spelt(name: str) -> str:
+    """A name as it may stand in PromQL: in quotes unless it is a word of letters, digits, _ and :."""
+    is_word = name.isascii() and name.replace(":", "_").isidentifier()
+    return name if is_word else f'"{escape(name)}"'

@@ -150,7 +150,8 @@ class Limits:
     max_samples: int | None = 50_000_000
     # Each sample counts as often as a window of an `..._over_time` holds it.
     max_window_samples: int | None = 1_000_000_000
-    max_steps: int | None = 11_000
+    # Prometheus' limit, which counts the ways from one step to the next; Grafana asks for exactly so many.
+    max_steps: int | None = 11_001
     max_expression_bytes: int | None = 64 * 1024
     max_depth: int | None = 100
     max_series: int | None = 1_000_000

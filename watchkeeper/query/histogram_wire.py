@@ -1,7 +1,7 @@
 """A native histogram as remote write has it: the message Histogram of Prometheus' prompb/types.proto, both ways.
 
 It is read by `readers.histogram_message` and written here, with counts as floats. `remote_write` reads and writes
-the rest of a request.
+the rest of a request; `web.federation` writes the same fields under the numbers that exporters' pages have.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from typing import NamedTuple
 from watchkeeper.kit.protobuf import varint
 from watchkeeper.model.histograms import CUSTOM, Buckets, Hint, Histogram
 from watchkeeper.readers import histogram_message
-from watchkeeper.readers.histogram_message import Broken
+from watchkeeper.readers.histogram_message import REMOTE_WRITE, Broken, Numbering
 
-__all__ = ["Broken", "read", "write"]
+__all__ = ["Broken", "buckets", "read", "write"]
 
-# Tags: the number of the field, times 8, and how it is written.
-COUNT, SUM, SCHEMA, ZERO_THRESHOLD, ZERO_COUNT = 0x11, 0x19, 0x20, 0x29, 0x39
-HINT, TIME, BOUNDS = 0x70, 0x78, 0x82
-SPANS = {"negative": 0x42, "positive": 0x5A}
-COUNTS = {"negative": 0x52, "positive": 0x6A}
+# How a field is written; its tag is its number, times 8, and this.
+VARINT, DOUBLE, BYTES = range(3)
 
 
 class _Span(NamedTuple):
@@ -36,20 +33,31 @@ def read(message: bytes, start: int, end: int) -> tuple[int, Histogram]:
 
 
 def write(at_ms: int, one: Histogram) -> bytes:
-    """The histogram as field 4 of a series; counts are floats, because PromQL makes fractions."""
-    numbers = [(COUNT, one.count), (SUM, one.sum), (ZERO_THRESHOLD, one.zero_threshold), (ZERO_COUNT, one.zero_count)]
-    inner = b"".join(varint(tag) + struct.pack("<d", number) for tag, number in numbers)
-    inner += varint(SCHEMA) + varint(_zagzig(one.schema))
-    for side, buckets in (("negative", one.negative), ("positive", one.positive)):
-        inner += b"".join(_field(SPANS[side], _span_bytes(span)) for span in _spans(buckets))
-        if buckets:
-            inner += _field(COUNTS[side], _doubles([count for _, count in buckets]))
+    """The histogram as field 4 of a series."""
+    inner = buckets(one, REMOTE_WRITE)
     if one.hint is not Hint.UNKNOWN:
-        inner += varint(HINT) + varint(one.hint)
-    inner += varint(TIME) + varint(at_ms & (1 << 64) - 1)
+        inner += _tag(REMOTE_WRITE.hint, VARINT) + varint(one.hint)
+    inner += _tag(REMOTE_WRITE.time, VARINT) + varint(at_ms & (1 << 64) - 1)
     if one.schema == CUSTOM and one.bounds:
-        inner += _field(BOUNDS, _doubles(one.bounds))
-    return _field(0x22, inner)
+        inner += _field(REMOTE_WRITE.bounds, _doubles(one.bounds))
+    return _field(4, inner)
+
+
+def buckets(one: Histogram, numbering: Numbering) -> bytes:
+    """Counts, sum, schema and buckets as fields; counts are floats, because PromQL makes fractions."""
+    numbers = [
+        (numbering.count, one.count),
+        (numbering.sum, one.sum),
+        (numbering.zero_threshold, one.zero_threshold),
+        (numbering.zero_count, one.zero_count),
+    ]
+    inner = b"".join(_tag(number, DOUBLE) + struct.pack("<d", value) for number, value in numbers)
+    inner += _tag(numbering.schema, VARINT) + varint(_zagzig(one.schema))
+    for side, found in ((numbering.negative, one.negative), (numbering.positive, one.positive)):
+        inner += b"".join(_field(side.spans, _span_bytes(span)) for span in _spans(found))
+        if found:
+            inner += _field(side.counts, _doubles([count for _, count in found]))
+    return inner
 
 
 def _spans(buckets: Buckets) -> Iterator[_Span]:
@@ -73,5 +81,9 @@ def _doubles(numbers: Sequence[float]) -> bytes:
     return struct.pack(f"<{len(numbers)}d", *numbers)
 
 
-def _field(tag: int, content: bytes) -> bytes:
-    return varint(tag) + varint(len(content)) + content
+def _tag(number: int, kind: int) -> bytes:
+    return varint(number << 3 | kind)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _tag(number, BYTES) + varint(len(content)) + content

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 # VictoriaMetrics moves the times of a query to fit its cache unless it is told not to; others ignore this.
 EXACT_TIMES = ("nocache", "1")
-# Depth, samples and series are the server's business, and it says so itself. 11,000 steps is Prometheus' own limit.
+# Depth, samples and series are the server's business, and it says so itself. 11,001 points is Prometheus' own limit.
 LIMITS = Limits(max_samples=None, max_depth=None, max_series=None)
 
 

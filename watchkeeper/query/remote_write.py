@@ -29,7 +29,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query import histogram_wire
 from watchkeeper.query.engine import AnySample, Appended, Engine, Floats, Millis
 from watchkeeper.query.remote.remembered import Remembered, allowed_bytes
-from watchkeeper.store.head import MAX_AHEAD_MS
+from watchkeeper.store import head
 
 CONTENT_TYPE = "application/x-protobuf"
 HEADERS = {
@@ -176,7 +176,7 @@ def receive(
     With `now_ms`, samples too far ahead of it are left out: one of the year 2200 would make all others old.
     """
     decoded = decode(body, limits)
-    latest_ms = None if now_ms is None else now_ms + MAX_AHEAD_MS
+    latest_ms = None if now_ms is None else now_ms + head.MAX_AHEAD_MS
     note = getattr(engine, "note_metadata", None)
     if note is not None:
         for name, (kind, help, unit) in decoded.metadata.items():
@@ -207,6 +207,15 @@ def _with_histograms(
     return sorted(found, key=lambda sample: sample.at_ms)
 
 
+# Reasons that do not speak for themselves.
+EXPLAINED = {
+    "limit": f" (more than {head.MAX_LABELS} labels, more than {head.MAX_NAME_LENGTH} characters in a name or "
+    f"{head.MAX_VALUE_LENGTH:,} in a value, or more series or histograms than the store takes)",
+    "too_old": " (before what may still come late)",
+    "invalid_labels": " (no name, a name twice, or no UTF-8)",
+}
+
+
 def reply(taken: Appended) -> tuple[int, str]:
     """Status and text for the sender: 400 makes it log the reason and go on; it would repeat a 5xx for ever.
 
@@ -215,7 +224,7 @@ def reply(taken: Appended) -> tuple[int, str]:
     lost = sorted((reason, count) for reason, count in taken.dropped.items() if reason != "exemplar")
     if not lost:
         return 204, ""
-    reasons = ", ".join(f"{count} {reason}" for reason, count in lost)
+    reasons = ", ".join(f"{count} {reason}{EXPLAINED.get(reason, '')}" for reason, count in lost)
     return 400, f"{taken.kept} samples were kept, others were not: {reasons}"
 
 

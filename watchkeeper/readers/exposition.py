@@ -33,10 +33,14 @@ FORGET_SLACK = 200
 # DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 41
 NAME = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*")
 PLAIN_NAME = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]*")
-# gpu="0", and the escapes \\ \" \n inside the quotes
-LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,|(?=\}))')
+# "0", and the escapes \\ \" \n inside the quotes
+QUOTED = r'"([^"\\]*(?:\\.[^"\\]*)*)"'
+# gpu="0", or "gpu.index"="0"
+LABEL = re.compile(rf"[ \t]*(?:([a-zA-Z_][a-zA-Z0-9_]*)|{QUOTED})[ \t]*=[ \t]*{QUOTED}[ \t]*(?:,|(?=\}}))")
+# {"gpu.temp",gpu="0"} 41, which is how Prometheus 3 writes names of any characters
+QUOTED_NAME = re.compile(rf"\{{[ \t]*{QUOTED}[ \t]*(?:,|(?=\}}))")
 # # HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).
-COMMENT = re.compile(r"#[ \t]+(HELP|TYPE|UNIT)[ \t]+([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*(.*)")
+COMMENT = re.compile(rf"#[ \t]+(HELP|TYPE|UNIT)[ \t]+(?:([a-zA-Z_:][a-zA-Z0-9_:]*)|{QUOTED})[ \t]*(.*)")
 ESCAPE = re.compile(r"\\([\\\"n])")
 # Go's ParseFloat as Prometheus uses it: no digit separators and no hexadecimal.
 FLOAT = re.compile(rb"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf(?:inity)?|nan)", re.IGNORECASE)
@@ -261,6 +265,8 @@ class ExpositionParser:
         if known is not None:
             return known, line[end:]
         label_set, rest = self._read_series(line, end)
+        if len(label_set.name) > MAX_LABEL_LENGTH:
+            raise BadLine(f"the name has {len(label_set.name):,} characters, the limit is {MAX_LABEL_LENGTH:,}")
         handle = self._handle_of.setdefault(label_set, len(self.labels))
         if handle == len(self.labels):
             if handle > self._most_remembered:
@@ -309,7 +315,8 @@ class ExpositionParser:
         match = COMMENT.match(line.decode("utf-8", "replace").strip())
         if match is None:
             return
-        word, name, text = match.groups()
+        word, plain, quoted, text = match.groups()
+        name = plain or _unquote(quoted)
         if name not in self.families and len(self.families) >= self._max_series:
             return
         known = self.families.get(name, Family())
@@ -370,22 +377,28 @@ class ExpositionParser:
 
 def _read_series(line: str) -> tuple[labels.Labels, str]:
     """The label set a line begins with, and the rest of the line."""
-    match = NAME.match(line)
-    if match is None:
-        raise BadLine(f"no metric name in {quote(line)}")
-    return _read_labels(line, {labels.METRIC_NAME: match[1]}, match.end())
+    if (match := NAME.match(line)) is not None:
+        return _read_labels(line, {labels.METRIC_NAME: match[1]}, match.end())
+    if (quoted := QUOTED_NAME.match(line)) is not None and quoted[1]:
+        return _read_pairs(line, {labels.METRIC_NAME: _unquote(quoted[1])}, quoted.end())
+    raise BadLine(f"no metric name in {quote(line)}")
 
 
 def _read_labels(line: str, pairs: dict[str, str], at: int) -> tuple[labels.Labels, str]:
     """The labels in braces from a place on, together with those known, and the rest of the line."""
     if line[at : at + 1] != "{":
         return labels.Labels(pairs), line[at:]
-    at += 1
+    return _read_pairs(line, pairs, at + 1)
+
+
+def _read_pairs(line: str, pairs: dict[str, str], at: int) -> tuple[labels.Labels, str]:
+    """The labels from inside the braces on."""
     while (label := LABEL.match(line, at)) is not None:
-        name, value = label.groups()
-        if name in pairs:
-            raise BadLine(f"label {name} stands twice")
-        pairs[name] = ESCAPE.sub(_unescape, value) if "\\" in value else value
+        plain, quoted, value = label.groups()
+        name = plain or _unquote(quoted)
+        if not name or name in pairs:
+            raise BadLine(f"label {quote(name)} stands twice" if name else "a label has no name")
+        pairs[name] = _unquote(value)
         at = label.end()
         if len(value) > MAX_LABEL_LENGTH or len(name) > MAX_LABEL_LENGTH or len(pairs) > MAX_LABELS:
             raise BadLine(
@@ -411,6 +424,10 @@ def _split_value(rest: bytes, openmetrics: bool) -> tuple[bytes, int | None]:
         return parts[0], round(float(parts[1]) * 1000) if openmetrics else int(parts[1].decode("ascii"))
     except (ValueError, OverflowError) as error:
         raise BadLine(f"time {quote(parts[1].decode('utf-8', 'replace'))} is not a number") from error
+
+
+def _unquote(text: str) -> str:
+    return ESCAPE.sub(_unescape, text) if "\\" in text else text
 
 
 def _unescape(match: re.Match[str]) -> str:

@@ -146,6 +146,9 @@ class ProtobufParser:
         if not name or kind >= len(TYPES):
             reading.complain(name, f"a family needs a name and one of {len(TYPES)} types, its type is {kind}")
             return
+        if len(name) > MAX_LABEL_LENGTH:
+            reading.complain(name, f"the name has {len(name):,} characters, the limit is {MAX_LABEL_LENGTH:,}")
+            return
         self._note_family(name, Family(TYPES[kind], texts[HELP], texts[UNIT]))
         for at, stop in metrics:
             try:

@@ -1,7 +1,7 @@
 """promtool's rule tests on our own engine: the same YAML, the same verdict.
 
-`watchkeeper rules test` and the tests of packs/rules call `run`. Time starts at 0 and moves by the
-evaluation interval; before each evaluation the samples due by then are appended, as promtool does.
+`watchkeeper rules test` and the tests of packs/rules call `run`. Time starts at 0, or where the test says, and moves
+by the evaluation interval; before each evaluation the samples due by then are appended, as promtool does.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import glob
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,23 @@ class Story:
     """One test: series over time, and what must be so at which time."""
 
     input_series: tuple[InputSeries, ...] = ()
-    interval: str = DEFAULT_INTERVAL
+    # Without it that of the evaluations.
+    interval: str = ""
     name: str = ""
+    start_timestamp: str | int | float = 0
     alert_rule_test: tuple[AlertTest, ...] = ()
     promql_expr_test: tuple[ExprTest, ...] = ()
     external_labels: Mapping[str, str] = field(default_factory=dict)
     external_url: str = ""
+
+    @property
+    def start_ms(self) -> int:
+        """When time begins; ValueError if the text is none."""
+        text = str(self.start_timestamp)
+        if text.replace(".", "", 1).isdigit():
+            return round(float(text) * 1000)
+        at = datetime.fromisoformat(text)
+        return clock.to_ms(at if at.tzinfo is not None else at.replace(tzinfo=UTC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +147,8 @@ def _without_nulls(plain: Any) -> Any:
     """A key without a value, such as `exp_alerts:`, is the same as no key."""
     if isinstance(plain, dict):
         return {key: _without_nulls(value) for key, value in plain.items() if value is not None}
+    if isinstance(plain, datetime):
+        return plain.isoformat()
     return [_without_nulls(item) for item in plain] if isinstance(plain, list) else plain
 
 
@@ -143,17 +157,21 @@ def _play(script: Script, story: Story, rule_set: rulefile.RuleSet, engine: Engi
     due = {_ms(test.eval_time) for test in story.alert_rule_test} | {
         _ms(test.eval_time) for test in story.promql_expr_test
     }
-    waiting = _samples(story)
+    start_ms = story.start_ms
+    waiting = _samples(script, story)
     state: evaluate.State = {}
     for now_ms in range(0, max(due, default=0) + 1, step_ms):
-        engine.append(_take(waiting, now_ms))
+        engine.append(_take(waiting, start_ms + now_ms))
         state = _tick(script, story, rule_set, engine, state, now_ms=now_ms)
         for test in story.alert_rule_test:
             if now_ms <= _ms(test.eval_time) < now_ms + step_ms:
                 yield from _alerts_differ(test, state)
-    engine.append(_take(waiting, max(due, default=0)))
+    engine.append(_take(waiting, start_ms + max(due, default=0)))
     for question in story.promql_expr_test:
-        yield from _samples_differ(question, engine)
+        try:
+            yield from _samples_differ(question, engine, start_ms)
+        except (ValueError, QueryError) as error:
+            yield f"`{question.expr}` at {question.eval_time}: {error}"
 
 
 def _tick(
@@ -163,7 +181,7 @@ def _tick(
     surroundings = alerting.Surroundings(story.external_labels, story.external_url)
     kept = dict(state)
     for group in sorted(rule_set.groups, key=lambda group: order.get(group.name, len(order))):
-        now = clock.from_ms(now_ms)
+        now = clock.from_ms(story.start_ms + now_ms)
         for result in evaluate.evaluate_each(group, engine, state, now=now, surroundings=surroundings):
             if result.state.health is evaluate.Health.ERROR:
                 raise QueryError(
@@ -174,15 +192,17 @@ def _tick(
     return kept
 
 
-def _samples(story: Story) -> list[AnySample]:
+def _samples(script: Script, story: Story) -> list[AnySample]:
     """Every sample of the story, latest first, so that the next ones are taken from the end."""
-    step_ms = durations.parse_ms(story.interval)
-    found = [
-        notation.sample(series.series, at * step_ms, value)
-        for series in story.input_series
-        for at, value in enumerate(notation.values(str(series.values)))
-        if value is not None
-    ]
+    step_ms, start_ms = durations.parse_ms(story.interval or script.evaluation_interval), story.start_ms
+    found: list[AnySample] = []
+    for series in story.input_series:
+        try:
+            values = enumerate(notation.values(str(series.values)))
+            timed = ((start_ms + at * step_ms, value) for at, value in values if value is not None)
+            found += [notation.sample(series.series, at_ms, value) for at_ms, value in timed]
+        except (ValueError, QueryError) as error:
+            raise ValueError(f"series `{series.series}`: {error}") from error
     return sorted(found, key=lambda sample: -sample.at_ms)
 
 
@@ -195,24 +215,26 @@ def _take(waiting: list[AnySample], until_ms: int) -> list[AnySample]:
 
 def _alerts_differ(test: AlertTest, state: evaluate.State) -> Iterator[str]:
     found = sorted(
-        (str(alert.labels), sorted(alert.annotations.items()))
+        _told(alert.labels, alert.annotations)
         for one in state.values()
         for alert in one.alerts.values()
         if alert.state is AlertState.FIRING and alert.name == test.alertname
     )
     expected = sorted(
-        (
-            str(Labels({**_texts(alert.exp_labels), alerting.ALERT_NAME: test.alertname})),
-            sorted(_texts(alert.exp_annotations).items()),
-        )
+        _told(Labels({**_texts(alert.exp_labels), alerting.ALERT_NAME: test.alertname}), _texts(alert.exp_annotations))
         for alert in test.exp_alerts
     )
     if found != expected:
         yield f"alert {test.alertname} at {test.eval_time}: expected {_list(expected)}; found {_list(found)}"
 
 
-def _samples_differ(test: ExprTest, engine: Engine) -> Iterator[str]:
-    answer = engine.instant(test.expr, _ms(test.eval_time))
+def _told(labels: Labels, annotations: Mapping[str, str]) -> str:
+    """An alert with everything that a test may expect of it, as one text."""
+    return " ".join([str(labels), *(f'{name}="{text}"' for name, text in sorted(annotations.items()))])
+
+
+def _samples_differ(test: ExprTest, engine: Engine, start_ms: int) -> Iterator[str]:
+    answer = engine.instant(test.expr, start_ms + _ms(test.eval_time))
     found: dict[Labels, float | Histogram] = {**answer.latest(), **answer.latest_histograms()}
     expected = {notation.labels(sample.labels): _expected(sample) for sample in test.exp_samples}
     if found.keys() != expected.keys() or not all(_same(found[key], value) for key, value in expected.items()):

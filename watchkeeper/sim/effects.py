@@ -120,6 +120,8 @@ class Effect:
     agent_says: str | None = None
     fabric_manager_down: bool = False
     ib_symbol_errors_per_second: float = 0.0
+    # The share of its CPUs that is taken, by whomever.
+    cpu_busy: float | None = None
     device_plugin_gone: bool = False
     mig_layout_lost: bool = False
     # What runs on it.
@@ -132,7 +134,7 @@ class Effect:
         durations.parse_ms(self.after)
         if self.restart_after is not None:
             durations.parse_ms(self.restart_after)
-        for name in ("fan", "power_cap", "clock", "load"):
+        for name in ("fan", "power_cap", "clock", "load", "cpu_busy"):
             share = getattr(self, name)
             if share is not None and not 0.0 <= share <= 1.0:
                 raise ValueError(f"`{name}: {share}` is not a share between 0 and 1")
@@ -166,6 +168,7 @@ class Sum:
     agent_words: dict[int, str] = field(default_factory=dict)
     fabric_down: set[int] = field(default_factory=set)
     ib_errors: dict[int, float] = field(default_factory=dict)
+    cpu_busy: dict[int, float] = field(default_factory=dict)
     plugin_gone: set[int] = field(default_factory=set)
     mig_lost: set[int] = field(default_factory=set)
     training: dict[int, Training] = field(default_factory=dict)
@@ -218,6 +221,8 @@ def _add_to_nodes(total: Sum, one: Lasting) -> None:
             total.agent_words[node] = effect.agent_says
         if effect.ib_symbol_errors_per_second:
             total.ib_errors[node] = total.ib_errors.get(node, 0.0) + effect.ib_symbol_errors_per_second
+        if effect.cpu_busy is not None:
+            total.cpu_busy[node] = max(total.cpu_busy.get(node, 0.0), effect.cpu_busy)
         for is_so, nodes in (
             (effect.host_down, total.hosts_down),
             (effect.fabric_manager_down, total.fabric_down),

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ from watchkeeper.sim.scenario import KernelLine, Repair, Scenario, Strikes, Work
 OWNER = "vision"
 OF_A_JOB = (Strikes.JOB, Strikes.SERVICE)
 ACTIVE_LIMIT = 1000
+# How many nodes a job gets that must have several.
+WIDE_NODES = 4
 # The job at the place must not end by itself while its fault is being looked at.
 KEEP_JOB_SECONDS = 7 * 86_400
 
@@ -114,6 +117,8 @@ class Faults:
         fault.due = sorted(((at + _seconds(moment.after), moment) for moment in moments), key=lambda due: due[0])
         self._next_id += 1
         self.active[fault.id] = fault
+        if scenario.work is Work.MUTE_TRAINING:
+            fault.job = self._provide_work(fault, now)
         self.step(now)
         return fault
 
@@ -194,6 +199,9 @@ class Faults:
         jobs = self.machines.jobs
         if scenario.work is Work.TRAINING:
             return bool((jobs.kind[node.rows] == Kind.TRAINING).all()) and len(jobs.on_node(node)) == 1
+        if scenario.work is Work.WIDE_TRAINING:
+            here = jobs.on_node(node)
+            return len(here) == 1 and _is_wide(here[0]) and not jobs.is_down[node.rows].any()
         if scenario.work is Work.SERVING:
             return bool((jobs.kind[node.rows] == Kind.SERVING).any())
         if scenario.work is Work.MUTE_TRAINING:
@@ -213,7 +221,13 @@ class Faults:
         if work is Work.SERVING:
             return self._provide_service(fault, now)
         job = jobs.of_gpu(rows[0])
-        if job is None or not (jobs.kind[rows] == Kind.TRAINING).all() or jobs.is_down[rows].any():
+        if work is Work.WIDE_TRAINING and not self._suits(fault.scenario, fault.node):
+            others = (
+                one for one in self.machines.layout.nodes if one.pool is fault.node.pool and one is not fault.node
+            )
+            nodes = [fault.node, *islice(others, WIDE_NODES - 1)]
+            job = jobs.place(_recipe(Kind.TRAINING), tuple(gpu.row for node in nodes for gpu in node.gpus), now)
+        elif job is None or not (jobs.kind[rows] == Kind.TRAINING).all() or jobs.is_down[rows].any():
             job = jobs.place(_recipe(Kind.TRAINING), tuple(gpu.row for gpu in fault.node.gpus), now)
         for number in {int(one) for one in jobs.job_of_gpu[rows]}:
             jobs.keep(jobs.running[number], now + KEEP_JOB_SECONDS)
@@ -300,6 +314,10 @@ class Faults:
         exporter.is_present = present
         for node_row in {int(layout.node_of_gpu[row]) for row in changed}:
             exporter.forget_labels(node_row)
+
+
+def _is_wide(job: Job) -> bool:
+    return job.recipe.kind is Kind.TRAINING and len(job.members) > 1
 
 
 def _recipe(kind: Kind) -> Recipe:

@@ -1,8 +1,9 @@
-"""One node's own page, as node_exporter writes it: InfiniBand ports, memory, boot time, services.
+"""One node's own page, as node_exporter writes it: CPUs, InfiniBand ports, memory, boot time, services.
 
 The machine has a second exporter beside the GPUs' one, so that "the exporter is gone" and "the node is
 gone" look different, as they do in life. Each port carries the traffic of one GPU: as large a share of what it can as
-the GPU's NVLink, and nothing while a collective waits.
+the GPU's NVLink, and nothing while a collective waits. One CPU stands for all of a machine: node_exporter writes a line
+for each and mode, and two hundred of them would be most of the page.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ PORT_COUNTERS = (
     ("port_errors_received_total", "Number of packets containing an error that were received on this port"),
     ("local_link_integrity_errors_total", "Times local physical errors exceeded their limit"),
 )
+# Shares of a machine's CPUs: what it does without work, and what loaders and collectives of busy GPUs add to it.
+QUIET_CPU_SHARE, WORK_CPU_SHARE = 0.02, 0.22
+CPU_MODES = ("idle", "user")
 # What changes slowly (free memory, ordinary symbol errors) is looked at this often.
 SLOW_SECONDS = 300
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
+CPU_LABELS = tuple(braces({"cpu": "0", "mode": mode}) for mode in CPU_MODES)
 
 
 class Hosts:
@@ -47,11 +52,22 @@ class Hosts:
         self._receive_errors: NDArray[np.float64] = np.zeros(len(layout.nodes))
         # Machines run for weeks; the number must not be the simulation's own start.
         self.booted_at = np.array([now - 86_400 * (3 + node.row % 40) for node in layout.nodes])
+        self._firsts = np.array([node.first for node in layout.nodes])
+        self._gpus = np.array([len(node.gpus) for node in layout.nodes])
+        # Seconds by CPU_MODES: one row each. Machines were as busy before as they are without work.
+        up_seconds = (now - self.booted_at).astype(np.float64)
+        self._cpu_seconds = np.outer([1 - QUIET_CPU_SHARE, QUIET_CPU_SHARE], up_seconds)
         self._slow: dict[int, tuple[tuple[object, ...], bytes]] = {}
 
     def step(self, total: Sum) -> None:
-        """One second of traffic, and of errors on the struck links."""
+        """One second of traffic, of the CPUs, and of errors on the struck links."""
         self._moved += self._port_bytes * self._physics.activity[8] * self._physics.clock_share
+        utilisation = np.add.reduceat(self._physics.activity[5], self._firsts) / self._gpus
+        busy = QUIET_CPU_SHARE + WORK_CPU_SHARE * utilisation
+        for row, share in total.cpu_busy.items():
+            busy[row] = max(busy[row], share)
+        self._cpu_seconds[0] += 1 - busy
+        self._cpu_seconds[1] += busy
         for row, rate in total.ib_errors.items():
             self._symbol_errors[row] += rate
             self._receive_errors[row] += rate / 10
@@ -68,6 +84,9 @@ class Hosts:
             known = self._slow[node.row] = (key, page.content())
         page = TextPage()
         self._write_traffic(page, node)
+        page.begin("node_cpu_seconds_total", "counter", "Seconds the CPUs spent in each mode.")
+        for labels, seconds in zip(CPU_LABELS, self._cpu_seconds[:, node.row].tolist(), strict=True):
+            page.add(labels, round(seconds, 2))
         return page.content() + known[1]
 
     def _write_machine(self, page: TextPage, node: SimNode, total: Sum) -> None:

@@ -42,10 +42,12 @@ class Strikes(StrEnum):
 class Work(StrEnum):
     """What runs at the place when the fault strikes; it is started if it is not there.
 
-    A mute training job tells nobody about its steps, and is always one that the fault brings along.
+    Wide training has ranks on several nodes. A mute training job tells nobody about its steps; it is always one that
+    the fault brings along, and it works from the injection on until the fault strikes.
     """
 
     TRAINING = "training"
+    WIDE_TRAINING = "wide_training"
     MUTE_TRAINING = "mute_training"
     SERVING = "serving"
     RESERVATION = "reservation"

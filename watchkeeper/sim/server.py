@@ -268,6 +268,7 @@ def _plain_fault(fault: Fault, simulation: Simulation) -> dict[str, Any]:
         "uuid": None if fault.gpu is None else fault.gpu.uuid,
         "place": str(simulation.place_of(fault)),
         "at": wire.format_time(clock.from_ms(fault.at * 1000)),
+        "strikes_in_seconds": max(0, fault.at - simulation.second),
         "truth": wire.to_plain(fault.scenario.truth),
     }
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Slab, capacity_for, is_absent
+from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, Slab, capacity_for, is_absent
 from watchkeeper.store.rows import WIDE, Rows, rows_that_fit
 
 NOBODY = -1
@@ -63,8 +63,16 @@ class Ledger:
         self.kind_of = grown(self.kind_of, number + 1, fill=NO_KIND)
         self.kind_of[number] = kind
 
-    def group(self, key: Hashable) -> int:
-        """The group with this key, created empty when it is new."""
+    def welcome_all(self, numbers: Ints, kinds: Ints) -> None:
+        """The same for many new series."""
+        size = int(numbers.max(initial=-1)) + 1
+        self.group_of = grown(self.group_of, size, fill=NOBODY)
+        self.row_of = grown(self.row_of, size, fill=NOBODY)
+        self.kind_of = grown(self.kind_of, size, fill=NO_KIND)
+        self.kind_of[numbers] = kinds
+
+    def group(self, key: Hashable, slots: int = 1) -> int:
+        """The group with this key, created empty when it is new, with room for so many slots."""
         known = self._groups.get(key)
         if known is not None:
             return known
@@ -74,7 +82,7 @@ class Ledger:
         self.filled = grown(self.filled, group + 1, fill=0)
         self.last_ms = grown(self.last_ms, group + 1, fill=0)
         self.stamps = grown(self.stamps, group + 1, fill=0)
-        slab = self._slab(capacity_for(1))
+        slab = self._slab(capacity_for(slots))
         self.slab_of[group], self.filled[group], self.last_ms[group] = slab, 0, -NEVER_MS
         self.time_row[group] = self.times[slab].take_rows(TIMES)[0]
         self._groups[key], self._keys[group] = group, key
@@ -85,9 +93,9 @@ class Ledger:
     def size(self, group: int) -> int:
         return len(self._members[group])
 
-    def join(self, group: int, numbers: Ints) -> None:
-        """Give series that lie nowhere yet a row in the group; the slots before are empty."""
-        self.row_of[numbers] = self.slabs[self.slab_of[group]].take_rows(self.kind_of[numbers])
+    def join(self, group: int, numbers: Ints, *, is_wide: Mask | None = None) -> None:
+        """Give series that lie nowhere yet a row in the group, narrow if nothing else is said; it is empty."""
+        self.row_of[numbers] = self.slabs[self.slab_of[group]].take_rows(self.kind_of[numbers], is_wide=is_wide)
         self.group_of[numbers] = group
         self._changed(group)
         self._members[group] = np.concatenate([self._members[group], numbers])

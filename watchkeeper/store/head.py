@@ -27,7 +27,7 @@ from watchkeeper.store import whereabouts
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_absent, plain
 from watchkeeper.store.groups import Ledger, grown
 from watchkeeper.store.histograms import Cells, HistogramTable, reveal
-from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex
+from watchkeeper.store.index import UNKNOWN, Cardinality, MatcherLike, Selection, SeriesIndex
 from watchkeeper.store.metadata import Metadata
 from watchkeeper.store.placing import MAX_HABITS, Horizon, Placing
 from watchkeeper.store.reading import Columns, Outcome, refuse_above
@@ -111,6 +111,18 @@ class Head:
         with self.lock:
             number = self._number(labels)
             return int(self._uses[number]) << NUMBER_BITS | number
+
+    def series_ids(self, kept: Sequence[label_sets.Labels]) -> Ints:
+        """The ids of series that were accepted before, created where they are new; UNKNOWN where there is no room."""
+        with self.lock:
+            numbers = self._index.find_all(kept)
+            if (numbers == UNKNOWN).any():
+                new = dict.fromkeys(labels for labels, at in zip(kept, numbers.tolist(), strict=True) if at == UNKNOWN)
+                self._welcome(list(new)[: max(0, self.max_series - len(self._index))])
+                numbers = self._index.find_all(kept)
+            known = numbers != UNKNOWN
+            numbers[known] |= self._uses[numbers[known]] << NUMBER_BITS
+            return numbers
 
     def append_scrape(
         self,
@@ -281,10 +293,14 @@ class Head:
         lived: Mask = (self._placing.seen_ms >= start_ms) & (self._placing.born_ms <= end_ms)
         return lived
 
-    def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, values: Floats) -> None:
-        """Take over scrapes that were kept before: `values[s, k]` at `times[k]`; what a restart reads from the log."""
+    def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, values: Floats, expected: int = 0) -> None:
+        """Take over scrapes that were kept before: `values[s, k]` at `times[k]`; what a restart reads from the log.
+
+        A target that is new here begins with room for the scrapes that are expected in all.
+        """
         with self.lock:
             numbers = ids & NUMBER_MASK
+            self._ledger.group(("scrape", key), max(expected, len(times)))
             self._advance(int(times.max()), self._now_ms(None))
             self._welcome_late()
             if self._placing.place_scrapes(("scrape", key), numbers, times, values=values):
@@ -406,9 +422,18 @@ class Head:
         number = self._index.add(labels)
         self._uses = grown(self._uses, number + 1, fill=0)
         self._uses[number] += 1
-        # Queries ask for one metric: its series lie together. Two metrics with the same checksum do no harm.
-        self._placing.welcome(number, self.newest_ms or 0, kind=zlib.crc32(labels.name.encode()))
+        self._placing.welcome(number, self.newest_ms or 0, kind=_kind(labels.name))
         return number
+
+    def _welcome(self, fresh: Sequence[label_sets.Labels]) -> None:
+        """What `_number` does for series that are new, many at once."""
+        names = [labels.name for labels in fresh]
+        kinds = {name: _kind(name) for name in set(names)}
+        numbers = self._index.add_all(fresh, kinds)
+        self._uses = grown(self._uses, len(self._index.labels), fill=0)
+        self._uses[numbers] += 1
+        found = np.array([kinds[name] for name in names], dtype=np.int64)
+        self._placing.welcome_all(numbers, self.newest_ms or 0, kinds=found)
 
     def _resolve(
         self,
@@ -535,6 +560,11 @@ class Head:
             last = np.take_along_axis(values, np.maximum(counts - 1, 0)[group_index][:, None], axis=1)
             values[:, least:] = np.where(unused[:, least:][group_index], last, values[:, least:])
         return Columns(chosen.series, group_index, times, values)
+
+
+def _kind(name: str) -> int:
+    """Queries ask for one metric: its series lie together. Two metrics with the same checksum do no harm."""
+    return zlib.crc32(name.encode())
 
 
 def _check_labels(labels: label_sets.Labels) -> None:

@@ -35,6 +35,7 @@ REMEMBERED_VALUES = 100_000
 # for each, of every metric that rules ask for: a thousand more were 30 MiB of a hub with 64 GPUs.
 FORGET_SLACK = 64
 NOT_ASKED = -1
+UNKNOWN = -1
 # What it takes to look at a series for a label, and to note one that is known to have a value, beside 1 for each value.
 LOOK_MICROSECONDS, NOTE_MICROSECONDS = 0.7, 0.006
 # Characters that mean themselves in a pattern, so that `a|b|c` needs no regular expression.
@@ -170,21 +171,46 @@ class SeriesIndex:
             self.labels.append(labels)
         else:
             self.labels[number] = labels
-        self._numbers[labels] = number
         self._registered = grown(self._registered, number + 1, fill=NOT_ASKED)
         self._registered[number] = NOT_ASKED
-        labels.pairs = tuple([self._share(pair, number) for pair in labels.pairs])
+        self._note(labels, number)
         self._changed(labels.name)
         return number
 
-    def _share(self, pair: tuple[str, str], number: int) -> tuple[str, str]:
-        """Note the series under a pair, and give back the one pair that all its series share: most memory is labels."""
-        known = self._pairs.get(pair)
-        if known is None:
-            posting = self._postings.setdefault(pair[0], {}).setdefault(pair[1], array("q"))
-            known = self._pairs[pair] = (pair, posting)
-        known[1].append(number)
-        return known[0]
+    def add_all(self, fresh: Sequence[label_sets.Labels], names: Iterable[str]) -> Ints:
+        """What `add` does for each of some label sets of these metrics; no two are equal, and none is known."""
+        again = min(len(self._free), len(fresh))
+        numbers = [self._free.pop() for _ in range(again)]
+        numbers += range(len(self.labels), len(self.labels) + len(fresh) - again)
+        self.labels += [None] * (len(fresh) - again)
+        self._registered = grown(self._registered, len(self.labels), fill=NOT_ASKED)
+        self._registered[numbers] = NOT_ASKED
+        for number, labels in zip(numbers, fresh, strict=True):
+            self.labels[number] = labels
+            self._note(labels, number)
+        for name in names:
+            self._changed(name)
+        return np.array(numbers, dtype=np.int64)
+
+    def find_all(self, asked: Iterable[label_sets.Labels]) -> Ints:
+        """The number of each label set, or UNKNOWN."""
+        known = self._numbers.get
+        return np.array([known(labels, UNKNOWN) for labels in asked], dtype=np.int64)
+
+    def _note(self, labels: label_sets.Labels, number: int) -> None:
+        """Note the series under each pair, and let it have the one pair that all its series share."""
+        self._numbers[labels] = number
+        known = self._pairs
+        held = [known.get(pair) or self._first_of(pair) for pair in labels.pairs]
+        for _, posting in held:
+            posting.append(number)
+        # Most memory is labels.
+        labels.pairs = tuple([pair for pair, _ in held])
+
+    def _first_of(self, pair: tuple[str, str]) -> tuple[tuple[str, str], array[int]]:
+        posting = self._postings.setdefault(pair[0], {}).setdefault(pair[1], array("q"))
+        self._pairs[pair] = (pair, posting)
+        return self._pairs[pair]
 
     def remove(self, numbers: Iterable[int]) -> None:
         gone = set(numbers)

@@ -15,7 +15,7 @@ import numpy as np
 
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints, Mask, Places, Slab, is_absent
 from watchkeeper.store.groups import NOBODY, Ledger, grown
-from watchkeeper.store.rows import WIDE, fits
+from watchkeeper.store.rows import WIDE, fits, rows_that_fit
 
 # Targets whose last scrape is remembered; a hub has some thousand.
 MAX_HABITS = 100_000
@@ -61,6 +61,13 @@ class Placing:
         self.born_ms = grown(self.born_ms, number + 1, fill=NEVER_MS)
         self.seen_ms = grown(self.seen_ms, number + 1, fill=0)
         self.born_ms[number], self.seen_ms[number] = NEVER_MS, now_ms
+
+    def welcome_all(self, numbers: Ints, now_ms: int, *, kinds: Ints) -> None:
+        """The same for many new series."""
+        self._ledger.welcome_all(numbers, kinds)
+        self.born_ms = grown(self.born_ms, int(numbers.max(initial=-1)) + 1, fill=NEVER_MS)
+        self.seen_ms = grown(self.seen_ms, int(numbers.max(initial=-1)) + 1, fill=0)
+        self.born_ms[numbers], self.seen_ms[numbers] = NEVER_MS, now_ms
 
     def place_scrape(self, key: Hashable, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]) -> None:
         """Write a scrape: members of the group share a slot; series that lie elsewhere, or lag behind, go alone."""
@@ -131,8 +138,9 @@ class Placing:
         if not is_plain:
             ledger.drop_if_empty(group)
             return False
-        if (owners == NOBODY).any():
-            ledger.join(group, numbers[owners == NOBODY])
+        new = owners == NOBODY
+        if new.any():
+            ledger.join(group, numbers[new], is_wide=~rows_that_fit(values[new]))
         ledger.open_slots(group, len(times), oldest_ms=self.horizon.clear_ms)
         ledger.append_slots(group, numbers, times, values=values)
         self._saw(numbers, int(times[0]))

@@ -193,7 +193,8 @@ def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Record
                 if progress is not None and number % 1000 == 0:
                     progress(number)
     except (OSError, EOFError, zlib.error) as error:
-        raise StoreError(f"the recording cannot be read: {error}", where=str(path)) from error
+        remedy = None if isinstance(error, OSError) and error.errno else "`watchkeeper record` writes recordings"
+        raise StoreError(f"the recording cannot be read: {error}", where=str(path), remedy=remedy) from error
     raise StoreError("the recording is not whole: its last line is missing", where=str(path), remedy="Record it again")
 
 

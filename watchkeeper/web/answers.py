@@ -26,7 +26,14 @@ OUR_FORM = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 # A body of a mebibyte takes a second on a poor line; one that takes longer is not coming.
 BODY_SECONDS = 10.0
 # Prometheus' word for each status it uses.
-ERROR_TYPES = {400: "bad_data", 404: "not_found", 406: "not_acceptable", 422: "execution", 503: "unavailable"}
+ERROR_TYPES = {
+    400: "bad_data",
+    404: "not_found",
+    406: "not_acceptable",
+    413: "bad_data",
+    422: "execution",
+    503: "unavailable",
+}
 
 
 # What is asked or given: a type, the fields of an object by name, or None where nothing is said about it.
@@ -106,7 +113,7 @@ def check_node(caller: Caller, *nodes: str | None) -> None:
             raise HTTPException(403, f"the token {caller.name} is bound to {caller.nodes}, this is about {about}")
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
+async def read_body(request: Request, limit_bytes: int, *, remedy: str = "Send it in parts") -> bytes:
     """The whole body; 413 as soon as it is known to be longer than the limit, 408 when it does not come."""
     declared = request.headers.get("content-length", "")
     size = whole_number(declared) or 0
@@ -122,7 +129,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     except TimeoutError as error:
         raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
     if size > limit_bytes:
-        raise HTTPException(413, f"the body has {size:,} bytes or more, the limit is {limit_bytes:,}. Send it in parts")
+        raise HTTPException(413, f"the body has {size:,} bytes or more, the limit is {limit_bytes:,}. {remedy}")
     return bytes(parts)
 
 

@@ -116,7 +116,7 @@ class PrometheusApi:
 
     async def metadata(self, asked: Form) -> Response:
         known = await asyncio.to_thread(self._hub.engine.metadata)
-        wanted, most = asked.one("metric"), asked.limit()
+        wanted, most = asked.one("metric"), asked.metadata_limit()
         names = [name for name in sorted(known) if not wanted or name == wanted][:most]
         return success({name: [status.described(known[name])] for name in names})
 
@@ -190,9 +190,9 @@ def _shown(page: Callable[[Form], Any]) -> Callable[[Form], Any]:
 async def read_form(request: Request) -> Form:
     pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
     if request.method == "POST":
-        body = await read_body(request, FORM_LIMIT_BYTES)
+        body = await read_body(request, FORM_LIMIT_BYTES, remedy="Split the expression into recording rules")
         pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True) + pairs
-    return Form(pairs)
+    return Form(pairs, accept=request.headers.get("accept", ""))
 
 
 def _answering(method: Callable[..., Any]) -> Answer:

@@ -7,24 +7,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from itertools import groupby
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from watchkeeper.errors import StoreError, WireError
-from watchkeeper.kit import clock, own_metrics
+from watchkeeper.kit import clock
 from watchkeeper.model.histograms import HistogramSample
-from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import engine, remote_write
 from watchkeeper.query.promql import ast, printer
+from watchkeeper.web import federation
 from watchkeeper.web.answers import check_node, read_body
-from watchkeeper.web.prometheus_form import BadParameter, Form, matchers, write_value
+from watchkeeper.web.prometheus_form import BadParameter, Form, matchers
 from watchkeeper.web.view import HubView
 
-TEXT_FORMAT = "text/plain; version=0.0.4"
 # Writes decoded at the same time; a sender keeps the rest in its queue.
 WRITES_IN_FLIGHT = 8
 RETRY_AFTER_SECONDS = 2
@@ -45,7 +42,8 @@ class Exchange:
             raise BadParameter("no match[] parameter provided")
         at_ms = clock.to_ms(self._hub.clock.now())
         found = await asyncio.to_thread(self._newest, selectors, at_ms)
-        return PlainTextResponse("".join(_page(found)), media_type=TEXT_FORMAT)
+        chosen = federation.form_for(asked.accept)
+        return Response(await asyncio.to_thread(federation.write, found, chosen), media_type=chosen.media_type)
 
     def _newest(self, selectors: list[Matchers], at_ms: int) -> list[engine.AnySample]:
         """The newest sample of each series; an engine elsewhere tells the value but not its time."""
@@ -96,17 +94,3 @@ class Exchange:
             self._left_out.add(count, reason=reason)
         status, words = remote_write.reply(taken)
         return PlainTextResponse(words, status_code=status) if words else Response(status_code=status)
-
-
-def _page(found: list[engine.AnySample]) -> Iterator[str]:
-    """The text format, each metric once with its type; what Prometheus' own /federate writes."""
-    samples = [sample for sample in found if isinstance(sample, Sample)]
-    if left_out := len(found) - len(samples):
-        yield f"# {left_out} series of native histograms are left out: the text format has none. Use remote write.\n"
-    for name, group in groupby(samples, key=lambda sample: sample.labels.name):
-        yield f"# TYPE {name} untyped\n"
-        for sample in group:
-            inside = ",".join(
-                f'{key}="{own_metrics.escape(value)}"' for key, value in sample.labels.pairs if key != METRIC_NAME
-            )
-            yield f"{name}{{{inside}}} {write_value(sample.value)} {sample.at_ms}\n"

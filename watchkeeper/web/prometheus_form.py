@@ -31,6 +31,8 @@ from watchkeeper.query.promql import ast, parser, types
 POINT_LIMIT = 11_000
 # Go's time.Time as used by Prometheus ends here; datetime ends in the year 9999.
 LAST_SECOND = 253_402_300_799.0
+# How Prometheus' own clients write the beginning and the end of all time.
+BOUNDS = {"-292273086-05-16T16:47:06Z": -LAST_SECOND, "292277025-08-18T07:12:54.999999999Z": LAST_SECOND}
 
 # Up to here every whole number is a float, and its shortest text is its digits.
 LARGEST_EXACT = 2.0**53
@@ -46,6 +48,8 @@ PIECE_POINTS = 1 << 16
 # What texts are joined of.
 Text = bytes | memoryview
 
+# Go's strconv.ParseBool.
+TRUTHS = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
 ESCAPED_NAME = "U__"
 ESCAPED_PART = re.compile("_([0-9a-fA-F]{1,6})_|__")
 
@@ -57,8 +61,10 @@ class BadParameter(ValueError):
 class Form:
     """The parameters of one request, from the URL and a form body alike."""
 
-    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, pairs: Sequence[tuple[str, str]], *, accept: str = "") -> None:
         self._pairs = pairs
+        # The header of that name: which forms of an answer the caller understands.
+        self.accept = accept
 
     def one(self, name: str) -> str | None:
         return next((value for key, value in self._pairs if key == name), None)
@@ -75,8 +81,15 @@ class Form:
             raise BadParameter(f'invalid parameter "{name}": "{text[:80]}" is not a number of 0 or more')
         return int(text) or None
 
+    def metadata_limit(self) -> int | None:
+        """As Prometheus has it for metadata alone: 0 is nothing, and less is all."""
+        return 0 if self.one("limit") == "0" else None if self.one("limit") == "-1" else self.limit()
+
     def is_true(self, name: str) -> bool:
-        return (self.one(name) or "").lower() in ("true", "1")
+        text = (self.one(name) or "false").lower()
+        if text not in TRUTHS:
+            raise BadParameter(f'invalid parameter "{name}": "{text[:80]}" is not true or false')
+        return TRUTHS[text]
 
 
 def read_time(name: str, text: str | None, *, default_ms: int | None = None) -> int:
@@ -86,7 +99,7 @@ def read_time(name: str, text: str | None, *, default_ms: int | None = None) -> 
             raise BadParameter(f'invalid parameter "{name}": cannot parse "" to a valid timestamp')
         return default_ms
     try:
-        seconds = float(text)
+        seconds = BOUNDS.get(text) or float(text)
         if not abs(seconds) <= LAST_SECOND:
             raise BadParameter(f'invalid parameter "{name}": cannot parse "{text[:80]}" to a valid timestamp')
         return round(seconds * 1000)

@@ -50,6 +50,8 @@ class StatusPages:
             ("status/flags", self.flags),
             ("status/runtimeinfo", self.runtime),
             ("status/tsdb", self.tsdb),
+            ("status/walreplay", self.replay),
+            ("notifications", self.notifications),
         ]
 
     def targets(self, asked: Form) -> dict[str, Any]:
@@ -77,7 +79,8 @@ class StatusPages:
         return target(state) | pace
 
     def target_metadata(self, asked: Form) -> list[dict[str, Any]]:
-        wanted, metric, most = _selector(asked.one("match_target")), asked.one("metric"), asked.limit()
+        wanted = _selector(asked.one("match_target"), name="match_target")
+        metric, most = asked.one("metric"), asked.metadata_limit()
         found: list[dict[str, Any]] = []
         for state in self._hub.targets():
             if not wanted(state.target.labels):
@@ -99,10 +102,10 @@ class StatusPages:
     def rules(self, asked: Form) -> dict[str, Any]:
         kind = asked.one("type")
         if kind not in RULE_TYPES:
-            raise BadParameter(f'not supported value "{(kind or "")[:80]}"')
+            raise BadParameter(f'invalid parameter "type": not supported value "{(kind or "")[:80]}"')
         names, groups, files = (asked.all(f"{part}[]") for part in ("rule_name", "rule_group", "file"))
         wanted = _selector(*asked.all("match[]"))
-        every = self._hub.settings.rules.interval_seconds
+        every, with_alerts = self._hub.settings.rules.interval_seconds, not asked.is_true("exclude_alerts")
         shown = []
         for found, states in self._hub.rule_groups():
             if (groups and found.name not in groups) or (files and found.path not in files):
@@ -115,9 +118,9 @@ class StatusPages:
                 and (not names or rule["name"] in names)
                 and wanted(rule["labels"])
             ]
-            if asked.is_true("exclude_alerts"):
+            if not with_alerts:
                 for rule in one["rules"]:
-                    rule.pop("alerts", None)
+                    rule.update(dict.fromkeys(rule.keys() & {"alerts"}))
             if one["rules"] or not (names or kind or asked.all("match[]")):
                 shown.append(one)
         return _page(shown, asked)
@@ -173,6 +176,14 @@ class StatusPages:
             "storageRetention": self._hub.settings.query.retention,
         }
 
+    def replay(self, _: Form) -> dict[str, int]:
+        """Nothing is left to replay: whoever is answered asks a hub that has read its log."""
+        return {"min": 0, "max": 0, "current": 0}
+
+    def notifications(self, _: Form) -> list[Any]:
+        """What Prometheus tells the users of its own pages; ours are told by the console."""
+        return []
+
     def tsdb(self, asked: Form) -> dict[str, Any]:
         most = min(asked.limit() or TOP_TEN, MOST_CARDINALITY)
         count = getattr(self._hub.engine, "cardinality", None)
@@ -208,9 +219,9 @@ def _page(groups: list[dict[str, Any]], asked: Form) -> dict[str, Any]:
     return {"groups": groups[:most], "groupNextToken": f"{groups[most]['file']};{groups[most]['name']}"}
 
 
-def _selector(*texts: str | None) -> Callable[[Mapping[str, str]], bool]:
+def _selector(*texts: str | None, name: str = "match[]") -> Callable[[Mapping[str, str]], bool]:
     """Whether labels satisfy one of the selectors; without a selector all do."""
-    selectors = [matchers("match[]", text) for text in texts if text]
+    selectors = [matchers(name, text) for text in texts if text]
 
     def wanted(labels: Mapping[str, str]) -> bool:
         return not selectors or any(

@@ -61,8 +61,10 @@ WORDS: dict[str, tuple[str, tuple[Asked, ...]]] = {
     "status/flags": ("Settings that Prometheus has as flags", ()),
     "status/runtimeinfo": ("Start, rule files and series of this hub", ()),
     "status/tsdb": ("The largest metrics and labels", (LIMIT,)),
+    "status/walreplay": ("Always done: a hub answers when its log is read", ()),
+    "notifications": ("Always empty: the console has them", ()),
 }
-FEDERATE = "The newest samples as a metrics page"
+FEDERATE = "The newest samples as a metrics page: text, or protobuf with native histograms where `Accept` prefers it"
 WRITE = (
     "Remote write 1.0, a snappy block of protobuf: 204 when everything was kept, 400 with reasons and counts when some "
     "samples were not (out of order, too old, more than 10 minutes ahead of the hub's clock, broken histograms); 2.0 "

@@ -89,7 +89,7 @@ def judge(facts: Facts, window_seconds: float) -> Efficiency:
     elif "tensor" not in facts.uses:
         unseen.append("tensor cores and memory bandwidth (DCGM_FI_PROF_*): busy may be work or waiting")
     if facts.cpus_used is None:
-        unseen.append("CPU: no node_exporter of its nodes is scraped")
+        unseen.append("CPU: neither node_exporter nor our agent of its nodes is scraped")
     if facts.input_wait is None:
         unseen.append("waiting for input: the job does not export training_data_wait_seconds_total")
     return Efficiency(window_seconds, uses, bound, _why(facts, bound), tuple(_fixes(facts, bound)), tuple(unseen))
@@ -128,6 +128,9 @@ def _first_fix(facts: Facts, bound: BoundBy) -> Fix | None:
         if slow.score >= 1:
             words = f"See where the program of {jobs.called(slow)}{where} stands"
             return Fix(words, "the job would go on", "py-spy dump --pid PID")
+        if slow.is_short_of_cpu:
+            words = f"See what takes the CPUs of {slow.node}, and end it or give the job its own"
+            return Fix(words, f"{jobs.called(slow)} would keep pace with the others", jobs.WHO_TAKES_CPUS)
         shorter = f"steps of all {facts.gpus:g} GPUs would be up to {slow.score / (1 + slow.score):.0%} shorter"
         return Fix(f"Look at {jobs.called(slow)}{where}", shorter, "nvidia-smi -q -d PERFORMANCE")
     if bound is BoundBy.INPUT:

@@ -85,12 +85,17 @@ class Questions:
         return self._ask(f'max by (UUID) (label_replace({busiest}, "of", "all", "", "") or {nvlink})')
 
     def by_node(self, nodes: Iterable[str]) -> tuple[Rows, Rows]:
-        """The share of CPUs at work, and bytes a second out over InfiniBand; by `instance`, where it is exported."""
+        """The share of CPUs at work, and bytes a second out over InfiniBand; by `instance`, where it is exported.
+
+        Nodes without node_exporter have the load that our agent tells of.
+        """
         some = "|".join(_literally(node) for node in islice(sorted(nodes), MOST_NODES))
         where = f'{self._own},instance=~"({some})(:[0-9]+)?"'
-        idle = f'avg by (instance) (rate(node_cpu_seconds_total{{{where},mode="idle"}}[5m]))'
+        cpus = f'node_cpu_seconds_total{{{where},mode="idle"}}'
+        # For a minute at least, when a rank is called slow; where scrapes are rarer, five minutes stand in.
+        idle = f"avg by (instance) (rate({cpus}[1m]) or rate({cpus}[5m]))"
         sent = f"sum by (instance) (rate(node_infiniband_port_data_transmitted_bytes_total{{{where}}}[2m]))"
-        return self._ask(f"1 - {idle}"), self._ask(sent)
+        return self._ask(f"1 - {idle}") or self._ask(loads(self._where(nodes), minutes=1)), self._ask(sent)
 
     def usual_watts(self) -> float | None:
         """The most that a GPU of the job drew within a day; None where SM activity is measured, which says more."""
@@ -104,12 +109,16 @@ class Questions:
         return self._ask(f"{REASONS}{{{self._where(nodes)}}} > 0")
 
     def cpus(self, nodes: Iterable[str]) -> tuple[float | None, float | None]:
-        """Cores of its nodes, and how many of them are busy; by node_exporter."""
+        """Cores of its nodes, and how many of them are busy; by node_exporter, else by our agent."""
         some = "|".join(_literally(node) for node in islice(sorted(nodes), MOST_NODES))
         where = f'{self._own},instance=~"({some})(:[0-9]+)?",mode="idle"'
         cores = self._ask(f"count(node_cpu_seconds_total{{{where}}})")
         idle = self._ask(f"sum(rate(node_cpu_seconds_total{{{where}}}[5m]))")
         held, spare = next(iter(cores.values()), None), next(iter(idle.values()), None)
+        if held is None:
+            told, cpus = self._where(nodes), f"watchkeeper_host_cpus{{{self._where(nodes)}}}"
+            both = self._ask(f"sum({cpus})"), self._ask(f"sum({loads(told, minutes=5)} * on (instance) {named(cpus)})")
+            return next(iter(both[0].values()), None), next(iter(both[1].values()), None)
         return held, None if held is None or spare is None else max(0.0, held - spare)
 
     def trouble(self, nodes: Iterable[str], at: datetime) -> Rows:
@@ -152,6 +161,17 @@ class Questions:
         except WatchkeeperError as error:
             self.refused.append(f"`{expr[:60]}…` could not be asked: {error}")
             return {}
+
+
+def loads(where: str, *, minutes: int) -> str:
+    """The share of a node's CPUs that programs want, by `instance`: what our agent tells without node_exporter."""
+    load, cpus = f'watchkeeper_host_load{{{where},minutes="{minutes}"}}', f"watchkeeper_host_cpus{{{where}}}"
+    return f"clamp_max({named(load)} / on (instance) {named(cpus)}, 1)"
+
+
+def named(series: str) -> str:
+    """A series of a node under the name that node_exporter's would have."""
+    return f'max by (instance) (label_replace({series}, "instance", "$1", "Hostname", "(.+)"))'
 
 
 def _literally(text: str) -> str:

@@ -3,8 +3,9 @@
 Ranks in step finish together, so a slow one does not show in its progress but in how long it computes before it waits.
 Where ranks do not tell that, their GPUs do: a GPU that waits in a collective spins in one small kernel (utilisation
 100 %, SMs almost idle, or, where those are not measured, little power), so the one that does not spin while most others
-do is the one that they wait for. Of a job that is stuck and whose GPUs look alike, CPUs and links of its nodes may
-tell. `report` calls `beside`; the limits are those of packs/rules/training.yaml and of `model.jobs`.
+do is the one that they wait for. CPUs of its node beside those of the others may tell why it is late; of a job that is
+stuck and whose GPUs look alike, CPUs and links of its nodes may tell who. `report` calls `beside`; the limits are those
+of packs/rules/training.yaml and of `model.jobs`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
 from watchkeeper.model import jobs
-from watchkeeper.model.jobs import SPINS_SM, Rank, RankState, Signature, Straggler
+from watchkeeper.model.jobs import SPINS_PERCENT, SPINS_SM, Rank, RankState, Signature, Straggler
 
 # As in packs/rules/training.yaml: a rank that is slower than the quicker quarter.
 SLOW_SHARE = 0.07
@@ -67,7 +68,7 @@ def beside(
         return tuple(shown), _named(missing, 1.0, "says nothing any more, and the others wait for it")
     hang = _not_waiting(shown) or (_odd_one(shown) or _odd_node(seen) if is_stuck else None)
     if hang is not None:
-        return tuple(shown), hang
+        return tuple(shown), _with_cpus(hang, seen)
     scores, why = _by_steps(seen) if any(one.step_seconds is not None for one in seen) else _by_gpus(seen)
     ranked = [_scored(one, scores.get(at)) for at, one in enumerate(shown)]
     slow = [one for one in ranked if one.state is RankState.SLOW]
@@ -75,7 +76,8 @@ def beside(
     if not slow or len(slow) > max(1, len(ranked) // 4):
         return tuple(replace(one, state=RankState.WORKS) if one in slow else one for one in ranked), None
     worst = max(slow, key=lambda one: one.score or 0.0)
-    return tuple(ranked), _named(worst, worst.score or 0.0, why.format(worst.score or 0.0))
+    named = _named(worst, worst.score or 0.0, why.format(worst.score or 0.0))
+    return tuple(ranked), _with_cpus(named, seen)
 
 
 def state_of_gang(shown: Sequence[Rank]) -> str:
@@ -126,8 +128,7 @@ def _odd_one(shown: Sequence[Rank]) -> Straggler | None:
 
 def _odd_node(seen: Sequence[Seen]) -> Straggler | None:
     """The one node whose CPUs or links do something else than those of all others."""
-    nodes = {one.node for one in seen} - {""}
-    cpus = {one.node: one.cpu_share for one in seen if one.node and one.cpu_share is not None}
+    nodes, cpus = {one.node for one in seen} - {""}, _cpus(seen)
     sent = {one.node: one.network_bytes for one in seen if one.node and one.network_bytes is not None}
     if len(cpus) == len(nodes) and (odd := jobs.odd_node(cpus, least=jobs.ODD_CPU_SHARE)) is not None:
         why = f"keeps {cpus[odd]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
@@ -137,6 +138,20 @@ def _odd_node(seen: Sequence[Seen]) -> Straggler | None:
         why = f"sends {sent[odd] / 1e6:.0f} MB/s over InfiniBand, the others {middle:.0f} MB/s"
         return Straggler(None, odd, "", "", 1.0, why)
     return None
+
+
+def _cpus(seen: Sequence[Seen]) -> dict[str, float]:
+    return {one.node: one.cpu_share for one in seen if one.node and one.cpu_share is not None}
+
+
+def _with_cpus(one: Straggler, seen: Sequence[Seen]) -> Straggler:
+    """The same with the reason, where the CPUs of its node are taken and those of the other nodes are not."""
+    cpus = _cpus(seen)
+    if not jobs.is_short_of_cpu(one.node, cpus):
+        return one
+    others = median(share for node, share in cpus.items() if node != one.node)
+    why = f"{one.why}: the CPUs of its node are {cpus[one.node]:.0%} busy, those of the others {others:.0%}"
+    return replace(one, why=why, is_short_of_cpu=True)
 
 
 def _by_steps(seen: Sequence[Seen]) -> tuple[Mapping[int, float], str]:
@@ -149,19 +164,29 @@ def _by_steps(seen: Sequence[Seen]) -> tuple[Mapping[int, float], str]:
 
 
 def _by_gpus(seen: Sequence[Seen]) -> tuple[Mapping[int, float], str]:
-    """GPUs in step do the same work; one that is busier than the others never waits for anybody."""
-    told = {at: one.sm_active for at, one in enumerate(seen) if one.sm_active is not None}
-    if len(told) < LEAST_GANG:
+    """GPUs in step do the same work, so one that is busier than the others never waits for anybody.
+
+    Where none is, one that has nothing to do while the others spin gets its work late: from its CPUs or its input.
+    """
+    active = {at: one.sm_active for at, one in enumerate(seen) if one.sm_active is not None}
+    if len(active) < LEAST_GANG or median(active.values()) < SPINS_SM:
         return {}, ""
+    busier = _above(active)
+    used = {at: one.utilisation_percent for at, one in enumerate(seen) if one.utilisation_percent}
+    if max(busier.values()) <= SLOW_SHARE and len(used) == len(seen) and median(used.values()) >= SPINS_PERCENT:
+        return _above({at: 1 / value for at, value in used.items()}), (
+            "has nothing to do while the others wait for it, which makes each step {:.0%} longer"
+        )
+    return busier, "keeps its SMs busy {:.0%} longer than the others, which wait for it"
+
+
+def _above(told: Mapping[int, float]) -> dict[int, float]:
+    """By which share each is above the middle one; what is within the scatter of all of them counts as not slow."""
     middle = median(told.values())
     scatter = median(abs(value - middle) for value in told.values())
-    if middle < SPINS_SM:
-        return {}, ""
-    scores = {at: value / middle - 1 for at, value in told.items()}
     limit = max(SLOW_SHARE, SCATTERS * scatter / middle)
-    return {at: score if score > limit else min(score, SLOW_SHARE) for at, score in scores.items()}, (
-        "keeps its SMs busy {:.0%} longer than the others, which wait for it"
-    )
+    scores = {at: value / middle - 1 for at, value in told.items()}
+    return {at: score if score > limit else min(score, SLOW_SHARE) for at, score in scores.items()}
 
 
 def _scored(one: Rank, score: float | None) -> Rank:

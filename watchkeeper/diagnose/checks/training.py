@@ -138,12 +138,31 @@ def _still_links(facts: Facts) -> tuple[Evidence, ...]:
 
 def _odd_node(facts: Facts) -> Evidence | None:
     """A node whose CPUs do something else than those of the others."""
-    cpus = {labels.get("instance", "").partition(":")[0]: value for labels, value in facts.around.rows(CPU_SHARE)}
+    cpus = _cpus(facts)
     odd = jobs.odd_node(cpus, least=jobs.ODD_CPU_SHARE)
     if odd is None:
         return None
     said = f"{odd} keeps {cpus[odd]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
-    return Evidence("node_cpu_seconds_total", said, at=facts.at, place=Place(facts.place.cluster, node=odd))
+    return Evidence(_cpu_source(facts), said, at=facts.at, place=Place(facts.place.cluster, node=odd))
+
+
+def _short_of_cpu(facts: Facts, node: str) -> Evidence | None:
+    """That the CPUs of a node are taken, where those of the job's other nodes have room."""
+    cpus = _cpus(facts)
+    if not jobs.is_short_of_cpu(node, cpus):
+        return None
+    others = median(share for name, share in cpus.items() if name != node)
+    said = f"{node} keeps {cpus[node]:.0%} of its CPUs busy, the others {others:.0%}"
+    return Evidence(_cpu_source(facts), said, at=facts.at, place=Place(facts.place.cluster, node=node))
+
+
+def _cpu_source(facts: Facts) -> str:
+    is_load = any(labels.get("Hostname") for labels, _ in facts.around.rows(CPU_SHARE))
+    return "watchkeeper_host_load" if is_load else "node_cpu_seconds_total"
+
+
+def _cpus(facts: Facts) -> dict[str, float]:
+    return {labels.get("instance", "").partition(":")[0]: value for labels, value in facts.around.rows(CPU_SHARE)}
 
 
 def straggler(facts: Facts) -> Finding | None:
@@ -160,17 +179,26 @@ def straggler(facts: Facts) -> Finding | None:
         f"the middle of {len(seconds)} ranks {median(seconds.values()):.3g} s"
     )
     gpu = gpu_of_rank(facts, int(worst))
+    node = gpu.node or "" if gpu is not None else ""
+    cpu = _short_of_cpu(facts, node)
+    look = (
+        Step("Compare clocks and temperature of its GPU with its neighbours'", "nvidia-smi -q -d PERFORMANCE")
+        if cpu is None
+        else Step(f"See what takes the CPUs of {node}", jobs.WHO_TAKES_CPUS)
+    )
     return finding(
         facts,
         "nccl_timeout_straggler",
         place=facts.place,
         confidence=0.92,
-        evidence=(_seen(facts, COMPUTE, said), *_gpu_evidence(facts, gpu), *_told(facts)),
-        why=f"Late at every collective: {_listed(late)}. All others wait.",
-        steps=(
-            Step(f"Look at rank {worst}" + (f", which runs on {facts.names(gpu)}" if gpu else "")),
-            Step("Compare clocks and temperature of its GPU with its neighbours'", "nvidia-smi -q -d PERFORMANCE"),
+        evidence=(
+            _seen(facts, COMPUTE, said),
+            *(() if cpu is None else (cpu,)),
+            *_gpu_evidence(facts, gpu),
+            *_told(facts),
         ),
+        why=f"Late at every collective: {_listed(late)}{', short of CPU' if cpu else ''}. All others wait.",
+        steps=(Step(f"Look at rank {worst}" + (f", which runs on {facts.names(gpu)}" if gpu else "")), look),
         ruled_out=ruling.against(
             _fed(facts),
             RuledOut("ib_link_degraded", f"the other {len(seconds) - len(late)} ranks keep pace; a fabric slows all"),

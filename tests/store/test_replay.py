@@ -1,0 +1,108 @@
+"""What a restart reads from the log is what was there, also where it is read many series and slots at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.store.durables import MINUTE, SETTINGS, Rig, equals, named, read
+from watchkeeper import errors
+from watchkeeper.model.labels import Labels
+from watchkeeper.store import wal, wal_replay
+from watchkeeper.store.head import Head
+from watchkeeper.store.index import UNKNOWN
+
+NAMES, NODES = st.sampled_from(["", "temp", "power"]), st.sampled_from(["", "a", "b", "ab"])
+LABEL_SETS = st.lists(st.builds(lambda name, node: Labels({"__name__": name, "node": node}), NAMES, NODES), max_size=12)
+
+
+def one_by_one(head: Head, asked: list[Labels]) -> list[int]:
+    ids = []
+    for labels in asked:
+        try:
+            ids.append(head.series_id(labels))
+        except errors.StoreError:
+            ids.append(UNKNOWN)
+    return ids
+
+
+@given(LABEL_SETS, LABEL_SETS, st.sets(st.integers(0, 11)), st.integers(0, 6))
+def test_many_series_at_once_are_what_they_are_one_by_one(
+    before: list[Labels], asked: list[Labels], silent: set[int], room: int
+) -> None:
+    heads = [Head(retention_ms=MINUTE, max_series=room), Head(retention_ms=MINUTE, max_series=room)]
+    for head in heads:
+        ids = one_by_one(head, [Labels(labels) for labels in before])
+        spoken = np.array(sorted({id for at, id in enumerate(ids) if at not in silent and id != UNKNOWN}), dtype=int)
+        head.append_scrape("node", spoken, 10 * MINUTE, np.ones(len(spoken)))
+        head.expire(10 * MINUTE)
+    found = [
+        one_by_one(heads[0], [Labels(labels) for labels in asked]),
+        heads[1].series_ids([Labels(labels) for labels in asked]).tolist(),
+    ]
+    assert found[0] == found[1]
+    assert heads[0].cardinality(99) == heads[1].cardinality(99)
+    for matchers in ([], [equals("__name__", "temp")], [equals("node", "a")], [equals("node", "")]):
+        series = [head.select(matchers, 0, 10 * MINUTE).series for head in heads]
+        assert list(series[0].pairs) == list(series[1].pairs)
+    known = [id for id in found[0] if id != UNKNOWN]
+    outcomes = [head.append_scrape("again", known, 11 * MINUTE, np.arange(float(len(known)))) for head in heads]
+    assert outcomes[0] == outcomes[1]
+    assert read(heads[0]) == read(heads[1])
+
+
+# A target, how many series it has now, and whether the log is synced behind it: several scrapes share a record.
+SCRAPES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.booleans()), max_size=60)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SCRAPES, st.integers(2, 7))
+def test_scrapes_of_any_shape_come_back(scrapes: list[tuple[str, int, bool]], gathered: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wal_replay, "GATHERED_SLOTS", gathered)
+        patch.setattr(wal_replay, "SPARE", 2)
+        patch.setattr(wal, "WHOLE_EVERY", 4)
+        rig = Rig(Path(folder))
+        for at, (target, count, is_synced) in enumerate(scrapes):
+            series = [named("temp", target=target, gpu=str(gpu)) for gpu in range(count)]
+            values = [float(at if gpu % 3 else gpu) / (1 + gpu % 2 * 6) for gpu in range(count)]
+            rig.scrape(target, series, at * 1000, values)
+            if is_synced:
+                rig.store.sync()
+        held = read(rig.store)
+        assert read(rig.reopen()) == held
+        rig.store.close()
+
+
+def test_a_number_that_another_series_gets_takes_nothing_from_the_one_before(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.scrape("gone", [named("temp", node="gone")], MINUTE, [1.0])
+    rig.store.sync()
+    later = MINUTE + SETTINGS.memory_ms + MINUTE
+    rig.store.head.unsaved_ms = later
+    rig.now_ms = later
+    rig.store.head.expire(later)
+    rig.scrape("came", [named("temp", node="came")], later, [2.0])
+    rig.store.close()
+    rig.open()
+    assert [rows for _, rows in sorted(read(rig.store).items())] == [[(later, 2.0)], [(MINUTE, 1.0)]]
+    rig.store.close()
+
+
+def test_a_target_of_two_hours_gets_room_for_them_at_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    series = [named("temp", gpu=str(gpu)) for gpu in range(3)]
+    for slot in range(480):
+        rig.scrape("node", series, slot * 15_000, [slot, slot / 7, 1.0])
+    held, used = read(rig.store), rig.store.head.used_bytes
+    rig.reopen()
+    assert read(rig.store) == held
+    assert rig.store.head.used_bytes == used
+    # No rows of a shorter length were ever taken.
+    assert [slab.capacity for slab in rig.store.head._ledger.slabs if slab._narrow._blocks] == [512]
+    rig.store.close()

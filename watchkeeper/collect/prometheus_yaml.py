@@ -1,0 +1,99 @@
+"""The YAML of a prometheus.yml with the line of each key, and its values as text, numbers and sizes.
+
+`prometheus_config` walks the tables. Scalars stay the text that they are written in, because `on` and `1e3` are names
+somewhere; whoever wants a number asks for one, and hears what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from watchkeeper.errors import CollectError, quote
+
+# `<<: *defaults`
+MERGE = "tag:yaml.org,2002:merge"
+SIZES = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+class Table(dict[str, Any]):
+    """A YAML mapping whose scalars are the text they are written in; `lines` has the line of each key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, int] = {}
+
+    def inherit(self, other: Table) -> None:
+        """Take over what the other table has and this one has not."""
+        for key in other.keys() - self.keys():
+            self[key], self.lines[key] = other[key], other.lines[key]
+
+
+def parse(path: Path) -> Table:
+    try:
+        root = _plain(yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise CollectError(f"cannot be read: {reason}", where=str(path)) from error
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = str(path) if mark is None else f"{path}:{mark.line + 1}"
+        raise CollectError(f"not YAML: {getattr(error, 'problem', None) or error}", where=where) from error
+    if not isinstance(root, Table):
+        raise CollectError("is not a Prometheus configuration: expected keys such as scrape_configs", where=str(path))
+    return root
+
+
+def _plain(node: yaml.Node | None) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        table = Table()
+        for key, value in node.value:
+            if key.tag == MERGE:
+                continue
+            table[str(key.value)] = _plain(value)
+            table.lines[str(key.value)] = key.start_mark.line + 1
+        for parent in (value for key, value in node.value if key.tag == MERGE):
+            for each in parent.value if isinstance(parent, yaml.SequenceNode) else [parent]:
+                found = _plain(each)
+                table.inherit(found if isinstance(found, Table) else Table())
+        return table
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item) for item in node.value]
+    if node is None or node.tag == "tag:yaml.org,2002:null":
+        return None
+    return str(node.value)
+
+
+def texts(found: object) -> list[str]:
+    items = found if isinstance(found, list) else [] if found is None else [found]
+    return [str(item) for item in items if item is not None]
+
+
+def label_texts(found: object) -> dict[str, str]:
+    return {name: str(value) for name, value in found.items() if value is not None} if isinstance(found, Table) else {}
+
+
+def truth(table: Table, key: str, default: bool) -> bool:
+    text = table.get(key)
+    if text is None:
+        return default
+    if str(text).lower() not in ("true", "false"):
+        raise ValueError(f"{key} must be true or false, found {quote(text)}")
+    return str(text).lower() == "true"
+
+
+def number(table: Table, key: str) -> int:
+    text = str(table.get(key) or "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise ValueError(f"{key} must be a whole number, found {quote(text)}")
+    return int(text)
+
+
+def size(text: str) -> int:
+    digits = text.rstrip("BKMGibkmg")
+    unit = text[len(digits) :].upper()
+    if not (digits.isascii() and digits.isdigit()) or unit not in SIZES:
+        raise ValueError(f"body_size_limit must be a size such as 10MB, found {quote(text)}")
+    return int(digits) * SIZES[unit]

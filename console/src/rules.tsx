@@ -93,7 +93,7 @@ function Rehearse({ rule, address }: { rule?: Rule; address: URL; theme: string 
     <Panel title={rule ? `Replay ${rule.name}` : "Replay an expression"} id="rehearse-panel" hint="over the samples that are kept · nothing is written, nobody is told" side={<button type="button" aria-label="Close the replay" data-testid="replay-close" onClick={() => putAll({ rule: null, expr: null, for: null })}>✕</button>}>
       <PromqlField id="rule-expr" label="Expression of the rule" value={expr} problem={problem && /\d+:\d+: /.test(problem.message) ? problem.message.replace(/^[\s\S]*?(\d+:\d+: )/, "$1") : undefined} run={(text) => put("expr", text === rule?.expr.trim() ? null : text)} />
       <form class="whatif" onSubmit={(e) => { e.preventDefault(); put("for", String(new FormData(e.currentTarget).get("for")) || null); }}>
-        <label>fires after <input name="for" class="number" value={after} aria-label="How long it must be true" data-testid="rule-for" onChange={(e) => put("for", e.currentTarget.value || null)} /></label>
+        <label>fires after <input name="for" class="number" defaultValue={after} key={after} aria-label="How long it must be true" data-testid="rule-for" onChange={(e) => put("for", e.currentTarget.value || null)} /></label>
         <Choice label="over the last" id="over" options={SPANS} value={range} choose={(r) => put("over", r === "6h" ? null : r)} />
         {changed && <button type="button" onClick={() => putAll({ expr: null, for: null })}>As it is in the file</button>}
         {rule && <Chip title="where it is written">{rule.file}:{rule.line}</Chip>}

@@ -133,6 +133,9 @@ def test_a_rule_is_replayed_over_history_as_it_is_and_changed(page: Page) -> Non
         found = page.get_by_test_id("replay-found")
         expect(found).to_contain_text("1 alert would have fired, 1 waited and did not")
         page.get_by_test_id("rule-for").fill("0s")
+        # As a picture of the fleet does that comes while somebody types.
+        page.evaluate("dispatchEvent(new Event('watchkeeper:address'))")
+        expect(page.get_by_test_id("rule-for")).to_have_value("0s")
         page.keyboard.press("Enter")
         expect(found).to_contain_text("2 alerts would have fired, with this change")
         expect(page.get_by_test_id("episode")).to_have_count(2)

@@ -21,21 +21,15 @@ from watchkeeper.errors import StartRefused
 from watchkeeper.kit import clock, logs, memory
 from watchkeeper.model import actions
 
-# A demo should move: five seconds between readings, and rules that follow them. A large fleet is read as a real hub
-# reads it, because this machine plays all of its nodes as well.
-DEMO_INTERVAL, LARGE_GPUS = "5s", 2048
+# A demo should move: five seconds between readings, and rules that follow them.
+DEMO_INTERVAL = "5s"
 READY_WITHIN_SECONDS = 30.0
 SCENARIO_AFTER_SECONDS = 15
 STOP_WITHIN_SECONDS = 3.0
 
 
 @click.command("up")
-@click.option(
-    "--gpus",
-    type=click.IntRange(1, 200_000),
-    default=512,
-    help="Simulated GPUs, eight to a node; above 2,048 they are read each 15 s, else each 5 s.",
-)
+@click.option("--gpus", type=click.IntRange(1, 200_000), default=512, help="Simulated GPUs, eight to a node.")
 @click.option("--scenario", "scenarios", multiple=True, metavar="NAME", help="Start with this fault; repeatable.")
 @click.option("--host", default="127.0.0.1", help="Address to listen on; beyond loopback needs --tokens.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=9480, help="Port of the console; 0 takes a free one.")
@@ -69,17 +63,16 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     world += [part for name in scenarios for part in ("--scenario", name)]
     # A fault strikes a fleet that has been seen healthy, so that everything about it has a name and a past.
     world += ["--scenario-after", str(round(SCENARIO_AFTER_SECONDS * max(1.0, speed)))]
-    configured = demo_settings(gpus=gpus, **hub)
+    configured = demo_settings(**hub)
     memory.give_back_early()
     memory.collect_seldom()
     asyncio.run(processes.until_stopped(lambda stop: run(configured, world, clock.ScaledClock(speed=speed), stop=stop)))
 
 
 def demo_settings(
-    host: str, port: int, *, directory: str | None, tokens: str | None, mode: str = "observe", gpus: int = 512
+    host: str, port: int, *, directory: str | None, tokens: str | None, mode: str = "observe"
 ) -> settings.Settings:
     """Settings of a hub that watches the simulated fleet of this machine."""
-    interval = DEMO_INTERVAL if gpus <= LARGE_GPUS else settings.Fleet().scrape_interval
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     overrides = {
         "hub.host": host,
@@ -87,8 +80,8 @@ def demo_settings(
         "hub.data": directory or str(Path(state) / "watchkeeper" / f"up-{port}"),
         "hub.tokens": tokens,
         "fleet.cluster": "sim",
-        "fleet.scrape_interval": interval,
-        "rules.interval": interval,
+        "fleet.scrape_interval": DEMO_INTERVAL,
+        "rules.interval": DEMO_INTERVAL,
         # A demo shares a laptop: six minutes in memory, which is all that rules over five minutes read, a day on disk.
         "query.memory": "6m",
         "query.block": "3m",

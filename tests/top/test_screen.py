@@ -98,6 +98,18 @@ def test_a_hub_that_goes_away_leaves_the_last_page_and_says_that_it_is_old() -> 
     play(source, story)
 
 
+def test_a_timer_and_an_answer_that_come_while_the_screen_is_taken_down_harm_nobody() -> None:
+    async def story(app: Top, pilot: Pilot[None]) -> None:
+        shown = app.shown
+        assert shown is not None
+        await app.query("Screen > *").remove()
+        app.read()
+        app._take(shown, app.view)
+        app._take("the hub does not answer", app.view)
+
+    play(Canned(many(1)), story)
+
+
 def test_only_cells_that_differ_are_drawn_again() -> None:
     source = Canned(many(4))
 

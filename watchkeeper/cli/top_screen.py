@@ -92,9 +92,14 @@ class Top(App[None]):
     def _table(self) -> DataTable[Text]:
         return self.query_one("#gpus", DataTable)
 
+    @property
+    def _is_there(self) -> bool:
+        """Whether there is anything to draw on: a timer or an answer may come while the screen is taken down."""
+        return bool(self.query("#gpus"))
+
     def read(self) -> None:
         """Ask for a page of as many rows as fit; while one is on its way, no other is asked for."""
-        if self._is_reading:
+        if self._is_reading or not self._is_there:
             return
         self._is_reading = True
         room = max(1, self._table.size.height - 1)
@@ -112,6 +117,8 @@ class Top(App[None]):
 
     def _take(self, page: Page | str, view: View) -> None:
         self._is_reading = False
+        if not self._is_there:
+            return
         if isinstance(page, str):
             # What is on the screen stays there, and says that it is old.
             self.query_one("#head", Static).update(Text(f"not current: {page}", style="bold red", overflow="ellipsis"))

@@ -7,6 +7,8 @@ import contextlib
 import http.client
 import json
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,17 @@ from watchkeeper.web.tls import Certificates
 # It takes 2 s at most; others on a busy machine may keep both cores for longer.
 STOP_SECONDS = 40.0
 ANSWER_SECONDS = 60.0
+
+
+def ask_json(url: str) -> tuple[int, Any]:
+    """Status and body of any server, a refusal's too; None for a body that is no object."""
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            body = error.read()
+            return error.code, json.loads(body) if body.startswith(b"{") else None
 
 
 @dataclass(frozen=True, slots=True)

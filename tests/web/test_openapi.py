@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +16,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from tests.product import running as product
 from tests.web.fake_hub import FakeHub
-from tests.web.running import serving
+from tests.web.running import ask_json, serving
 from watchkeeper.kit import api_version, wire
 from watchkeeper.web import openapi
 from watchkeeper.web.app import create_app
@@ -86,7 +84,7 @@ def test_a_running_hub_answers_as_the_document_says(tmp_path: Path) -> None:
             if operation is None or not path.startswith("/api/") or needs_something(operation):
                 continue
             walked += 1
-            status, answer = ask(hub.url + path)
+            status, answer = ask_json(hub.url + path)
             wrong += [f"{path} ({status}): {each}" for each in problems(status, answer, operation, document=document)]
     assert not wrong, "\n".join(wrong)
     assert walked > 15
@@ -102,15 +100,6 @@ def needs_something(operation: dict[str, Any]) -> bool:
         or operation["x-watchkeeper-role"] == Role.AGENT
         or operation["operationId"] == "get_api_live"
     )
-
-
-def ask(url: str) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
 
 
 def problems(status: int, answer: Any, operation: dict[str, Any], *, document: dict[str, Any]) -> list[str]:

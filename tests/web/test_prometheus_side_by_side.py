@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from urllib.parse import urlencode
 import pytest
 
 from tests import servers
-from tests.web.running import Site, serving
+from tests.web.running import Site, ask_json, serving
 from tests.web.test_prometheus_calls import FORM, StoredHub
 
 pytestmark = pytest.mark.servers
@@ -67,13 +66,8 @@ def ours() -> Iterator[Site]:
 
 
 def ask(url: str) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            body = error.read()
-            return error.code, json.loads(body) if body.startswith(b"{") else {"errorType": "not_found"}
+    status, body = ask_json(url)
+    return status, {"errorType": "not_found"} if body is None else body
 
 
 @pytest.mark.parametrize("asked", ASKED)

@@ -16,6 +16,7 @@ from watchkeeper.kit import durations, own_metrics
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine as engines
+from watchkeeper.query import host_cpu
 
 Series = tuple[tuple[Labels, float], ...]
 # As in packs/rules: what names a node in the labels of node_exporter and of the hub's own scrapes.
@@ -208,9 +209,10 @@ def _job(questions: Questions, name: str) -> dict[str, Series]:
     nodes = sorted({labels.get("Hostname", "") for labels in gpus} - {""})
     ports = questions.ask(_ports(own, nodes), about="InfiniBand ports") if nodes else {}
     grew = questions.ask(_memory_errors(own, nodes), about="memory errors of its GPUs") if nodes else {}
-    cpus = questions.ask(_cpus(own, nodes), about="CPUs of its nodes") if nodes else {}
+    cpus = questions.ask(host_cpu.share(_instances(own, nodes)), about="CPUs of its nodes") if nodes else {}
     if nodes and not cpus:
-        cpus = questions.ask(_loads(own, nodes), about="load of its nodes")
+        load = host_cpu.load_share(_hosts(own, nodes), minutes=1)
+        cpus = questions.ask(load, about="load of its nodes")
     named = [(labels.having(__name__="data_wait_share"), value) for labels, value in waits.items()]
     found = [*told.items(), *gpus.items(), *named]
     others = {"ib_errors_per_second": ports, GREW: grew, CPU_SHARE: cpus}
@@ -218,33 +220,25 @@ def _job(questions: Questions, name: str) -> dict[str, Series]:
 
 
 def _memory_errors(own: str, nodes: Sequence[str]) -> str:
-    where = f'{own},Hostname=~"{"|".join(_literally(node) for node in nodes[:64])}"'
+    where = _hosts(own, nodes)
     parts = [
         f'label_replace(increase({name}{{{where}}}[15m]) > 0, "field", "{name}", "", "")' for name in MEMORY_ERRORS
     ]
     return " or ".join(parts)
 
 
-def _cpus(own: str, nodes: Sequence[str]) -> str:
-    some = "|".join(_literally(node) for node in nodes[:64])
-    idle = f'node_cpu_seconds_total{{{own},instance=~"({some})(:[0-9]+)?",mode="idle"}}'
-    # For a minute at least, when a rank is called slow; where scrapes are rarer, five minutes stand in.
-    return f"1 - avg by (instance) (rate({idle}[1m]) or rate({idle}[5m]))"
+def _hosts(own: str, nodes: Sequence[str]) -> str:
+    """Matchers for series that name a node as GPUs' do."""
+    return f'{own},Hostname=~"{"|".join(_literally(node) for node in nodes[:64])}"'
 
 
-def _loads(own: str, nodes: Sequence[str]) -> str:
-    """What our agent tells of nodes without node_exporter, under the name that its series would have."""
-    where = f'{own},Hostname=~"{"|".join(_literally(node) for node in nodes[:64])}"'
-    share = (
-        f'max by (Hostname) (watchkeeper_host_load{{{where},minutes="1"}})'
-        f" / on (Hostname) max by (Hostname) (watchkeeper_host_cpus{{{where}}})"
-    )
-    return f'label_replace(clamp_max({share}, 1), "instance", "$1", "Hostname", "(.+)")'
+def _instances(own: str, nodes: Sequence[str]) -> str:
+    """Matchers for series that name a node as node_exporter's do."""
+    return f'{own},instance=~"({"|".join(_literally(node) for node in nodes[:64])})(:[0-9]+)?"'
 
 
 def _ports(own: str, nodes: Sequence[str]) -> str:
-    some = "|".join(_literally(node) for node in nodes[:64])
-    where = f'{own},instance=~"({some})(:[0-9]+)?"'
+    where = _instances(own, nodes)
     return (
         f"rate(node_infiniband_symbol_error_total{{{where}}}[5m]) > 10 or "
         f"node_infiniband_state_id{{{where}}} != 4 or increase(node_infiniband_link_downed_total{{{where}}}[10m]) > 0"

@@ -12,6 +12,7 @@ from itertools import islice
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import own_metrics
 from watchkeeper.model.labels import Labels
+from watchkeeper.query import host_cpu
 from watchkeeper.query.engine import Engine, Span
 from watchkeeper.workloads.identity import Key
 
@@ -91,11 +92,9 @@ class Questions:
         """
         some = "|".join(_literally(node) for node in islice(sorted(nodes), MOST_NODES))
         where = f'{self._own},instance=~"({some})(:[0-9]+)?"'
-        cpus = f'node_cpu_seconds_total{{{where},mode="idle"}}'
-        # For a minute at least, when a rank is called slow; where scrapes are rarer, five minutes stand in.
-        idle = f"avg by (instance) (rate({cpus}[1m]) or rate({cpus}[5m]))"
         sent = f"sum by (instance) (rate(node_infiniband_port_data_transmitted_bytes_total{{{where}}}[2m]))"
-        return self._ask(f"1 - {idle}") or self._ask(loads(self._where(nodes), minutes=1)), self._ask(sent)
+        cpus = self._ask(host_cpu.share(where)) or self._ask(host_cpu.load_share(self._where(nodes), minutes=1))
+        return cpus, self._ask(sent)
 
     def usual_watts(self) -> float | None:
         """The most that a GPU of the job drew within a day; None where SM activity is measured, which says more."""
@@ -116,8 +115,10 @@ class Questions:
         idle = self._ask(f"sum(rate(node_cpu_seconds_total{{{where}}}[5m]))")
         held, spare = next(iter(cores.values()), None), next(iter(idle.values()), None)
         if held is None:
-            told, cpus = self._where(nodes), f"watchkeeper_host_cpus{{{self._where(nodes)}}}"
-            both = self._ask(f"sum({cpus})"), self._ask(f"sum({loads(told, minutes=5)} * on (instance) {named(cpus)})")
+            told = self._where(nodes)
+            cpus = host_cpu.cpus(told)
+            wanted = f"{host_cpu.load_share(told, minutes=5)} * on (Hostname) {cpus}"
+            both = self._ask(f"sum({cpus})"), self._ask(f"sum({wanted})")
             return next(iter(both[0].values()), None), next(iter(both[1].values()), None)
         return held, None if held is None or spare is None else max(0.0, held - spare)
 
@@ -161,17 +162,6 @@ class Questions:
         except WatchkeeperError as error:
             self.refused.append(f"`{expr[:60]}…` could not be asked: {error}")
             return {}
-
-
-def loads(where: str, *, minutes: int) -> str:
-    """The share of a node's CPUs that programs want, by `instance`: what our agent tells without node_exporter."""
-    load, cpus = f'watchkeeper_host_load{{{where},minutes="{minutes}"}}', f"watchkeeper_host_cpus{{{where}}}"
-    return f"clamp_max({named(load)} / on (instance) {named(cpus)}, 1)"
-
-
-def named(series: str) -> str:
-    """A series of a node under the name that node_exporter's would have."""
-    return f'max by (instance) (label_replace({series}, "instance", "$1", "Hostname", "(.+)"))'
 
 
 def _literally(text: str) -> str:

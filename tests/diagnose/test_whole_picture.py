@@ -109,6 +109,23 @@ def test_a_node_whose_cpus_are_busy_alone_is_where_to_look_when_all_gpus_are_idl
     assert "See where the program of n2 stands" in [step.do for step in found.actions]
 
 
+@pytest.mark.parametrize(("clock", "sure"), [(1500.0, 0.88), (1980.0, 0.82)])
+def test_the_gpu_that_a_mute_job_waits_for_is_named_with_its_clock_where_that_is_low(clock: float, sure: float) -> None:
+    engine = an_engine()
+    for index in range(4):
+        named = {"UUID": f"GPU-{index}", "gpu": str(index), "Hostname": "n1", "pod": "llm-worker-0"}
+        say(engine, "DCGM_FI_DEV_GPU_UTIL", 99.0, **named)
+        say(engine, "DCGM_FI_DEV_SM_CLOCK", clock if index == 3 else 1980.0, **named)
+        share = 0.25 if index == 3 else 0.0
+        say(engine, "watchkeeper:job_gpu_busier:ratio", share, job_name="llm", Hostname="n1", UUID=f"GPU-{index}")
+    found = best(about_job("nccl_timeout_straggler", engine))
+    assert (found.cause, found.confidence) == ("nccl_timeout_straggler", sure)
+    said = [one.text for one in found.evidence]
+    assert said[0].endswith("keeps its SMs busy 25% longer than the others of its node, which wait for it")
+    assert any("SM clock 1500 MHz, the others of its node 1980 MHz" in text for text in said) is (clock < 1980)
+    assert [one.cause for one in found.ruled_out] == ["ib_link_degraded"]
+
+
 def test_what_a_gpu_did_for_its_last_holder_is_not_about_the_job_that_holds_it_now() -> None:
     engine = a_job({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}, age=300.0)
     for rank in range(4):

@@ -50,9 +50,11 @@ RANKS: Mapping[str, float] = {
 }
 
 
-def engine(*several: Mapping[str, float]) -> embedded.EmbeddedEngine:
+def engine(*several: Mapping[str, float], before: Mapping[str, float] | None = None) -> embedded.EmbeddedEngine:
+    """Series with one value each, of a second ago; `before` has values of a minute earlier."""
     made = embedded.EmbeddedEngine(head.Head())
     at = round(NOW.timestamp() * 1000) - 1000
+    made.append([Sample(notation.labels(name), at - 60_000, value) for name, value in (before or {}).items()])
     made.append([Sample(notation.labels(name), at, value) for rows in several for name, value in rows.items()])
     return made
 
@@ -160,6 +162,32 @@ def test_without_node_exporter_the_load_of_our_agent_tells_which_rank_is_short_o
     assert made.notes == ()
 
 
+def test_a_job_that_exchanges_gradients_this_second_is_not_bound_by_that() -> None:
+    def uses(active: float, tensor: float) -> dict[str, float]:
+        shares = {"active": active, "tensor": tensor, "dram": 0.3, "utilisation": 0.99}
+        return {f'watchkeeper:job_use:ratio{{of="{of}",{SLURM}}}': share for of, share in shares.items()}
+
+    held = {f"watchkeeper:job_gpus:sum{{{SLURM}}}": 4.0}
+    [line] = board.look(engine(held, uses(0.5, 0.1), before=uses(0.9, 0.4)), NOW, board.Around()).lines
+    assert line.bound_by is jobs.BoundBy.COMPUTE
+
+
+def test_a_mute_job_whose_gpu_is_late_is_slow_and_its_line_names_the_gpu() -> None:
+    mute = 'cluster="c",workload_kind="slurm_job",job_name="12"'
+    told = {
+        f"watchkeeper:job_gpus:sum{{{mute}}}": 4.0,
+        f'ALERTS{{alertname="JobRankSlow",alertstate="firing",{mute}}}': 1.0,
+        f'watchkeeper:job_gpu_busier:ratio{{{mute},Hostname="n1",UUID="GPU-1"}}': 0.01,
+        f'watchkeeper:job_gpu_busier:ratio{{{mute},Hostname="n1",UUID="GPU-2"}}': 0.25,
+    }
+    [line] = board.look(engine(told), NOW, board.Around()).lines
+    assert (line.state, line.bound_by) == (jobs.JobState.SLOW, jobs.BoundBy.STRAGGLER)
+    slow = line.straggler
+    assert slow is not None
+    assert (slow.rank, slow.node, slow.uuid, slow.score) == (None, "n1", "GPU-2", 0.25)
+    assert slow.why == "keeps its SMs busy 25% longer than the others, which wait for it"
+
+
 def test_a_mute_job_without_profiling_fields_that_hangs_names_the_gpu_that_is_idle() -> None:
     mute = 'cluster="c",workload_kind="slurm_job",job_name="12"'
     told: dict[str, float] = {
@@ -198,6 +226,12 @@ def test_a_nan_carries_the_xid_of_its_rank_and_not_that_of_another_job_s_gpu() -
     assert [(one.rank, one.kind, one.code) for one in loss.hardware] == [(3, "xid", "94")]
     assert len(made.hardware) == 2
     assert made.run_url == "https://wandb.example/r/1"
+
+
+@pytest.mark.parametrize("url", ["javascript:alert(1)", "data:text/html,x", "//tracker.example/r", "http:///r", "r/1"])
+def test_a_run_that_is_no_web_address_is_not_linked(url: str) -> None:
+    source = engine(SERIES, RANKS, {f'training_run_info{{{RANK},run_url="{url}"}}': 1})
+    assert report.make(source, NOW, asked(board.look(source, NOW, board.Around()), "4711")).run_url is None
 
 
 def test_jobs_whose_gpus_the_rules_have_not_put_together_yet_say_why_little_is_known() -> None:

@@ -1,19 +1,35 @@
-"""The diagnosis of a loss that diverged carries what its ranks' GPUs did."""
+"""A loss that went wrong carries what its ranks' GPUs did around then: in the diagnosis and in the job's report."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
-from tests.workloads.test_board import NOW, RANK, RANKS, engine, xid
+import pytest
+
+from tests.workloads.test_board import NOW, RANK, RANKS, asked, engine, xid
+from watchkeeper.cli import jobs as jobs_command
 from watchkeeper.diagnose import evidence
 from watchkeeper.diagnose.checks import training
+from watchkeeper.drill.watch import Watch
+from watchkeeper.kit import wire
 from watchkeeper.model import alerts, events, fleet, incidents
+from watchkeeper.sim.simulation import SimSettings, Simulation
+from watchkeeper.workloads import board, report
 
 PLACE = fleet.Place("c", domain="job=pretrain")
-THROTTLED = {'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{cluster="c",Hostname="n1",UUID="GPU-1",gpu="1"}': 64.0}
+GPU = 'cluster="c",Hostname="n1",UUID="GPU-1",gpu="1"'
+REASONS = f"DCGM_FI_DEV_CLOCKS_EVENT_REASONS{{{GPU}}}"
+CORRECTED = f"DCGM_FI_DEV_ECC_SBE_VOL_TOTAL{{{GPU}}}"
 
 
-def diverged(happened: list[events.Event], *more: dict[str, float]) -> list[str]:
+def diverged(
+    happened: list[events.Event], *more: dict[str, float], before: dict[str, float] | None = None
+) -> list[str]:
+    """The evidence about a job of four ranks; `before` is a minute older than everything else."""
     since = NOW - timedelta(minutes=1)
     member = incidents.Member(
         incidents.MemberKind.ALERT,
@@ -31,7 +47,7 @@ def diverged(happened: list[events.Event], *more: dict[str, float]) -> list[str]
     facts = evidence.gather(
         incident,
         NOW,
-        engine=engine(RANKS, {f"training_world_size{{{RANK}}}": 4.0}, *more),
+        engine=engine(RANKS, {f"training_world_size{{{RANK}}}": 4.0}, *more, before=before or {}),
         events_at=lambda place, *_: [one for one in happened if place.encloses(one.place)],
     )
     found = training.diverged(facts)
@@ -41,10 +57,89 @@ def diverged(happened: list[events.Event], *more: dict[str, float]) -> list[str]
 
 
 def test_the_xid_and_the_slowed_clocks_of_its_ranks_are_evidence_and_another_gpu_s_are_not() -> None:
-    said = diverged([xid("GPU-3", 31), xid("GPU-9", 31)], THROTTLED)
+    said = diverged([xid("GPU-3", 31), xid("GPU-9", 31)], {REASONS: 64.0})
     assert said.count("Xid 31") == 1
     assert any("clocks held down, reasons 0x40" in text for text in said)
 
 
-def test_without_any_the_diagnosis_says_how_many_gpus_were_looked_at() -> None:
-    assert diverged([])[-1].startswith("none of the 4 GPUs had an Xid, a memory error or slowed clocks")
+def test_memory_errors_alone_and_clocks_that_were_held_down_for_a_while_are_evidence() -> None:
+    said = diverged([], {REASONS: 0.0, CORRECTED: 40.0}, before={REASONS: 32.0, CORRECTED: 0.0})
+    assert any("corrected ECC errors within 11 min" in text for text in said)
+    assert any("clocks held down, reasons 0x20" in text for text in said)
+    assert not any(text.startswith("none of") for text in said)
+
+
+def test_without_any_the_diagnosis_says_how_many_gpus_were_looked_at_and_what_is_not_exported() -> None:
+    both = {REASONS: 0.0, CORRECTED: 7.0}
+    assert diverged([], both, before=both)[-1] == (
+        "none of the 4 GPUs had an Xid, a memory error or slowed clocks within 11 min"
+    )
+    assert diverged([])[-1] == (
+        "none of the 4 GPUs had an Xid within 11 min; no exporter would tell of a memory error or slowed clocks"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A simulated job whose loss became NaN, two minutes after something struck its node, or nothing did."""
+
+    watch: Watch
+    job: str
+
+    def report(self) -> list[str]:
+        """What `watchkeeper explain job` prints about it."""
+        now = self.watch.simulation.now
+        found = board.look(self.watch.engine, now, board.Around())
+        [line] = [line for line in found.lines if line.name == self.job]
+        happened = self.watch.journal.events_at(fleet.Place("sim"), since=now - timedelta(hours=1), until=now)
+        plain = asked(found, line.id, happened)
+        return jobs_command.in_words(wire.to_plain(report.make(self.watch.engine, now, plain)))
+
+    def evidence(self) -> list[str]:
+        [incident] = [one for one in self.watch.incidents() if one.place.domain == f"job={self.job}" and one.is_open]
+        found = self.watch.journal.diagnosis(incident.id)
+        assert found is not None
+        assert found.best is not None
+        assert found.best.cause == "training_diverged"
+        return [item.text for item in found.best.evidence]
+
+
+async def strike(watch: Watch, other: str | None) -> str:
+    await watch.advance(600, with_rules=False)
+    simulation = watch.simulation
+    jobs, layout = simulation.machines.jobs, simulation.layout
+    node = next(
+        node for node in layout.nodes
+        if len({int(one) for one in jobs.job_of_gpu[node.rows]}) == 1 and (jobs.kind[node.rows] == 1).all()
+    )  # fmt: skip
+    if other is not None:
+        simulation.inject(other, node=node.name, gpu=5 if other == "ecc-storm" else None)
+    await watch.advance(120)
+    fault = simulation.inject("loss-diverged", node=node.name)
+    await watch.advance(150)
+    assert fault.job is not None
+    return fault.job.name
+
+
+@pytest.fixture(params=["ecc-storm", "power-brake", None], ids=str)
+def struck(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str | None, Struck]]:
+    watch = Watch(Simulation(SimSettings(gpus=64, seed=7)), tmp_path)
+    yield request.param, Struck(watch, asyncio.run(strike(watch, request.param)))
+    watch.close()
+
+
+@pytest.mark.timeout(180)
+def test_a_nan_beside_errors_of_memory_or_braked_clocks_carries_them_and_beside_nothing_says_so(
+    struck: tuple[str | None, Struck],
+) -> None:
+    other, job = struck
+    lost = [line for line in job.report() if line.startswith("  loss ")]
+    expected = {"ecc-storm": "corrected ECC errors within", "power-brake": "clocks held down, reasons 0x"}
+    if other is None:
+        assert lost
+        assert all("no hardware event of its GPUs was seen then" in line for line in lost)
+        assert any("had an Xid, a memory error or slowed clocks within" in text for text in job.evidence())
+    else:
+        assert any(expected[other] in line for line in lost)
+        assert any(expected[other] in text for text in job.evidence())
+        assert not any(text.startswith("none of") for text in job.evidence())

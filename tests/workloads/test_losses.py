@@ -31,12 +31,12 @@ def test_a_gradient_that_leaps_to_ten_times_its_middle_is_an_event() -> None:
 
 
 def test_hardware_events_of_ten_minutes_before_are_joined_and_older_ones_are_not() -> None:
-    [joined] = join([Wrong(AT, "loss is not a number")], [xid(-30), xid(-8), xid(1), xid(5)])
+    joined = join(Wrong(AT, "loss is not a number"), [xid(-30), xid(-8), xid(1), xid(5)])
     assert [event.at - AT for event in joined.hardware] == [timedelta(minutes=-8), timedelta(minutes=1)]
 
 
 def test_a_loss_without_hardware_events_says_so_by_an_empty_list() -> None:
-    assert join([Wrong(AT, "loss is infinite")], [])[0].hardware == ()
+    assert join(Wrong(AT, "loss is infinite"), []).hardware == ()
 
 
 def test_what_the_job_told_is_not_repeated_by_what_its_series_show() -> None:

@@ -109,7 +109,8 @@ def replicas(hub: HubClient, model: str | None, cluster: str | None, window: str
         options.print_table(["model", "replicas", "would do", "because"], rows)
     else:
         click.echo("No program tells of its requests; see docs/howto/autoscale.md.")
-    _print_past(answer["past"])
+    if model:
+        _print_past(answer["past"], window)
     _problems(answer)
 
 
@@ -130,7 +131,9 @@ def in_words(answer: Mapping[str, Any], *, most_ranks: int = MOST_RANKS) -> list
     said += [f"  incident   {one}" for one in job["incidents"]]
     for loss in answer["losses"]:
         near = "; ".join(f"{one['place']}: {one['text']}" for one in loss["hardware"][:4])
-        said.append(f"  loss       {loss['at'][:19]}Z {loss['what']}; {near or 'its GPUs had no hardware event then'}")
+        said.append(
+            f"  loss       {loss['at'][:19]}Z {loss['what']}; {near or 'no hardware event of its GPUs was seen then'}"
+        )
     said += [f"  hardware   {one['at'][:19]}Z {one['place']}: {one['text'][:100]}" for one in answer["hardware"][-8:]]
     said += _ranks(answer, most_ranks)
     return said + [f"  not seen   {one}" for one in (*answer["efficiency"]["unseen"], *answer["notes"])]
@@ -210,8 +213,8 @@ def _note(one: Mapping[str, Any]) -> str:
     slow = one["straggler"]
     if slow is None:
         return " ".join(one["incidents"])
-    who = f"rank {slow['rank']}" if slow["rank"] is not None else f"GPU {slow['gpu']}"
-    return f"{who} on {slow['node'] or '?'}, GPU {slow['gpu'] or '?'}: {slow['score']:+.0%}"
+    rank = "" if slow["rank"] is None else f"rank {slow['rank']}, "
+    return f"{rank}GPU {slow['gpu'] or '?'} on {slow['node'] or '?'}: {slow['score']:+.0%}"
 
 
 def _print_csv(lines: Sequence[Mapping[str, Any]]) -> None:
@@ -227,15 +230,25 @@ def _plain(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
 
 
-def _print_past(past: Mapping[str, Any] | None) -> None:
+def _print_past(past: Mapping[str, Any] | None, window: str) -> None:
     if past is None:
+        click.echo(f"Of the last {window} too little is recorded to say what following the advice would have done.")
         return
-    hours = (past["until"] - past["since"]) / 3600
-    click.echo(
-        f"Over the last {hours:.1f} h: {past['had_replica_hours']:.1f} replica-hours; following the advice "
-        f"{past['would_replica_hours']:.1f}, with {past['changes']} changes. More than the target waited for "
-        f"{_seconds(past['crowded_seconds'])}, and would have for {_seconds(past['would_crowded_seconds'])}."
-    )
+    seen, whole = past["seen_seconds"], past["until"] - past["since"]
+    hole = f"; of {_seconds(whole - seen)} between nothing is recorded" if seen < whole else ""
+    click.echo(f"Over {_seconds(seen)}, looked at every {_seconds(past['step_seconds'])}{hole}:")
+    late = past["late_seconds"]
+    rows = [
+        ["replica-hours", f"{past['had_replica_hours']:.1f}", f"{past['would_replica_hours']:.1f}"],
+        ["changes of replicas", str(past["had_changes"]), str(past["changes"])],
+        ["too many waited", _seconds(past["crowded_seconds"]), _seconds(past["would_crowded_seconds"])],
+        [
+            "too many were late",
+            *(2 * [UNKNOWN] if late is None else [_seconds(late), _seconds(past["would_late_seconds"])]),
+        ],
+    ]
+    options.print_table(["", "as it was", "with the advice"], rows)
+    click.echo("At best: more replicas are taken to serve at once and to cure their queue.")
 
 
 def _problems(answer: Mapping[str, Any]) -> None:

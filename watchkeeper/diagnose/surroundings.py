@@ -6,6 +6,7 @@ questions; whatever the size of the fleet there are only a few, and what an engi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ MEMORY_ERRORS = {
     "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "rows remapped after uncorrectable errors",
     "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": "corrected ECC errors",
 }
-RANK_PLACES, GREW = "training_rank_info", "memory_errors_grew"
+RANK_PLACES, GREW, REASONS = "training_rank_info", "memory_errors_grew", "clocks_event_reasons"
 # What rules say about a job: its slow ranks, what moves between its GPUs, the most they drew, since when they are idle.
 TRAFFIC, USUAL_WATTS, IDLE_SECONDS, FIRING = (
     "watchkeeper:job_traffic:bytes_per_second",
@@ -44,7 +45,7 @@ TRAFFIC, USUAL_WATTS, IDLE_SECONDS, FIRING = (
     "ALERTS",
 )
 JOB_SERIES = ("training_.+", "watchkeeper:training_rank_slow:ratio", TRAFFIC, USUAL_WATTS, IDLE_SECONDS, FIRING)
-CPU_SHARE = "cpu_share"
+CPU_SHARE, BUSIER = "cpu_share", "gpu_busier"
 # A regular expression of so many UUIDs stays below what engines accept (64 KiB).
 MOST_UUIDS = 1000
 NODE_SERIES = ("watchkeeper_gpu_fault", "watchkeeper_node_info", "node_boot_time_seconds", "node_uname_info", "up")
@@ -54,12 +55,13 @@ NODE_SERIES = ("watchkeeper_gpu_fault", "watchkeeper_node_info", "node_boot_time
 class Around:
     """`series` by metric name; `peers` the hottest GPU of each node of the same rack or leaf, None where none is known.
 
-    `changes` are sentences: what is another than some hours ago.
+    `changes` are sentences: what is another than some hours ago; `minutes` is how far back counters were looked at.
     """
 
     series: Mapping[str, Series] = field(default_factory=dict)
     peers: Mapping[str, float] | None = None
     changes: tuple[str, ...] = ()
+    minutes: int = 0
 
     @property
     def count(self) -> int:
@@ -80,6 +82,8 @@ class Questions:
     def __init__(self, engine: engines.Engine, place: fleet.Place, at_ms: int, *, window: timedelta) -> None:
         self._engine, self._at_ms = engine, at_ms
         self.window = durations.format_seconds(window.total_seconds())
+        # For words, and for what is counted: whole minutes, which a person reads.
+        self.minutes = math.ceil(window.total_seconds() / 60)
         self.place = place
         self.cluster, self.node = own_metrics.escape(place.cluster), own_metrics.escape(place.node or "")
         self.selector = f'cluster="{self.cluster}",Hostname="{self.node}"'
@@ -122,7 +126,7 @@ def look(questions: Questions) -> Around:
         return _node(questions)
     kind, _, name = (place.domain or "").partition("=")
     if kind == "job":
-        return Around(_job(questions, name))
+        return Around(_job(questions, name), minutes=questions.minutes)
     if kind == "pod":
         return Around(_pod(questions, name))
     if kind == "namespace":
@@ -208,23 +212,33 @@ def _job(questions: Questions, name: str) -> dict[str, Series]:
     gpus = questions.ask(held, about=f"GPUs of {name}")
     nodes = sorted({labels.get("Hostname", "") for labels in gpus} - {""})
     ports = questions.ask(_ports(own, nodes), about="InfiniBand ports") if nodes else {}
-    grew = questions.ask(_memory_errors(own, nodes), about="memory errors of its GPUs") if nodes else {}
+    grew = questions.ask(_memory_errors(own, nodes, questions.minutes), about="memory errors") if nodes else {}
+    reasons = questions.ask(_reasons(own, nodes, questions.minutes), about="clock reasons") if nodes else {}
     cpus = questions.ask(host_cpu.share(_instances(own, nodes)), about="CPUs of its nodes") if nodes else {}
     if nodes and not cpus:
         load = host_cpu.load_share(_hosts(own, nodes), minutes=1)
         cpus = questions.ask(load, about="load of its nodes")
+    busier = questions.ask(
+        f'avg_over_time(watchkeeper:job_gpu_busier:ratio{{{own},job_name="{job}"}}[15m]) > 0.05', about="its late GPUs"
+    )
     named = [(labels.having(__name__="data_wait_share"), value) for labels, value in waits.items()]
     found = [*told.items(), *gpus.items(), *named]
-    others = {"ib_errors_per_second": ports, GREW: grew, CPU_SHARE: cpus}
+    others = {"ib_errors_per_second": ports, GREW: grew, REASONS: reasons, CPU_SHARE: cpus, BUSIER: busier}
     return {**_by_name(dict(found)), **{name: tuple(rows.items()) for name, rows in others.items()}}
 
 
-def _memory_errors(own: str, nodes: Sequence[str]) -> str:
+def _memory_errors(own: str, nodes: Sequence[str], minutes: int) -> str:
+    """By how much each counter grew, also where it did not: a counter that nobody exports is another thing."""
     where = _hosts(own, nodes)
     parts = [
-        f'label_replace(increase({name}{{{where}}}[15m]) > 0, "field", "{name}", "", "")' for name in MEMORY_ERRORS
+        f'label_replace(increase({name}{{{where}}}[{minutes}m]), "field", "{name}", "", "")' for name in MEMORY_ERRORS
     ]
     return " or ".join(parts)
+
+
+def _reasons(own: str, nodes: Sequence[str], minutes: int) -> str:
+    """The gravest reason of the window: bits of heat and of the power brake are the highest that data centres see."""
+    return f"max_over_time(DCGM_FI_DEV_CLOCKS_EVENT_REASONS{{{_hosts(own, nodes)}}}[{minutes}m])"
 
 
 def _hosts(own: str, nodes: Sequence[str]) -> str:

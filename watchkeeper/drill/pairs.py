@@ -32,6 +32,7 @@ PAIRS = (
     ("power-brake", "ecc-storm"),
     ("xid-119", "xid-48"),
     ("xid-74", "ecc-storm"),
+    ("loss-diverged", "ecc-storm"),
 )
 # The second ends the job whose heat shows the first: it strikes once the first has been seen.
 ONE_AFTER_THE_OTHER = frozenset({("fan-failure", "xid-48")})

@@ -36,7 +36,8 @@ from watchkeeper.workloads import board, identity, replicas, report
 DEFAULT_LIMIT, MOST_JOBS, MOST_INCIDENTS, LONGEST_ID = 500, 10_000, 1000, 300
 # A list is the same for everybody who looks within some seconds; when jobs began changes only by new ones.
 KEPT_SECONDS, FIRST_SEEN_SECONDS = 5.0, 60.0
-LONGEST_WINDOW, MOST_STEPS = 7 * 86_400, 2000
+# Replicas are changed within a minute, so a past that is looked at more rarely would be another one.
+DAY_SECONDS, DAY_STEP_MS, LONGEST_WINDOW, WEEK_STEP_MS = 86_400, 15_000, 7 * 86_400, 60_000
 LARGEST_BOOK_BYTES = 16 * 1024 * 1024
 
 
@@ -182,7 +183,7 @@ def _span(text: str, now_ms: int) -> Span:
         raise HTTPException(400, f"window `{text[:40]}`: write it like 6h or 1d") from error
     if not 300 <= seconds <= LONGEST_WINDOW:
         raise HTTPException(400, f"a window of {seconds:g} s; it may be from 300 to {LONGEST_WINDOW:,} s")
-    step = max(15_000, round(seconds * 1000 / MOST_STEPS))
+    step = DAY_STEP_MS if seconds <= DAY_SECONDS else WEEK_STEP_MS
     return Span(now_ms - round(seconds * 1000), now_ms, step)
 
 

@@ -23,7 +23,10 @@ QUESTIONS: Mapping[str, str] = {
     "gpus": "watchkeeper:job_gpus:sum",
     "nodes": "watchkeeper:job_nodes:count",
     "seen": "timestamp(watchkeeper:job_nodes:count)",
-    "uses": "watchkeeper:job_use:ratio",
+    # Means, because a job that exchanges gradients this second is not bound by that.
+    "uses": (
+        'avg_over_time(watchkeeper:job_use:ratio{of!="memory"}[10m]) or watchkeeper:job_use:ratio{of="memory"}'
+    ),
     "h_active": 'avg_over_time(watchkeeper:job_use:ratio{of="active"}[1h])',
     "idle": "watchkeeper:job_idle:seconds",
     "trainings": "watchkeeper:job_training:group",
@@ -39,6 +42,7 @@ QUESTIONS: Mapping[str, str] = {
         "watchkeeper:training_rank_slow:ratio * on (cluster, job_name, rank) group_left (Hostname, gpu, UUID) "
         "max by (cluster, job_name, rank, Hostname, gpu, UUID) (training_rank_info)"
         " or watchkeeper:training_rank_slow:ratio"
+        " or avg_over_time(watchkeeper:job_gpu_busier:ratio[15m]) > 0.1"
     ),
     "alerts": 'ALERTS{alertstate="firing",job_name!=""}',
 }  # fmt: skip
@@ -57,8 +61,14 @@ STATES = {
     "TrainingLossRising": jobs.JobState.DIVERGED,
     "TrainingGradientNorm": jobs.JobState.DIVERGED,
     "TrainingRankSlow": jobs.JobState.SLOW,
+    "JobRankSlow": jobs.JobState.SLOW,
     "TrainingThroughputDrop": jobs.JobState.SLOW,
     "TrainingInputStarved": jobs.JobState.SLOW,
+}
+# What the rank or GPU does that such an alert is about.
+DOES = {
+    "TrainingRankSlow": "computes {:.0%} longer than the others at each step",
+    "JobRankSlow": "keeps its SMs busy {:.0%} longer than the others, which wait for it",
 }
 NOT_YET = "no GPU is put to a job yet, which rules do once a minute: use, team, GPU-hours and cost are unknown"
 ORDER = {state: at for at, state in enumerate(jobs.JobState)}
@@ -198,7 +208,8 @@ class _Table:
         return jobs.JobState.IDLE if active is not None and active < efficiency.IDLE else jobs.JobState.RUNNING
 
     def _straggler(self, own: Training) -> jobs.Straggler | None:
-        if own not in self._slow or "TrainingRankSlow" not in self._alerts.get(own, ()):
+        does = next((DOES[name] for name in self._alerts.get(own, ()) if name in DOES), None)
+        if own not in self._slow or does is None:
             return None
         labels, score = self._slow[own]
         text = labels.get("rank", "")
@@ -208,7 +219,7 @@ class _Table:
             labels.get("gpu", ""),
             labels.get("UUID", ""),
             score,
-            f"computes {score:.0%} longer than the others at each step",
+            does.format(score),
         )
 
     def _nodes(self, key: Key, own: Training, running: Sequence[workloads.ScheduledWorkload]) -> int:

@@ -45,17 +45,10 @@ def merged(told: Iterable[Wrong], seen: Iterable[Wrong]) -> list[Wrong]:
     return sorted(kept, key=lambda one: one.at)[-MOST:]
 
 
-def join(wrong: Iterable[Wrong], hardware: Sequence[HardwareEvent]) -> tuple[LossEvent, ...]:
-    """Each with the events of the job's own GPUs shortly before and after."""
-    return tuple(
-        LossEvent(
-            one.at,
-            one.what,
-            one.value,
-            tuple(event for event in hardware if one.at - BEFORE <= event.at <= one.at + AFTER),
-        )
-        for one in wrong
-    )
+def join(one: Wrong, hardware: Sequence[HardwareEvent], counted: Sequence[HardwareEvent] = ()) -> LossEvent:
+    """With the events of the job's own GPUs shortly before and after, and what their counters say about that time."""
+    near = [event for event in hardware if one.at - BEFORE <= event.at <= one.at + AFTER]
+    return LossEvent(one.at, one.what, one.value, (*near, *counted))
 
 
 def _not_finite(points: Points, what: str) -> Iterable[Wrong]:

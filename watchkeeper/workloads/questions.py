@@ -123,11 +123,9 @@ class Questions:
         return held, None if held is None or spare is None else max(0.0, held - spare)
 
     def trouble(self, nodes: Iterable[str], at: datetime) -> Rows:
-        """Memory errors and slowed clocks around a time; the label `field` says which."""
+        """By how much memory errors grew around a time, and the gravest reason of clocks; `field` says which."""
         where = self._where(nodes)
-        asked = [
-            f'label_replace(increase({field}{{{where}}}[15m]) > 0, "field", "{field}", "", "")' for field in ERRORS
-        ]
+        asked = [f'label_replace(increase({field}{{{where}}}[15m]), "field", "{field}", "", "")' for field in ERRORS]
         asked.append(f'label_replace(max_over_time({REASONS}{{{where}}}[12m]), "field", "{REASONS}", "", "")')
         return self._ask(" or ".join(asked), at_ms=min(self._at_ms, round(at.timestamp() * 1000) + 120_000))
 

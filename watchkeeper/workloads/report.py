@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
 
 from watchkeeper.model import events, fleet, jobs, workloads
 from watchkeeper.model.labels import Labels
@@ -19,9 +20,14 @@ from watchkeeper.workloads.questions import ERRORS, REASONS, Questions, Rows
 
 HOUR_SECONDS = 3600.0
 LONGEST = timedelta(hours=24)
-MOST_RANKS, MOST_EVENTS, MOST_LOOKED_AT = 4096, 200, 3
+MOST_RANKS, MOST_EVENTS = 4096, 200
 # Software and hardware thermal slowdown and the external power brake (DCGM_FI_DEV_CLOCKS_EVENT_REASONS).
 HELD_DOWN_BITS = 0x20 | 0x40 | 0x80
+# What nobody can say about a loss that went wrong where its GPUs do not export it.
+UNTOLD = {
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "memory errors of its GPUs (DCGM_FI_DEV_ECC_*): they may explain its loss",
+    REASONS: f"why clocks of its GPUs were slow ({REASONS}): it may explain its loss",
+}
 # How several of a state are counted in a sentence.
 DOES = {
     **{state: state.value for state in jobs.RankState},
@@ -55,14 +61,8 @@ def make(engine: Engine, now: datetime, asked: Asked) -> jobs.JobReport:
     since = _since(asked, now)
     uses = _facts(questions, line, nodes, {one.uuid for one in seen}) if nodes else efficiency.Facts(line.gpus)
     hardware = _hardware(asked, since, now, nodes=nodes, rank_of={one.uuid: one.rank for one in seen})
-    wrong = losses.merged(
-        _told_losses(questions.told("training_event_timestamp_seconds")),
-        losses.find(questions.over("training_loss", since), questions.over("training_grad_norm", since)),
-    )
-    near = [
-        event for one in wrong[-MOST_LOOKED_AT:] for event in _trouble(questions, one.at, nodes, seen, asked.place_name)
-    ]
-    run = next((labels.get("run_url") for labels in questions.told("training_run_info") if labels.get("run_url")), None)
+    lost, untold = _losses(questions, asked, since, seen=seen, hardware=hardware)
+    runs = (_link(labels.get("run_url", "")) for labels in questions.told("training_run_info"))
     return jobs.JobReport(
         line,
         _why(line, beside),
@@ -71,10 +71,19 @@ def make(engine: Engine, now: datetime, asked: Asked) -> jobs.JobReport:
         tuple(sorted(beside, key=_rank_first)[:MOST_RANKS]),
         max(0, len(beside) - MOST_RANKS),
         tuple(hardware[-MOST_EVENTS:]),
-        losses.join(wrong, [*(one for one in hardware if one.rank is not None), *near]),
-        run,
-        tuple(questions.refused),
+        lost,
+        next(filter(None, runs), None),
+        (*questions.refused, *untold),
     )
+
+
+def _link(text: str) -> str | None:
+    """An address that a person may click: whoever writes a job's page chose it, and a browser runs what others say."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return None
+    return text if parts.scheme in ("http", "https") and parts.netloc and text.isprintable() else None
 
 
 def _seen(questions: Questions) -> tuple[list[ranks.Seen], set[str]]:
@@ -272,18 +281,41 @@ def _told_losses(rows: Rows) -> list[losses.Wrong]:
     ]
 
 
+def _losses(
+    questions: Questions,
+    asked: Asked,
+    since: datetime,
+    *,
+    seen: Sequence[ranks.Seen],
+    hardware: Sequence[jobs.HardwareEvent],
+) -> tuple[tuple[jobs.LossEvent, ...], list[str]]:
+    """What went wrong with loss and gradients, with what its GPUs did around then; and what of that nobody exports."""
+    wrong = losses.merged(
+        _told_losses(questions.told("training_event_timestamp_seconds")),
+        losses.find(questions.over("training_loss", since), questions.over("training_grad_norm", since)),
+    )
+    gpus = {one.uuid: one for one in seen if one.uuid}
+    nodes = {one.node for one in gpus.values()} - {""}
+    own = [one for one in hardware if one.rank is not None]
+    found, told = [], set()
+    for one in wrong:
+        rows = questions.trouble(nodes, one.at) if nodes else {}
+        theirs = {labels: value for labels, value in rows.items() if labels.get("UUID", "") in gpus}
+        told |= {labels.get("field", "") for labels in theirs}
+        found.append(losses.join(one, own, _trouble(theirs, one.at, gpus, names=asked.place_name)))
+    untold = [what for field, what in UNTOLD.items() if found and field not in told]
+    return tuple(found), untold
+
+
 def _trouble(
-    questions: Questions, at: datetime, nodes: set[str], seen: Sequence[ranks.Seen], names: Callable[[fleet.Place], str]
+    told: Rows, at: datetime, gpus: Mapping[str, ranks.Seen], *, names: Callable[[fleet.Place], str]
 ) -> list[jobs.HardwareEvent]:
     """Memory errors and slowed clocks of its GPUs around a time, as events: counters have no moment of their own."""
-    rank_of = {one.uuid: one for one in seen if one.uuid}
     found = []
-    for labels, value in (questions.trouble(nodes, at) if nodes else {}).items():
-        one, field = rank_of.get(labels.get("UUID", "")), labels.get("field", "")
-        if one is None:
-            continue
+    for labels, value in told.items():
+        one, field = gpus[labels.get("UUID", "")], labels.get("field", "")
         place = names(fleet.Place(labels.get("cluster", ""), node=one.node, gpu=one.uuid))
-        if field in ERRORS:
+        if field in ERRORS and value > 0:
             cause, what = ERRORS[field]
             found.append(jobs.HardwareEvent(at, place, "ecc", "", cause, f"{value:.0f} {what} within 15 min", one.rank))
         elif 0 <= value < 2**32 and field == REASONS and int(value) & HELD_DOWN_BITS:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from watchkeeper.diagnose.checks.application import app_illegal_access
 from watchkeeper.diagnose.checks.cooling import cooling_failure
 from watchkeeper.diagnose.checks.exits import out_of_memory
+from watchkeeper.diagnose.checks.late_gpu import late_gpu
 from watchkeeper.diagnose.checks.lost import fell_off_bus, gpu_missing
 from watchkeeper.diagnose.checks.memory import ecc_uncorrectable
 from watchkeeper.diagnose.checks.placing import waiting_pod
@@ -31,6 +32,6 @@ from watchkeeper.model.diagnosis import Finding
 Check = Callable[[Facts], Finding | None]
 CHECKS: tuple[Check, ...] = (
     fell_off_bus, gpu_missing, ecc_uncorrectable, app_illegal_access, cooling_failure, thermal_throttle,
-    power_brake, power_cap, rank_died, hung, straggler, starved, slow_gpu, slow_fabric, broken_gpu, diverged,
+    power_brake, power_cap, rank_died, hung, straggler, late_gpu, starved, slow_gpu, slow_fabric, broken_gpu, diverged,
     out_of_memory, silent_node, waiting_pod, gpu_idle_waste,
 )  # fmt: skip

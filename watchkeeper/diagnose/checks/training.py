@@ -11,7 +11,15 @@ from statistics import median
 from watchkeeper.diagnose.checks import ruling
 from watchkeeper.diagnose.checks.wording import finding
 from watchkeeper.diagnose.evidence import Facts, cause_of, is_grave, line, member_line
-from watchkeeper.diagnose.surroundings import CPU_SHARE, GREW, MEMORY_ERRORS, RANK_PLACES, TRAFFIC, USUAL_WATTS
+from watchkeeper.diagnose.surroundings import (
+    CPU_SHARE,
+    GREW,
+    MEMORY_ERRORS,
+    RANK_PLACES,
+    REASONS,
+    TRAFFIC,
+    USUAL_WATTS,
+)
 from watchkeeper.model import jobs
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 from watchkeeper.model.fleet import Place
@@ -213,9 +221,9 @@ def diverged(facts: Facts) -> Finding | None:
     held = {labels.get("UUID", "") for labels, _ in facts.around.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
     theirs = [event for event in facts.events if event.place.gpu in held]
     seen = (*(line(event) for event in theirs[:4]), *_memory_errors(facts, held), *_held_down(facts, held))
-    if not seen and held:
-        none = f"none of the {len(held)} GPUs had an Xid, a memory error or slowed clocks within 10 minutes"
-        seen = (_seen(facts, "kernel logs and DCGM", none),)
+    is_clean = not seen
+    if is_clean and held:
+        seen = (_seen(facts, "kernel logs and DCGM", _nothing_wrong(facts, held)),)
     steps = (Step("Rule out one bad GPU before the next run: compare the ranks' results", "watchkeeper diag -r 2"),)
     return finding(
         facts,
@@ -223,7 +231,7 @@ def diverged(facts: Facts) -> Finding | None:
         place=facts.place,
         confidence=0.8 if seen else 0.7,
         evidence=(*_told(facts), *seen),
-        steps=steps if theirs or len(seen) > 1 else (),
+        steps=() if is_clean else steps,
     )
 
 
@@ -349,28 +357,45 @@ def gpu_of_rank(facts: Facts, rank: int) -> Place | None:
     return _place(facts, ordered[rank]) if rank < len(ordered) else None
 
 
+def _nothing_wrong(facts: Facts, held: set[str]) -> str:
+    """What was looked at in vain, and what nobody exports."""
+    around = facts.around
+    told = {"a memory error": around.rows(GREW), "slowed clocks": around.rows(REASONS)}
+    is_told = {what: any(labels.get("UUID", "") in held for labels, _ in rows) for what, rows in told.items()}
+    looked = ["an Xid", *(what for what, there in is_told.items() if there)]
+    gaps = [what for what, there in is_told.items() if not there]
+    unknown = f"; no exporter would tell of {' or '.join(gaps)}" if gaps else ""
+    had = " or ".join(part for part in (", ".join(looked[:-1]), looked[-1]) if part)
+    return f"none of the {len(held)} GPUs had {had} within {around.minutes} min{unknown}"
+
+
 def _memory_errors(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
+    grew = [
+        (_place(facts, labels), labels.get("field", ""), value)
+        for labels, value in facts.around.rows(GREW)
+        if labels.get("UUID", "") in held and value > 0
+    ]
     return tuple(
         Evidence(
-            labels.get("field", ""),
-            f"{facts.names(_place(facts, labels))}: {value:.0f} {MEMORY_ERRORS[labels.get('field', '')]} in 15 minutes",
+            field,
+            f"{facts.names(place)}: {value:.0f} {MEMORY_ERRORS[field]} within {facts.around.minutes} min",
             at=facts.at,
-            place=_place(facts, labels),
+            place=place,
         )
-        for labels, value in facts.around.rows(GREW)[:4]
-        if labels.get("UUID", "") in held and labels.get("field", "") in MEMORY_ERRORS
+        for place, field, value in grew[:4]
+        if field in MEMORY_ERRORS
     )
 
 
 def _held_down(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
-    source = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
     slowed = [
         (_place(facts, labels), int(value))
-        for labels, value in facts.around.rows(source)
+        for labels, value in facts.around.rows(REASONS)
         if labels.get("UUID", "") in held
         and 0 <= value < 2**32
         and int(value) & (ruling.THERMAL_BITS | ruling.POWER_BRAKE_BIT)
     ]
+    source = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
     return tuple(
         Evidence(source, f"{facts.names(place)}: clocks held down, reasons 0x{value:x}", at=facts.at, place=place)
         for place, value in slowed[:4]

@@ -79,6 +79,20 @@ def test_a_file_that_is_not_there_or_no_table_is_one_clear_line(
         assert words in capsys.readouterr().err
 
 
+def test_what_is_left_out_of_a_table_is_in_the_answer_and_on_the_screen(table: Path) -> None:
+    lines = table.read_text().splitlines()
+    lines[40] = lines[40].rsplit(",", 1)[0] + ",n/a"
+    lines[50] = lines[50].rsplit(",", 1)[0] + ",-7"
+    table.write_text("\n".join(lines))
+    answer = answered("forecast", "--csv", table, "--horizon", "1d")
+    assert answer["rows"] == {"rows": 504, "used": 502, "left_out": 2}
+    assert answer["problems"]["counts"] == {"negative demand": 1, "no value": 1}
+    assert answer["history"]["gaps"] == 2
+    said = run("forecast", "--csv", table, "--horizon", "1d").output
+    assert "Of 504 rows 502 are used." in said
+    assert f"{table}:41: no value: 'n/a'" in said
+
+
 def test_capacity_now_of_tables_counts_what_ran_at_their_end(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text(NODES)
     (tmp_path / "jobs.csv").write_text(JOBS)

@@ -123,13 +123,6 @@ def test_one_value_is_refused_with_both_numbers() -> None:
         forecast.forecast(hourly(np.array([1.0])), DAY)
 
 
-def test_a_value_that_is_no_count_of_anything_is_left_out_and_named() -> None:
-    columns = demand.Columns("time", "gpus", {})
-    points, problems, _ = demand.read_points("time,gpus\n0,1\n3600,1e308\n7200,2\n", columns, where="d.csv")
-    assert [value for _, value in points] == [1.0, 2.0]
-    assert problems.lines() == ["d.csv:3: value too large: 1e+308; 1e+15 is the most"]
-
-
 def test_intervals_hold_about_80_percent_of_what_comes() -> None:
     values = seasons(10 * 168, noise=20.0)
     inside: list[float] = []
@@ -148,6 +141,44 @@ def test_the_back_test_of_the_past_knows_nothing_of_the_future() -> None:
     )
     same = one.origins <= len(values) - 24
     np.testing.assert_array_equal(one.paths[same], other.paths[same])
+
+
+@pytest.mark.parametrize("hours", [24, 168])
+def test_the_reported_error_is_what_asking_again_and_again_would_have_shown(hours: int) -> None:
+    values = seasons(25 * 24, noise=25.0)
+    told = forecast.forecast(hourly(values), hours * HOUR).backtest
+    assert told.since_seconds is not None
+    assert told.is_whole
+    since = int(told.since_seconds / HOUR)
+    origins = range(since, len(values) - hours + 1, 12)
+    made = np.array([forecast.forecast(hourly(values[:at]), hours * HOUR).mean for at in origins])
+    day = np.array([repeat_last(values[:at], 24, hours) for at in origins])
+    actual = np.array([values[at : at + hours] for at in origins])
+    assert told.origins == len(origins)
+    assert told.wape == pytest.approx(missed(made, actual))
+    assert told.naive_day_wape == pytest.approx(missed(day, actual))
+
+
+def test_forecasts_that_had_little_to_learn_from_are_not_judged() -> None:
+    random = np.random.default_rng(2)
+    values = np.append(random.uniform(0, 1000, 10 * 24), np.full(20 * 24, 64.0))
+    told = forecast.forecast(hourly(values), DAY).backtest
+    assert told.since_seconds is not None
+    assert told.since_seconds >= 15 * DAY
+    assert told.wape is not None
+    assert told.wape < 0.2
+
+
+def test_forecasts_before_a_week_was_seen_twice_are_not_judged_where_others_are() -> None:
+    told = forecast.forecast(hourly(seasons(16 * 24)), DAY).backtest
+    assert (told.since_seconds, told.origins, told.is_whole) == (14 * DAY, 3, True)
+
+
+def test_a_horizon_that_no_past_forecast_reached_is_judged_in_part_and_said() -> None:
+    made = forecast.forecast(hourly(seasons(10 * 24)), WEEK)
+    assert not made.backtest.is_whole
+    assert made.backtest.wape is not None
+    assert any("too short to test the whole horizon" in note for note in made.notes)
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.capacity import demand, jobs
+from watchkeeper.capacity import demand, demand_table, jobs
 from watchkeeper.capacity.stock import Node, Shape
 from watchkeeper.errors import CollectError
 from watchkeeper.readers import table
@@ -30,9 +30,9 @@ SACCT = """JobID|Submit|Start|End|AllocTRES|State|
 
 
 def read_demand(text: str, **told: str) -> tuple[demand.Series, table.Problems]:
-    columns = demand.Columns("time", "gpus", {}, **told)
-    points, problems, _ = demand.read_points(text, columns, where="d.csv")
-    return demand.regular(points, combine=columns.combine), problems
+    columns = demand_table.Columns("time", "gpus", {}, **told)
+    found = demand_table.read_points(text, columns, where="d.csv", now=4e9)
+    return demand.regular(found.points, combine=columns.combine), found.problems
 
 
 def test_what_sacct_prints_becomes_jobs_and_every_odd_line_is_named() -> None:

@@ -3,13 +3,13 @@
 A value of a step is the mean of what was measured in it. A step without a point is a gap (NaN). A fall to nothing that
 comes back within days is an outage of the fleet or of its recording: nobody's demand went away, so it counts as a gap
 as well, once it is over; while it lasts nobody can know, and it counts as it reads. `forecast` takes the series;
-`cli/capacity` reads points from CSV, `web/capacity_api` from the hub's own samples.
+points come from `demand_table` or, in `web/capacity_api`, from the hub's own samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import durations
-from watchkeeper.readers import table
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -27,9 +26,6 @@ USUAL_MINUTES = (1, 2, 5, 10, 15, 20, 30, 60, 120, 180, 240, 360, 720, 1440, 10_
 USUAL_STEPS = (10, 15, 30, *(60 * minutes for minutes in USUAL_MINUTES))
 # Twelve weeks are looked at: so many steps of five minutes. Ahead, a week of five minutes takes a second and 64 MB.
 MOST_STEPS, MOST_AHEAD = 25_000, 2_500
-UNIT_SECONDS = {"s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-# More is no count of anything: a cell of 1e308 would leave no number of the error finite.
-MOST_VALUE = 1e15
 # An outage: below a fiftieth of what was usual, for at most three days, back to at least half of it within six hours.
 OUTAGE_SHARE, OUTAGE_DAYS, BACK_SHARE = 0.02, 3, 0.5
 
@@ -55,64 +51,8 @@ class Series:
         return replace(self, notes=(*notes, *self.notes))
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Which columns of a table hold what, and which of its rows count."""
-
-    time: str
-    value: str
-    where: Mapping[str, str]
-    unit: str = ""
-    combine: str = ""
-
-
-def read_points(
-    text: str, columns: Columns, *, where: str
-) -> tuple[list[tuple[float, float]], table.Problems, list[str]]:
-    """Points of a table by time; lines that cannot be used are in the problems, what was assumed in the notes."""
-    problems, notes = table.Problems(where), []
-    found = table.read(text, where=where, problems=problems)
-    for column in (columns.time, columns.value, *columns.where):
-        table.need(found, column, where=where)
-    rows = [row for row in found.rows if all(row.cells[name] == value for name, value in columns.where.items())]
-    unit = UNIT_SECONDS.get(columns.unit) or _guessed_unit(
-        columns.time, [row.cells[columns.time] for row in rows[:1000]]
-    )
-    if unit is not None and not columns.unit:
-        notes.append(f"`{columns.time}` counts steps of {durations.format_seconds(unit)}; --time-unit says otherwise")
-    points = []
-    for row in rows:
-        try:
-            at = table.moment(row.cells[columns.time], unit_seconds=unit)
-            value = table.number(row.cells[columns.value])
-        except ValueError as error:
-            problems.add("unreadable cell", row.line, str(error))
-            continue
-        if at is None:
-            problems.add("no time", row.line)
-        elif value is not None and abs(value) > MOST_VALUE:
-            problems.add("value too large", row.line, f"{value:g}; {MOST_VALUE:g} is the most")
-        elif value is not None:
-            points.append((at, value))
-    if len(points) < 2:
-        said = "; ".join(problems.lines()[:3]) or None
-        raise CollectError(f"{len(points)} rows can be used; a forecast needs at least 2", where=where, now=said)
-    return points, problems, notes
-
-
-def _guessed_unit(name: str, cells: Sequence[str]) -> float | None:
-    """Hours or days, where the times are plain counts 0, 1, 2, …; None where they are times."""
-    counts = [float(cell) for cell in cells if table.NUMBER.fullmatch(cell)]
-    if len(counts) < 2 or len(counts) < len(cells) or max(map(abs, counts)) > 1e6:
-        return None
-    gaps = np.diff(np.unique(counts))
-    if not len(gaps) or float(np.median(gaps)) != 1.0:
-        return None
-    return UNIT_SECONDS["d"] if "day" in name.lower() else UNIT_SECONDS["h"]
-
-
 def regular(
-    points: Sequence[tuple[float, float]],
+    points: Sequence[tuple[float, float]] | Floats,
     *,
     combine: str = "",
     step_seconds: float | None = None,
@@ -147,11 +87,11 @@ def _first_edge(times: Floats, step: float) -> float:
 
 
 def _in_order(
-    points: Sequence[tuple[float, float]], combine: str, notes: list[str], *, where: str
+    points: Sequence[tuple[float, float]] | Floats, combine: str, notes: list[str], *, where: str
 ) -> tuple[Floats, Floats]:
     """Times and values by time, one for each time."""
-    array = np.array(sorted(points), dtype=np.float64).reshape(-1, 2)
-    times, values = array[:, 0], array[:, 1]
+    array = np.asarray(points, dtype=np.float64).reshape(-1, 2)
+    times, values = array[np.argsort(array[:, 0], kind="stable")].T
     unique, first, counts = np.unique(times, return_index=True, return_counts=True)
     if len(unique) < 2:
         raise CollectError(f"{len(unique)} different times; a forecast needs at least 2", where=where)
@@ -163,7 +103,6 @@ def _in_order(
             f"each time stands {many} times, as of several groups: added up, unless --combine or --where is given"
         )
         return unique, np.add.reduceat(values, first)
-    notes.append(f"rows that repeat a time: {int(np.sum(counts - 1))}; the mean of such rows is used")
     return unique, np.add.reduceat(values, first) / counts
 
 

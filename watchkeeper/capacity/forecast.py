@@ -23,9 +23,12 @@ from watchkeeper.capacity.forecast_models import (
 from watchkeeper.capacity.holidays import Holidays, take_out
 from watchkeeper.errors import CollectError
 
+# What a weekly season needs. Forecasts with less before them are not like the coming one, and are not judged where
+# there are others.
+ENOUGH_WEEKS = 2
 # An origin whose weights rest on fewer outcomes is not yet the procedure that is judged.
 LEAST_OUTCOMES = 3
-# So many of them, spread evenly, tell the share that intervals hold to some percent.
+# So many forecasts, spread evenly, tell the share that intervals hold to some percent.
 MOST_JUDGED = 24
 # Models that together carry less than this are not worth naming.
 NAMED_SHARE = 0.5
@@ -35,7 +38,8 @@ NAMED_SHARE = 0.5
 class Backtest:
     """How the procedure did on the past; None where the history is too short to tell.
 
-    `naive_wape` is that of the better of the two naive forecasts, which repeat the last day or the last week.
+    `naive_wape` is that of the better of the two naive forecasts, which repeat the last day or the last week, on the
+    same points. Forecasts from `since_seconds` on are judged, over the whole horizon where `is_whole`.
     """
 
     wape: float | None
@@ -45,6 +49,8 @@ class Backtest:
     straight_line_wape: float | None
     covered: float | None
     origins: int
+    since_seconds: float | None
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,36 +143,51 @@ class _Tested:
         return self.rolled.origins[self.rows]
 
     @property
-    def actual(self) -> Floats:
-        return self.rolled.actual[self.rows]
+    def is_whole(self) -> bool:
+        """Whether some forecasts can be judged over the whole horizon."""
+        return int(self._learnt(whole=True).sum()) >= LEAST_OUTCOMES
+
+    def _learnt(self, *, whole: bool) -> demand.Mask:
+        """Forecasts after two weeks of outcomes, or half of them in a shorter history, and after two weeks at all."""
+        first, now = self.rolled.origins[0], self.rolled.origins[-1]
+        weeks = ENOUGH_WEEKS * self.rolled.scale.week
+        learnt = self.origins - first >= min(weeks, (now - first) // 2)
+        seasoned = learnt & (self.origins >= weeks)
+        if int(seasoned.sum()) >= LEAST_OUTCOMES:
+            learnt = seasoned
+        return np.asarray(learnt & (self.origins + (self.rolled.steps if whole else 0) <= now))
 
     def judged(self, series: demand.Series) -> Backtest:
+        judged = np.flatnonzero(self._learnt(whole=self.is_whole))
+        rows = [self.rows[at] for at in judged]
+        actual, asked = self.rolled.actual[rows], self.rolled.paths[rows]
         naive = {
-            name: backtest.wape(self.rolled.paths[self.rows][:, self.rolled.names.index(name)], self.actual)
-            for name in (NAIVE_DAY, NAIVE_WEEK)
+            name: backtest.wape(asked[:, self.rolled.names.index(name)], actual) for name in (NAIVE_DAY, NAIVE_WEEK)
         }
+        first = int(self.origins[judged[0]]) if len(judged) else None
         return Backtest(
-            backtest.wape(self.paths, self.actual),
+            backtest.wape(self.paths[judged], actual),
             min((value for value in naive.values() if value is not None), default=None),
             naive[NAIVE_DAY],
             naive[NAIVE_WEEK],
-            backtest.wape(self._lines(series), self.actual),
-            self._covered(),
-            len(self.rows),
+            backtest.wape(self._lines(series, judged), actual),
+            self._covered(judged),
+            len(judged),
+            None if first is None else series.start_seconds + first * series.step_seconds,
+            self.is_whole,
         )
 
-    def _lines(self, series: demand.Series) -> Floats:
+    def _lines(self, series: demand.Series, judged: backtest.Indexes) -> Floats:
         scale = self.rolled.scale
         values = demand.filled(series.values, day=scale.day, week=scale.week)
-        lines = [straight_line(values[:origin], self.rolled.steps) for origin in self.origins]
-        return np.array(lines).reshape(self.paths.shape)
+        lines = [straight_line(values[:origin], self.rolled.steps) for origin in self.origins[judged]]
+        return np.array(lines).reshape(len(judged), self.rolled.steps)
 
-    def _covered(self) -> float | None:
+    def _covered(self, judged: backtest.Indexes) -> float | None:
         """The share of outcomes inside intervals that were made of earlier outcomes only."""
         inside = known = 0
-        least = intervals.LEAST_CALIBRATED
-        every = max(1, (len(self.rows) - least) // MOST_JUDGED)
-        for at in range(least, len(self.rows), every):
+        judged = judged[judged >= intervals.LEAST_CALIBRATED]
+        for at in judged[:: max(1, len(judged) // MOST_JUDGED)]:
             low, high = self.track.offsets(int(self.origins[at]))
             missed = self.track.residuals[at]
             there = ~np.isnan(missed)
@@ -210,6 +231,6 @@ def _notes(series: demand.Series, rolled: backtest.Rolled, tested: _Tested) -> l
         notes.append("no daily season can be seen in this series")
     if not rolled.scale.has_week or len(series) < 2 * week:
         notes.append("no weekly season can be seen in this series: two weeks are the least")
-    if len(tested.rows) < 2 * LEAST_OUTCOMES or np.isnan(tested.actual[:, -1]).all():
+    if not tested.is_whole:
         notes.append("the history is too short to test the whole horizon: the far end is a guess")
     return notes

@@ -108,7 +108,7 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
 
 def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tuple[str, dict[str, str]]:
     for column in columns.values():
-        table.need(found, column, where=where)
+        table.need(found.columns, column, where=where)
     for name, wanted in layouts().items():
         if set(wanted.values()) <= set(found.columns):
             # A table in our own words may have any of them.

@@ -16,7 +16,6 @@ import numpy as np
 from watchkeeper.capacity import advice, demand, fullness
 from watchkeeper.capacity.forecast import Forecast, forecast
 from watchkeeper.kit import durations, wire
-from watchkeeper.readers import table
 
 
 def forecast_report(
@@ -25,7 +24,6 @@ def forecast_report(
     *,
     capacity_gpus: float | None = None,
     target: float = fullness.TARGET,
-    problems: table.Problems | None = None,
     holidays: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Forecast a series and say everything about it; fullness and advice where the fleet's size is known."""
@@ -40,8 +38,6 @@ def forecast_report(
         "weights": made.weights,
         "notes": list(made.notes),
     }
-    if problems is not None:
-        answer["problems"] = problems.plain()
     if capacity_gpus is None:
         return answer
     known = series.values[~np.isnan(series.values)]
@@ -79,6 +75,8 @@ def _backtest(made: Forecast) -> dict[str, Any]:
         "naive_week_wape": judged.naive_week_wape,
         "straight_line_wape": judged.straight_line_wape,
         "origins": judged.origins,
+        "since": _when(judged.since_seconds),
+        "whole_horizon": judged.is_whole,
     }
 
 

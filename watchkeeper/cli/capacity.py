@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -117,32 +118,32 @@ def forecast(hub: HubClient, csv_path: str | None, as_json: bool, **told: Any) -
 
 def forecast_table(path: str, **told: Any) -> dict[str, Any]:
     # numpy takes a tenth of a second to load, which only this way needs.
-    from watchkeeper.capacity import demand, report
+    from watchkeeper.capacity import demand, demand_table, report
     from watchkeeper.readers import table
 
     text = read_text(path)
-    first = table.read(text[: text.find("\n") + 1] or text, where=path, problems=table.Problems(path)).columns
+    first, _ = table.opened(text, where=path, problems=table.Problems(path))
     time_column, value_column = told["time_column"] or first[0], told["value_column"]
     if value_column is None:
         others = [name for name in first if name != time_column]
         if len(others) != 1:
             raise click.UsageError(f"--value-column says which column is meant: {', '.join(others)[:200]}")
         value_column = others[0]
-    columns = demand.Columns(
+    columns = demand_table.Columns(
         time_column, value_column, dict(told["rows"]), unit=told["time_unit"] or "", combine=told["combine"] or ""
     )
-    points, problems, notes = demand.read_points(text, columns, where=path)
+    found = demand_table.read_points(text, columns, where=path, now=time.time())
     series = demand.regular(
-        points, combine=columns.combine, step_seconds=told["step"], horizon_seconds=told["horizon"], where=path
-    ).noted(notes)
-    return report.forecast_report(
+        found.points, combine=columns.combine, step_seconds=told["step"], horizon_seconds=told["horizon"], where=path
+    ).noted(found.notes)
+    answer = report.forecast_report(
         series,
         told["horizon"],
         capacity_gpus=told["capacity_gpus"],
         target=told["target"],
-        problems=problems,
         holidays=[day.replace(tzinfo=UTC).timestamp() for day in told["holidays"]],
     )
+    return {**answer, "rows": dict(found.counts), "problems": found.problems.plain()}
 
 
 @command.command("now")

@@ -45,6 +45,8 @@ def _forecast(answer: Mapping[str, Any], width: int) -> Iterator[str]:
     yield ""
     yield from _tested(answer)
     yield from (f"Note: {note}." for note in answer["notes"])
+    if "rows" in answer and answer["rows"]["left_out"]:
+        yield f"Of {answer['rows']['rows']:,} rows {answer['rows']['used']:,} are used."
     yield from _problems(answer.get("problems"))
 
 
@@ -57,8 +59,10 @@ def _tested(answer: Mapping[str, Any]) -> Iterator[str]:
         if tested["naive_wape"]:
             gain = 1 - tested["wape"] / tested["naive_wape"]
             better = f" ({100 * abs(gain):.0f} % {'better' if gain >= 0 else 'worse'})"
+        part = "" if tested["whole_horizon"] else "of parts of the horizon "
         yield (
-            f"Back-test of {tested['origins']} forecasts: error {_share(tested['wape'])} of demand, naive forecast "
+            f"Back-test of {tested['origins']} forecasts {part}from {_short(tested['since'])} on: "
+            f"error {_share(tested['wape'])} of demand, naive forecast "
             f"{_share(tested['naive_wape'])}{better}, straight line {_share(tested['straight_line_wape'])}; "
             f"{_share(tested['coverage'])} of what came lay inside the 80 % interval."
         )

@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 
@@ -22,8 +22,9 @@ from watchkeeper.errors import CollectError, quote
 MOST_NAMED = 20
 # A month of a large cluster's jobs is some 10^6 lines of a few hundred bytes.
 LONGEST_BYTES = 1 << 30
-# Seconds of 1970 to 5138; what is larger is milliseconds, as Prometheus' and JavaScript's clocks count.
-LARGEST_SECONDS = 1e11
+# The years 6 to 5138 in seconds since 1970. A larger count is of milliseconds, as Prometheus' and JavaScript's clocks
+# count, of microseconds or of nanoseconds.
+EARLIEST_SECONDS, LARGEST_SECONDS, LARGEST_NANOSECONDS = -6.2e10, 1e11, 1e20
 EMPTY = frozenset({"", "null", "none", "nan", "n/a", "unknown", "none assigned"})
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
 MONTH = re.compile(r"\d{4}-\d{2}")
@@ -66,7 +67,16 @@ class Table:
 
 
 def read(text: str, *, where: str, problems: Problems) -> Table:
-    """Rows of CSV text with a header, separated by `,`, `;`, tab or `|`; CollectError where there is no table."""
+    """The whole table, as `opened` gives it."""
+    columns, rows = opened(text, where=where, problems=problems)
+    return Table(columns, list(rows))
+
+
+def opened(text: str, *, where: str, problems: Problems) -> tuple[tuple[str, ...], Iterator[Row]]:
+    """Columns and, one by one, rows of CSV text with a header, separated by `,`, `;`, tab or `|`.
+
+    CollectError where there is no table, which for some texts shows only at a later row.
+    """
     if len(text) > LONGEST_BYTES:
         raise CollectError(f"{len(text):,} characters; the most is {LONGEST_BYTES:,}", where=where)
     text = text.removeprefix("\ufeff")
@@ -75,17 +85,23 @@ def read(text: str, *, where: str, problems: Problems) -> Table:
     # A file of one column has none of them; a NUL is no text at all, and csv refuses it as well.
     if not header_line.strip() or "\0" in text:
         raise CollectError("this is no table: the first line must name the columns", where=where)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    columns = tuple(name.strip() for name in next(reader))
+    lines = _lines(io.StringIO(text, newline=""), separator, where)
+    _, header = next(lines)
+    columns = tuple(name.strip() for name in header)
+    return columns, _rows(lines, columns, problems)
+
+
+def _lines(text: io.StringIO, separator: str, where: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(text, delimiter=separator, skipinitialspace=True)
     try:
-        return Table(columns, list(_rows(reader, columns, problems)))
+        for cells in reader:
+            yield reader.line_num, cells
     except csv.Error as error:
         raise CollectError(f"this is no table: {error}", where=f"{where}:{reader.line_num}") from error
 
 
-def _rows(reader: Iterator[list[str]], columns: tuple[str, ...], problems: Problems) -> Iterator[Row]:
-    for cells in reader:
-        line: int = reader.line_num  # type: ignore[attr-defined]
+def _rows(lines: Iterator[tuple[int, list[str]]], columns: tuple[str, ...], problems: Problems) -> Iterator[Row]:
+    for line, cells in lines:
         if not any(cell.strip() for cell in cells):
             continue
         if len(cells) != len(columns):
@@ -99,7 +115,7 @@ def number(text: str) -> float | None:
     if text.lower() in EMPTY:
         return None
     if NUMBER.fullmatch(text) is None or not math.isfinite(found := float(text)):
-        raise ValueError(f"{quote(text)} is not a number")
+        raise ValueError(f"{quote(text)} is not a number such as 1234.5")
     return found
 
 
@@ -107,16 +123,26 @@ def moment(text: str, *, unit_seconds: float | None = None, zone: tzinfo = UTC) 
     """Seconds since 1970 of a time as tools write it, or None for an empty cell; one without a zone is in `zone`."""
     if text.lower() in EMPTY:
         return None
-    if NUMBER.fullmatch(text) is not None:
-        count = float(text)
-        if unit_seconds is not None:
-            return count * unit_seconds
-        return count / 1000 if abs(count) > LARGEST_SECONDS else count
     try:
-        at = datetime.fromisoformat(f"{text}-01" if MONTH.fullmatch(text) else text.replace("/", "-"))
-        return (at if at.tzinfo is not None else at.replace(tzinfo=zone)).timestamp()
+        at = _counted(float(text), unit_seconds) if NUMBER.fullmatch(text) else _written(text, zone)
+        if not EARLIEST_SECONDS <= at <= LARGEST_SECONDS:
+            raise ValueError("outside of what calendars have")
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{quote(text)} is not a time such as 2026-01-31 09:00:00 or 1769850000") from error
+    return at
+
+
+def _counted(count: float, unit_seconds: float | None) -> float:
+    if unit_seconds is not None:
+        return count * unit_seconds
+    while LARGEST_SECONDS < abs(count) <= LARGEST_NANOSECONDS:
+        count /= 1000
+    return count
+
+
+def _written(text: str, zone: tzinfo) -> float:
+    at = datetime.fromisoformat(f"{text}-01" if MONTH.fullmatch(text) else text.replace("/", "-"))
+    return (at if at.tzinfo is not None else at.replace(tzinfo=zone)).timestamp()
 
 
 def harmless(text: str) -> str:
@@ -126,7 +152,9 @@ def harmless(text: str) -> str:
     return f"'{plain}" if text.startswith(FORMULA_STARTS) and not is_number else plain
 
 
-def need(table: Table, column: str, *, where: str) -> None:
-    if column not in table.columns:
-        has = ", ".join(harmless(name)[:40] for name in table.columns[:20])
+def need(columns: Sequence[str], column: str, *, where: str) -> None:
+    if columns.count(column) > 1:
+        raise CollectError(f"{columns.count(column)} columns are named {quote(column)}", where=where)
+    if column not in columns:
+        has = ", ".join(harmless(name)[:40] for name in columns[:20])
         raise CollectError(f"there is no column {quote(column)}", where=where, remedy=f"It has: {has}")

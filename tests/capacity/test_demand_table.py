@@ -1,0 +1,151 @@
+"""Tables of demand as people bring them: what cannot be used is named by line and counted, assumptions are noted."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from watchkeeper.capacity import demand, demand_table
+from watchkeeper.errors import CollectError
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = START.timestamp() + 400 * 86_400
+
+
+def hours(count: int) -> list[list[str]]:
+    """A cell of time and one of demand for each hour; the first stands on line 2 of its table."""
+    return [[f"{START + timedelta(hours=hour):%Y-%m-%d %H:%M:%S}", f"{40 + hour % 24}"] for hour in range(count)]
+
+
+def read(rows: list[list[str]], *, header: str = "time,gpus", between: str = ",") -> demand_table.Read:
+    text = "\n".join([header, *(between.join(row) for row in rows)])
+    return demand_table.read_points(text, demand_table.Columns("time", "gpus", {}), where="d.csv", now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("n/a", "no value: 'n/a'"),
+        ("", "no value"),
+        ("NaN", "no value: 'NaN'"),
+        ("-", "unreadable cell: '-' is not a number such as 1234.5"),
+        ("inf", "unreadable cell: 'inf' is not a number such as 1234.5"),
+        ('"1,024"', "unreadable cell: '1,024' is not a number such as 1234.5"),
+        ("1,024", "wrong number of cells: 3 of 2"),
+        ("-3", "negative demand: -3"),
+        ("1e308", "value too large: 1e+308; 1e+15 is the most"),
+    ],
+)
+def test_a_cell_without_a_usable_value_is_named_by_its_line_and_left_out(cell: str, said: str) -> None:
+    rows = hours(48)
+    rows[10][1] = cell
+    found = read(rows)
+    assert found.problems.lines() == [f"d.csv:12: {said}"]
+    assert found.counts == {"rows": 48, "used": 47, "left_out": 1}
+    assert math.isnan(demand.regular(found.points).values[10])
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("", "no time"),
+        ("1970-01-01", "time far from all others: 1970-01-01T00:00:00+00:00"),
+        ("2062-01-01", "time far from all others: 2062-01-01T00:00:00+00:00"),
+        ("1e300", "unreadable cell: '1e300' is not a time such as 2026-01-31 09:00:00 or 1769850000"),
+        ("9999-12-31", "unreadable cell: '9999-12-31' is not a time such as 2026-01-31 09:00:00 or 1769850000"),
+    ],
+)
+def test_a_time_that_cannot_be_is_named_by_its_line_and_does_not_stretch_the_series(cell: str, said: str) -> None:
+    rows = hours(21 * 24)
+    rows[300][0] = cell
+    found = read(rows)
+    assert found.problems.lines() == [f"d.csv:302: {said}"]
+    assert len(demand.regular(found.points)) == 21 * 24
+
+
+@pytest.mark.parametrize("per_second", [1, 1000, 10**6, 10**9])
+def test_times_may_count_seconds_or_thousandths_of_them_down_to_nanoseconds(per_second: int) -> None:
+    began = int(START.timestamp())
+    found = read([[str((began + 3600 * hour) * per_second), "5"] for hour in range(48)])
+    assert demand.regular(found.points).start_seconds == began
+    assert demand.regular(found.points).step_seconds == 3600
+
+
+@pytest.mark.parametrize(
+    ("header", "between"),
+    [
+        ("\ufefftime,gpus", ","),
+        ("time;gpus", ";"),
+        ('"time", "gpus"', ", "),
+        ("time\tgpus", "\t"),
+        ("time , gpus", ","),
+    ],
+)
+def test_headers_and_separators_are_read_as_spreadsheets_write_them(header: str, between: str) -> None:
+    assert read(hours(48), header=header, between=between).counts["used"] == 48
+
+
+def test_rows_out_of_order_and_repeated_times_are_used_and_noted_with_their_lines() -> None:
+    rows = hours(48)
+    doubled = [*rows[:20], *([at, "999"] for at, _ in rows[15:20]), *rows[20:]]
+    found = read(doubled)
+    assert found.notes == (
+        "rows earlier than the row before them: 1, first on line 22; they are put in order",
+        "rows that repeat a time: 5, first on lines 22, 23, 24; the mean of such rows is used",
+    )
+    assert demand.regular(found.points).values[15] == (55 + 999) / 2
+    assert found.counts["left_out"] == 0
+
+
+def test_of_rows_of_one_time_the_last_is_the_last_of_the_table() -> None:
+    points = [(0.0, 9.0), (0.0, 1.0), (3600.0, 2.0)]
+    assert demand.regular(points, combine="last").values.tolist() == [1.0, 2.0]
+
+
+def test_times_with_offsets_run_on_through_a_change_of_the_clock() -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    began = datetime(2026, 10, 20, tzinfo=UTC)
+    rows = [[(began + timedelta(hours=hour)).astimezone(berlin).isoformat(), "5"] for hour in range(240)]
+    found = read(rows)
+    assert found.notes == ()
+    assert len(demand.regular(found.points)) == 240
+
+
+def test_the_hour_that_a_wall_clock_shows_twice_is_noted_and_the_one_it_skips_is_a_gap() -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    for month, said in ((3, "1 of 505 steps of 1h have no point"), (10, "rows that repeat a time: 1, first on line")):
+        began = datetime(2026, month, 15, tzinfo=UTC)
+        shown = [(began + timedelta(hours=hour)).astimezone(berlin) for hour in range(504)]
+        found = read([[f"{at:%Y-%m-%d %H:%M:%S}", "5"] for at in shown])
+        assert any(note.startswith(said) for note in (*found.notes, *demand.regular(found.points).notes))
+
+
+def test_times_without_a_zone_among_others_and_times_to_come_are_noted() -> None:
+    rows = hours(48)
+    for row in rows[:40]:
+        row[0] += "Z"
+    assert read(rows).notes == ("times without a zone: 8; they are read as UTC, others as they say",)
+    later = [[f"2090{at[4:]}", value] for at, value in hours(48)]
+    assert read(later).notes == (
+        "rows of a time that is still to come: 48, first on lines 2, 3, 4; they are taken as they read",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("time,gpus\n", "0 rows can be used; a forecast needs at least 2"),
+        ("time,gpus\n2026-01-01,5\n", "1 row can be used"),
+        ("time,gpus\n2026-01-01,-\n2026-01-02,n/a\n", "d.csv:2: unreadable cell: '-' is not a number"),
+        ("time,gpu\n2026-01-01,5\n", "there is no column 'gpus'. It has: time, gpu"),
+        ("time,gpus,gpus\n2026-01-01,5,6\n", "2 columns are named 'gpus'"),
+        ("\ntime,gpus\n2026-01-01,5\n", "the first line must name the columns"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_with_what_is_wrong_with_it(text: str, words: str) -> None:
+    with pytest.raises(CollectError) as refused:
+        demand_table.read_points(text, demand_table.Columns("time", "gpus", {}), where="d.csv", now=NOW)
+    assert words in str(refused.value)

@@ -19,6 +19,10 @@ from watchkeeper.diagnose.doctor.report import Verdict
         "salloc: error: Job allocation 4711 has been revoked",
         "    widget.turn()\nRuntimeError: the widget does not turn",
         "[rank3]: ValueError: no such widget",
+        "[2026-08-10T05:36:05.101] error: widget of node n7 is not valid",
+        "Aug 10 05:36:05 n7 slurmctld[81]: slurmctld: error: cannot sync widget",
+        "n7:41:43 [2] transport/widget.cc:99 NCCL WARN Widget does not turn",
+        "| Widget                    | Fail - GPU: 3                                  |",
     ],
 )
 def test_a_logged_error_that_nothing_explains_is_unknown_and_asks_for_more(text: str) -> None:
@@ -39,6 +43,73 @@ def test_a_logged_error_that_nothing_explains_is_unknown_and_asks_for_more(text:
 )
 def test_a_healthy_line_that_speaks_of_errors_is_nothing(text: str) -> None:
     assert ask(text).findings == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Aug 10 05:36:05 n7 kernel: watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:4711]",
+        "[ 9112.4] NMI watchdog: Watchdog detected hard LOCKUP on cpu 12",
+        "[ 9112.4] rcu: INFO: rcu_sched self-detected stall on CPU",
+        "  Warning  Evicted  9s  kubelet  Pod ephemeral local storage usage exceeds the total limit of containers 5Gi.",
+        "  Warning  Evicted  9s  kubelet  The node had condition: [DiskPressure].",
+        '  Warning  Evicted  9s  kubelet  Usage of EmptyDir volume "scratch" exceeds the limit "9Gi".',
+        "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.",
+        "slurmd: fatal: We were configured to autodetect nvml functionality, but we weren't able to find that lib",
+        "[2026-08-10T05:36:05.1] error: gres/gpu: invalid GRES core specification (4-9) on node n7",
+        "RuntimeError: CUDA error: the launch timed out and was terminated",
+        " 10-08-2026 05:36:05:865 [pid=7 tid=7] ERROR  cufio-fs:204 NVMe Driver not registered with nvidia-fs!!!",
+        "[CUDA_ERROR_NOT_PERMITTED] operation not permitted in expression cuMemCreate(&handle, size, &prop, 0 )",
+        "Aug 10 05:36:05 n7 nvidia-gridd: Failed to acquire license from 10.9.9.9",
+        "RuntimeError: unable to open shared memory object </torch_1>\n[Errno 24] Too many open files",
+        "srun: error: Task launch for 7.0 failed on node n7: Job prolog failed",
+        "ibgda.cpp:7: NULL value cannot allocate mlx5dv_devx_uar",
+        "Aug 10 05:36:05 n7 kernel: nfs: server 10.9.9.9 not responding, still trying",
+        "Aug 10 05:36:05 n7 kernel: LustreError: 167-0: x-OST01-osc-ff: This client was evicted by x-OST01; in",
+        "[08/10/2026-05:36:05] [TRT-LLM] [RANK 0] [E] NCCL error widget.cpp:90 'invalid usage (run with NCCL'",
+    ],
+)
+def test_what_has_no_cause_of_ours_is_told_and_no_gpu_is_blamed(text: str) -> None:
+    first = ask(text).findings[0]
+    assert first.cause == "unknown"
+    assert "GPU" not in first.title
+
+
+def test_a_few_lines_that_speak_of_a_failure_are_not_called_fine() -> None:
+    answer = ask("Aug 10 05:36:05 n7 widgetd[9]: could not turn the widget")
+    assert causes(answer) == ["unknown"]
+    assert answer.verdict is Verdict.CANNOT_TELL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Aug 10 05:36:05 n7 widgetd[9]: 12 turned, 0 failed",
+        "Aug 10 05:36:05 n7 widgetd[9]: turned: 12, failed: 0",
+        "2026-08-10 05:36:05 INFO trainer.py:9 could not find a profile, starting anew",
+        "Aug 10 05:36:05 n7 widgetd[9]: turned\n" * 300
+        + "Aug 10 05:36:06 n7 widgetd[9]: could not turn the widget once",
+    ],
+)
+def test_no_failure_and_one_in_a_long_log_is_nothing(text: str) -> None:
+    assert ask(text).verdict is Verdict.NOTHING_FOUND
+
+
+def test_the_name_of_a_host_is_no_hint() -> None:
+    assert causes(ask("rdma-box-1:7:9 [7] misc/cudawrap.cc:33 NCCL WARN Cuda failure 'widget error'")) == ["unknown"]
+
+
+def test_an_access_that_the_iommu_refused_names_the_device() -> None:
+    first = ask(
+        "n7 kernel: nvidia 0000:07:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x1]"
+    ).findings[0]
+    assert (first.cause, first.where["pci"]) == ("unknown", "0000:07:00")
+    assert "IOMMU" in first.why
+
+
+def test_a_line_that_two_signs_know_is_shown_once() -> None:
+    shown = ask("[2026-08-10T05:36:05.1] error: gres/gpu: invalid GRES core specification (4-9) on node n7").findings[0]
+    assert len(shown.evidence) == 1
 
 
 def test_a_heap_of_java_is_not_the_node_s_memory() -> None:

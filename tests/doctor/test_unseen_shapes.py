@@ -117,6 +117,76 @@ SHAPES: list[tuple[str, str]] = [
     ),
     ("ib_link_degraded", "ibpanic: [4711] main: stat of IB device 'mlx5_4' failed: No such file or directory"),
     ("cuda_oom", "rank 0 CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ("nccl_rdma_not_used", "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument"),
+    ("nccl_rdma_not_used", "[   91.2] nv_peer_mem: Unknown symbol ib_register_peer_memory_client (err 0)"),
+    (
+        "nccl_rdma_not_used",
+        "n1:7:9 [0] nccl_net_ofi_rdma_init:77 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available",
+    ),
+    ("shm_too_small", 'Warning  Evicted  9s  kubelet  Usage of EmptyDir volume "dshm" exceeds the limit "2Gi".'),
+    (
+        "gpu_missing",
+        "kernel: NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\nNVRM: BAR1 is 0M @ 0x0 (PCI:0000:5e:00.0)\nkernel: nvidia: probe of 0000:5e:00.0 failed with error -1",
+    ),
+    (
+        "container_runtime_missing",
+        "WARNING: The NVIDIA Driver was not detected.  GPU functionality will not be available.\nW0810 05:36:05.1 1 pinned_memory_manager.cc:236] CUDA driver version is insufficient for CUDA runtime version",
+    ),
+    (
+        "insufficient_gpu_capacity",
+        "Warning  FailedScheduling  9s  hami-scheduler  no available node, all node scores do not meet",
+    ),
+    ("insufficient_gpu_capacity", "n7 ollama[41]: cuda driver library failed to get device context 46"),
+    ("agent_down", 'level=error msg="Failed to collect metrics: Host engine connection invalid/disconnected"'),
+    ("agent_down", "Starting NVIDIA host engine...\nFailed to start host engine server"),
+    ("ib_link_degraded", "Aug 10 05:36:05 n7 kernel: mlx5_core 0000:9a:00.0 ens3f0np0: TX timeout detected"),
+    (
+        "nccl_ib_link_error",
+        " Completion with error at client\n Failed status 12: wr_id 0 syndrom 0x81\nscnt=128, ccnt=0",
+    ),
+    (
+        "nccl_shape_or_collective_mismatch",
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41, OpType=_ALLGATHER_BASE, NumelIn=4096, NumelOut=8192, Timeout(ms)=600000) ran for 600012 milliseconds\n[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41, OpType=_ALLGATHER_BASE, NumelIn=16, NumelOut=32, Timeout(ms)=600000) ran for 600012 milliseconds",
+    ),
+    (
+        "container_runtime_missing",
+        "stderr: nvidia-container-cli: initialization error: nvml error: insufficient permissions: unknown.",
+    ),
+    ("nccl_ib_link_error", "[n7:41 :0:41]    ud_iface.c:737  UCX Fatal: transport error: Endpoint timeout"),
+    (
+        "nccl_rdma_not_used",
+        "[n7:41 :0]  select.c:438  UCX  ERROR no active messages transport to n8: self/memory - Destination is unreachable",
+    ),
+    ("gsp_timeout", "[  121.8] NVRM: kfspPollForResponse_IMPL: FSP command timed out"),
+    (
+        "gpu_recovery_needed",
+        "[ 9.3] NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned from status @ kernel_channel.c:7",
+    ),
+    (
+        "insufficient_gpu_capacity",
+        "message: '4/4 tasks in gang unschedulable: pod group is not ready, 4 Pending, 4 minAvailable; Pending: 4 Unschedulable'",
+    ),
+    (
+        "insufficient_gpu_capacity",
+        'Could not schedule pod, no instance type satisfied resources {"nvidia.com/gpu":"2"}',
+    ),
+    (
+        "nccl_bootstrap_firewall",
+        "DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task names:",
+    ),
+    (
+        "nccl_timeout_straggler",
+        "Execution failed: DEADLINE_EXCEEDED: GetKeyValue() timed out with key: devices=[0,1] and duration: 10m",
+    ),
+    ("nccl_ib_gid", "/src/transport/ibrc/ibrc.cpp:418: non-zero status: 110 ibv_modify_qp failed"),
+    (
+        "driver_call_hung",
+        "error: *** STEP 7.0 STEPD TERMINATED ON n7 AT 2026-08-10T05:36:05 DUE TO JOB NOT ENDING WITH SIGNALS ***",
+    ),
+    (
+        "driver_call_hung",
+        "[ 91.1] watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:4711]\n[ 91.2] Call Trace:\n[ 91.3]  os_acquire_spinlock+0x11/0x20 [nvidia]",
+    ),
 ]
 
 
@@ -139,6 +209,8 @@ HARMLESS = [
     "n1:1:2 [0] NCCL INFO socketPollConnect: connect returned Connection refused, retrying (1/34) after sleep for 100 msec",
     "W0810 05:36:05.1 1 pinned_memory_manager.cc:271] Unable to allocate pinned system memory: operation not supported",
     "found 0 double-bit ECC errors on GPU 0",
+    "n7 kernel: mlx5_core 0000:d2:00.0: mlx5_cmd_out_err:838:(pid 9): ACCESS_REG(0x805) op_mod(0x1) failed, status bad operation(0x2), syndrome (0x9a6171), err(-22)",
+    " 10-08-2026 05:36:05:865 [pid=7 tid=7] ERROR  cufio-drv:716 nvidia-fs.ko driver not loaded",
 ]
 
 

@@ -35,7 +35,7 @@ def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] =
     opinions = first_error.weaken_late(facts, (opinion for judgement in JUDGEMENTS for opinion in judgement(facts)))
     if all(opinion.confidence < SAYS_NOTHING for opinion in opinions):
         opinions += general.hints(facts)
-    findings = ranking.rank(opinions)
+    findings = ranking.rank(opinions) or ranking.rank(general.failing_words(facts))
     if not findings:
         facts.notes += dict.fromkeys([*general.harmless(facts), *_advice(opinions)])
     return report.build(facts, findings)

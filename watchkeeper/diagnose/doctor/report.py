@@ -145,7 +145,7 @@ def _scheduler(facts: Facts) -> Scheduler:
 def _finding(one: Weighed, scheduler: Scheduler) -> Finding:
     row = causes.lookup(one.cause)
     where = _where(one)
-    place, node = _place_in_words(where, row.scope), _first(where.get("node"))
+    place, node = _place_in_words(where, _scope(row, where)), _first(where.get("node"))
     title = row.headline(place, node or "this system")
     steps = tuple(diagnosis.Step(text) for text in one.advice)
     return Finding(
@@ -154,7 +154,7 @@ def _finding(one: Weighed, scheduler: Scheduler) -> Finding:
         where=where,
         title=title[:1].upper() + title[1:] if title.startswith(OUR_WORDS) else title,
         why=one.why or row.why,
-        evidence=one.sightings,
+        evidence=tuple({(seen.input, seen.line, seen.text): seen for seen in one.sightings}.values()),
         actions=(*steps, *_actions(one.cause, where, scheduler=scheduler)),
         ruled_out=one.ruled_out,
     )
@@ -193,6 +193,13 @@ def _first(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
+def _scope(row: causes.CauseRow, where: Mapping[str, Any]) -> str:
+    """What a cause is about; an unknown one is about a GPU only where a line names one."""
+    if row.cause == diagnosis.UNKNOWN_CAUSE and not {"gpu", "pci", "uuid"} & where.keys():
+        return "node"
+    return row.scope
+
+
 def _place_in_words(where: Mapping[str, Any], scope: str) -> str:
     """What broke, in words; where no line names it, the kind of thing that the cause is about."""
     node, suffix = where.get("node"), ""
@@ -217,7 +224,7 @@ def _place_in_words(where: Mapping[str, Any], scope: str) -> str:
 
 def _actions(cause: str, where: Mapping[str, Any], *, scheduler: Scheduler) -> tuple[diagnosis.Step, ...]:
     row = causes.lookup(cause)
-    place, node = _place_in_words(where, row.scope), _first(where.get("node"))
+    place, node = _place_in_words(where, _scope(row, where)), _first(where.get("node"))
     filled = {name: _first(where.get(name)) or name.upper() for name in FILLED}
     if "gpu" not in where and isinstance(pci := where.get("pci"), str):
         # nvidia-smi takes an address in the place of an index; the kernel's has no function behind it.

@@ -17,6 +17,15 @@ from watchkeeper.diagnose.doctor.signatures import lookup
 from watchkeeper.readers.flight_recorder import Collective, Dump
 
 MAX_RANKS_NAMED = 32
+# Operations whose sizes do not differ by design, and how sure a difference is: sharded training uses the last two in
+# several groups of ranks at once, and a line does not say in which.
+SAME_ON_ALL_RANKS = {
+    "ALLREDUCE": 0.85,
+    "ALLGATHER": 0.85,
+    "REDUCE_SCATTER": 0.85,
+    "_ALLGATHER_BASE": 0.66,
+    "_REDUCE_SCATTER_BASE": 0.66,
+}
 ENDED_BY_ITSELF = {
     -6: "aborted",
     -11: "crashed",
@@ -91,13 +100,13 @@ def _disagreement(timeouts: Sequence[Timeout]) -> Opinion | None:
         kinds = {(timeout.operation, timeout.size) for timeout in found.values()}
         # Gather and scatter have other sizes on their root by design.
         operations = {operation for operation, _ in kinds}
-        if len(operations) > 1 or (len(kinds) > 1 and operations <= {"ALLREDUCE", "ALLGATHER", "REDUCE_SCATTER"}):
+        if len(operations) > 1 or (len(kinds) > 1 and operations <= SAME_ON_ALL_RANKS.keys()):
             said = "; ".join(
                 f"rank {one.rank}: {one.operation} of {one.size or '?'}" for one in list(found.values())[:4]
             )
             return opinion(
                 "nccl_shape_or_collective_mismatch",
-                0.85,
+                0.85 if len(operations) > 1 else min(SAME_ON_ALL_RANKS[name] for name in operations),
                 f"At sequence number {sequence} the ranks wait in different collectives: {said}.",
                 on=[one.seen for one in found.values()][:MAX_EVIDENCE],
             )

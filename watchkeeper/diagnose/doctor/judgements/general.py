@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from watchkeeper.catalogue import tables
-from watchkeeper.diagnose.doctor import signatures
+from watchkeeper.diagnose.doctor import cutouts, signatures
 from watchkeeper.diagnose.doctor.facts import Facts
 from watchkeeper.diagnose.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.diagnose.doctor.signatures import Role
@@ -24,12 +24,7 @@ FRAGMENTED_SHARE = 0.1
 
 def signs(facts: Facts) -> Iterable[Opinion]:
     """Each sign of the table that names a cause, and the further causes that its line allows."""
-    silenced = {
-        cause
-        for sign in facts.signs()
-        if signatures.lookup(sign).role is Role.BENIGN
-        for cause in signatures.lookup(sign).silences
-    }
+    silenced = {cause for sign in facts.signs() for cause in signatures.lookup(sign).silences}
     for name in list(facts.signs()):
         sign = signatures.lookup(name)
         if sign.role is Role.HINT:
@@ -56,6 +51,14 @@ def hints(facts: Facts) -> Iterable[Opinion]:
         if sign.role is Role.HINT:
             for cause, confidence in {sign.cause: sign.confidence, **sign.also}.items():
                 yield opinion(cause, confidence, sign.why, on=facts.of(sign.id)[:MAX_EVIDENCE])
+
+
+def failing_words(facts: Facts) -> Iterable[Opinion]:
+    """The very last: a short text in which nothing is known, and of which a line speaks of a failure."""
+    seen = facts.of(cutouts.SIGN)
+    if seen and not facts.kinds() <= LISTINGS and not list(harmless(facts)):
+        why = "A line speaks of a failure, and no signature knows it."
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.13, why, on=seen[:MAX_EVIDENCE])
 
 
 def dcgm_incidents(facts: Facts) -> Iterable[Opinion]:
@@ -125,6 +128,11 @@ def leftovers(facts: Facts) -> Iterable[Opinion]:
     if seen:
         why = "A program ended with an error that no signature explains."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=seen[:MAX_EVIDENCE])
+        return
+    failed = facts.of("diag-test-failed")
+    if failed:
+        why = "dcgmi diag failed a test, and no signature knows the reason that stands below it."
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=failed[:MAX_EVIDENCE])
         return
     logged = facts.of("logged-error")
     if logged and not facts.kinds() <= LISTINGS:

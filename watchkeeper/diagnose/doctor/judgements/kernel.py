@@ -261,6 +261,17 @@ def hung_calls(facts: Facts) -> Iterable[Opinion]:
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.25, why, on=blocked[:3])
 
 
+def stuck_processors(facts: Facts) -> Iterable[Opinion]:
+    """Processors that ran nothing else for many seconds; the stack says whether the driver held them."""
+    stuck, stacks = facts.of("cpu-stuck"), facts.of("stack-in-nvidia")
+    if stuck and stacks:
+        why = "Processors of the node were stuck for many seconds, and the driver's functions are on the stacks."
+        yield opinion("driver_call_hung", 0.62, why, on=[*stuck[:3], *stacks[:3]])
+    elif stuck and not facts.has("soft-lockup-in-driver"):
+        why = "Processors of the node were stuck for many seconds; the lines do not say that the GPU driver held them."
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.35, why, on=stuck[:MAX_EVIDENCE])
+
+
 def lost_links(facts: Facts) -> Iterable[Opinion]:
     """Network ports that lost their link: once may be a cable that somebody pulled, again and again is not."""
     by_port: dict[tuple[str, str], list[Sighting]] = {}

@@ -18,6 +18,8 @@ FAILURES = (
     "store-unreachable",
     "nccl-error-kind",
 )
+# The number of a completion error, as NCCL of today, of older days and perftest name it.
+STATUS = ("status", "error", "perftest")
 # Never routed beyond one machine or one wire, whatever the job.
 TUNNELS = ("ip6tnl", "tun", "wg", "tailscale", "sit")
 # Bootstrap : Using [0]ip6tnl0:fe80::e866:19ff:fe1e:a688%ip6tnl0<0> [1]veth0:2a02:…
@@ -51,7 +53,7 @@ def queue_pairs(facts: Facts) -> Iterable[Opinion]:
 def completions(facts: Facts) -> Iterable[Opinion]:
     """RDMA completion errors by status; the peer in the line is the suspect, not the node that prints it."""
     for seen in facts.of("nccl-ib-completion")[:MAX_EVIDENCE]:
-        status = int(seen.fields.get("status") or seen.fields.get("error") or -1)
+        status = int(next((seen.fields[name] for name in STATUS if name in seen.fields), -1))
         row = tables.completion(status)
         if row is None:
             yield opinion(

@@ -49,7 +49,11 @@ def kept_samples(folder: Path) -> Path:
 def ours(folder: Path, fleet: telemetry.Telemetry) -> Restarted:
     """A hub on samples that `cold.fill` left in `kept_samples(folder)`; its modules are compiled, as when installed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    subprocess.run([sys.executable, "-c", "import bench._hub"], check=True, env=environment)
+    subprocess.run(
+        [sys.executable, "-c", "import bench._hub, bench.telemetry, watchkeeper.cli.serving"],
+        check=True,
+        env=environment,
+    )
     port = servers.free_port()
     command = [sys.executable, "-m", "bench._hub", folder, port, fleet.gpus, fleet.slots, "kept"]
     return _start([str(part) for part in command], f"http://127.0.0.1:{port}", fleet, log=folder / "hub.log")

@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from watchkeeper import agent, choices
-from watchkeeper.cli import hub as hub_command
-from watchkeeper.cli import processes, up
+from watchkeeper.cli import processes, serving, up
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock
 from watchkeeper.model.actions import Action, Mode
@@ -70,9 +69,9 @@ def run(configured: config.Settings, cluster: Simulated, *, time: clock.Clock) -
     )
 
     async def serve(stop: asyncio.Event) -> None:
-        with hub_command.opened(configured) as door:
-            await hub_command.serve(
-                hub_command.with_discovery(configured, f"{cluster.url}/sd"),
+        with serving.opened(configured) as door:
+            await serving.serve(
+                serving.with_discovery(configured, f"{cluster.url}/sd"),
                 door,
                 time=time,
                 stop=stop,

@@ -11,7 +11,7 @@ import pytest
 from tests.store.durables import BLOCK, MINUTE, Rig, equals, named
 from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample
 from watchkeeper.model.samples import STALE, Sample
-from watchkeeper.store import histograms, reading, wal_replay
+from watchkeeper.store import histograms, reading, wal_records
 from watchkeeper.store.head import Head
 
 LATENCY = named("latency", node="n1")
@@ -169,7 +169,7 @@ def test_a_record_of_an_earlier_version_has_no_histograms(tmp_path: Path) -> Non
     rig = Rig(tmp_path)
     rig.store.append([Sample(named("plain"), 0, 1.0)])
     rig.store.close()
-    [record] = [one for one in wal_replay.records(rig.segments()[0]) if isinstance(one, wal_replay.Record)]
+    [record] = [one for one in wal_records.records(rig.segments()[0]) if isinstance(one, wal_records.Record)]
     assert record.histograms == {}
 
 

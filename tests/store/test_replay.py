@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.store.durables import MINUTE, SETTINGS, Rig, equals, named, read
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
-from watchkeeper.store import wal, wal_replay
+from watchkeeper.store import wal, wal_reader
 from watchkeeper.store.head import Head
 from watchkeeper.store.index import UNKNOWN
 
@@ -64,8 +64,8 @@ SCRAPES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.bool
 @given(SCRAPES, st.integers(2, 7))
 def test_scrapes_of_any_shape_come_back(scrapes: list[tuple[str, int, bool]], gathered: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wal_replay, "GATHERED_SLOTS", gathered)
-        patch.setattr(wal_replay, "SPARE", 2)
+        patch.setattr(wal_reader, "GATHERED_SLOTS", gathered)
+        patch.setattr(wal_reader, "SPARE", 2)
         patch.setattr(wal, "WHOLE_EVERY", 4)
         rig = Rig(Path(folder))
         for at, (target, count, is_synced) in enumerate(scrapes):

@@ -11,7 +11,7 @@ from watchkeeper.model.samples import STALE
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.store import codec, head
 from watchkeeper.store.columns import ABSENT, KEPT_ABSENT_BITS, Floats, as_kept, plain, to_keep
-from watchkeeper.store.rows import fits
+from watchkeeper.store.rows import fits, split
 
 MINUTE, HOUR = 60_000, 3_600_000
 VALUES = st.one_of(
@@ -44,7 +44,8 @@ def test_what_a_restart_hands_over_at_once_is_read_again_to_the_last_bit(rows: l
     table, times = plain(np.array(rows)), np.arange(4) * 15_000
     for low in range(0, 4, at_once):
         part = np.ascontiguousarray(table[:, low : low + at_once])
-        store.load_scrapes("node", ids, times[low : low + at_once], values=part)
+        order, split_part = split(part)
+        store.load_scrapes("node", np.array(ids)[order], times[low : low + at_once], table=split_part)
     assert bits(read(store, HOUR)) == bits(table)
 
 

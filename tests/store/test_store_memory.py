@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, equals, named
-from watchkeeper.store import wal, wal_replay
+from watchkeeper.store import wal, wal_records
 from watchkeeper.store.block import Block, ChunkCache
 from watchkeeper.store.index import Patterns
 from watchkeeper.store.reading import Unions
@@ -68,7 +68,7 @@ def test_the_labels_of_many_series_fill_several_records_and_all_come_back(tmp_pa
     rig.scrape("node", many, MINUTE, [float(gpu) for gpu in range(len(many))])
     rig.reopen()
     [segment] = rig.segments()
-    assert [len(one.definitions) for one in wal_replay.records(segment)] == [
+    assert [len(one.definitions) for one in wal_records.records(segment)] == [
         wal.MAX_DEFINITIONS,
         wal.MAX_DEFINITIONS,
         1,

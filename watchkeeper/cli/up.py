@@ -96,9 +96,9 @@ def demo_settings(
 
 async def run(configured: settings.Settings, world: list[str], time: clock.ScaledClock, *, stop: asyncio.Event) -> None:
     """Bind first, so that a taken port costs nothing; then the fleet, then those who watch it."""
-    from watchkeeper.cli import hub as hub_command
+    from watchkeeper.cli import serving
 
-    with hub_command.opened(configured) as door:
+    with serving.opened(configured) as door:
         async with simulator([*world, "--epoch", repr(time.epoch_seconds)]) as fleet:
             watcher = agent.AgentSettings(
                 hub_url=door.local_url,
@@ -107,8 +107,8 @@ async def run(configured: settings.Settings, world: list[str], time: clock.Scale
                 simulator_url=fleet.url,
                 token=door.agent_token,
             )
-            await hub_command.serve(
-                hub_command.with_discovery(configured, f"{fleet.url}/sd"),
+            await serving.serve(
+                serving.with_discovery(configured, f"{fleet.url}/sd"),
                 door,
                 time=time,
                 stop=stop,

@@ -18,7 +18,7 @@ from pathlib import Path
 from watchkeeper import errors
 from watchkeeper.kit import files
 from watchkeeper.store import connection as journal_connection
-from watchkeeper.store import journal_check, journal_file, wal, wal_replay
+from watchkeeper.store import journal_check, journal_file, wal, wal_records
 from watchkeeper.store.block import Block, ChunkCache, Damage
 from watchkeeper.store.block_writer import SUFFIX, sync_folder
 from watchkeeper.store.index import Patterns
@@ -104,7 +104,7 @@ def restore(source: Path, target: Holdings) -> list[Damage]:
 def damages(kept: Holdings) -> Iterator[Damage]:
     """Read everything, and say what is not as it was written; a torn end of the log is not damage."""
     for path in sorted(kept.samples.glob(f"wal/*{wal.SUFFIX}")):
-        yield from (found for found in wal_replay.records(path) if isinstance(found, Damage) and found.problem)
+        yield from (found for found in wal_records.records(path) if isinstance(found, Damage) and found.problem)
     for path in sorted(kept.samples.glob(f"blocks/*{SUFFIX}")):
         try:
             block = Block(path, cache=ChunkCache(), patterns=Patterns(), report=lambda _: None)

@@ -223,7 +223,7 @@ class Slab:
         times: Ints = self._table(block)[inside].view(np.int64)
         return times
 
-    def put_cells(self, rows: Ints, slot: int, values: Floats) -> None:
+    def put_cells(self, rows: Ints, slot: int, values: npt.NDArray[np.floating[Any]]) -> None:
         """Write several slots of each row, from one slot on."""
         for block, where in self._by_block(rows):
             self._table(block)[rows[where] % self.rows_per_block, slot : slot + values.shape[1]] = values[where]

@@ -25,7 +25,7 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
-from watchkeeper.store import aside, backup, compaction, wal_replay
+from watchkeeper.store import aside, backup, compaction, wal_ahead, wal_reader, wal_records, wal_replay
 from watchkeeper.store.block import Block, ChunkCache, Damage
 from watchkeeper.store.block_writer import SUFFIX, UNFINISHED, BlockWriter, block_name
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
@@ -136,7 +136,7 @@ class DurableStore:
         self._loaded_ms = self._cut_ms
         self.head.open_from(self._cut_ms)
         self._load_metadata()
-        self._replayed = wal_replay.replay(self._log_folder, self.head, since_ms=self._loaded_ms)
+        self._replayed = wal_replay.replay(wal_ahead.read(path, since_ms=self._loaded_ms), self.head)
         # Slots were gathered for whole rows: 0.5 KiB for each series.
         memory.give_back()
         for damage in self._replayed.damages:
@@ -396,13 +396,13 @@ class DurableStore:
 
     def _first_uncut_ms(self) -> int | None:
         if self.head.lacking_ms > self._cut_ms:
-            return wal_replay.first_ms_from(self._log_folder, self._cut_ms)
+            return wal_records.first_ms_from(self._log_folder, self._cut_ms)
         return self.head.first_ms_from(self._cut_ms)
 
     def _from_log(self, start_ms: int, end_ms: int) -> Head:
         """A span of time that memory had to let go of before it could be written into a block."""
         found = Head(retention_ms=NEVER_MS, max_series=self._limits.max_series)
-        wal_replay.replay(self._log_folder, found, since_ms=start_ms, until_ms=end_ms)
+        wal_replay.replay(wal_reader.read(self._log_folder, since_ms=start_ms, until_ms=end_ms), found)
         return found
 
     def _write_block(self, start_ms: int, end_ms: int) -> None:

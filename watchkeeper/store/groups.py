@@ -12,7 +12,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, Slab, capacity_for, is_absent
-from watchkeeper.store.rows import WIDE, Rows, rows_that_fit
+from watchkeeper.store.rows import WIDE, Rows, Table, rows_that_fit
 
 NOBODY = -1
 NO_KIND = 0
@@ -154,12 +154,14 @@ class Ledger:
         self.filled[group] = filled - expired
         self._make_narrow(group)
 
-    def append_slots(self, group: int, numbers: Ints, times: Ints, *, values: Floats) -> None:
-        """Fill free slots behind the last one: `values[s, k]` of members at ascending `times[k]`."""
+    def append_slots(self, group: int, numbers: Ints, times: Ints, *, table: Table) -> None:
+        """Fill free slots behind the last one: row s of the table for a member, slot k at ascending `times[k]`."""
         slab, slot = int(self.slab_of[group]), int(self.filled[group])
         self.times[slab].put_cells(self.time_row[group : group + 1], slot, times.view(np.float64)[None, :])
-        self._make_fit(numbers, values)
-        self.slabs[slab].put_cells(self.row_of[numbers], slot, values)
+        narrow, wide = numbers[: len(table.narrow)], numbers[len(table.narrow) :]
+        self._move(wide[self.row_of[wide] < WIDE], is_wide=True)
+        self.slabs[slab].put_cells(self.row_of[narrow], slot, table.narrow)
+        self.slabs[slab].put_cells(self.row_of[wide], slot, table.wide)
         self.filled[group], self.last_ms[group] = slot + len(times), int(times[-1])
 
     def put(self, slab: int, numbers: Ints, slots: Ints | int, *, values: Floats) -> None:

@@ -31,6 +31,7 @@ from watchkeeper.store.index import UNKNOWN, Cardinality, MatcherLike, Selection
 from watchkeeper.store.metadata import Metadata
 from watchkeeper.store.placing import MAX_HABITS, Horizon, Placing
 from watchkeeper.store.reading import Columns, Outcome, refuse_above
+from watchkeeper.store.rows import Table
 from watchkeeper.store.series import SeriesSet
 
 # Above any clock difference between two healthy machines; a sample further ahead would hide all later ones.
@@ -116,10 +117,14 @@ class Head:
         """The ids of series that were accepted before, created where they are new; UNKNOWN where there is no room."""
         with self.lock:
             numbers = self._index.find_all(kept)
-            if (numbers == UNKNOWN).any():
-                new = dict.fromkeys(labels for labels, at in zip(kept, numbers.tolist(), strict=True) if at == UNKNOWN)
-                self._welcome(list(new)[: max(0, self.max_series - len(self._index))])
-                numbers = self._index.find_all(kept)
+            at = np.flatnonzero(numbers == UNKNOWN)
+            if len(at):
+                new = dict.fromkeys([kept[place] for place in at.tolist()])
+                made = self._welcome(list(new)[: max(0, self.max_series - len(self._index))])
+                if len(new) == len(at):
+                    numbers[at[: len(made)]] = made
+                else:
+                    numbers = self._index.find_all(kept)
             known = numbers != UNKNOWN
             numbers[known] |= self._uses[numbers[known]] << NUMBER_BITS
             return numbers
@@ -293,8 +298,8 @@ class Head:
         lived: Mask = (self._placing.seen_ms >= start_ms) & (self._placing.born_ms <= end_ms)
         return lived
 
-    def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, values: Floats, expected: int = 0) -> None:
-        """Take over scrapes that were kept before: `values[s, k]` at `times[k]`; what a restart reads from the log.
+    def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, table: Table, expected: int = 0) -> None:
+        """Take over scrapes that were kept before, slot k of the table at `times[k]`: what a restart reads.
 
         A target that is new here begins with room for the scrapes that are expected in all.
         """
@@ -303,11 +308,11 @@ class Head:
             self._ledger.group(("scrape", key), max(expected, len(times)))
             self._advance(int(times.max()), self._now_ms(None))
             self._welcome_late()
-            if self._placing.place_scrapes(("scrape", key), numbers, times, values=values):
+            if self._placing.place_scrapes(("scrape", key), numbers, times, table=table):
                 return
             for slot, at_ms in enumerate(times.tolist()):
-                column = np.ascontiguousarray(values[:, slot])
-                self._placing.place_scrape(("scrape", key), numbers, at_ms, values=column, dropped=Counter())
+                column, dropped = table.column(slot), Counter[str]()
+                self._placing.place_scrape(("scrape", key), numbers, at_ms, values=column, dropped=dropped)
             self._placing.refused = []
 
     def load_histograms(self, found: Mapping[int, bytes], used_ms: int) -> None:
@@ -425,7 +430,7 @@ class Head:
         self._placing.welcome(number, self.newest_ms or 0, kind=_kind(labels.name))
         return number
 
-    def _welcome(self, fresh: Sequence[label_sets.Labels]) -> None:
+    def _welcome(self, fresh: Sequence[label_sets.Labels]) -> Ints:
         """What `_number` does for series that are new, many at once."""
         names = [labels.name for labels in fresh]
         kinds = {name: _kind(name) for name in set(names)}
@@ -434,6 +439,7 @@ class Head:
         self._uses[numbers] += 1
         found = np.array([kinds[name] for name in names], dtype=np.int64)
         self._placing.welcome_all(numbers, self.newest_ms or 0, kinds=found)
+        return numbers
 
     def _resolve(
         self,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import threading
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -178,16 +178,17 @@ class SeriesIndex:
         return number
 
     def add_all(self, fresh: Sequence[label_sets.Labels], names: Iterable[str]) -> Ints:
-        """What `add` does for each of some label sets of these metrics; no two are equal, and none is known."""
+        """What `add` does for each of some label sets of these metrics; no two are equal, and none is known.
+
+        Equal pairs among them are one object, as the log's reader makes them.
+        """
         again = min(len(self._free), len(fresh))
         numbers = [self._free.pop() for _ in range(again)]
         numbers += range(len(self.labels), len(self.labels) + len(fresh) - again)
         self.labels += [None] * (len(fresh) - again)
         self._registered = grown(self._registered, len(self.labels), fill=NOT_ASKED)
         self._registered[numbers] = NOT_ASKED
-        for number, labels in zip(numbers, fresh, strict=True):
-            self.labels[number] = labels
-            self._note(labels, number)
+        self._note_all(fresh, numbers)
         for name in names:
             self._changed(name)
         return np.array(numbers, dtype=np.int64)
@@ -206,6 +207,22 @@ class SeriesIndex:
             posting.append(number)
         # Most memory is labels.
         labels.pairs = tuple([pair for pair, _ in held])
+
+    def _note_all(self, fresh: Sequence[label_sets.Labels], numbers: Sequence[int]) -> None:
+        """What `_note` does for each of many, which share most pairs among themselves: one step for each pair."""
+        holders: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        # Before there are others, nobody has another copy of their pairs.
+        is_first = not self._pairs
+        for number, labels in zip(numbers, fresh, strict=True):
+            self.labels[number] = labels
+            for pair in labels.pairs:
+                holders[pair].append(number)
+        self._numbers.update(zip(fresh, numbers, strict=True))
+        for pair, held in holders.items():
+            (self._pairs.get(pair) or self._first_of(pair))[1].extend(held)
+        if not is_first:
+            for labels in fresh:
+                labels.pairs = tuple([self._pairs[pair][0] for pair in labels.pairs])
 
     def _first_of(self, pair: tuple[str, str]) -> tuple[tuple[str, str], array[int]]:
         posting = self._postings.setdefault(pair[0], {}).setdefault(pair[1], array("q"))

@@ -15,7 +15,7 @@ import numpy as np
 
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints, Mask, Places, Slab, is_absent
 from watchkeeper.store.groups import NOBODY, Ledger, grown
-from watchkeeper.store.rows import WIDE, fits, rows_that_fit
+from watchkeeper.store.rows import WIDE, Table, fits
 
 # Targets whose last scrape is remembered; a hub has some thousand.
 MAX_HABITS = 100_000
@@ -123,8 +123,8 @@ class Placing:
             places, narrow = ledger.slabs[ledger.slab_of[group]].places(rows), np.flatnonzero(rows < WIDE)
             self._habits[key] = Habit(group, numbers, places, narrow, int(ledger.stamps[group]))
 
-    def place_scrapes(self, key: Hashable, numbers: Ints, times: Ints, *, values: Floats) -> bool:
-        """Write many scrapes at once, `values[s, k]` at ascending `times[k]`; False where that needs care."""
+    def place_scrapes(self, key: Hashable, numbers: Ints, times: Ints, *, table: Table) -> bool:
+        """Write many scrapes at once, slot k of the table at ascending `times[k]`; False where that needs care."""
         ledger = self._ledger
         group = ledger.group(key)
         owners = ledger.group_of[numbers]
@@ -140,9 +140,9 @@ class Placing:
             return False
         new = owners == NOBODY
         if new.any():
-            ledger.join(group, numbers[new], is_wide=~rows_that_fit(values[new]))
+            ledger.join(group, numbers[new], is_wide=table.is_wide[new])
         ledger.open_slots(group, len(times), oldest_ms=self.horizon.clear_ms)
-        ledger.append_slots(group, numbers, times, values=values)
+        ledger.append_slots(group, numbers, times, table=table)
         self._saw(numbers, int(times[0]))
         self._saw(numbers, int(times[-1]))
         return True

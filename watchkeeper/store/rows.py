@@ -8,8 +8,11 @@ none is left; a row's number says in which slab it lies.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from watchkeeper.store.columns import Floats, Ints, Mask, Places, Slab
 
@@ -28,6 +31,39 @@ def fits(values: Floats) -> Mask:
 def rows_that_fit(values: Floats) -> Mask:
     """Which rows of a matrix have only values that four bytes hold."""
     return np.asarray(fits(values).all(axis=1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """A matrix in two: above the rows that fit into narrow ones, below those that do not."""
+
+    narrow: npt.NDArray[np.float32]
+    wide: Floats
+
+    def __len__(self) -> int:
+        return len(self.narrow) + len(self.wide)
+
+    @property
+    def size(self) -> int:
+        return self.narrow.size + self.wide.size
+
+    @property
+    def is_wide(self) -> Mask:
+        return np.arange(len(self)) >= len(self.narrow)
+
+    def only(self, wanted: Mask) -> Table:
+        """The rows that are wanted."""
+        return Table(self.narrow[wanted[: len(self.narrow)]], self.wide[wanted[len(self.narrow) :]])
+
+    def column(self, slot: int) -> Floats:
+        return np.concatenate([self.narrow[:, slot].astype(np.float64), self.wide[:, slot]])
+
+
+def split(values: Floats) -> tuple[Ints, Table]:
+    """A matrix as a table, and which of its rows each row of that is."""
+    is_narrow = rows_that_fit(values)
+    narrow, wide = np.flatnonzero(is_narrow), np.flatnonzero(~is_narrow)
+    return np.concatenate([narrow, wide]), Table(values[narrow].astype(np.float32), values[wide])
 
 
 class Rows:
@@ -91,7 +127,7 @@ class Rows:
         for slab, place in places:
             slab.put_places([place], slot, values)
 
-    def put_cells(self, rows: Ints, slot: int, values: Floats) -> None:
+    def put_cells(self, rows: Ints, slot: int, values: npt.NDArray[np.floating[Any]]) -> None:
         """Write several slots of each row, from one slot on."""
         for slab, where, own in self._split(rows):
             slab.put_cells(own, slot, values[where])

@@ -3,7 +3,7 @@
 The head notes scrapes and samples here while they are accepted; `sync` writes what was noted since the last time
 as a record, compressed and checksummed, and waits for the disk. A segment stands by itself: it defines every
 series and scrape layout that it uses, so old segments can go and a damaged one takes nothing with it.
-`wal_replay` reads it after a restart; docs/reference/storage.md has the layout.
+`wal_reader` reads it after a restart; docs/reference/storage.md has the layout.
 """
 
 from __future__ import annotations

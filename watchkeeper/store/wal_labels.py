@@ -3,7 +3,7 @@
 The log has them as JSON. A large fleet has a quarter of a million, made of pairs that nearly all occur again and again:
 so the text is cut into the texts of pairs, and each of these becomes the one pair that all its series share. The
 metrics of a GPU differ in their name only: what stands before and behind it is looked at once for all of them.
-`wal_replay` reads with it.
+`wal_records` reads with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The access rules as their files are now: a token or user that is taken away is out within seconds, without a restart.
 
-`cli.hub` opens the doors from the settings; the gate of `app` asks `current` at each request, which looks at the
+`cli.serving` opens the doors from the settings; the gate of `app` asks `current` at each request, which looks at the
 files at most once a second. Files that cannot be used any more change nothing, which is said in the log.
 """
 

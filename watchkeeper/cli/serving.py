@@ -1,0 +1,116 @@
+"""A hub behind its door: who may come in, the port, and hub and web application until they are stopped.
+
+`watchkeeper hub` and `watchkeeper up` both run one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from watchkeeper import hub
+from watchkeeper.cli import processes
+from watchkeeper.config import settings
+from watchkeeper.kit import addresses, clock, late
+from watchkeeper.web import app, auth, doors, server, tls
+
+FIRST_ANSWERS_SECONDS = 3.0
+
+
+async def run(configured: settings.Settings, stop: asyncio.Event) -> None:
+    with opened(configured) as door:
+        say = f"Watchkeeper is at {door.url}"
+        await serve(configured, door, time=clock.ScaledClock(), stop=stop, say=say, reload_on_hangup=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where the hub listens and who may come in. `local_url` is for processes of this machine."""
+
+    listener: socket.socket
+    doors: doors.Doors
+    certificates: tls.Certificates | None
+    url: str
+    local_url: str
+    agent_token: str | None
+
+
+@contextlib.contextmanager
+def opened(configured: settings.Settings) -> Iterator[Door]:
+    """Check who may come in and take the port, before anything else is touched."""
+    entries = doors.of_settings(configured.hub)
+    auth.check_listen(configured.hub.host, entries.access)
+    certificates = tls.of_settings(configured.hub)
+    agent_token = None
+    if not entries.access.is_open:
+        # The agent that `up` runs beside the hub needs a token of its own; it lives as long as the process.
+        agent_token = secrets.token_hex(32)
+        own = auth.Token("agent of this machine", auth.Role.AGENT, hashlib.sha256(agent_token.encode()).digest())
+        entries.always = (own,)
+        entries.read()
+    listener = server.listen(configured.hub.host, configured.hub.port)
+    host, port = configured.hub.host, listener.getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    local = shown if addresses.is_loopback(host) else "127.0.0.1"
+    with contextlib.closing(listener):
+        scheme = "http" if certificates is None else "https"
+        yield Door(
+            listener, entries, certificates, f"{scheme}://{shown}:{port}", f"{scheme}://{local}:{port}", agent_token
+        )
+
+
+async def serve(
+    configured: settings.Settings,
+    door: Door,
+    *,
+    time: clock.Clock,
+    stop: asyncio.Event,
+    say: str,
+    simulator_url: str | None = None,
+    beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+    reload_on_hangup: bool = False,
+) -> None:
+    """Run hub and web application, and whatever runs beside them, until `stop` is set or one of them fails."""
+    watch = hub.Hub(configured, time=time, simulator_url=simulator_url)
+    # Before the hub is opened: another process may still be reading its log.
+    late.run("watchkeeper.web", "watchkeeper.pipeline")
+    watch.open()
+    door.doors.keep_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
+    if reload_on_hangup:
+        processes.on_hangup(watch.reload_rules_soon)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch.run(stop))
+            site = app.create_app(watch, door.doors)
+            group.create_task(server.serve(site, door.listener, stop=stop, certificates=door.certificates))
+            for start in beside:
+                group.create_task(start())
+            group.create_task(finish_imports(stop))
+            click.echo(say)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    finally:
+        watch.close()
+
+
+async def finish_imports(stop: asyncio.Event) -> None:
+    """Run modules that nobody asked for yet, when first questions are answered: a fault in one is to be known now."""
+    try:
+        await asyncio.wait_for(stop.wait(), FIRST_ANSWERS_SECONDS)
+    except TimeoutError:
+        await asyncio.to_thread(late.finish)
+
+
+def with_discovery(configured: settings.Settings, url: str) -> settings.Settings:
+    """The same settings with one more http_sd address."""
+    found = replace(configured.fleet, sd_urls=(*configured.fleet.sd_urls, url))
+    return replace(configured, fleet=found)

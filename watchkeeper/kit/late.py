@@ -1,0 +1,92 @@
+"""Modules that run when something of them is first used, not when they are named.
+
+A hub has 400 modules, and its first answers need a part of them: the rest, most of it classes to be made, would keep
+everybody waiting. `watchkeeper hub` says `begin` before it imports a hub, and `finish` when it has answered for a
+while, so that nothing is left to fail later. Packages, and what others wrote, run at once as always.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+PREFIX = "watchkeeper."
+# One for all: a module that runs imports others, and two threads must not wait for one another's modules.
+_running = threading.RLock()
+_begun: set[str] = set()
+
+
+def begin() -> None:
+    """From now on our modules are late."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def run(*prefixes: str) -> None:
+    """Run the modules with such names that were named and did not run yet, and what they name of these in turn."""
+    while left := [one for name, one in list(sys.modules.items()) if type(one) is _Late and name.startswith(prefixes)]:
+        for module in left:
+            vars(module)
+
+
+def finish() -> None:
+    """Run all that did not run yet, and let modules that are imported from now on run at once."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    run(PREFIX)
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(PREFIX):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None and spec.submodule_search_locations is None:
+            spec.loader = _LateLoader(spec.loader)
+        return spec
+
+
+class _LateLoader(Loader):
+    """Makes the module, and leaves it to its first user to run it."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        module.__class__ = _Late
+
+
+class _Late(ModuleType):
+    """A module that did not run yet, or that is running."""
+
+    def __getattribute__(self, name: str) -> object:
+        # An import statement asks for it, also where nothing else is asked for.
+        if name != "__spec__":
+            with _running:
+                _run(self)
+        return ModuleType.__getattribute__(self, name)
+
+
+def _run(module: ModuleType) -> None:
+    spec = module.__spec__
+    assert spec is not None
+    is_late = type(module) is _Late and spec.name not in _begun
+    if not is_late:
+        return
+    assert spec.loader is not None
+    _begun.add(spec.name)
+    try:
+        spec.loader.exec_module(module)
+        module.__class__ = ModuleType
+    finally:
+        _begun.discard(spec.name)

@@ -1,0 +1,167 @@
+"""A log that a process of its own reads ahead, while the hub is still importing what it is made of.
+
+`begin` starts the reader as soon as it is known where samples lie; `read` then has most of them at once. Reading takes
+NumPy, decompression and memory that nobody needs afterwards, and all of that is on another core. A batch comes as a
+file in memory, whose arrays go into the head without a copy in between; the reader waits while too much is not taken
+yet. Whatever is wrong with it (the log grew, it was killed), the log is read here, from where it was left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import mmap
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from watchkeeper.kit.logs import fields
+
+if TYPE_CHECKING:
+    from watchkeeper.store.wal_reader import Batch, Ended
+
+log = logging.getLogger(__name__)
+
+# Below this the log is read before another process has imported NumPy.
+WORTH_BYTES = 4 << 20
+# Read ahead and not taken yet: 1,000 GPUs have 100 MB in two hours.
+MOST_BYTES = 128 << 20
+# Bytes of the pickle, and of all buffers behind it.
+PACKET = struct.Struct("<QQ")
+SIZE = struct.Struct("<Q")
+TAKEN = b"t"
+# One reader for each store; a hub has one.
+_begun: dict[Path, _Reader] = {}
+
+
+def begin(path: Path, *, most_bytes: int = MOST_BYTES) -> None:
+    """Start to read the log of the store in a directory, if it is long enough to be worth it."""
+    sizes = _sizes(path)
+    if sum(sizes.values()) >= WORTH_BYTES and path not in _begun:
+        with contextlib.suppress(OSError):
+            _begun[path] = _Reader(path, most_bytes)
+
+
+def read(path: Path, *, since_ms: int) -> Iterator[Batch | Ended]:
+    """What `wal_reader.read` finds in a store's log; as far as possible what was read ahead."""
+    from watchkeeper.store import wal_reader
+
+    count, reader = 0, _begun.pop(path, None)
+    if reader is not None:
+        with contextlib.closing(reader):
+            try:
+                if reader.receive() == (since_ms, _sizes(path)):
+                    for read in iter(reader.receive, None):
+                        count += 1
+                        yield read
+                    return
+            except (OSError, EOFError) as error:
+                log.warning("What reads the log ahead has ended", extra=fields(batches=count, error=error))
+    yield from itertools.islice(wal_reader.read(path / "wal", since_ms=since_ms), count, None)
+
+
+class _Reader:
+    """The other process, seen from the hub."""
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            told = [str(path), str(theirs.fileno()), str(most_bytes)]
+            command = [sys.executable, "-m", "watchkeeper.store.wal_ahead", *told]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+
+    def receive(self) -> Any:
+        """What was sent next; OSError or EOFError if nothing will come."""
+        packet, files, _, _ = socket.recv_fds(self._socket, PACKET.size, 1)
+        if not files:
+            raise EOFError("it was not at its end")
+        with open(files[0], "rb") as file:
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        self._socket.send(TAKEN)
+        pickled, count = PACKET.unpack(packet)
+        buffers, at = [], pickled + count * SIZE.size
+        for (size,) in SIZE.iter_unpack(content[pickled:at]):
+            buffers.append(content[at : at + size])
+            at += size + _gap(size)
+        return pickle.loads(content[:pickled], buffers=buffers)  # noqa: S301 (by our own process)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.terminate()
+        self._process.wait()
+
+
+class _Sender:
+    """The hub, seen from the other process."""
+
+    def __init__(self, connected: socket.socket, most_bytes: int) -> None:
+        self._socket, self._most_bytes = connected, most_bytes
+        self._untaken: deque[int] = deque()
+
+    def send(self, what: object) -> None:
+        """Send it, and wait while too much of what was sent is not taken; OSError if nobody is there."""
+        buffers: list[pickle.PickleBuffer] = []
+        pickled = pickle.dumps(what, protocol=5, buffer_callback=buffers.append)
+        pickled += bytes(_gap(len(pickled)))
+        parts = [buffer.raw() for buffer in buffers]
+        with open(os.memfd_create("log"), "wb") as file:
+            file.write(pickled)
+            file.write(b"".join(SIZE.pack(part.nbytes) for part in parts))
+            for part in parts:
+                file.write(part)
+                file.write(bytes(_gap(part.nbytes)))
+            file.flush()
+            self._untaken.append(file.tell())
+            socket.send_fds(self._socket, [PACKET.pack(len(pickled), len(parts))], [file.fileno()])
+        self.wait(self._most_bytes)
+
+    def wait(self, most_bytes: int) -> None:
+        """Until no more than so much is not taken."""
+        while sum(self._untaken) > most_bytes:
+            if not self._socket.recv(len(TAKEN)):
+                raise BrokenPipeError
+            self._untaken.popleft()
+
+
+def _gap(size: int) -> int:
+    """Bytes up to where a number of eight bytes may begin."""
+    return -size % SIZE.size
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """The files of a store's log, and how long each is."""
+    with contextlib.suppress(FileNotFoundError):
+        return {entry.name: entry.stat().st_size for entry in os.scandir(path / "wal")}
+    return {}
+
+
+def _read_ahead(path: Path, sender: _Sender) -> None:
+    from watchkeeper.kit import memory
+    from watchkeeper.store import wal_reader
+    from watchkeeper.store.block_writer import SUFFIX
+    from watchkeeper.store.columns import NEVER_MS
+
+    memory.keep_scratch()
+    # By their names: where a block is damaged, what is read ahead is not what will be asked for.
+    ends_ms = [int(block.stem.rpartition("-")[2]) for block in (path / "blocks").glob(f"*{SUFFIX}")]
+    since_ms = max(ends_ms, default=-NEVER_MS)
+    sender.send((since_ms, _sizes(path)))
+    for read in wal_reader.read(path / "wal", since_ms=since_ms):
+        sender.send(read)
+    sender.send(None)
+    # Whoever leaves before the other has read takes the rest along.
+    sender.wait(0)
+
+
+if __name__ == "__main__":
+    # The hub may have ended, or may have found that it needs something else.
+    with contextlib.suppress(ConnectionError, KeyboardInterrupt):
+        _read_ahead(Path(sys.argv[1]), _Sender(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])))

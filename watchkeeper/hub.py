@@ -37,6 +37,7 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events, notices
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
+from watchkeeper.model.labels import Labels
 from watchkeeper.model.silences import Silence
 from watchkeeper.query import engine
 from watchkeeper.remediate import evidence, node_checks, orders
@@ -312,13 +313,16 @@ class Hub:
         # A large cluster has 40,000 series, which take a second when they are first made.
         of_clusters = await asyncio.to_thread(self.clusters.samples, answers, at_ms)
         found = fleet.inventory_samples(self.fleet, at_ms) + of_clusters
-        for name, series in (
-            ("workloads", self.clusters.workload_series(self.fleet, held, at_ms=at_ms)),
-            ("events", self._event_counts.series),
-            ("fabric", self.fabric.series(at_ms)),
-            ("own", standing.own_series(self.metrics, job="watchkeeper", instance="hub")),
-        ):
-            found += self._standing[name].samples(series, at_ms)
+        series: Mapping[str, Callable[[], Mapping[Labels, float]]] = {
+            "workloads": lambda: self.clusters.workload_series(self.fleet, held, at_ms=at_ms),
+            "events": lambda: self._event_counts.series,
+            "fabric": lambda: self.fabric.series(at_ms),
+            "own": lambda: standing.own_series(self.metrics, job="watchkeeper", instance="hub"),
+        }
+        for name, make in series.items():
+            # Whoever asks meanwhile waits for one of them, not for all.
+            await asyncio.sleep(0)
+            found += self._standing[name].samples(make(), at_ms)
         # A remote engine writes over the network.
         await asyncio.to_thread(lambda: self.engine.append(found, together="standing series"))
 

@@ -136,7 +136,8 @@ function see(buffer: ArrayBuffer): void {
   const values = new Float32Array(buffer, 4 + length, header.count);
   const states = new Uint8Array(buffer, 4 + length + 4 * header.count, header.count);
   set({ frame: { ...header, values, states }, heard: header.at });
-  if (header.version !== state.fleet?.version) refreshFleet();
+  // The hub has the inventory of this picture ready; the one of now may be another already.
+  if (header.version !== state.fleet?.version) refreshFleet(READY);
 }
 // What the hub keeps ready may be a minute or two old, and comes at once; index.html asks for it before this code is here.
 const READY = "/api/fleet?max_age=120";

@@ -4,6 +4,7 @@ import { render, type ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { RANGES } from "./charts";
 import "./console.css";
+import { FleetPage } from "./fleet";
 import { clock, many, utc, zone } from "./format";
 import { ask, connect, get, refreshFleet, refreshStatus, set, useHub } from "./hub";
 import { KeysDialog, useKeys } from "./keys";
@@ -12,9 +13,11 @@ import { followLinks, put, useAddress, type PageProps, type PageRow } from "./ro
 import { Search } from "./search";
 import type { Status } from "./types";
 
+// The page that most people open comes with the shell, in one file: a busy hub takes as long for each file as for a large one.
+const FLEET: PageRow = { path: "/", name: "Fleet", key: "f", group: "watch", load: async () => FleetPage };
 // A page is one row. A path that ends with a slash is the page of one thing, and what follows is its `id`.
 const PAGES: PageRow[] = [
-  { path: "/", name: "Fleet", key: "f", group: "watch", load: () => import("./fleet").then((m) => m.FleetPage) },
+  FLEET,
   { path: "/gpu/", name: "GPU", key: "", group: "watch", hidden: true, load: () => import("./gpu").then((m) => m.GpuPage) },
   { path: "/node/", name: "Node", key: "", group: "watch", hidden: true, load: () => import("./node").then((m) => m.NodePage) },
   { path: "/incidents", name: "Incidents", short: "Inc.", key: "i", group: "watch", load: () => import("./incidents").then((m) => m.IncidentsPage) },
@@ -38,7 +41,7 @@ function rowOf(path: string): { row?: PageRow; first: string; id: string } {
   return { row: id ? (named(`/${first}/`) ?? named(`/${first}`)) : named(`/${first}`), first, id };
 }
 
-const loaded = new Map<PageRow, ComponentType<PageProps>>();
+const loaded = new Map<PageRow, ComponentType<PageProps>>([[FLEET, FleetPage]]);
 /** The page's code, asked for once; until it is there a skeleton stands in. */
 function Page({ row, ...props }: PageProps & { row: PageRow }) {
   const [problem, say] = useState(""), [, redraw] = useState(0);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from watchkeeper.collect.fleet import Fleet, gpu_of, inventory_samples
 from watchkeeper.model.fleet import Gpu, Node, Place
 
@@ -108,3 +110,26 @@ def test_a_gpu_that_breaks_before_its_first_page_is_called_as_the_event_calls_it
     assert known.place_name(place) == "GPU-a on n1"
     known.hear_of_gpu("GPU-a", "3")
     assert known.place_name(place) == "GPU 3 on n1"
+
+
+def test_an_inventory_counts_its_changes_and_what_stays_the_same_is_none() -> None:
+    known = fleet()
+    seen = [known.changes]
+
+    def changed() -> bool:
+        seen.append(known.changes)
+        return seen[-1] != seen[-2]
+
+    known.saw(NODE, BOTH, at_ms=2000, source="page")
+    known.expect([replace(NODE)], 2000)
+    assert not changed()
+    known.saw(NODE, {FIRST.uuid: FIRST}, at_ms=3000, source="page")
+    assert changed(), "one is gone"
+    known.saw(NODE, BOTH, at_ms=4000, source="page")
+    assert changed(), "it is back"
+    known.saw(replace(NODE, name="stranger"), {"GPU-3": Gpu("GPU-3")}, at_ms=5000, source="other")
+    assert changed(), "a node that nobody expects"
+    known.expect([replace(NODE, domains={"rack": "r08"})], 6000)
+    assert changed(), "another rack"
+    known.expect([], 7000)
+    assert changed(), "nobody names it"

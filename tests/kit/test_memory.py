@@ -77,6 +77,28 @@ print(gc.get_threshold()[0], gone())
     assert ran.stdout.split() == [str(memory.YOUNG_OBJECTS), "None"]
 
 
+def test_what_survives_a_whole_look_for_garbage_is_looked_at_again_after_some_time() -> None:
+    program = """
+import gc, weakref
+from watchkeeper.kit import memory
+class Ring:
+    pass
+memory.collect_seldom()
+ring = Ring()
+ring.itself, gone = ring, weakref.ref(ring)
+gc.collect()
+aside = gc.get_freeze_count()
+del ring
+gc.collect()
+kept = gone() is not None
+memory.SET_ASIDE_SECONDS = 0.0
+gc.collect()
+print(aside > 1000, kept, gone(), gc.get_freeze_count() > 1000)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True", "True", "None", "True"]
+
+
 def test_only_files_that_nobody_has_written_to_are_let_go() -> None:
     assert list(memory.clean_files(SMAPS)) == [(0x7F10, 0x10)]
 

@@ -67,6 +67,10 @@ class FakeFleet:
             for index in range(8)
         ]
 
+    @property
+    def changes(self) -> int:
+        return hash((tuple((node.cluster, node.name) for node in self._nodes), tuple(self.seen)))
+
     def nodes(self) -> list[fleet.Node]:
         return list(self._nodes)
 

@@ -154,6 +154,27 @@ def test_whoever_comes_first_is_shown_the_picture_that_was_made_while_nobody_loo
             assert next_frame(socket)["summary"]["unknown"] == 32
 
 
+def test_a_picture_that_waits_is_of_the_inventory_that_a_page_opens_with_also_while_the_fleet_grows(site: Site) -> None:
+    def is_drawn() -> bool:
+        site.call(site.hub.changes.send, "fleet")
+        return site.ask("/api/picture").status == 200
+
+    await_that(is_drawn)
+    site.call(site.hub.fleet.seen.pop)
+    picture = header(site.ask("/api/picture").body)["version"]
+    assert site.ask("/api/fleet?max_age=120").json["version"] == picture
+    assert site.ask("/api/fleet").json["version"] != picture
+
+
+def test_the_inventory_of_a_new_picture_is_ready_when_the_picture_comes(site: Site) -> None:
+    with viewer(site) as socket:
+        next_frame(socket)
+        site.call(site.hub.fleet.seen.pop)
+        site.call(site.hub.changes.send, "fleet")
+        after = next_frame(socket)["version"]
+        assert site.ask("/api/fleet?max_age=120").json["version"] == after
+
+
 def test_a_fleet_that_nobody_looks_at_is_drawn_once_a_minute_or_when_it_has_changed() -> None:
     with serving(FakeHub(), interval_seconds=0.02) as site:
         await_that(lambda: 'frames_total{colour="sm_active"} 1' in site.call(site.hub.metrics.render))

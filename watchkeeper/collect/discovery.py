@@ -128,11 +128,13 @@ class Discovery:
             defaults = self._defaults
             if self._config is not None and self._config.found.cluster and source not in self._own:
                 defaults = Defaults(cluster=self._config.found.cluster, job=defaults.job)
-            parts = [
-                read_groups(document, where, defaults=defaults, job=source.job)
-                for where, document in await _fetch(source.place, self._resolver)
-            ]
-            source.found = merge(parts)
+            documents, job = await _fetch(source.place, self._resolver), source.job
+
+            def read() -> Found:
+                return merge(read_groups(document, where, defaults=defaults, job=job) for where, document in documents)
+
+            # The list of a large fleet takes a tenth of a second.
+            source.found = await asyncio.to_thread(read)
             source.good_at, source.problem = now, None
         except CollectError as error:
             error.now = _what_stays(source)

@@ -82,12 +82,15 @@ class Fleet:
         # Made when somebody asks, and again after the inventory changed.
         self._nodes_in: dict[fleet.Place, list[fleet.Place]] | None = None
         self._holders: dict[str, tuple[labels.Labels, ...]] = {}
+        # How often the inventory has changed: whoever drew it up may keep it for as long as this number stays.
+        self.changes = 0
         # How often a GPU turned up on another node, by cluster, and the last of such moves.
         self.moved: Counter[str] = Counter()
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
 
     def expect(self, nodes: Iterable[fleet.Node], now_ms: int) -> None:
         """Take over what discovery says; a node it no longer names stays known as gone since now."""
+        before = self.nodes()
         named = {(node.cluster, node.name): node for node in nodes}
         self._learned -= named.keys()
         for key in self._nodes.keys() - named.keys() - self._learned:
@@ -98,6 +101,7 @@ class Fleet:
             oldest = next(iter(self._gone_nodes_since_ms))
             del self._gone_nodes_since_ms[oldest], self._nodes[oldest]
         self._nodes |= named
+        self.changes += self.nodes() != before
         self._index_names()
 
     def saw(self, node: fleet.Node, gpus: Mapping[str, fleet.Gpu], *, at_ms: int, source: str) -> None:
@@ -120,6 +124,7 @@ class Fleet:
                 continue
             if known is not None and (known.cluster, known.node) != key:
                 self._note_move(Move(uuid, known.node, node.name, at_ms), node.cluster)
+            self.changes += 1
             first = at_ms if known is None else known.first_seen_ms
             steady = known.steady_since_ms if known is not None and _goes_on(known, key, at_ms) else at_ms
             self._gpus[uuid] = SeenGpu(gpu, node.name, node.cluster, first, at_ms, steady_since_ms=steady)
@@ -238,6 +243,7 @@ class Fleet:
         if len(self._learned) >= MAX_LEARNED_NODES:
             return False
         self._nodes[key] = node
+        self.changes += 1
         self._learned.add(key)
         self._key_of_name.setdefault(node.name, key)
         self._nodes_in = None
@@ -249,6 +255,7 @@ class Fleet:
         if seen is None or (seen.cluster, seen.node) != key:
             return
         self._gpus[uuid] = seen._replace(gone_since_ms=seen.last_seen_ms)
+        self.changes += 1
         self._gone_gpus[uuid] = None
         if len(self._gone_gpus) > MAX_GONE:
             oldest = next(iter(self._gone_gpus))

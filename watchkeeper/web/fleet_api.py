@@ -264,7 +264,8 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
             asks=(
                 Asked(
                     "max_age",
-                    f"how many seconds old it may be, at most {stock_answer.OLDEST_SECONDS}; 10 unless given",
+                    f"how many seconds old it may be, at most {stock_answer.OLDEST_SECONDS}; 10 unless given. "
+                    "Above 10 the inventory may have changed since: it is the one of the newest picture",
                     int,
                 ),
             ),

@@ -5,7 +5,8 @@ viewers, and leaves it in every viewer's mailbox. A mailbox has one place per ki
 newest wins, so a slow browser skips pictures instead of queueing them. Fault → screen goes through
 here: a change of incidents is sent before anything is asked of the engine. While nobody looks, a picture and the
 answer of /api/fleet are made now and then all the same: whoever opens the page sees the fleet at once, under the time
-of that picture, and the next one a moment later.
+of that picture, and the next one a moment later. A picture of another inventory than before comes with its answer of
+/api/fleet, for the one means nothing without the other.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Live:
         self._interval_seconds = interval_seconds
         self._viewers: set[Mailbox] = set()
         self._newest: tuple[float, bytes] | None = None
-        self._drawn_gpus = -1
+        self._drawn_version = ""
         self._wake = asyncio.Event()
         self._gauge = hub.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
         self._frames = hub.metrics.counter("watchkeeper_web_frames_total", "Pictures of the fleet drawn for viewers")
@@ -177,21 +178,21 @@ class Live:
                 await asyncio.wait_for(self._wake.wait(), self._interval_seconds)
             self._wake.clear()
             if self._viewers:
-                await self._draw()
+                await self._draw(has_new_stock=self._has_changed())
                 await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
             elif self._is_outdated():
-                await self._draw()
-                await self._stock.make_ready()
+                await self._draw(has_new_stock=True)
 
     def _is_outdated(self) -> bool:
-        """Whether the picture that waits for the first viewer is old, or of a fleet that has grown or shrunk since."""
+        """Whether the picture that waits for the first viewer is old, or of a fleet that has changed since."""
         age = self._age_seconds()
-        has_changed = len(self._hub.fleet.gpus()) != self._drawn_gpus
-        return age >= UNWATCHED_SECONDS or (has_changed and age >= self._interval_seconds)
+        return age >= UNWATCHED_SECONDS or (age >= self._interval_seconds and self._has_changed())
 
-    async def _draw(self) -> None:
+    def _has_changed(self) -> bool:
+        return inventory.take(self._hub.fleet).version != self._drawn_version
+
+    async def _draw(self, *, has_new_stock: bool) -> None:
         stock, now = inventory.take(self._hub.fleet), self._hub.clock.now()
-        self._drawn_gpus = len(self._hub.fleet.gpus())
         at_ms = clock.to_ms(now)
         shared = {
             name: await self._ask(expr, at_ms)
@@ -202,6 +203,7 @@ class Live:
                 ("throttle", frames.THROTTLE_EXPR),
             )
         }
+        new_stock = await self._stock.make(stock) if has_new_stock else None
         open_incidents = self._hub.incidents(open_only=True)
         readings = frames.Readings(**shared, holders=self._hub.fleet.holders())
         picture = await asyncio.to_thread(frames.draw, stock, readings, open_incidents)
@@ -212,6 +214,9 @@ class Live:
             answer = await self._ask(colour.expr, at_ms)
             packed = await asyncio.to_thread(_packed, stock, answer, colour, picture, {**header, "colour": name})
             self._frames.add(colour=name if name in frames.COLOURS else "other")
+            if new_stock is not None:
+                self._stock.keep(new_stock)
+                self._drawn_version, new_stock = stock.version, None
             if name == frames.DEFAULT_COLOUR:
                 self._newest = (now.timestamp(), packed)
             for viewer in self._viewers:

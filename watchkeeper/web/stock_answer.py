@@ -2,7 +2,8 @@
 
 Ten thousand GPUs are two megabytes of JSON and three questions to the engine, and every page of the console begins with
 it. So the answer is kept for some seconds, compressed, and browsers that have it already are told that they do. A page
-that opens says that an older one will do: `live` keeps one ready, and giving it has the next one made.
+that opens says that an older one will do, also of an inventory that has changed since: `live` keeps the one ready that
+belongs to its newest picture, and giving it has the next one made.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+from dataclasses import dataclass
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -29,11 +31,22 @@ OLDEST_SECONDS = 120
 OPENING_SECONDS = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An answer, and what it is about: when, and which inventory."""
+
+    at: float
+    version: str
+    body: bytes
+    tag: str
+    is_whole: bool
+
+
 class StockAnswer:
     def __init__(self, hub: HubView) -> None:
         self._hub = hub
         self._busy = asyncio.Lock()
-        self._kept: tuple[float, str, bytes, str] | None = None
+        self._kept: Made | None = None
         self._renewal: asyncio.Task[None] | None = None
 
     async def answer(self, request: Request) -> Response:
@@ -41,17 +54,13 @@ class StockAnswer:
         oldest = whole_number(text)
         if oldest is None or oldest > OLDEST_SECONDS:
             raise HTTPException(400, f"max_age `{text[:20]}` is not a number of seconds from 0 to {OLDEST_SECONDS}")
-        body, tag = await self._body(oldest)
-        headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-        if tag in request.headers.get("if-none-match", ""):
+        made = await self._found(oldest)
+        headers = {"ETag": made.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+        if made.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         if "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(body, media_type="application/json", headers=headers | {"Content-Encoding": "gzip"})
-        return Response(gzip.decompress(body), media_type="application/json", headers=headers)
-
-    async def make_ready(self) -> None:
-        """Have an answer that is at most some seconds old."""
-        await self._body(KEPT_SECONDS)
+            return Response(made.body, media_type="application/json", headers=headers | {"Content-Encoding": "gzip"})
+        return Response(gzip.decompress(made.body), media_type="application/json", headers=headers)
 
     def stop(self) -> None:
         if self._renewal is not None:
@@ -60,33 +69,39 @@ class StockAnswer:
     async def _renew(self) -> None:
         # Not at once: the page that was just answered still fetches its code.
         await asyncio.sleep(OPENING_SECONDS)
-        await self.make_ready()
+        # Another inventory comes with its picture.
+        if self._kept is not None and self._kept.version == inventory.take(self._hub.fleet).version:
+            await self._found(KEPT_SECONDS)
 
-    async def _body(self, oldest_seconds: float) -> tuple[bytes, str]:
+    async def _found(self, oldest_seconds: float) -> Made:
+        if oldest_seconds > KEPT_SECONDS and (ready := self._young(oldest_seconds)) is not None:
+            if self._renewal is None or self._renewal.done():
+                self._renewal = asyncio.create_task(self._renew())
+            return ready
         stock = inventory.take(self._hub.fleet)
-        ready = self._ready(stock, oldest_seconds)
-        if ready is None:
-            async with self._busy:
-                # Who had to wait takes what the one before has made.
-                return self._ready(stock, oldest_seconds) or await self._make(stock)
-        if self._ready(stock, KEPT_SECONDS) is None and (self._renewal is None or self._renewal.done()):
-            self._renewal = asyncio.create_task(self._renew())
+        async with self._busy:
+            # Who had to wait takes what the one before has made.
+            ready = self._young(oldest_seconds)
+            if ready is None or ready.version != stock.version:
+                ready = await self.make(stock)
+                self.keep(ready)
         return ready
 
-    def _ready(self, stock: inventory.Inventory, oldest_seconds: float) -> tuple[bytes, str] | None:
-        """What is kept, if it is of this inventory and young enough."""
-        if self._kept is None or self._kept[1] != stock.version:
-            return None
-        age = self._hub.clock.now().timestamp() - self._kept[0]
-        return self._kept[2:] if 0 <= age < oldest_seconds else None
+    def _young(self, oldest_seconds: float) -> Made | None:
+        """What is kept, if it is young enough."""
+        age = 0.0 if self._kept is None else self._hub.clock.now().timestamp() - self._kept.at
+        return self._kept if 0 <= age < oldest_seconds else None
 
-    async def _make(self, stock: inventory.Inventory) -> tuple[bytes, str]:
+    def keep(self, made: Made) -> None:
+        """Answer with this from now on; what had to leave the holders out is asked for again."""
+        self._kept = made if made.is_whole else None
+
+    async def make(self, stock: inventory.Inventory) -> Made:
         now = self._hub.clock.now().timestamp()
         held = await holders.ask(self._hub)
         body = await asyncio.to_thread(write, stock, held)
         tag = f'"{hashlib.blake2s(body, digest_size=8).hexdigest()}"'
-        self._kept = (now, stock.version, body, tag) if held.problem is None else None
-        return body, tag
+        return Made(now, stock.version, body, tag, is_whole=held.problem is None)
 
 
 def write(stock: inventory.Inventory, held: holders.Holders) -> bytes:

@@ -49,7 +49,10 @@ class SeenView(Protocol):
 
 
 class FleetView(Protocol):
-    """The inventory: what should be there, and what reports."""
+    """The inventory: what should be there, and what reports; `changes` is another number whenever it has changed."""
+
+    @property
+    def changes(self) -> int: ...
 
     def nodes(self) -> list[fleet.Node]: ...
 

@@ -36,6 +36,8 @@ READY_SECONDS = 300.0
 # A busy machine is no fault; a hub that was killed closes its connections at once.
 ANSWER_SECONDS = 60.0
 NODES = 8
+# A hub takes 1,000; from here on one is ended instead.
+MOST_SILENCES = 100
 # After each fault the newest are asked for, and at the end all that the hub's retention of a day has not removed.
 RECENT_HOURS, KEPT_HOURS = 2, 20
 
@@ -193,6 +195,7 @@ class Ledger:
     events: list[dict[str, Any]] = field(default_factory=list)
     samples: list[tuple[int, float]] = field(default_factory=list)
     silences: list[str] = field(default_factory=list)
+    ended_silences: list[str] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
     approved: list[str] = field(default_factory=list)
     # When each node had a fault, whether that was acknowledged or not.
@@ -204,7 +207,8 @@ class Ledger:
 
     @property
     def acknowledged(self) -> int:
-        return len(self.events) + len(self.samples) + len(self.silences) + len(self.notes) + len(self.approved)
+        silences = len(self.silences) + len(self.ended_silences)
+        return len(self.events) + len(self.samples) + silences + len(self.notes) + len(self.approved)
 
     def write_something(self) -> None:
         """One write of a random kind; Away if it was not acknowledged."""
@@ -241,8 +245,17 @@ class Ledger:
         self.samples.append((at_ms, value))
 
     def _silence(self) -> None:
+        if len(self.silences) >= MOST_SILENCES:
+            self._end_silence()
+            return
         body = {"matchers": [f"node=faults-{len(self.silences)}"], "for": "7d", "reason": "faults"}
         self.silences.append(ask(f"{self.world.url}/api/silences", body)["silence"]["id"])
+
+    def _end_silence(self) -> None:
+        # Not acknowledged, it may or may not be in force.
+        id = self.silences.pop(self.rng.randrange(len(self.silences)))
+        ask(f"{self.world.url}/api/silences/{id}", method="DELETE")
+        self.ended_silences.append(id)
 
     def _note(self) -> None:
         if known := sorted(self.incidents):
@@ -281,14 +294,18 @@ class Ledger:
     def check(self, outcome: Outcome, *, has_samples: bool = True) -> None:
         """Ask for everything that was acknowledged; samples only of a hub that keeps them itself."""
         world = self.world
-        again = sum(
+        lost_events = sum(
             ask(f"{world.url}/api/events", self.events[at : at + 500])["kept"] for at in range(0, len(self.events), 500)
         )
-        outcome.check(again == 0, f"{again} of {len(self.events)} acknowledged events were lost")
+        outcome.check(lost_events == 0, f"{lost_events} of {len(self.events)} acknowledged events were lost")
         if has_samples:
             self.check_samples(outcome)
-        silences = {one["id"] for one in world.get("/api/silences")["silences"]}
-        outcome.check(set(self.silences) <= silences, f"silences were lost: {set(self.silences) - silences}")
+        is_in_force = {one["id"]: one["active"] for one in world.get("/api/silences")["silences"]}
+        lost = set(self.silences) - is_in_force.keys()
+        outcome.check(not lost, f"silences were lost: {lost}")
+        # One that began while the clock was ahead is not in force before that time has come, ended or not.
+        again = [id for id in self.ended_silences if is_in_force.get(id)]
+        outcome.check(not again, f"silences are in force again: {again}")
         incidents = {one["id"] for one in world.get("/api/incidents?open=0&limit=1000")["incidents"]}
         outcome.check(self.incidents <= incidents, f"incidents were lost: {self.incidents - incidents}")
         for id in {id for id, _ in self.notes}:
@@ -307,7 +324,7 @@ class Ledger:
         known = self.world.get("/api/incidents?open=0&limit=1000")["incidents"]
         of_nodes = defaultdict(list)
         for one in known:
-            of_nodes[one["place"].get("node")].append(f"{one['id']} {one['cause']}")
+            of_nodes[one["place"].get("node")].append(f"{one['id']} {one['cause']}, {one['title']}, {one['opened_at']}")
         for node, found in of_nodes.items():
             pauses = sum(after - before > correlate.FLAP_SECONDS for before, after in pairwise(self.faults[node]))
             most = injected[node] + bool(self.faults[node]) + pauses

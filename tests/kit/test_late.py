@@ -14,7 +14,7 @@ def run(program: str, *arguments: str) -> str:
     """What a program printed that has late modules."""
     begun = "import sys, threading, types\nfrom watchkeeper.kit import late\nlate.begin()\n"
     command = [sys.executable, "-c", begun + textwrap.dedent(program), *arguments]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
 
@@ -68,6 +68,30 @@ def test_a_second_thread_waits_until_the_module_is_whole(tmp_path: Path) -> None
         print(found)
     """
     assert run(program, folder) == "[] True [(1, 2), (1, 2)]"
+
+
+def test_a_package_and_a_late_module_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    folder = module(tmp_path, "import builtins\nbuiltins.is_running.set()\nimport watchkeeper.late_box\nanswer = 1")
+    (tmp_path / "late_two.py").write_text("answer = 2")
+    (tmp_path / "late_box").mkdir()
+    (tmp_path / "late_box" / "__init__.py").write_text(
+        "import builtins\nbuiltins.is_in_package.set()\nbuiltins.is_running.wait()\n"
+        "from watchkeeper import late_two\nanswer = late_two.answer\n"
+    )
+    program = """
+        import builtins, watchkeeper
+        watchkeeper.__path__.append(sys.argv[1])
+        builtins.is_running, builtins.is_in_package = threading.Event(), threading.Event()
+        from watchkeeper import late_one
+        def use_package():
+            import watchkeeper.late_box
+        user = threading.Thread(target=use_package)
+        user.start()
+        builtins.is_in_package.wait()
+        print(late_one.answer, watchkeeper.late_box.answer)
+        user.join()
+    """
+    assert run(program, folder) == "1 2"
 
 
 def test_a_module_that_fails_says_so_to_everyone_who_uses_it(tmp_path: Path) -> None:

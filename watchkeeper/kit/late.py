@@ -15,8 +15,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 PREFIX = "watchkeeper."
-# One for all: a module that runs imports others, and two threads must not wait for one another's modules.
-_running = threading.RLock()
+# One for each module that did not run yet, as Python has for imports: layers have no rings, so no two threads wait for
+# one another. One lock for all would be taken now before, now after those of Python itself.
+_locks: dict[str, threading.RLock] = {}
 _begun: set[str] = set()
 
 
@@ -63,6 +64,7 @@ class _LateLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
+        _locks[module.__spec__.name] = threading.RLock()
         module.__class__ = _Late
 
 
@@ -72,21 +74,26 @@ class _Late(ModuleType):
     def __getattribute__(self, name: str) -> object:
         # An import statement asks for it, also where nothing else is asked for.
         if name != "__spec__":
-            with _running:
-                _run(self)
+            _run(self)
         return ModuleType.__getattribute__(self, name)
 
 
 def _run(module: ModuleType) -> None:
     spec = module.__spec__
     assert spec is not None
-    is_late = type(module) is _Late and spec.name not in _begun
-    if not is_late:
-        return
     assert spec.loader is not None
-    _begun.add(spec.name)
-    try:
-        spec.loader.exec_module(module)
-        module.__class__ = ModuleType
-    finally:
-        _begun.discard(spec.name)
+    lock = _locks.get(spec.name)
+    if lock is None:
+        return
+    with lock:
+        # It has run meanwhile, or it runs and asks for something of itself.
+        is_late = type(module) is _Late and spec.name not in _begun
+        if not is_late:
+            return
+        _begun.add(spec.name)
+        try:
+            spec.loader.exec_module(module)
+            module.__class__ = ModuleType
+            del _locks[spec.name]
+        finally:
+            _begun.discard(spec.name)

@@ -60,8 +60,9 @@ Anonymous:             0 kB
 """
 
 
-def test_the_collector_looks_less_often_and_still_finds_what_nobody_holds() -> None:
-    program = """
+def with_a_ring(program: str) -> list[str]:
+    """What a program prints, word by word, that has collect_seldom in force and a ring of which `gone` tells."""
+    begun = """
 import gc, weakref
 from watchkeeper.kit import memory
 class Ring:
@@ -69,23 +70,22 @@ class Ring:
 memory.collect_seldom()
 ring = Ring()
 ring.itself, gone = ring, weakref.ref(ring)
+"""
+    ran = subprocess.run([sys.executable, "-c", begun + program], capture_output=True, text=True, check=True)
+    return ran.stdout.split()
+
+
+def test_the_collector_looks_less_often_and_still_finds_what_nobody_holds() -> None:
+    program = """
 del ring
 kept = [[] for _ in range(2 * gc.get_threshold()[0])]
 print(gc.get_threshold()[0], gone())
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == [str(memory.YOUNG_OBJECTS), "None"]
+    assert with_a_ring(program) == [str(memory.YOUNG_OBJECTS), "None"]
 
 
 def test_what_survives_a_whole_look_for_garbage_is_looked_at_again_after_some_time() -> None:
     program = """
-import gc, weakref
-from watchkeeper.kit import memory
-class Ring:
-    pass
-memory.collect_seldom()
-ring = Ring()
-ring.itself, gone = ring, weakref.ref(ring)
 gc.collect()
 aside = gc.get_freeze_count()
 del ring
@@ -95,8 +95,7 @@ memory.SET_ASIDE_SECONDS = 0.0
 gc.collect()
 print(aside > 1000, kept, gone(), gc.get_freeze_count() > 1000)
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["True", "True", "None", "True"]
+    assert with_a_ring(program) == ["True", "True", "None", "True"]
 
 
 def test_only_files_that_nobody_has_written_to_are_let_go() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 from click.testing import CliRunner, Result
@@ -21,6 +22,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.rules import notation
 from watchkeeper.store import head
+from watchkeeper.workloads import board
 
 MODEL = 'cluster="c",model_name="chat"'
 SERVED = {
@@ -32,10 +34,17 @@ UNMAPPED = {"jobs": 1, "gpus": 2}
 
 @pytest.fixture
 def site() -> Iterator[Site]:
+    with told({**SERIES, **RANKS, **SERVED}) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def told(series: Mapping[str, float]) -> Iterator[Site]:
+    """A hub that knows these series."""
     hub = FakeHub()
     engine = embedded.EmbeddedEngine(head.Head())
     at, own = clock.to_ms(hub.clock.now()) - 1000, f'cluster="{hub.settings.fleet.cluster}"'
-    rows = {name.replace('cluster="c"', own): value for name, value in {**SERIES, **RANKS, **SERVED}.items()}
+    rows = {name.replace('cluster="c"', own): value for name, value in series.items()}
     engine.append([Sample(notation.labels(name), at, value) for name, value in rows.items()])
     hub.engine = engine  # type: ignore[assignment]
     with serving(hub) as running:
@@ -51,6 +60,15 @@ def test_a_list_has_every_field_that_the_console_builds_on(site: Site) -> None:
     assert (answer["ok"], answer["total"], answer["unmapped"], answer["problems"]) == (True, 3, UNMAPPED, [])
     assert set(answer["jobs"][0]) == set(jobs.JobLine.__dataclass_fields__)
     assert [one["id"] for one in answer["jobs"]] == ["alone", "web/chat", "4711"]
+
+
+def test_nobody_is_asked_for_a_team_before_rules_have_had_a_turn() -> None:
+    with told({'training_world_size{cluster="c",job_name="llm",rank="0"}': 4.0, **RANKS}) as early:
+        answer = early.ask("/api/jobs").json
+        printed = run(early).output
+    assert (answer["total"], answer["unmapped"], answer["problems"]) == (1, {"jobs": 0, "gpus": 0}, [board.NOT_YET])
+    assert "Unmapped" not in printed
+    assert board.NOT_YET in printed
 
 
 def test_filters_and_limits_are_kept_and_wrong_ones_refused(site: Site) -> None:

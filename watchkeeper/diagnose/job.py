@@ -13,12 +13,13 @@ from datetime import datetime, timedelta
 from watchkeeper.catalogue import causes
 from watchkeeper.diagnose import explain as explaining
 from watchkeeper.diagnose import surroundings
-from watchkeeper.diagnose.checks import ruling, training
+from watchkeeper.diagnose.checks import training
 from watchkeeper.diagnose.evidence import Facts, cause_of
 from watchkeeper.diagnose.explained import Explained, Line
 from watchkeeper.kit import clock
 from watchkeeper.model import alerts, events, fleet, incidents, workloads
 from watchkeeper.query import engine as engines
+from watchkeeper.query import gpu_trouble
 
 # Whoever makes the pods of a job writes its name into one of these labels.
 NAME_LABELS = (
@@ -154,8 +155,8 @@ def _node_lines(facts: Facts, nodes: Sequence[str]) -> list[Line]:
         busy = [value for _, value in facts.around.rows("DCGM_FI_PROF_SM_ACTIVE", Hostname=node)]
         slowed = [
             labels.get("gpu", "?")
-            for labels, value in facts.around.rows("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", Hostname=node)
-            if 0 <= value < 2**32 and int(value) & (ruling.THERMAL_BITS | ruling.POWER_BRAKE_BIT)
+            for labels, value in facts.around.rows(gpu_trouble.REASONS, Hostname=node)
+            if gpu_trouble.is_held_down(value)
         ]
         parts = [f"{len(here)} GPUs" if here else "GPUs not seen"]
         parts += [f"clock {min(clocks):.0f} to {max(clocks):.0f} MHz"] if clocks else []

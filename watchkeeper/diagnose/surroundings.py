@@ -17,7 +17,7 @@ from watchkeeper.kit import durations, own_metrics
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine as engines
-from watchkeeper.query import host_cpu
+from watchkeeper.query import gpu_trouble, host_cpu
 
 Series = tuple[tuple[Labels, float], ...]
 # As in packs/rules: what names a node in the labels of node_exporter and of the hub's own scrapes.
@@ -30,12 +30,6 @@ JOB_FIELDS = (
     "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE",
     "DCGM_FI_DEV_ENFORCED_POWER_LIMIT",
 )  # fmt: skip
-# Counters of a GPU's memory that should stand still; the words are for people.
-MEMORY_ERRORS = {
-    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "uncorrectable ECC errors",
-    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "rows remapped after uncorrectable errors",
-    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": "corrected ECC errors",
-}
 RANK_PLACES, GREW, REASONS = "training_rank_info", "memory_errors_grew", "clocks_event_reasons"
 # What rules say about a job: its slow ranks, what moves between its GPUs, the most they drew, since when they are idle.
 TRAFFIC, USUAL_WATTS, IDLE_SECONDS, FIRING = (
@@ -212,11 +206,12 @@ def _job(questions: Questions, name: str) -> dict[str, Series]:
     gpus = questions.ask(held, about=f"GPUs of {name}")
     nodes = sorted({labels.get("Hostname", "") for labels in gpus} - {""})
     ports = questions.ask(_ports(own, nodes), about="InfiniBand ports") if nodes else {}
-    grew = questions.ask(_memory_errors(own, nodes, questions.minutes), about="memory errors") if nodes else {}
-    reasons = questions.ask(_reasons(own, nodes, questions.minutes), about="clock reasons") if nodes else {}
+    hosts, minutes = _hosts(own, nodes), questions.minutes
+    grew = questions.ask(gpu_trouble.grew(hosts, minutes=minutes), about="memory errors") if nodes else {}
+    reasons = questions.ask(gpu_trouble.gravest_reasons(hosts, minutes=minutes), about="clock reasons") if nodes else {}
     cpus = questions.ask(host_cpu.share(_instances(own, nodes)), about="CPUs of its nodes") if nodes else {}
     if nodes and not cpus:
-        load = host_cpu.load_share(_hosts(own, nodes), minutes=1)
+        load = host_cpu.load_share(hosts, minutes=1)
         cpus = questions.ask(load, about="load of its nodes")
     busier = questions.ask(
         f'avg_over_time(watchkeeper:job_gpu_busier:ratio{{{own},job_name="{job}"}}[15m]) > 0.05', about="its late GPUs"
@@ -225,20 +220,6 @@ def _job(questions: Questions, name: str) -> dict[str, Series]:
     found = [*told.items(), *gpus.items(), *named]
     others = {"ib_errors_per_second": ports, GREW: grew, REASONS: reasons, CPU_SHARE: cpus, BUSIER: busier}
     return {**_by_name(dict(found)), **{name: tuple(rows.items()) for name, rows in others.items()}}
-
-
-def _memory_errors(own: str, nodes: Sequence[str], minutes: int) -> str:
-    """By how much each counter grew, also where it did not: a counter that nobody exports is another thing."""
-    where = _hosts(own, nodes)
-    parts = [
-        f'label_replace(increase({name}{{{where}}}[{minutes}m]), "field", "{name}", "", "")' for name in MEMORY_ERRORS
-    ]
-    return " or ".join(parts)
-
-
-def _reasons(own: str, nodes: Sequence[str], minutes: int) -> str:
-    """The gravest reason of the window: bits of heat and of the power brake are the highest that data centres see."""
-    return f"max_over_time(DCGM_FI_DEV_CLOCKS_EVENT_REASONS{{{_hosts(own, nodes)}}}[{minutes}m])"
 
 
 def _hosts(own: str, nodes: Sequence[str]) -> str:

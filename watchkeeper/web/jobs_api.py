@@ -62,7 +62,9 @@ class JobsApi:
             for line in found.lines
             if state in (None, line.state) and team in (None, _team(line)) and cluster in (None, line.cluster)
         ]
-        without = [line for line in kept if _team(line) == UNMAPPED]
+        # Before a minute has passed nobody's team is known, which is nothing to mend.
+        is_known = board.NOT_YET not in found.problems
+        without = [line for line in kept if is_known and _team(line) == UNMAPPED]
         unmapped = {"jobs": len(without), "gpus": sum(line.gpus for line in without)}
         return ok(jobs=kept[:limit], total=len(kept), unmapped=unmapped, problems=found.problems)
 

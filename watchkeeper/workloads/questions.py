@@ -12,7 +12,7 @@ from itertools import islice
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import own_metrics
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import host_cpu
+from watchkeeper.query import gpu_trouble, host_cpu
 from watchkeeper.query.engine import Engine, Span
 from watchkeeper.workloads.identity import Key
 
@@ -22,13 +22,6 @@ FIELDS = (
 # What goes over the links of a GPU in a second; the last is in MB/s (packs/metric_guide.csv).
 LINKS = "DCGM_FI_PROF_(NVLINK|PCIE)_(TX|RX)_BYTES"
 NVLINK_MEGABYTES = "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"
-REASONS = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
-# Counters that grow when memory errs, and what to call it; volatile counters count since the driver was loaded.
-ERRORS = {
-    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("ecc_uncorrectable", "uncorrectable ECC errors"),
-    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": ("row_remap_pending", "rows remapped after uncorrectable errors"),
-    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("ecc_correctable_storm", "corrected ECC errors"),
-}
 # A regular expression of so many node names stays well below what engines accept.
 MOST_NODES = 1000
 # Points of a range: fine enough for pauses of minutes in a day, few enough for any engine.
@@ -105,7 +98,7 @@ class Questions:
         return self._ask(f"DCGM_FI_DEV_FB_USED{{{where}}} + DCGM_FI_DEV_FB_FREE{{{where}}}")
 
     def slowed(self, nodes: Iterable[str]) -> Rows:
-        return self._ask(f"{REASONS}{{{self._where(nodes)}}} > 0")
+        return self._ask(f"{gpu_trouble.REASONS}{{{self._where(nodes)}}} > 0")
 
     def cpus(self, nodes: Iterable[str]) -> tuple[float | None, float | None]:
         """Cores of its nodes, and how many of them are busy; by node_exporter, else by our agent."""
@@ -125,9 +118,9 @@ class Questions:
     def trouble(self, nodes: Iterable[str], at: datetime) -> Rows:
         """By how much memory errors grew around a time, and the gravest reason of clocks; `field` says which."""
         where = self._where(nodes)
-        asked = [f'label_replace(increase({field}{{{where}}}[15m]), "field", "{field}", "", "")' for field in ERRORS]
-        asked.append(f'label_replace(max_over_time({REASONS}{{{where}}}[12m]), "field", "{REASONS}", "", "")')
-        return self._ask(" or ".join(asked), at_ms=min(self._at_ms, round(at.timestamp() * 1000) + 120_000))
+        errors, reasons = gpu_trouble.grew(where, minutes=15), gpu_trouble.gravest_reasons(where, minutes=12)
+        asked = f'{errors} or label_replace({reasons}, "field", "{gpu_trouble.REASONS}", "", "")'
+        return self._ask(asked, at_ms=min(self._at_ms, round(at.timestamp() * 1000) + 120_000))
 
     def over(self, name: str, since: datetime) -> list[tuple[float, float]]:
         """The largest of the ranks' values over time, where there is one."""

@@ -13,20 +13,19 @@ from urllib.parse import urlsplit
 
 from watchkeeper.model import events, fleet, jobs, workloads
 from watchkeeper.model.labels import Labels
+from watchkeeper.query import gpu_trouble
 from watchkeeper.query.engine import Engine
 from watchkeeper.workloads import efficiency, goodput, losses, ranks
 from watchkeeper.workloads.identity import Key
-from watchkeeper.workloads.questions import ERRORS, REASONS, Questions, Rows
+from watchkeeper.workloads.questions import Questions, Rows
 
 HOUR_SECONDS = 3600.0
 LONGEST = timedelta(hours=24)
 MOST_RANKS, MOST_EVENTS = 4096, 200
-# Software and hardware thermal slowdown and the external power brake (DCGM_FI_DEV_CLOCKS_EVENT_REASONS).
-HELD_DOWN_BITS = 0x20 | 0x40 | 0x80
 # What nobody can say about a loss that went wrong where its GPUs do not export it.
 UNTOLD = {
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "memory errors of its GPUs (DCGM_FI_DEV_ECC_*): they may explain its loss",
-    REASONS: f"why clocks of its GPUs were slow ({REASONS}): it may explain its loss",
+    gpu_trouble.REASONS: f"why clocks of its GPUs were slow ({gpu_trouble.REASONS}): it may explain its loss",
 }
 # How several of a state are counted in a sentence.
 DOES = {
@@ -216,7 +215,7 @@ def _facts(questions: Questions, line: jobs.JobLine, nodes: set[str], own: set[s
     slowed = [
         labels
         for labels, value in questions.slowed(nodes).items()
-        if labels.get("UUID") in own and 0 <= value < 2**32 and int(value) & HELD_DOWN_BITS
+        if labels.get("UUID") in own and gpu_trouble.is_held_down(value)
     ]
     cpus, busy = questions.cpus(nodes)
     waits = questions.waits()
@@ -315,11 +314,11 @@ def _trouble(
     for labels, value in told.items():
         one, field = gpus[labels.get("UUID", "")], labels.get("field", "")
         place = names(fleet.Place(labels.get("cluster", ""), node=one.node, gpu=one.uuid))
-        if field in ERRORS and value > 0:
-            cause, what = ERRORS[field]
+        if field in gpu_trouble.MEMORY_ERRORS and value > 0:
+            cause, what = gpu_trouble.MEMORY_ERRORS[field]
             found.append(jobs.HardwareEvent(at, place, "ecc", "", cause, f"{value:.0f} {what} within 15 min", one.rank))
-        elif 0 <= value < 2**32 and field == REASONS and int(value) & HELD_DOWN_BITS:
-            cause = "power_brake" if int(value) & 0x80 else "thermal_throttle"
+        elif field == gpu_trouble.REASONS and gpu_trouble.is_held_down(value):
+            cause = "power_brake" if int(value) & gpu_trouble.POWER_BRAKE_BIT else "thermal_throttle"
             text = f"clocks held down, reasons 0x{int(value):x}"
             found.append(jobs.HardwareEvent(at, place, "throttle", f"0x{int(value):x}", cause, text, one.rank))
     return found

@@ -6,6 +6,7 @@ from watchkeeper.diagnose.checks import ruling
 from watchkeeper.diagnose.checks.wording import finding
 from watchkeeper.diagnose.evidence import CLOCK_REASONS, SM_CLOCK, TEMPERATURE, Facts, member_line, number, present
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
+from watchkeeper.query import gpu_trouble
 
 CAUSE = "cooling_failure"
 # One hot GPU is that GPU's own trouble; two at once share the air or the coolant.
@@ -95,7 +96,7 @@ def _hot(facts: Facts) -> list[str]:
     return [
         uuid
         for uuid, celsius in facts.of_all(TEMPERATURE).items()
-        if celsius >= ruling.limit_celsius(facts, uuid) or int(reasons.get(uuid, 0)) & ruling.THERMAL_BITS
+        if celsius >= ruling.limit_celsius(facts, uuid) or int(reasons.get(uuid, 0)) & gpu_trouble.THERMAL_BITS
     ]
 
 

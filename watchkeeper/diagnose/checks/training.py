@@ -14,7 +14,6 @@ from watchkeeper.diagnose.evidence import Facts, cause_of, is_grave, line, membe
 from watchkeeper.diagnose.surroundings import (
     CPU_SHARE,
     GREW,
-    MEMORY_ERRORS,
     RANK_PLACES,
     REASONS,
     TRAFFIC,
@@ -24,6 +23,7 @@ from watchkeeper.model import jobs
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.labels import Labels
+from watchkeeper.query import gpu_trouble
 
 FAMILIES = ("nccl", "training")
 LAST_STEP, COMPUTE, WORLD = (
@@ -255,15 +255,13 @@ def starved(facts: Facts) -> Finding | None:
 def slow_gpu(facts: Facts) -> Finding | None:
     """One GPU of the job is held back by heat or power, and a gang runs as fast as its slowest."""
     slowed = [
-        (labels, value)
-        for labels, value in facts.around.rows("DCGM_FI_DEV_CLOCKS_EVENT_REASONS")
-        if 0 <= value < 2**32 and int(value) & (ruling.THERMAL_BITS | ruling.POWER_BRAKE_BIT)
+        (labels, value) for labels, value in facts.around.rows(gpu_trouble.REASONS) if gpu_trouble.is_held_down(value)
     ]
     if facts.incident.family not in FAMILIES or not slowed:
         return None
     labels, value = slowed[0]
     place = _place(facts, labels)
-    is_braked = bool(int(value) & ruling.POWER_BRAKE_BIT)
+    is_braked = bool(int(value) & gpu_trouble.POWER_BRAKE_BIT)
     said = (
         f"{facts.names(place)} has the clocks event reasons 0x{int(value):x}; {len(slowed)} of the job's GPUs have one"
     )
@@ -274,7 +272,7 @@ def slow_gpu(facts: Facts) -> Finding | None:
         cause,
         place=place if cause == "thermal_throttle" else node,
         confidence=0.8,
-        evidence=(_seen(facts, "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", said), *_told(facts)),
+        evidence=(_seen(facts, gpu_trouble.REASONS, said), *_told(facts)),
         ruled_out=ruling.against(_fed(facts)),
     )
 
@@ -375,29 +373,28 @@ def _memory_errors(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
         for labels, value in facts.around.rows(GREW)
         if labels.get("UUID", "") in held and value > 0
     ]
-    return tuple(
-        Evidence(
-            field,
-            f"{facts.names(place)}: {value:.0f} {MEMORY_ERRORS[field]} within {facts.around.minutes} min",
-            at=facts.at,
-            place=place,
-        )
-        for place, field, value in grew[:4]
-        if field in MEMORY_ERRORS
-    )
+    return tuple(_grown(facts, place, field, count=value) for place, field, value in grew[:4])
+
+
+def _grown(facts: Facts, place: Place, field: str, *, count: float) -> Evidence:
+    _, what = gpu_trouble.MEMORY_ERRORS[field]
+    said = f"{facts.names(place)}: {count:.0f} {what} within {facts.around.minutes} min"
+    return Evidence(field, said, at=facts.at, place=place)
 
 
 def _held_down(facts: Facts, held: set[str]) -> tuple[Evidence, ...]:
     slowed = [
         (_place(facts, labels), int(value))
         for labels, value in facts.around.rows(REASONS)
-        if labels.get("UUID", "") in held
-        and 0 <= value < 2**32
-        and int(value) & (ruling.THERMAL_BITS | ruling.POWER_BRAKE_BIT)
+        if labels.get("UUID", "") in held and gpu_trouble.is_held_down(value)
     ]
-    source = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
     return tuple(
-        Evidence(source, f"{facts.names(place)}: clocks held down, reasons 0x{value:x}", at=facts.at, place=place)
+        Evidence(
+            gpu_trouble.REASONS,
+            f"{facts.names(place)}: clocks held down, reasons 0x{value:x}",
+            at=facts.at,
+            place=place,
+        )
         for place, value in slowed[:4]
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from watchkeeper.kit import access
+from watchkeeper.kit import access, listening
 from watchkeeper.readers import kubeconfig
 
 NODES, PODS, QUOTAS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/resourcequotas"
@@ -39,7 +39,7 @@ class ApiServer:
     _forgotten: int = 0
     _writers: dict[asyncio.StreamWriter, str] = field(default_factory=dict)
     _server: asyncio.Server | None = None
-    _talks: set[asyncio.Task[None]] = field(default_factory=set)
+    _talks: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -103,15 +103,16 @@ class ApiServer:
                         writer.close()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._talk, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._meet, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         assert self._server is not None
-        self._server.close()
+        await listening.end(self._server)
         self.end(abort=True)
-        for talk in self._talks:
+        for talk, writer in self._talks.items():
             talk.cancel()
+            writer.close()
         await asyncio.gather(*self._talks, return_exceptions=True)
         await self._server.wait_closed()
 
@@ -124,10 +125,17 @@ class ApiServer:
             if watched == path and not writer.is_closing():
                 writer.write(_chunk(line))
 
+    # Not a coroutine: one that is cancelled before its first step would leave its connection open.
+    def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert self._server is not None
+        if not self._server.is_serving():
+            writer.close()
+            return
+        talk = asyncio.create_task(self._talk(reader, writer))
+        self._talks[talk] = writer
+        talk.add_done_callback(lambda done: self._talks.pop(done, None))
+
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._talks.add(task)
         try:
             while line := await reader.readline():
                 target, headers = line.decode().split()[1], {}
@@ -148,7 +156,6 @@ class ApiServer:
         except (ConnectionError, asyncio.CancelledError):
             return
         finally:
-            self._talks.discard(task)
             self._writers.pop(writer, None)
             writer.close()
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from watchkeeper.kit import listening
+
 
 @dataclass(frozen=True)
 class Heard:
@@ -45,13 +47,17 @@ def reply(body: bytes | str = b"", *, status: int = 200, **headers: str) -> byte
 @asynccontextmanager
 async def serve(answer: Answer, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Loopback]:
     """Answer every request with `answer`; an empty answer closes the connection."""
-    loopback, tasks = Loopback(), set[asyncio.Task[None]]()
+    loopback, talks = Loopback(), dict[asyncio.Task[None], asyncio.StreamWriter]()
+
+    # Not a coroutine: one that is cancelled before its first step would leave its connection open.
+    def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not server.is_serving():
+            writer.close()
+            return
+        loopback.connections += 1
+        talks[asyncio.create_task(talk(reader, writer))] = writer
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        loopback.connections += 1
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
         try:
             while line := await reader.readline():
                 method, path, _ = line.decode().split()
@@ -72,15 +78,16 @@ async def serve(answer: Answer, *, tls: ssl.SSLContext | None = None) -> AsyncIt
         finally:
             writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(meet, "127.0.0.1", 0, ssl=tls)
     loopback.origin = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield loopback
     finally:
-        server.close()
-        for task in tasks:
+        await listening.end(server)
+        for task, writer in talks.items():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            writer.close()
+        await asyncio.gather(*talks, return_exceptions=True)
 
 
 async def until(true: Callable[[], bool]) -> None:

@@ -26,6 +26,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from watchkeeper.errors import SettingsError, StartRefused
+from watchkeeper.kit import listening
 from watchkeeper.kit.addresses import is_loopback
 
 PORT = 9400
@@ -167,10 +168,10 @@ async def serving(listen: Listen, routes: Mapping[str, Route]) -> AsyncIterator[
     try:
         if listen.socket is not None:
             _remove_stale(listen.socket)
-            server = await asyncio.start_unix_server(talk.serve, listen.socket, limit=MAX_HEAD_BYTES, ssl=tls)
+            server = await asyncio.start_unix_server(talk.meet, listen.socket, limit=MAX_HEAD_BYTES, ssl=tls)
             address = f"unix:{listen.socket}"
         else:
-            server = await asyncio.start_server(talk.serve, listen.host, listen.port, limit=MAX_HEAD_BYTES, ssl=tls)
+            server = await asyncio.start_server(talk.meet, listen.host, listen.port, limit=MAX_HEAD_BYTES, ssl=tls)
             port = server.sockets[0].getsockname()[1]
             shown = f"[{listen.host}]" if ":" in listen.host else listen.host
             address = f"{'http' if tls is None else 'https'}://{shown}:{port}"
@@ -179,7 +180,7 @@ async def serving(listen: Listen, routes: Mapping[str, Route]) -> AsyncIterator[
     try:
         yield address
     finally:
-        server.close()
+        await listening.end(server)
         await talk.end()
         if listen.socket is not None:
             listen.socket.unlink(missing_ok=True)
@@ -223,30 +224,37 @@ class _Talk:
     def __init__(self, routes: Mapping[str, Route], guards: Guards) -> None:
         self._routes = routes
         self._guards = guards
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._is_over = False
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    # Not a coroutine: one that is cancelled before its first step would leave its connection open.
+    def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_over:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._open[task] = writer
+        task.add_done_callback(self._open.pop)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             # One too many is closed without a word: an answer to an unread request would be lost anyway.
             # A first request comes at once; whoever only holds a place among the few must not keep it.
             patience = REQUEST_SECONDS
-            while len(self._tasks) <= MAX_CONNECTIONS and await self._one(reader, writer, patience):
+            while len(self._open) <= MAX_CONNECTIONS and await self._one(reader, writer, patience):
                 patience = IDLE_SECONDS
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass
         finally:
-            self._tasks.discard(task)
             # Not close: a client that reads nothing would keep what is left for it.
             writer.transport.abort()
 
     async def end(self) -> None:
-        tasks = [*self._tasks]
-        for task in tasks:
+        self._is_over = True
+        for task, writer in self._open.items():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            writer.transport.abort()
+        await asyncio.gather(*self._open, return_exceptions=True)
         # One more turn, in which the aborted transports let go of their sockets.
         await asyncio.sleep(0)
 

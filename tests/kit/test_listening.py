@@ -1,0 +1,31 @@
+"""Servers that end while somebody connects."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import warnings
+
+import pytest
+
+from watchkeeper.kit import listening
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_no_connection_is_left_open_however_far_it_has_come(turns: int) -> None:
+    def meet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def story() -> None:
+        server = await asyncio.start_server(meet, "127.0.0.1", 0)
+        with socket.create_connection(server.sockets[0].getsockname()):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await listening.end(server)
+
+    with warnings.catch_warnings(record=True) as left:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(story())
+        gc.collect()
+    assert not left

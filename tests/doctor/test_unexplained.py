@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
+
 import pytest
 
 from tests.doctor.asking import ask, causes
+from watchkeeper.catalogue import pack
+from watchkeeper.diagnose.doctor import collecting
 from watchkeeper.diagnose.doctor.report import Verdict
 
 
@@ -19,6 +24,10 @@ from watchkeeper.diagnose.doctor.report import Verdict
         "salloc: error: Job allocation 4711 has been revoked",
         "    widget.turn()\nRuntimeError: the widget does not turn",
         "[rank3]: ValueError: no such widget",
+        "TimeoutError: the widget does not answer",
+        "ZeroDivisionError: division by zero",
+        "[   12.500000] nvidia 0000:3b:00.0: probe failed",
+        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
         "[2026-08-10T05:36:05.101] error: widget of node n7 is not valid",
         "Aug 10 05:36:05 n7 slurmctld[81]: slurmctld: error: cannot sync widget",
         "n7:41:43 [2] transport/widget.cc:99 NCCL WARN Widget does not turn",
@@ -139,3 +148,39 @@ def test_one_lost_link_is_less_than_a_port_that_flaps() -> None:
     assert once.findings[0].cause == often.findings[0].cause == "ib_link_degraded"
     assert once.findings[0].confidence < 0.5 < often.findings[0].confidence
     assert "3 times" in often.findings[0].why
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "unwanted"),
+    [
+        (
+            "INFO vllm engine is up\nTimeoutError: the widget does not answer",
+            ("VLLM_LOGGING_LEVEL", "nvidia-smi"),
+            ("NCCL_DEBUG", "kubectl", "scontrol"),
+        ),
+        (
+            "n7:41:43 [2] transport/widget.cc:99 NCCL WARN Widget does not turn",
+            ("NCCL_DEBUG", "dmesg"),
+            ("VLLM_LOGGING_LEVEL", "kubectl", "scontrol"),
+        ),
+        (
+            "slurmctld: error: cannot sync widget",
+            ("scontrol show job", "dmesg"),
+            ("NCCL_DEBUG", "journalctl -u slurmd"),
+        ),
+        ("[   12.500000] widget 0000:3b:00.0: failed to turn", ("nvidia-smi",), ("dmesg", "NCCL_DEBUG")),
+    ],
+)
+def test_what_it_asks_for_fits_what_was_given(text: str, wanted: tuple[str, ...], unwanted: tuple[str, ...]) -> None:
+    [finding] = ask(text).findings
+    assert finding.cause == "unknown"
+    commands = " ; ".join(step.command or step.do for step in finding.actions)
+    assert [part for part in wanted if part not in commands] == []
+    assert [part for part in unwanted if part in commands] == []
+
+
+def test_every_kind_of_which_the_steps_speak_exists() -> None:
+    kinds = {row["kind"] for row in csv.DictReader(io.StringIO(pack.text_of("input_kinds.csv")))}
+    rows = list(csv.DictReader(io.StringIO(pack.text_of(collecting.FILE))))
+    spoken = {begin for row in rows for begin in f"{row['only']} {row['unless']}".split()}
+    assert {begin for begin in spoken if not any(kind.startswith(begin) for kind in kinds)} == set()

@@ -21,7 +21,7 @@ FAILS = re.compile(
 # Lines of a level that is no error's, and counts of nothing.
 HARMLESS = re.compile(
     r"\b(?:INFO|DEBUG|TRACE)\b|\blevel=(?:info|debug|trace)\b|^[ID]\d{4} "
-    r"|(?i:\b(?:0|no|not|never|zero|without)\W+(?:\w+ )?(?:failed|fatal|aborted|crashed)\b|\bfailed\W{1,3}0\b)"
+    r"|(?i:(?<![.:])\b(?:0|no|not|never|zero|without)\s+(?:\w+ )?(?:failed|fatal|aborted|crashed)\b|\bfailed\W{1,3}0\b)"
 )
 
 

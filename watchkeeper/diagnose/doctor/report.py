@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from watchkeeper.catalogue import causes, pack
+from watchkeeper.diagnose.doctor import collecting
 from watchkeeper.diagnose.doctor.facts import Facts, Input, Sighting
 from watchkeeper.diagnose.doctor.ranking import Weighed
 from watchkeeper.model import diagnosis, fleet
@@ -58,7 +59,7 @@ MAX_VALUES_OF_A_PLACE = 16
 # A title that begins with one of these begins with a capital; one that begins with a node's name keeps it.
 OUR_WORDS = ("this ", "a GPU", "rank ", "pod ", "job ")
 # What commands may name.
-FILLED = ("node", "gpu", "pci", "pod", "pid", "hca", "peer")
+FILLED = ("node", "gpu", "pci", "pod", "job", "pid", "hca", "peer")
 
 
 class Scheduler(Enum):
@@ -123,12 +124,20 @@ class Report:
         return Verdict.CANNOT_TELL if self.findings or unread else Verdict.NOTHING_FOUND
 
 
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """What can be done about each cause here."""
+
+    scheduler: Scheduler
+    steps: Mapping[str, tuple[diagnosis.Step, ...]]
+
+
 def build(facts: Facts, weighed: Iterable[Weighed]) -> Report:
     notes = [f"{facts.dropped_events:,} further events are not listed"] if facts.dropped_events else []
     notes += [f"{given.name}: {given.problem}" for given in facts.inputs if given.problem]
     notes += facts.notes
-    scheduler = _scheduler(facts)
-    findings = tuple(_finding(one, scheduler) for one in weighed)
+    ways = _Ways(_scheduler(facts), _steps() | {diagnosis.UNKNOWN_CAUSE: collecting.steps(facts.kinds())})
+    findings = tuple(_finding(one, ways) for one in weighed)
     return Report(tuple(facts.inputs), tuple(facts.events), findings, tuple(notes))
 
 
@@ -142,7 +151,7 @@ def _scheduler(facts: Facts) -> Scheduler:
     return Scheduler.SLURM if slurm else Scheduler.KUBERNETES
 
 
-def _finding(one: Weighed, scheduler: Scheduler) -> Finding:
+def _finding(one: Weighed, ways: _Ways) -> Finding:
     row = causes.lookup(one.cause)
     where = _where(one)
     place, node = _place_in_words(where, _scope(row, where)), _first(where.get("node"))
@@ -155,7 +164,7 @@ def _finding(one: Weighed, scheduler: Scheduler) -> Finding:
         title=title[:1].upper() + title[1:] if title.startswith(OUR_WORDS) else title,
         why=one.why or row.why,
         evidence=tuple({(seen.input, seen.line, seen.text): seen for seen in one.sightings}.values()),
-        actions=(*steps, *_actions(one.cause, where, scheduler=scheduler)),
+        actions=(*steps, *_actions(one.cause, where, ways)),
         ruled_out=one.ruled_out,
     )
 
@@ -222,17 +231,20 @@ def _place_in_words(where: Mapping[str, Any], scope: str) -> str:
     return node if isinstance(node, str) else "this job" if scope == "workload" else "this system"
 
 
-def _actions(cause: str, where: Mapping[str, Any], *, scheduler: Scheduler) -> tuple[diagnosis.Step, ...]:
+def _actions(cause: str, where: Mapping[str, Any], ways: _Ways) -> tuple[diagnosis.Step, ...]:
     row = causes.lookup(cause)
     place, node = _place_in_words(where, _scope(row, where)), _first(where.get("node"))
     filled = {name: _first(where.get(name)) or name.upper() for name in FILLED}
     if "gpu" not in where and isinstance(pci := where.get("pci"), str):
         # nvidia-smi takes an address in the place of an index; the kernel's has no function behind it.
         filled["gpu"] = pci if "." in pci else f"{pci}.0"
-    filled |= {name: _fill(text, filled) for name, text in (("drain", DRAIN[scheduler]), ("cordon", CORDON[scheduler]))}
+    filled |= {
+        name: _fill(text, filled)
+        for name, text in (("drain", DRAIN[ways.scheduler]), ("cordon", CORDON[ways.scheduler]))
+    }
     listed = tuple(
         diagnosis.Step(step.do, None if step.command is None else _fill(step.command, filled), step.risk)
-        for step in _steps().get(cause, ())
+        for step in ways.steps.get(cause, ())
     )
     return listed or (diagnosis.Step(row.advice(place, node)),)
 

@@ -1,0 +1,41 @@
+"""What to collect where no cause is known: what was not given, and what helps with the kind of thing that was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from watchkeeper.catalogue import pack
+from watchkeeper.model import diagnosis
+
+FILE = "doctor_inputs.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A step; `only` and `unless` are beginnings of kinds of input, of which one or none must have been given."""
+
+    only: tuple[str, ...]
+    unless: tuple[str, ...]
+    step: diagnosis.Step
+
+
+def steps(kinds: Iterable[str]) -> tuple[diagnosis.Step, ...]:
+    given = tuple(kinds)
+    return tuple(
+        wanted.step
+        for wanted in _all()
+        if (not wanted.only or any(kind.startswith(wanted.only) for kind in given))
+        and not any(wanted.unless and kind.startswith(wanted.unless) for kind in given)
+    )
+
+
+@cache
+def _all() -> tuple[_Wanted, ...]:
+    return pack.load(FILE, _read_row)
+
+
+def _read_row(cells: Mapping[str, str]) -> _Wanted:
+    step = diagnosis.Step(pack.filled(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
+    return _Wanted(tuple(cells["only"].split()), tuple(cells["unless"].split()), step)

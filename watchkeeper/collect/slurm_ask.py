@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from watchkeeper.collect import commands, http
 from watchkeeper.errors import CollectError
+from watchkeeper.kit import slurm_access
 from watchkeeper.readers import slurm_records as records
 
 T = TypeVar("T")
@@ -205,16 +206,10 @@ class Rest:
         return response.status, response.body.decode("utf-8", "replace")
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Accept": "application/json"}
-        if self.user:
-            headers["X-SLURM-USER-NAME"] = self.user
-        if self.token_file is not None:
-            try:
-                # Read each time: a JWT of Slurm lives half an hour, and something renews the file.
-                headers["X-SLURM-USER-TOKEN"] = self.token_file.read_text().strip().removeprefix("SLURM_JWT=")
-            except OSError as error:
-                raise CollectError(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
-        return headers
+        try:
+            return slurm_access.headers(self.user, self.token_file)
+        except OSError as error:
+            raise CollectError(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
 
 
 def _refusal(text: str) -> str:

@@ -21,6 +21,7 @@ from urllib.parse import quote, urlsplit
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, ActionRefused, CollectError
+from watchkeeper.kit import slurm_access
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.readers import json_facts as facts
@@ -126,16 +127,10 @@ class Rest:
         return kind(parts.netloc, timeout=self.timeout_seconds)
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        if self.user:
-            headers["X-SLURM-USER-NAME"] = self.user
-        if self.token_file is not None:
-            try:
-                # Read each time: a JWT of Slurm lives half an hour, and something renews the file.
-                headers["X-SLURM-USER-TOKEN"] = self.token_file.read_text().strip().removeprefix("SLURM_JWT=")
-            except OSError as error:
-                raise NotNow(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
-        return headers
+        try:
+            return slurm_access.headers(self.user, self.token_file) | {"Content-Type": "application/json"}
+        except OSError as error:
+            raise NotNow(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
 
     def _not_now(self, path: str, what: str) -> NotNow:
         return NotNow(f"slurmrestd did not take {path}: {what}", where=self.url, remedy="It is asked again")

@@ -113,6 +113,19 @@ def test_two_weeks_after_a_holiday_its_weekday_is_forecast_no_worse_than_by_repe
     assert ours <= 1.02 * week
 
 
+def test_weekends_are_known_as_soon_as_two_of_them_were_seen() -> None:
+    ours = week = 0.0
+    for seed in range(3):
+        random = np.random.default_rng([seed, 16])
+        weekend = np.arange(21 * 24) // 24 % 7 >= 5
+        values = np.where(weekend, 270.0, 310.0) + random.normal(0, 5, 21 * 24)
+        for at in range(14 * 24, 20 * 24 + 1, 24):
+            past, actual = values[:at], values[at : at + 24]
+            ours += float(np.abs(forecast.forecast(demand.Series(0.0, HOUR, past), 24 * HOUR).mean - actual).sum())
+            week += float(np.abs(repeat_last(past, 168, 24) - actual).sum())
+    assert ours <= week
+
+
 def test_a_day_that_is_not_over_is_taken_as_it_reads() -> None:
     bent = seasons(np.random.default_rng(5), 5 * 168)
     bent[-24:] *= 0.45

@@ -1,15 +1,16 @@
 """The fleet page with a whole fleet in it: first paint, updates, weight, calls, jumps, memory, and what viewers cost.
 
-Part of `python -m bench screen --page`. The page itself notes the moments: when bytes of a picture arrive and when that
-picture stands on the map, by the browser's clock; a picture's age is counted from the moment the hub began it. It is
-opened twice by a browser that knows nothing: on a hub that has just met its fleet, and again later (`warm`). What
-viewers cost is the difference between the hub with them and without, in the same run, because the simulated fleet lives
-in the same process.
+Part of `python -m bench screen --page`. The page itself notes the moments: when bytes of a picture arrive, or of
+the news of its fleet before it, and when that picture stands on the map, by the browser's clock; a picture's age is
+counted from the moment the hub began it. It is opened twice by a browser that knows nothing: on a hub that has just met
+its fleet, and again later (`warm`). What viewers cost is the difference between the hub with them and without, in the
+same run, because the simulated fleet lives in the same process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import statistics
@@ -25,16 +26,22 @@ from websockets.asyncio.client import connect
 from tests import servers
 from tests.product.running import Product
 
-# Notes the arrival of each picture before the page's own code sees it, and the moment that same picture stands on the
-# canvas; what is drawn again, because a filter or a list has changed, is no update.
+# Notes the arrival of each picture, or of the news before it, before the page's own code does, and the moment that same
+# picture stands on the canvas; what is drawn again, because a filter or a list has changed, is no update.
 WATCH = """
-window.noted = {first: 0, updated: 0, shown: '', updates: [], ages: [], shift: 0, arrived: 0, waits: '', moved: {}};
+window.noted = {first: 0, updated: 0, shown: '', updates: [], ages: [], shift: 0, arrived: 0, waits: '', moved: {},
+  news: 0, streamed: 0};
 const Plain = window.WebSocket;
 window.WebSocket = class extends Plain { constructor(...all) { super(...all);
-  this.addEventListener('message', e => { if (typeof e.data === 'string') return;
+  this.addEventListener('message', e => {
+    window.noted.streamed += e.data.byteLength ?? e.data.length;
+    if (typeof e.data === 'string') {
+      if (e.data.startsWith('{"kind":"fleet"')) window.noted.news ||= performance.now();
+      return; }
     const long = new DataView(e.data).getUint32(0, true);
     window.noted.waits = JSON.parse(new TextDecoder().decode(new Uint8Array(e.data, 4, long))).at;
-    window.noted.arrived = performance.now(); }); } };
+    window.noted.arrived = window.noted.news || performance.now();
+    window.noted.news = 0; }); } };
 new PerformanceObserver(list => {
   for (const e of list.getEntries()) if (!e.hadRecentInput) { window.noted.shift += e.value;
     for (const s of e.sources) { const n = s.node, name = n?.dataset?.testid ?? n?.className ?? n?.nodeName ?? 'gone';
@@ -53,7 +60,7 @@ new MutationObserver(all => { for (const one of all) {
 """
 VIEWERS = 50
 WARM_SECONDS = 15.0
-OF_OPENING = ("first_useful_paint_ms", "first_update_ms", "update_worst_ms", "age_worst_ms")
+OF_OPENING = ("first_useful_paint_ms", "first_update_ms", "update_first_ms", "update_worst_ms", "age_worst_ms")
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -83,7 +90,12 @@ def watch_page(page: Page, url: str, seconds: float) -> dict[str, Any]:
     # No function is awaited: the page's security policy forbids `eval`, which that would need.
     page.wait_for_selector('[data-testid=heatmap][data-drawn^="20"]', timeout=60_000)
     page.wait_for_selector("[data-testid=now][data-ready=yes]", timeout=60_000)
-    opened = {"kilobytes_to_open": round(weight[0] / 1000, 1), "api_calls_to_open": calls[0]}
+    streamed = page.evaluate("window.noted.streamed")
+    opened = {
+        "kilobytes_to_open": round(weight[0] / 1000, 1),
+        "kilobytes_streamed_to_open": round(streamed / 1000, 1),
+        "api_calls_to_open": calls[0],
+    }
     heap, calls[0], began = heap_bytes(inspector), 0, time.monotonic()
     page.wait_for_timeout(1000 * seconds)
     watched = time.monotonic() - began
@@ -97,6 +109,7 @@ def watch_page(page: Page, url: str, seconds: float) -> dict[str, Any]:
         "layout_shift": round(noted["shift"], 4),
         "layout_shift_of": {name: round(part, 4) for name, part in noted["moved"].items() if part >= 0.0001},
         "api_calls_per_minute": round(60 * calls[0] / watched, 1),
+        "kilobytes_streamed_per_minute": round(60 * (noted["streamed"] - streamed) / 1000 / watched, 1),
         "heap_mb": round(heap / 1e6, 1),
         "heap_grown_mb": round(grown / 1e6, 2),
     }
@@ -104,11 +117,13 @@ def watch_page(page: Page, url: str, seconds: float) -> dict[str, Any]:
 
 def moments(noted: Mapping[str, Any]) -> dict[str, float]:
     """When the first picture stood there, when the next, and how long each took from its arrival and from the hub."""
-    updates, ages = sorted(noted["updates"]) or [math.nan], sorted(noted["ages"]) or [math.nan]
+    first, updates = [*noted["updates"], math.nan][0], sorted(noted["updates"]) or [math.nan]
+    ages = sorted(noted["ages"]) or [math.nan]
     return {
         "first_useful_paint_ms": round(noted["first"]),
         "first_update_ms": round(noted["updated"]),
         "updates": len(noted["updates"]),
+        "update_first_ms": round(first, 1),
         "update_p50_ms": round(statistics.median(updates), 1),
         "update_worst_ms": round(updates[-1], 1),
         "age_p50_ms": round(statistics.median(ages), 1),
@@ -125,9 +140,9 @@ async def cost_of_viewers(product: Product, seconds: float) -> dict[str, float]:
     """Cores that the hub uses for viewers: with fifty of them, less what it uses without."""
     alone = await cores(product, seconds)
     address = f"ws://{urlsplit(product.url).netloc}/api/live"
-    received = [0]
+    received, edition = [0], product.get("/api/fleet?max_age=120&workloads=0")["edition"]
     async with asyncio.TaskGroup() as group:
-        watching = [group.create_task(view(address, received)) for _ in range(VIEWERS)]
+        watching = [group.create_task(view(address, edition, received)) for _ in range(VIEWERS)]
         while received[0] < VIEWERS:
             await asyncio.sleep(0.1)
         received[0] = 0
@@ -142,8 +157,10 @@ async def cost_of_viewers(product: Product, seconds: float) -> dict[str, float]:
     }
 
 
-async def view(address: str, received: list[int]) -> None:
+async def view(address: str, edition: str, received: list[int]) -> None:
+    """What an open page costs the hub: pictures, incidents, and what has changed since the edition that it has."""
     async with connect(address, max_size=None, proxy=None) as socket:
+        await socket.send(json.dumps({"edition": edition}))
         async for message in socket:
             received[0] += isinstance(message, bytes)
 

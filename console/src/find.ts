@@ -11,7 +11,7 @@ export const LABELS = ["rack", "node", "pool", "model", "workload", "team", "sta
 export function valuesOf(label: string, fleet: Fleet): Map<string, number> {
   const found = new Map<string, number>(), add = (value: string | null | undefined) => { const word = value?.split(" ").at(-1); if (word) found.set(word, (found.get(word) ?? 0) + 1); };
   for (const node of fleet.nodes) for (const gpu of node.gpus) {
-    const workload = (gpu && fleet.workloads?.[gpu.uuid]) ?? "";
+    const workload = gpu?.workload ?? "";
     add({ node: node.name, pool: node.pool, model: gpu?.model, workload, team: fleet.teams?.[workload] }[label] ?? node.domains[label]);
   }
   if (label === "state") STATES.forEach((s) => found.set(s.name, 0));
@@ -19,14 +19,14 @@ export function valuesOf(label: string, fleet: Fleet): Map<string, number> {
 }
 
 /** Words must all fit; `name:value` looks at one label only, and a minus in front turns a word round. */
-export function finder(q: string, fleet: Pick<Fleet, "workloads" | "teams"> | undefined): Fits {
+export function finder(q: string, fleet: Pick<Fleet, "teams"> | undefined): Fits {
   const words = q.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
     const not = word.length > 1 && word.startsWith("-"), rest = not ? word.slice(1) : word, colon = rest.indexOf(":");
     return { not, label: colon > 0 ? rest.slice(0, colon) : "", text: colon > 0 ? rest.slice(colon + 1) : rest };
   });
-  const workloads = fleet?.workloads ?? {}, teams = fleet?.teams ?? {};
+  const teams = fleet?.teams ?? {};
   return (node, gpu, state) => {
-    const workload = (gpu && workloads[gpu.uuid]) ?? "", team = teams[workload] ?? "";
+    const workload = gpu?.workload ?? "", team = teams[workload] ?? "";
     const of = (label: string): string => {
       if (label === "node") return node.name;
       if (label === "uuid") return gpu?.uuid ?? "";

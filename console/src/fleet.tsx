@@ -141,7 +141,7 @@ function usePaint(chosen: string, status: Status | undefined, fleet: Fleet | und
 }
 function grouped(group: Group, fleet: Fleet, frame: Frame | undefined): Grouped {
   const of = (node: FleetNode, gpu: Gpu | null, slot: number): string => {
-    const workload = (gpu && fleet.workloads?.[gpu.uuid]) || "";
+    const workload = gpu?.workload ?? "";
     return { state: () => (frame ? STATES[frame.states[slot]].name : "unknown"), workload: () => workload, team: () => fleet.teams?.[workload] ?? "", pool: () => node.pool, model: () => gpu?.model ?? "" }[group]() || "none";
   };
   const sizes = new Map<string, number>();
@@ -172,7 +172,7 @@ function GpuList({ fleet, frame, paint, fits, address }: { fleet: Fleet; frame?:
     slot++;
   }
   type Row = (typeof rows)[number];
-  const holder = (r: Row) => (r.gpu && fleet.workloads?.[r.gpu.uuid]) || null;
+  const holder = (r: Row) => r.gpu?.workload ?? null;
   const columns: Column<Row>[] = [
     { id: "node", title: "Node", value: (r) => r.node.name, cell: (r) => <a href={to.node(r.node.name)}>{r.node.name}</a> },
     { id: "gpu", title: "GPU", numeric: true, value: (r) => r.gpu?.index, cell: (r) => (r.gpu ? <a href={to.gpu(r.gpu.uuid)}>{r.gpu.index ?? "?"}</a> : "never reported") },

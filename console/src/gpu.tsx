@@ -22,9 +22,9 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
   }, [answer, history, done]);
   if (!answer) return <main class="single"><Panel>{problem ? <Empty title={problem.status === 404 ? "This GPU has never reported" : "The GPU cannot be shown"}>{problem.message}. <a href="/">Fleet</a></Empty> : <Skeleton lines={8} />}</Panel></main>;
   const { gpu, node, labels, incidents } = answer;
-  const slot = fleet?.nodes.flatMap((n) => n.gpus).findIndex((g) => g?.uuid === uuid) ?? -1;
+  const gpus = fleet?.nodes.flatMap((n) => n.gpus) ?? [], slot = gpus.findIndex((g) => g?.uuid === uuid);
   const state = STATES[frame && slot >= 0 && frame.version === fleet?.version ? frame.states[slot] : 6];
-  const held = who?.gpus[0]?.holders ?? [], first = fleet?.workloads?.[uuid], lost = incidents.find((c) => c.state !== "resolved")?.workloads ?? [];
+  const held = who?.gpus[0]?.holders ?? [], first = gpus[slot]?.workload, lost = incidents.find((c) => c.state !== "resolved")?.workloads ?? [];
   const workloads = held.length ? held.map(called) : first ? [first] : labels ? [] : lost;
   return (
     <main class="columns" data-testid="gpu-page">

@@ -191,7 +191,7 @@ function draw(sheet: HTMLCanvasElement, width: number, layout: Layout, frame: Fr
 }
 
 function describe(cell: Cell, frame: Frame | undefined, { paint, fleet }: Props, value: number): string[] {
-  const state = STATES[frame ? frame.states[cell.slot] : 6], holder = cell.gpu && fleet.workloads?.[cell.gpu.uuid], team = holder && fleet.teams?.[holder];
+  const state = STATES[frame ? frame.states[cell.slot] : 6], holder = cell.gpu?.workload, team = holder && fleet.teams?.[holder];
   const domains = Object.entries(cell.node.domains).map(([name, where]) => `${name} ${where}`).join(" · ");
   return [
     `${state.glyph} ${state.text}`.trim(), paint.tell(cell, value),

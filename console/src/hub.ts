@@ -1,7 +1,7 @@
 // The connection to the hub: requests, the live socket, and the one store that pages read.
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import type { Card, Fleet, Frame, Status } from "./types";
+import type { Card, Fleet, Frame, News, Status } from "./types";
 
 export interface State {
   status?: Status; fleet?: Fleet; frame?: Frame; open?: Card[]; closed?: Card[];
@@ -99,18 +99,19 @@ const USUAL = "sm_active";
 export function chooseColour(colour: string): void {
   if (colour === state.colour) return;
   set({ colour });
-  tellColour();
+  tell();
 }
-const tellColour = () => { if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ colour: state.colour })); };
+const tell = () => { if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ colour: state.colour, edition: state.fleet?.edition })); };
 
 /** The answers and the live socket are asked for at the same time: the first picture waits for neither. */
 export function connect(): void {
   ask<Status>("/api/status").then((status) => set({ status, heard: state.heard ?? status.now, signIn: false }), () => undefined);
-  refreshFleet(READY);
+  coming = undefined;
+  refreshFleet();
   if (!state.frame && state.colour === USUAL) firstPicture();
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/live`);
   socket.binaryType = "arraybuffer";
-  socket.onopen = () => { pause = 500; set({ link: "live" }); if (state.colour !== USUAL) tellColour(); };
+  socket.onopen = () => { pause = 500; set({ link: "live" }); tell(); };
   socket.onmessage = ({ data }) => (typeof data === "string" ? hear(JSON.parse(data)) : see(data as ArrayBuffer));
   socket.onclose = () => { if (!state.signIn) retry(); };
 }
@@ -127,25 +128,39 @@ function retry(): void {
   setTimeout(connect, pause);
   pause = Math.min(pause * 1.7, 8000);
 }
-function hear(message: { kind: string; at: string; open: Card[]; closed: Card[] }): void {
+function hear(message: News | { kind: "incidents"; at: string; open: Card[]; closed: Card[] }): void {
   if (message.kind === "incidents") set({ open: message.open, closed: message.closed, heard: message.at });
+  else if (message.kind === "fleet") follow(message);
+}
+/** The fleet of the picture that comes next, and the picture that came last: both are shown together. */
+let coming: Fleet | undefined, latest: Frame | undefined;
+function follow({ kind, since, ...news }: News): void {
+  const here = coming ?? state.fleet;
+  if (news.edition === here?.edition) return;
+  if (!here || since !== here.edition) return refreshFleet();
+  coming = { ...news, nodes: news.nodes.flatMap((part) => (Array.isArray(part) ? here.nodes.slice(part[0], part[1]) : [part])) };
 }
 function see(buffer: ArrayBuffer): void {
   const length = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
   const values = new Float32Array(buffer, 4 + length, header.count);
   const states = new Uint8Array(buffer, 4 + length + 4 * header.count, header.count);
-  set({ frame: { ...header, values, states }, heard: header.at });
-  // The hub has the inventory of this picture ready; the one of now may be another already.
-  if (header.version !== state.fleet?.version) refreshFleet(READY);
+  const frame: Frame = { ...header, values, states }, fleet = coming ?? state.fleet, fits = frame.version === fleet?.version;
+  const isHeld = !fits && state.frame && latest === state.frame && state.frame.version === state.fleet?.version;
+  coming = undefined;
+  latest = frame;
+  // While the fleet of a picture is fetched the map stays as it was; if that takes until the next picture, it says unknown.
+  set(isHeld ? { heard: frame.at } : { fleet, frame, heard: frame.at });
+  if (!fits) refreshFleet();
 }
 // What the hub keeps ready may be a minute or two old, and comes at once; index.html asks for it before this code is here.
-const READY = "/api/fleet?max_age=120";
+const READY = "/api/fleet?max_age=120&workloads=0";
 let asking = false;
-export function refreshFleet(path = "/api/fleet"): void {
+/** Fetch the whole fleet: at first, and where there is no news of what has changed since the one that is here. */
+function refreshFleet(): void {
   if (asking) return;
   asking = true;
-  ask<Fleet>(path).then((fleet) => set({ fleet }), () => undefined).finally(() => { asking = false; });
+  ask<Fleet>(READY).then((fleet) => { coming = undefined; set({ fleet, frame: latest }); tell(); }, () => set({ frame: latest })).finally(() => { asking = false; });
 }
 
 /** What may change while the page is open: readiness, and whether the rule files could be read. */

@@ -19,6 +19,7 @@ export interface JobLine {
 interface Used { what: string; held: number | null; used: number | null; unit: string; share: number | null }
 interface Rank { rank: number | null; node: string; gpu: string; uuid: string; sm_active: number | null; utilisation_percent: number | null; power_watts: number | null; step_seconds: number | null; score: number | null; state: string }
 interface Hardware { at: string; place: string; kind: string; code: string; cause: string | null; text: string; rank: number | null }
+const whose = (h: Hardware) => (h.rank == null ? h.place : `rank ${h.rank} · ${h.place}`);
 interface Report {
   job: JobLine; why: string; efficiency: { window_seconds: number; uses: Used[]; bound_by: string; why: string; fixes: { do: string; why: string; command: string }[]; unseen: string[] };
   goodput: { wall_seconds: number; productive_seconds: number | null; share: number | null; steps: number | null; step_seconds: number | null; longest_pause_seconds: number | null; lost: { reason: string; seconds: number }[] };
@@ -144,7 +145,7 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
           </Panel>
           <Panel title="What happened to it" hint="hardware and loss" id="job-events">
             {answer.hardware.length + answer.losses.length === 0 ? <p class="dim">Nothing happened to its GPUs or its loss while it ran.</p> :
-              <ul class="journal">{[...answer.hardware.map((h) => ({ at: h.at, head: h.rank == null ? h.place : `rank ${h.rank} · ${h.place}`, text: h.text })), ...answer.losses.map((l) => ({ at: l.at, head: l.what, text: l.hardware.length ? `around then: ${l.hardware.map((h) => h.text).join("; ")}` : "no hardware event around then" }))].sort((a, b) => b.at.localeCompare(a.at)).slice(0, 30).map((e, i) => <li key={i}><Time at={e.at} full /> <b>{e.head}</b><p>{e.text}</p></li>)}</ul>}
+              <ul class="journal">{[...answer.hardware.map((h) => ({ at: h.at, head: whose(h), text: h.text })), ...answer.losses.map((l) => ({ at: l.at, head: l.what, text: l.hardware.length ? `around then: ${l.hardware.map((h) => `${whose(h)}: ${h.text}`).join("; ")}` : "no hardware event around then" }))].sort((a, b) => b.at.localeCompare(a.at)).slice(0, 30).map((e, i) => <li key={i}><Time at={e.at} full /> <b>{e.head}</b><p>{e.text}</p></li>)}</ul>}
           </Panel>
         </aside>
       </div>

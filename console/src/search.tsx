@@ -61,6 +61,6 @@ function hits(q: string, fleet: Fleet | undefined, cards: Card[]): Hit[] {
   const incidents = cards.filter((c) => `${c.id} ${c.title} ${c.cause}`.toLowerCase().includes(low)).slice(0, 4).map((c) => ({ to: to.incident(c.id), label: c.title, hint: c.id }));
   const nodes = (fleet?.nodes ?? []).filter((n) => n.name.toLowerCase().includes(low)).slice(0, 4).map((n) => ({ to: to.node(n.name), label: n.name, hint: `node${n.rack ? ` in ${n.rack}` : ""}` }));
   const gpus: Hit[] = [];
-  for (const n of fleet?.nodes ?? []) for (const g of n.gpus) if (g && gpus.length < 5 && fits(n, g)) gpus.push({ to: to.gpu(g.uuid), label: `${n.name} · GPU ${g.index ?? "?"}`, hint: fleet?.workloads?.[g.uuid] ?? g.model ?? "" });
+  for (const n of fleet?.nodes ?? []) for (const g of n.gpus) if (g && gpus.length < 5 && fits(n, g)) gpus.push({ to: to.gpu(g.uuid), label: `${n.name} · GPU ${g.index ?? "?"}`, hint: g.workload ?? g.model ?? "" });
   return [...incidents, ...nodes, ...gpus];
 }

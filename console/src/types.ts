@@ -13,12 +13,15 @@ export interface Slo {
   indicator: number | null; left: number | null; burn_rates: BurnRate[]; query: string; incidents: string[];
   state: "burning_fast" | "spent" | "burning" | "unknown" | "ok"; since: string | null;
 }
-export interface Gpu { uuid: string; index: number | null; model: string | null; pci: string | null }
+export interface Gpu { uuid: string; index: number | null; model: string | null; pci: string | null; workload?: string | null }
 export interface FleetNode {
   name: string; pool: string; rack: string | null; domains: Record<string, string>;
   expected_gpus: number | null; gpus: (Gpu | null)[];
 }
-export interface Fleet { version: string; nodes: FleetNode[]; workloads: Record<string, string> | null; teams?: Record<string, string> }
+/** `version` names the order of the cells, `edition` everything that is in here; without `workloads` nobody knows who holds what. */
+export interface Fleet { version: string; edition: string; nodes: FleetNode[]; workloads: object | null; teams?: Record<string, string> }
+/** What has changed since an edition: a node that is new or not as it was, or the place of the first and after the last that are. */
+export interface News extends Omit<Fleet, "nodes"> { kind: "fleet"; since?: string; nodes: (FleetNode | [number, number])[] }
 export type Severity = "critical" | "warning" | "info";
 export interface Incident {
   id: string; place: Place; place_name: string; title: string; severity: Severity;

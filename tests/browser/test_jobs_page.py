@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import PATIENCE_SECONDS
 from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
@@ -55,3 +55,17 @@ def test_a_filter_is_in_the_address_and_a_wrong_name_is_said(page: Page, demo: P
     expect(page.get_by_test_id("empty")).to_contain_text("No job is like this")
     page.goto(f"{demo.url}/jobs/no-such-job")
     expect(page.get_by_test_id("empty")).to_contain_text("No job is called no-such-job")
+
+
+def test_a_loss_that_went_wrong_names_the_gpus_that_something_happened_to(page: Page, demo: Product) -> None:  # noqa: F811
+    name = largest(demo)
+    found = {"at": "2026-02-12T02:14:07Z", "place": "GPU 3 on gpu-r01-02", "kind": "xid", "code": "94", "cause": None}
+    loss = {"at": found["at"], "what": "nan loss", "value": None, "hardware": [found | {"text": "Xid 94", "rank": 3}]}
+
+    def with_a_loss(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"losses": [loss]})
+
+    page.route(f"**/api/jobs/{quote(name, safe='')}", with_a_loss)
+    page.goto(f"{demo.url}/jobs/{quote(name, safe='')}")
+    expect(page.get_by_test_id("job-events")).to_contain_text("around then: rank 3 · GPU 3 on gpu-r01-02: Xid 94")

@@ -77,6 +77,8 @@ def test_the_fleet_has_every_node_and_gpu(site: Site) -> None:
     assert [node.name for node in client.nodes()] == [node.name for node in found.nodes]
     gpu = found.nodes[0].gpus[0]
     assert gpu is not None
+    assert found.workloads is not None
+    assert gpu.workload == found.workloads[gpu.uuid]
     assert client.gpu(gpu.uuid).node == found.nodes[0].name
 
 

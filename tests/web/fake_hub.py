@@ -143,7 +143,8 @@ class FakeEngine:
         named = {"UUID": seen.gpu.uuid, "gpu": str(seen.gpu.index), "Hostname": seen.node}
         job = zlib.crc32(seen.node.encode()) % 16
         if job < 15:
-            named |= {"namespace": ("research", "vision", "speech")[job % 3], "pod": f"train-{job}"}
+            pod = self._hub.moved.get(seen.gpu.uuid, f"train-{job}")
+            named |= {"namespace": ("research", "vision", "speech")[job % 3], "pod": pod}
         return Labels(named)
 
     def _value(self, seen: Seen, expr: str) -> float:
@@ -180,6 +181,7 @@ class FakeHub:
     fabric: Any = None
     clusters: Any = None
     silent: set[str] = field(default_factory=set)
+    moved: dict[str, str] = field(default_factory=dict)
     taken: list[events.Event] = field(default_factory=list)
     kept: dict[str, Incident] = field(default_factory=dict)
     diagnoses: dict[str, diagnosis.Diagnosis] = field(default_factory=dict)

@@ -48,7 +48,7 @@ def test_two_clusters_with_a_node_of_one_name_have_two_nodes() -> None:
     name = hub.fleet._nodes[0].name
     hub.fleet._nodes.append(fleet.Node("west", name, expected_gpus=2))
     stock = inventory.take(hub.fleet)
-    assert [len(node["gpus"]) for node in stock.to_plain()["nodes"]] == [8, 2]
+    assert [len(node["gpus"]) for node in stock.to_plain()] == [8, 2]
     assert (stock.slots_of("main", name), stock.slots_of("west", name)) == (tuple(range(8)), (8, 9))
     assert stock.slots_of("default", name) == (), "nobody knows which of the two is meant"
 

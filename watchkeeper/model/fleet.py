@@ -118,6 +118,13 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuInFleet(Gpu):
+    """A GPU of the map; `workload` holds it, None where nobody does or where that is unknown."""
+
+    workload: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeInFleet:
     """A node of the map; a GPU that is expected and never reported is None."""
 
@@ -126,7 +133,7 @@ class NodeInFleet:
     rack: str | None
     domains: Mapping[str, str]
     expected_gpus: int | None
-    gpus: tuple[Gpu | None, ...]
+    gpus: tuple[GpuInFleet | None, ...]
 
 
 def same_pci(text: str) -> str:

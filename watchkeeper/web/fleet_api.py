@@ -268,9 +268,11 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
                     "Above 10 the inventory may have changed since: it is the one of the newest picture",
                     int,
                 ),
+                Asked("workloads", "0: leave `workloads` empty, since each GPU names its own", int),
             ),
             gives={
                 "version": str,
+                "edition": str,
                 "nodes": list[fleet.NodeInFleet],
                 "workloads": dict[str, str] | None,
                 "teams": dict[str, str],

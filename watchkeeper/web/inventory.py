@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,6 +23,8 @@ from watchkeeper.web.view import FleetView, SeenView
 NUMBERS = re.compile(r"(\d+)")
 # A node without a rack comes after those with one.
 LAST = "\uffff"
+
+NOBODY: Mapping[str, str] = {}
 
 NodeKey = tuple[str, str]
 
@@ -52,10 +55,11 @@ class Inventory:
         alike = [slots for (_, other), slots in self.by_node.items() if other == name]
         return alike[0] if len(alike) == 1 else ()
 
-    def to_plain(self) -> dict[str, Any]:
-        return {"version": self.version, "nodes": [self._plain_node(node) for node in self.nodes]}
+    def to_plain(self, workloads: Mapping[str, str] = NOBODY) -> list[dict[str, Any]]:
+        """Nodes in order as /api/fleet tells them; `workloads` says which GPU is held by which."""
+        return [self._plain_node(node, workloads) for node in self.nodes]
 
-    def _plain_node(self, node: fleet.Node) -> dict[str, Any]:
+    def _plain_node(self, node: fleet.Node, workloads: Mapping[str, str]) -> dict[str, Any]:
         slots = [self.slots[at] for at in self.by_node[node.cluster, node.name]]
         return {
             "name": node.name,
@@ -63,12 +67,13 @@ class Inventory:
             "rack": node.domains.get("rack"),
             "domains": dict(node.domains),
             "expected_gpus": node.expected_gpus,
-            "gpus": [None if slot.gpu is None else _plain_gpu(slot.gpu) for slot in slots],
+            "gpus": [None if slot.gpu is None else _plain_gpu(slot.gpu, workloads) for slot in slots],
         }
 
 
-def _plain_gpu(gpu: fleet.Gpu) -> dict[str, Any]:
-    return {"uuid": gpu.uuid, "index": gpu.index, "model": gpu.model, "pci": gpu.pci}
+def _plain_gpu(gpu: fleet.Gpu, workloads: Mapping[str, str]) -> dict[str, Any]:
+    workload = workloads.get(gpu.uuid)
+    return {"uuid": gpu.uuid, "index": gpu.index, "model": gpu.model, "pci": gpu.pci, "workload": workload}
 
 
 def take(view: FleetView) -> Inventory:

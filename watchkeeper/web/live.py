@@ -6,7 +6,8 @@ newest wins, so a slow browser skips pictures instead of queueing them. Fault â†
 here: a change of incidents is sent before anything is asked of the engine. While nobody looks, a picture and the
 answer of /api/fleet are made now and then all the same: whoever opens the page sees the fleet at once, under the time
 of that picture, and the next one a moment later. A picture of another inventory than before comes with its answer of
-/api/fleet, for the one means nothing without the other.
+/api/fleet, for the one means nothing without the other. A viewer that says which edition of that answer it has is told
+before a picture what has changed since: it need not ask, and whoever holds a GPU now is told the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import orjson
 from starlette.requests import Request
@@ -38,6 +39,8 @@ SHORTEST_PAUSE_SECONDS = 0.25
 # Each viewer costs a socket and up to one picture of memory; a control room has tens, not hundreds.
 VIEWER_LIMIT = 200
 MESSAGE_LIMIT_BYTES = 4096
+# How old the holders of GPUs may be that viewers are shown: three questions to the engine, once for all viewers.
+HOLDERS_SECONDS = 60.0
 # How old the first picture of the first viewer may be; at 10,000 GPUs one picture a minute is a hundredth of a core.
 UNWATCHED_SECONDS = 60.0
 # How long whoever was given that picture waits for one of now; 10,000 GPUs stand on the screen 0.6 s after the call.
@@ -51,19 +54,29 @@ POLICY_VIOLATION = 1008
 LOOK_AGAIN_SECONDS = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A picture as it is sent, and the answer of /api/fleet that it belongs to."""
+
+    picture: bytes
+    stock: stock_answer.Made | None = None
+
+
 class Mailbox:
     """What one viewer has yet to receive: at most one message of each kind."""
 
     def __init__(self) -> None:
         self.colour = frames.DEFAULT_COLOUR
-        self._waiting: dict[str, str | bytes] = {}
+        # What the viewer has of /api/fleet; None for one that has not said so, and is sent pictures only.
+        self.edition: str | None = None
+        self._waiting: dict[str, str | Shown] = {}
         self._filled = asyncio.Event()
 
-    def leave(self, kind: str, message: str | bytes) -> None:
+    def leave(self, kind: str, message: str | Shown) -> None:
         self._waiting[kind] = message
         self._filled.set()
 
-    async def take(self) -> list[str | bytes]:
+    async def take(self) -> list[str | Shown]:
         await self._filled.wait()
         self._filled.clear()
         messages = list(self._waiting.values())
@@ -79,7 +92,7 @@ class Live:
         self._stock = stock
         self._interval_seconds = interval_seconds
         self._viewers: set[Mailbox] = set()
-        self._newest: tuple[float, bytes] | None = None
+        self._newest: tuple[float, Shown] | None = None
         self._drawn_version = ""
         self._wake = asyncio.Event()
         self._gauge = hub.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
@@ -114,7 +127,7 @@ class Live:
             mailbox.leave("frame", ready)
             # The page that opens still waits for its code and its other answers: they come first.
             asyncio.get_running_loop().call_later(NEXT_PICTURE_SECONDS, self._wake.set)
-        sending = asyncio.create_task(_send(socket, mailbox))
+        sending = asyncio.create_task(self._send(socket, mailbox))
         try:
             mailbox.leave("incidents", await asyncio.to_thread(self._incidents_message))
             await self._listen(socket, mailbox, may_stay)
@@ -124,7 +137,7 @@ class Live:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
-    def ready(self) -> bytes | None:
+    def ready(self) -> Shown | None:
         """The newest picture in the usual colour, unless it is too old to begin with."""
         oldest = 2 * max(self._interval_seconds, UNWATCHED_SECONDS)
         return self._newest[1] if self._newest is not None and self._age_seconds() < oldest else None
@@ -135,7 +148,7 @@ class Live:
         headers = {"Cache-Control": "no-store"}
         if ready is None:
             return Response(status_code=204, headers=headers)
-        return Response(ready, media_type="application/octet-stream", headers=headers)
+        return Response(ready.picture, media_type="application/octet-stream", headers=headers)
 
     def endpoints(self) -> list[Endpoint]:
         words = "The newest picture of the fleet as /api/live sends it, for a page that opens; 204 where none is ready"
@@ -146,7 +159,7 @@ class Live:
         return self._hub.clock.now().timestamp() - (self._newest[0] if self._newest else 0.0)
 
     async def _listen(self, socket: WebSocket, mailbox: Mailbox, may_stay: Callable[[], bool]) -> None:
-        """A viewer says one thing only: by which metric its map is coloured."""
+        """A viewer says two things only: by which metric its map is coloured, and what it has of /api/fleet."""
         with contextlib.suppress(WebSocketDisconnect, KeyError, RuntimeError):
             while may_stay():
                 try:
@@ -154,9 +167,10 @@ class Live:
                     text = await asyncio.wait_for(socket.receive_text(), LOOK_AGAIN_SECONDS)
                 except TimeoutError:
                     continue
-                wish = _colour_wish(text)
-                if wish is not None:
-                    mailbox.colour = wish
+                colour, edition = _said(text)
+                mailbox.edition = edition or mailbox.edition
+                if colour is not None and colour != mailbox.colour:
+                    mailbox.colour = colour
                     self._wake.set()
             await socket.close(POLICY_VIOLATION, "signed out")
 
@@ -178,7 +192,7 @@ class Live:
                 await asyncio.wait_for(self._wake.wait(), self._interval_seconds)
             self._wake.clear()
             if self._viewers:
-                await self._draw(has_new_stock=self._has_changed())
+                await self._draw(has_new_stock=self._has_changed() or self._stock.age_seconds() >= HOLDERS_SECONDS)
                 await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
             elif self._is_outdated():
                 await self._draw(has_new_stock=True)
@@ -217,11 +231,12 @@ class Live:
             if new_stock is not None:
                 self._stock.keep(new_stock)
                 self._drawn_version, new_stock = stock.version, None
+            shown = Shown(packed, self._stock.of(stock.version))
             if name == frames.DEFAULT_COLOUR:
-                self._newest = (now.timestamp(), packed)
+                self._newest = (now.timestamp(), shown)
             for viewer in self._viewers:
                 if viewer.colour == name:
-                    viewer.leave("frame", packed)
+                    viewer.leave("frame", shown)
 
     def _wanted(self) -> list[str]:
         """The colours that are looked at, or the usual one; viewers of one too many fall back to it too."""
@@ -247,6 +262,26 @@ class Live:
         for viewer in self._viewers:
             viewer.leave(kind, message)
 
+    async def _send(self, socket: WebSocket, mailbox: Mailbox) -> None:
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            while True:
+                for message in await mailbox.take():
+                    if isinstance(message, str):
+                        await socket.send_text(message)
+                        continue
+                    if (news := self._news(mailbox, message.stock)) is not None:
+                        await socket.send_text(news)
+                    await socket.send_bytes(message.picture)
+
+    def _news(self, mailbox: Mailbox, made: stock_answer.Made | None) -> str | None:
+        """What a viewer must know before it is shown a picture; said again until it has an edition that is known."""
+        since = mailbox.edition
+        if made is None or since is None or since == made.edition:
+            return None
+        if self._stock.has(since):
+            mailbox.edition = made.edition
+        return self._stock.news(since, made)
+
 
 def _packed(
     stock: inventory.Inventory,
@@ -261,20 +296,12 @@ def _packed(
     return frames.pack(replace(picture, values=values), {**header, "low": low, "high": high})
 
 
-async def _send(socket: WebSocket, mailbox: Mailbox) -> None:
-    with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-        while True:
-            for message in await mailbox.take():
-                if isinstance(message, bytes):
-                    await socket.send_bytes(message)
-                else:
-                    await socket.send_text(message)
-
-
-def _colour_wish(text: str) -> str | None:
-    """The metric a viewer asks for, or None if it asked for nothing we have."""
+def _said(text: str) -> tuple[str | None, str | None]:
+    """The metric that a viewer asks for, and the edition that it has; None for what it did not say, or nobody has."""
     try:
-        wish = orjson.loads(text)["colour"] if len(text) <= MESSAGE_LIMIT_BYTES else None
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return None
-    return wish if isinstance(wish, str) and frames.colour_of(wish) is not None else None
+        said = orjson.loads(text) if len(text) <= MESSAGE_LIMIT_BYTES else None
+    except orjson.JSONDecodeError:
+        return None, None
+    colour, edition = (said.get(name) if isinstance(said, dict) else None for name in ("colour", "edition"))
+    is_colour = isinstance(colour, str) and frames.colour_of(colour) is not None
+    return colour if is_colour else None, edition if isinstance(edition, str) else None

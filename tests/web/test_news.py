@@ -1,0 +1,173 @@
+"""What has changed in the fleet comes over the live socket: a viewer that follows it has what /api/fleet says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.sync.client import ClientConnection
+
+from tests.web.fake_hub import FakeHub, Seen
+from tests.web.running import Site, serving
+from tests.web.test_live import PATIENCE_SECONDS, header, viewer
+from watchkeeper.kit import clock
+from watchkeeper.model import fleet
+from watchkeeper.web import live, stock_answer
+
+WHOLE = "/api/fleet?workloads=0"
+
+
+class Follower:
+    """What the console does: it has one edition of the fleet, and takes over what it is told has changed."""
+
+    def __init__(self, site: Site, socket: ClientConnection) -> None:
+        self.fleet: dict[str, Any] = site.ask(WHOLE).json
+        self._site, self._socket = site, socket
+        self.say(self.fleet["edition"])
+
+    def say(self, edition: str) -> None:
+        self._socket.send(json.dumps({"edition": edition}))
+
+    def news(self) -> dict[str, Any]:
+        """The next message about the fleet; it stands before the picture that it belongs to."""
+        told = None
+        while told is None or told["kind"] != "fleet":
+            message = self._socket.recv(PATIENCE_SECONDS)
+            told = json.loads(message) if isinstance(message, str) else None
+            self._site.call(self._site.hub.changes.send, "fleet")
+        while isinstance(message := self._socket.recv(PATIENCE_SECONDS), str):
+            pass
+        assert header(message)["version"] == told.get("version", self.fleet["version"])
+        return told
+
+    def follow(self) -> list[Any]:
+        """Take over the next change, and answer with what was sent of nodes."""
+        told = self.news()
+        assert (told.pop("kind"), told.pop("since")) == ("fleet", self.fleet["edition"])
+        parts, before = told["nodes"], self.fleet["nodes"]
+        nodes = [one for part in parts for one in (before[slice(*part)] if isinstance(part, list) else [part])]
+        self.fleet = {"ok": True, **told, "nodes": nodes}
+        return list(parts)
+
+
+def lose_gpu(hub: FakeHub) -> None:
+    hub.fleet.seen.pop(9)
+
+
+def lose_node(hub: FakeHub) -> None:
+    gone = hub.fleet._nodes.pop(1)
+    hub.fleet.seen = [seen for seen in hub.fleet.seen if seen.node != gone.name]
+
+
+def gain_node(hub: FakeHub) -> None:
+    hub.fleet._nodes.append(fleet.Node("main", "gpu-r01-10", "h200", domains={"rack": "r01"}))
+    hub.fleet.seen.append(Seen("gpu-r01-10", fleet.Gpu("GPU-new", 0)))
+
+
+def move_rack(hub: FakeHub) -> None:
+    first = hub.fleet._nodes.pop(0)
+    hub.fleet._nodes.append(fleet.Node("main", first.name, "h200", expected_gpus=8, domains={"rack": "r09"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "sent"),
+    [
+        (lose_gpu, [[0, 1], "gpu-r01-02", [2, 4]]),
+        (lose_node, [[0, 1], [2, 4]]),
+        (gain_node, [[0, 2], "gpu-r01-10", [2, 4]]),
+        (move_rack, [[1, 4], "gpu-r01-01"]),
+    ],
+)
+def test_only_nodes_that_have_changed_are_sent_and_the_follower_has_the_fleet(
+    change: Callable[[FakeHub], None], sent: list[Any]
+) -> None:
+    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+        page = Follower(site, socket)
+        site.call(change, site.hub)
+        parts = page.follow()
+        assert [part if isinstance(part, list) else part["name"] for part in parts] == sent
+        assert page.fleet == site.ask(WHOLE).json
+
+
+def test_a_gpu_that_changed_its_holder_is_told_within_a_minute_though_the_map_is_the_same() -> None:
+    time = clock.ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
+    with serving(FakeHub(clock=time), interval_seconds=60) as site, viewer(site) as socket:
+        page = Follower(site, socket)
+        version = page.fleet["version"]
+        site.hub.moved["GPU-r01-02-3"] = "train-next"
+        asyncio.run_coroutine_threadsafe(time.advance(live.HOLDERS_SECONDS), site.loop).result(60)
+        site.call(site.hub.changes.send, "fleet")
+        assert len(page.follow()) == 3
+        assert page.fleet["nodes"][1]["gpus"][3]["workload"].endswith("/train-next")
+        assert (page.fleet["version"], page.fleet) == (version, site.ask(WHOLE).json)
+
+
+def test_holders_that_nobody_can_tell_any_more_are_unknown_to_a_follower_too() -> None:
+    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+        page = Follower(site, socket)
+        assert page.fleet["workloads"] == {}
+        site.hub.failing = True
+        site.call(lose_gpu, site.hub)
+        page.follow()
+        assert page.fleet["workloads"] is None
+        assert {gpu["workload"] for node in page.fleet["nodes"] for gpu in node["gpus"] if gpu} == {None}
+
+
+def test_a_follower_of_an_edition_that_nobody_knows_is_told_so_until_it_has_another() -> None:
+    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+        page = Follower(site, socket)
+        page.say("from before the restart")
+        for _ in range(2):
+            assert page.news() == {"kind": "fleet", "edition": page.fleet["edition"]}
+        page.say(page.fleet["edition"])
+        site.call(lose_gpu, site.hub)
+        while "since" not in (told := page.news()):
+            pass
+        assert told["since"] == page.fleet["edition"]
+
+
+def test_a_follower_that_missed_some_editions_is_told_everything_since_its_own() -> None:
+    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+        page = Follower(site, socket)
+        own = page.fleet
+        for change in (lose_gpu, gain_node):
+            site.call(change, site.hub)
+            page.follow()
+        page.fleet = own
+        page.say(own["edition"])
+        site.call(lose_gpu, site.hub)
+        page.follow()
+        assert page.fleet == site.ask(WHOLE).json
+
+
+def test_a_viewer_that_does_not_say_what_it_has_is_sent_pictures_only() -> None:
+    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+        kinds = set()
+        for _ in range(3):
+            site.call(lose_gpu, site.hub)
+            site.call(site.hub.changes.send, "fleet")
+            while isinstance(message := socket.recv(PATIENCE_SECONDS), str):
+                kinds.add(json.loads(message)["kind"])
+        assert kinds == {"incidents"}
+
+
+def test_the_long_answer_names_holders_by_uuid_and_the_short_one_with_each_gpu() -> None:
+    with serving(FakeHub(), interval_seconds=60) as site:
+        long, short = site.ask("/api/fleet").json, site.ask(WHOLE).json
+    assert long["workloads"] == {
+        gpu["uuid"]: gpu["workload"] for node in short["nodes"] for gpu in node["gpus"] if gpu["workload"]
+    }
+    assert {**long, "workloads": {}} == short
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"e"])), st.lists(st.sampled_from([b"a", b"b", b"c", b"x"])))
+def test_runs_and_new_nodes_make_the_fleet_of_now_whatever_it_was(before: list[bytes], after: list[bytes]) -> None:
+    parts = [json.loads(part) if part.startswith(b"[") else [part] for part in stock_answer.changed(before, after)]
+    spread = [before[slice(*part)] if isinstance(part[0], int) else part for part in parts]
+    assert [node for part in spread for node in part] == after

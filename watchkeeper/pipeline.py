@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain, islice
 
 from watchkeeper.collect import fleet, standing
@@ -146,19 +147,27 @@ class Pipeline:
         if not any(group is one for one in self._rules.groups):
             return changed
         self._end_series()
+        is_first = group.key not in self._begun
+        if is_first:
+            self.rule_state = evaluate.with_left_over(group, self.rule_state, partial(self._wrote, now=now))
         states: dict[str, evaluate.RuleState] = {}
         try:
             for result in evaluate.evaluate_each(group, self._rule_engine, self.rule_state, now=now):
-                self._parts.engine.append(result.samples, together=f"rule {zlib.crc32(result.key.encode()):08x}")
+                self._parts.engine.append(result.samples, together=_together(result.key))
                 states[result.key] = result.state
                 changed += result.changes
         finally:
             # What was appended is remembered even where the next rule's samples could not be.
             self.rule_state = {**self.rule_state, **states}
-        if group.key not in self._begun:
+        if is_first:
             self._begun.add(group.key)
             self._restore_holds(group)
         return changed
+
+    def _wrote(self, key: str, *, now: datetime) -> Iterable[labels.Labels]:
+        """What a rule wrote before a restart and nobody has ended; a server does not tell."""
+        lasting = getattr(self._parts.engine, "lasting", None)
+        return () if lasting is None else lasting(_together(key), clock.to_ms(now)).values()
 
     def _restore_holds(self, group: rulefile.Group) -> None:
         """After a group's first evaluation: what was pending before a restart goes on being so."""
@@ -329,6 +338,11 @@ class Pipeline:
             log.warning("Workloads are unknown", extra=fields(place=str(place), error=error))
             return None
         return sorted({name for labels in answer.frame.labels if (name := fleet_model.holder(labels))})
+
+
+def _together(key: str) -> str:
+    """What the samples of a rule are kept under: they come again and again at one time."""
+    return f"rule {zlib.crc32(key.encode()):08x}"
 
 
 def _gist(found: diagnosis.Diagnosis | None) -> object:

@@ -23,7 +23,9 @@ from watchkeeper.kit.clock import ManualClock, settle
 from watchkeeper.model.fleet import Node
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import is_stale
+from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.readers.exposition import Family
+from watchkeeper.store.head import Head
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 OWN = {"job": "gpu", "instance": "n1", "cluster": "sim"}
@@ -111,9 +113,10 @@ class Rushed:
     """A target whose page is there at once."""
 
     page: bytes = b"a 1\n"
+    status: int = 200
 
     async def send(self, _: Request) -> Response:
-        return Response(200, {}, self.page)
+        return Response(self.status, {}, self.page)
 
     async def aclose(self) -> None:
         pass
@@ -230,6 +233,23 @@ def test_a_page_with_bad_lines_is_up_and_names_them() -> None:
         assert (state.health, state.samples, state.bad_lines) == (Health.UP, 1, 1)
         assert state.error is not None
         assert state.error.startswith("line 2:")
+
+
+@pytest.mark.parametrize("answer", [Rushed(b"a 2\n"), Rushed(status=503)], ids=["a page without it", "no page"])
+def test_a_series_that_ended_while_the_hub_was_away_ends_with_the_first_scrape(answer: Rushed) -> None:
+    async def story() -> None:
+        one, engine = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1"), EmbeddedEngine(Head())
+        before = TargetLoop(one, ScrapeSettings(), sink=engine, known=Fleet(), line=Rushed(b"a 1\nb 1\n"))
+        for second in (1000, 1015):
+            await before.scrape(second * 1000)
+        after = TargetLoop(one, ScrapeSettings(), sink=engine, known=Fleet(), line=answer)
+        assert len(engine.instant("b", 1_060_000).latest()) == 1
+        for second in (1060, 1075):
+            await after.scrape(second * 1000)
+            assert engine.instant("b", second * 1000).latest() == {}
+            assert len(engine.instant("up", second * 1000).latest()) == 1
+
+    asyncio.run(story())
 
 
 def test_samples_with_their_own_time_keep_it_and_never_turn_stale() -> None:

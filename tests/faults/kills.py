@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.faults.world import KEPT_HOURS, NODES, Away, Ledger, Outcome, World, until, world
+from tests.faults.world import KEPT_HOURS, NODES, REPORTED_CAUSE, Away, Ledger, Outcome, World, ask, until, world
 from tests.product.running import WATCHKEEPER
 
 AT_ONCE = 2
@@ -47,15 +47,27 @@ def write_until_killed(made: World, ledger: Ledger, seconds: float) -> None:
 
 
 def break_some(made: World, broken: Counter[str]) -> None:
-    """The next nodes in turn; return when their repairs wait for a yes."""
-    nodes = set()
-    for _ in range(AT_ONCE):
-        node = f"gpu-r01-{(broken.total() * 3 + 1) % NODES + 1:02}"
+    """Those nodes that were broken least; return when their repairs wait for a yes.
+
+    Only nodes that are well: a fault of one whose incident is still open is a part of that incident, which had its
+    repair. Nobody mends it then, and its job rightly becomes an incident that stands still. Alerts and incidents do not
+    end in the first minutes of a hub, so some hubs have to live for that long.
+    """
+    found = until(lambda: well(made), f"{AT_ONCE} nodes are well")
+    nodes = sorted(found, key=lambda node: broken[node])[:AT_ONCE]
+    for node in nodes:
         made.inject("xid-79", node)
         broken[node] += 1
-        nodes.add(node)
     planned = lambda: {one["node"]["node"] for one in made.get("/api/repairs")["repairs"]}  # noqa: E731
-    until(lambda: nodes <= planned(), f"the faults of {nodes} wait for a yes")
+    until(lambda: planned().issuperset(nodes), f"the faults of {nodes} wait for a yes")
+
+
+def well(made: World) -> list[str]:
+    """Nodes that have no open incident but those of the ledger's own events; none where these are too few to break."""
+    opened = made.get("/api/incidents?limit=1000")["incidents"]
+    ill = {one["place"].get("node") for one in opened if one["cause"] != REPORTED_CAUSE}
+    found = sorted({f"gpu-r01-{number:02}" for number in range(1, NODES + 1)} - ill)
+    return found if len(found) >= AT_ONCE else []
 
 
 def finish(made: World, ledger: Ledger, outcome: Outcome, *, broken: Counter[str]) -> None:
@@ -67,6 +79,8 @@ def finish(made: World, ledger: Ledger, outcome: Outcome, *, broken: Counter[str
     texts = [entry["body"].get("text", "") for entry in made.get("/api/repairs/log?limit=10000")["entries"]]
     reboots = Counter(node for node in broken for text in texts if f"rebooting {node}" in text)
     outcome.check(reboots <= broken, f"a machine was rebooted twice for one fault: {reboots} for {broken}")
+    left = [one["place"] for one in ask(f"{made.simulator}/faults")]
+    outcome.check(not left, f"repairs are over, and faults are left: {left}")
     ledger.check_samples(outcome, hours=KEPT_HOURS)
     ledger.check_storm(outcome, broken)
     made.stop()

@@ -38,6 +38,8 @@ ANSWER_SECONDS = 60.0
 NODES = 8
 # A hub takes 1,000; from here on one is ended instead.
 MOST_SILENCES = 100
+# What the events that a ledger writes are called: Xid 43.
+REPORTED_CAUSE = "app_illegal_access"
 # After each fault the newest are asked for, and at the end all that the hub's retention of a day has not removed.
 RECENT_HOURS, KEPT_HOURS = 2, 20
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,27 @@ def test_whatever_shows_that_a_job_stands_or_is_slow_joins(busy: Busy, cause: st
     busy.push(xid(79, gpu(3), 0))
     busy.hear(stalled("llm", 60, cause=cause))
     assert busy.told() == [("INC-1", gpu(3), {job("llm")})]
+
+
+def test_what_else_a_job_shows_that_stands_still_goes_with_it(busy: Busy) -> None:
+    pod = fleet.Place("main", domain="pod=research/llm-0")
+    busy.jobs[pod] = Footprint.on([gpu(at) for at in range(8)])
+    busy.push(xid(79, gpu(3), 0))
+    busy.hear(stalled("llm", 60))
+    idle = alert("gpu_idle_waste", job(""), 1800, severity="info")
+    busy.hear(replace(idle, labels=idle.labels.having(job_name="", namespace="research", pod="llm-0")))
+    busy.hear(stalled("llm", 6000, cause="training_not_improving"), stalled("llm", 8000, cause="checkpoint_failing"))
+    assert busy.told() == [("INC-1", gpu(3), {job("llm"), pod})]
+    busy.hear(stalled("asr", 8100, cause="checkpoint_failing"))
+    assert busy.told() == [("INC-1", gpu(3), {job("llm"), pod}), ("INC-2", job("asr"), set())]
+
+
+def test_a_job_that_goes_on_and_then_writes_no_checkpoint_has_its_own_incident(busy: Busy) -> None:
+    busy.push(xid(79, gpu(3), 0))
+    busy.hear(stalled("llm", 60))
+    busy.hear(stalled("llm", 60, ends=300))
+    busy.hear(stalled("llm", 8000, cause="checkpoint_failing"))
+    assert busy.told() == [("INC-1", gpu(3), {job("llm")}), ("INC-2", job("llm"), set())]
 
 
 def test_two_jobs_that_one_node_stops_are_parts_of_one_incident(busy: Busy) -> None:

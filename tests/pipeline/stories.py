@@ -42,22 +42,22 @@ def xid(code: int, place: fleet_model.Place, at: float) -> events.Event:
 
 
 class Line:
-    """The pipeline; `restart` forgets everything but the journal's file."""
+    """The pipeline; `restart` forgets everything but the journal's file, and samples unless they are kept."""
 
     def __init__(self, folder: Path, rules: str = HOT) -> None:
         self.folder = folder
         self.start(0, rules)
 
-    def start(self, at: float, rules: str = HOT) -> None:
+    def start(self, at: float, rules: str = HOT, *, kept: embedded.EmbeddedEngine | None = None) -> None:
         self.journal = journal.Journal(self.folder / "journal.db")
-        self.engine, self.fleet = embedded.EmbeddedEngine(head.Head()), fleet.Fleet()
+        self.engine, self.fleet = kept or embedded.EmbeddedEngine(head.Head()), fleet.Fleet()
         self.rules = rulefile.read({"r.yaml": rules})
         parts = pipeline.harmless_parts(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(parts, now=later(at))
 
-    def restart(self, at: float, rules: str = HOT) -> None:
+    def restart(self, at: float, rules: str = HOT, *, keeps_samples: bool = False) -> None:
         self.journal.close()
-        self.start(at, rules)
+        self.start(at, rules, kept=self.engine if keeps_samples else None)
 
     def break_journal(self, is_broken: bool = True) -> None:
         """From now on every write fails, as on a full disk."""

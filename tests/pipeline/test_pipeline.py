@@ -8,9 +8,11 @@ import pytest
 
 from tests.pipeline.stories import HOT, Line, gpu, later, xid
 from watchkeeper.errors import StoreError
+from watchkeeper.kit import clock
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.incidents import IncidentState
 from watchkeeper.query import engine as engines
+from watchkeeper.rules import evaluate
 
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
 
@@ -87,6 +89,29 @@ def test_after_a_restart_an_alert_ends_once_its_expression_had_time_to_be_true(l
     line.run_rules(165)
     line.pipeline.tick(later(226))
     assert line.open() == []
+
+
+def test_the_time_in_which_the_hub_was_away_does_not_count_as_held(line: Line) -> None:
+    line.read(TEMPERATURE, 95.0, 0)
+    line.read(evaluate.HEARTBEAT, 0.1, 0)
+    line.run_rules(0)
+    line.restart(60, keeps_samples=True)
+    for seconds in (60, 75):
+        line.read(TEMPERATURE, 95.0, seconds)
+        line.run_rules(seconds)
+    assert line.open() == []
+    line.run_rules(90)
+    assert line.open() == [("INC-1", "cooling_failure")]
+
+
+def test_what_rules_wrote_before_a_restart_ends_with_their_first_turn(line: Line) -> None:
+    line.read(TEMPERATURE, 95.0, 0)
+    line.run_rules(0)
+    line.restart(60, keeps_samples=True)
+    line.read(TEMPERATURE, 50.0, 60)
+    assert len(line.engine.instant("ALERTS", clock.to_ms(later(60))).latest()) == 1
+    line.run_rules(60)
+    assert line.engine.instant('{__name__=~"ALERTS.*"}', clock.to_ms(later(60))).latest() == {}
 
 
 def test_an_alert_of_a_rule_that_is_gone_after_a_restart_ends(line: Line) -> None:

@@ -187,6 +187,16 @@ def test_a_node_that_does_not_pass_stays_out_and_has_an_open_incident(world: Wor
     assert "stays out of service after its repair: Validation failed" in world.reported[0].text
 
 
+def test_a_hub_that_was_away_while_a_node_was_validated_looks_before_it_calls_that_too_late(world: World) -> None:
+    id = broken(world)
+    while world.state(id) != "validating":
+        world.step()
+    world.now += timedelta(days=1)
+    world.restart()
+    world.settle(30)
+    assert (world.state(id), world.cluster.calls) == ("done", CALLS)
+
+
 def test_two_incidents_of_one_node_share_one_repair(world: World) -> None:
     first = broken(world)
     second = world.breaks("n1", "ecc_uncorrectable")

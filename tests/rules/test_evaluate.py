@@ -145,13 +145,28 @@ def test_alerts_given_back_after_a_restart_go_on_without_a_second_change() -> No
     assert shown(ended.samples) == {str(FIRING): "stale", str(SINCE): "stale"}
 
 
-def test_a_pending_alert_goes_on_from_the_time_the_series_remembers() -> None:
+def test_a_pending_alert_goes_on_with_what_it_had_held_before_a_restart() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
     first = evaluate.evaluate(HOT_GROUP, engine, {}, now=START)
-    remembered = {SINCE.without("__name__"): minute(-10).timestamp()}
-    state = evaluate.restore_holds(first.state, remembered)
+    state = evaluate.restore_holds(first.state, {SINCE.without("__name__"): 40.0})
     second = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(0.25))
-    assert [(alert.state, alert.active_at) for alert in second.changes] == [(AlertState.FIRING, minute(-10))]
+    assert second.changes == ()
+    third = evaluate.evaluate(HOT_GROUP, engine, second.state, now=minute(0.5))
+    assert [(alert.state, alert.active_at) for alert in third.changes] == [
+        (AlertState.FIRING, START - timedelta(seconds=40))
+    ]
+
+
+def test_what_a_rule_wrote_before_a_restart_ends_where_it_is_not_so_any_more() -> None:
+    rules = group("record: a, expr: celsius > 90", "alert: Hot, expr: celsius > 90, for: 1m")
+    before = [Labels({"__name__": "a", "node": node}) for node in ("n7", "n8")]
+    wrote = dict(zip((evaluate.rule_key(rules, rule) for rule in rules.rules), (before, [SINCE]), strict=True))
+    for answer, ended in (({HOT: 95.0}, {str(before[1])}), ({}, {*map(str, before), str(SINCE)})):
+        state = evaluate.with_left_over(rules, {}, wrote.__getitem__)
+        first = evaluate.evaluate(rules, FakeEngine({"celsius > 90": answer}), state, now=START)
+        assert {name for name, value in shown(first.samples).items() if value == "stale"} == ended
+        second = evaluate.evaluate(rules, FakeEngine({"celsius > 90": answer}), first.state, now=minute(1))
+        assert "stale" not in [value for name, value in shown(second.samples).items() if name in ended]
 
 
 def test_a_rule_that_a_reload_took_away_resolves_its_alerts_and_ends_its_series() -> None:
@@ -179,9 +194,9 @@ def an_engine_of_a_hub_that_stopped(*, at: float, alert_ended_at: float | None =
     return engine
 
 
-def test_a_restart_remembers_since_when_alerts_were_active_when_the_hub_stopped() -> None:
+def test_a_restart_remembers_for_how_long_alerts_were_active_when_the_hub_stopped() -> None:
     engine = an_engine_of_a_hub_that_stopped(at=-8)
-    assert evaluate.remembered_holds(engine, START) == {SINCE.without("__name__"): minute(-20).timestamp()}
+    assert evaluate.remembered_holds(engine, START) == {SINCE.without("__name__"): 12 * 60}
 
 
 def test_a_restart_does_not_remember_an_alert_that_had_ended_before_the_hub_stopped() -> None:

@@ -112,6 +112,23 @@ def test_a_dead_rank_says_nothing_and_the_others_finish_no_step(fleet: Simulatio
     assert fleet.place_of(fault) == fleet_model.Place("sim", domain=f"job={job}")
 
 
+def test_a_job_that_was_drained_goes_on_from_its_checkpoint_at_its_own_pace(fleet: Simulation) -> None:
+    def told(metric: str) -> list[float]:
+        return read(fleet.page_at("/workloads/metrics"), metric, job_name=job.name)
+
+    fleet.advance(3600)
+    job = next(one for one in fleet.machines.jobs.running.values() if one.recipe.stem == "llm-8b-sft")
+    steps, pace = told("training_iterations_total"), told("training_samples_per_second")
+    assert told("training_checkpoint_writes_total") > [0]
+    fleet.cluster.drain(fleet.layout.nodes[int(fleet.layout.node_of_gpu[job.rows[0]])], "watchkeeper:i1/a1")
+    fleet.advance(5)
+    assert told("training_iterations_total") == []
+    while not told("training_iterations_total"):
+        fleet.advance(5)
+    assert [0] < told("training_iterations_total") < steps
+    assert told("training_samples_per_second") == pytest.approx(pace, rel=0.2)
+
+
 def test_a_loss_that_is_no_number_is_written_as_one(fleet: Simulation) -> None:
     fault = fleet.inject("loss-diverged")
     assert fault.job is not None

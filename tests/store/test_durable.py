@@ -49,6 +49,19 @@ def test_a_target_goes_on_after_a_restart_where_it_was(tmp_path: Path) -> None:
     rig.store.close()
 
 
+def test_a_restart_knows_which_series_of_a_target_had_not_ended(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    filled(rig, 5)
+    rig.scrape("node", TEMP, 5 * MINUTE, [STALE, 61.0])
+    rig.scrape("node", TEMP[1:], 6 * MINUTE, [62.0])
+    rig.reopen()
+    assert list(rig.store.lasting("node", 5 * MINUTE).values()) == TEMP[1:]
+    assert rig.store.lasting("node", 6 * MINUTE) == rig.store.lasting("stranger", 0) == {}
+    rig.store.append_scrape("node", list(rig.store.lasting("node", 0)), 7 * MINUTE, [STALE])
+    assert rig.store.lasting("node", 0) == {}
+    rig.store.close()
+
+
 def test_half_an_hour_becomes_a_block_once_late_samples_are_no_longer_taken(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     filled(rig, 41)

@@ -169,6 +169,8 @@ class TargetLoop:
         # Within one page: what became of labels under one name becomes of them under every other.
         self._joined: dict[tuple[bool, tuple[tuple[str, str], ...]], tuple[tuple[str, str], ...]] = {}
         self._own_ids = self._ask_own_ids()
+        # What a hub before this one has read there last; known from the first scrape on.
+        self._left_ids: array[int] | None = None
 
     @property
     def families(self) -> Mapping[str, exposition.Family]:
@@ -178,6 +180,8 @@ class TargetLoop:
     async def scrape(self, at_ms: int) -> TargetState:
         """Read the page once and append what it says, or that it could not be read."""
         started = asyncio.get_running_loop().time()
+        if self._left_ids is None:
+            self._left_ids = self._ask_left_ids(at_ms)
         try:
             page = await self._read_page()
             taken = asyncio.get_running_loop().time() - started
@@ -292,7 +296,7 @@ class TargetLoop:
             # The common case: the same object every time, so that the sink may recognise it.
             self._append(self._group_ids, at_ms, values + own)
         else:
-            vanished = self._vanished(before)
+            vanished = self._vanished(before + self._take_left_ids())
             lasting, values = self._append_timed(values, self._moved(times))
             self._group_ids = lasting + self._own_ids
             ends = array("d", [samples.STALE]) * len(vanished)
@@ -390,7 +394,7 @@ class TargetLoop:
     def _append_down(self, at_ms: int, taken: float) -> None:
         """The target did not answer: its series end, and `up` says so."""
         self._fleet.hold(self._key, ())
-        ends = self._lasting_ids()
+        ends = self._lasting_ids() + self._take_left_ids()
         if not self._ids:
             # Ids outlast one failure, because to ask for them takes as long as to read five pages.
             self._id_of = {}
@@ -399,6 +403,15 @@ class TargetLoop:
         own = array("d", [0.0, taken, 0.0, 0.0, 0.0])
         # In the order of a page that could be read, which the sink recognises.
         self._append(ends + self._own_ids, at_ms, array("d", [samples.STALE]) * len(ends) + own)
+
+    def _ask_left_ids(self, at_ms: int) -> array[int]:
+        """Series that nobody has ended, because the hub was away when they did: without it they seem to go on."""
+        lasting = getattr(self._sink, "lasting", None)
+        return array("q", () if lasting is None else lasting(self._key, at_ms).keys() - set(self._own_ids))
+
+    def _take_left_ids(self) -> array[int]:
+        left, self._left_ids = self._left_ids or array("q"), array("q")
+        return left
 
     def _ask_own_ids(self) -> array[int]:
         return array("q", [self._sink.series_id(self._target.labels.having(__name__=name)) for name in SYNTHESISED])

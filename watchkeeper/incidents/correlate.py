@@ -217,7 +217,7 @@ def _hosts(incident: Incident, signal: Signal, around: Surroundings) -> bool:
     if signal.family in effects.of(incident.cause):
         place = anchor(signal.place, signal.cause)
         return around.encloses(incident.place, place) or around.holds(incident.place, place)
-    if job_effects.explains(incident, signal, around.reaches):
+    if job_effects.explains(incident, signal, around.reaches) or job_effects.follows(incident, signal, around.holds):
         return True
     is_consequence = causes.lookup(signal.cause).gives_way and causes.lookup(incident.cause).explains_others
     return is_consequence and incident.place == signal.place

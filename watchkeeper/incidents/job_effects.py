@@ -29,6 +29,18 @@ def explains(incident: Incident, signal: Signal, reaches: Reaches) -> bool:
     return signal.at - newest <= within and reaches(incident.place, signal.place)
 
 
+def follows(incident: Incident, signal: Signal, holds: Reaches) -> bool:
+    """What a job, or what it holds, shows because it stands still: it goes with the job to what stopped it."""
+    place = anchor(signal.place, signal.cause)
+    return any(
+        signal.family in effects.of(guest.cause)
+        if guest.place != signal.place
+        else guest.family == signal.family or signal.cause in effects.on_jobs(guest.cause)
+        for guest in lasting(incident)
+        if guest.place == signal.place or holds(guest.place, place)
+    )
+
+
 def was_first(incident: Incident, signal: Signal, reaches: Reaches) -> bool:
     """The trouble of a job that was seen moments before the fault which brought it about."""
     within = effects.on_jobs(signal.cause).get(incident.cause)

@@ -169,6 +169,10 @@ class EmbeddedEngine:
         outcome = self.head.append_scrape(group_key, numbers, at_ms, floats)
         return Appended(outcome.kept, outcome.dropped)
 
+    def lasting(self, group_key: Hashable, at_ms: int) -> dict[int, Labels]:
+        """What a target or a rule wrote last and is still seen, by its number: nobody has ended it before a restart."""
+        return self.head.lasting(group_key, at_ms - self._limits.lookback_ms)
+
     def metadata(self) -> dict[str, tuple[str, str, str]]:
         """Type, help and unit of each metric that a target described."""
         return self.head.metadata.all()

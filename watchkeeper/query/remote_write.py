@@ -29,7 +29,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query import histogram_wire
 from watchkeeper.query.engine import AnySample, Appended, Engine, Floats, Millis
 from watchkeeper.query.remote.remembered import Remembered, allowed_bytes
-from watchkeeper.store import head
+from watchkeeper.store import head, label_limits
 
 CONTENT_TYPE = "application/x-protobuf"
 HEADERS = {
@@ -209,8 +209,8 @@ def _with_histograms(
 
 # Reasons that do not speak for themselves.
 EXPLAINED = {
-    "limit": f" (more than {head.MAX_LABELS} labels, more than {head.MAX_NAME_LENGTH} characters in a name or "
-    f"{head.MAX_VALUE_LENGTH:,} in a value, or more series or histograms than the store takes)",
+    "limit": f" (more than {label_limits.MAX_LABELS} labels, more than {label_limits.MAX_NAME_LENGTH} characters in a "
+    f"name or {label_limits.MAX_VALUE_LENGTH:,} in a value, or more series or histograms than the store takes)",
     "too_old": " (before what may still come late)",
     "invalid_labels": " (no name, a name twice, or no UTF-8)",
 }

@@ -68,6 +68,8 @@ class Seen:
     # What the first guard that says no says; asked before a repair begins.
     refusal: str | None = None
     verdicts: tuple[Verdict, ...] = ()
+    # When this hub began to look: what lasted too long while none did is not held against a repair.
+    watched_since: datetime | None = None
 
 
 def mark_incident(mark: str | None) -> IncidentId | None:
@@ -196,7 +198,7 @@ def _step(repair: Repair, seen: Seen, now: datetime) -> Move:
         return restore(RepairState.DONE, "Every step is done, and the node has passed")
     if action.kind in RECLAIMS:
         return _reclaim(repair, action, seen, now=now)
-    if (late := _late(repair, limit_seconds(repair, action), now)) is not None:
+    if (late := _late(repair, seen, limit_seconds(repair, action), now=now)) is not None:
         return end(RepairState.FAILED, late)
     is_seen = seen.observed is not None and seen.observed.is_schedulable is not True
     if action.kind is ActionKind.CORDON and seen.mark_of is not None and is_seen:
@@ -216,7 +218,7 @@ def _reclaim(repair: Repair, action: Action, seen: Seen, *, now: datetime) -> Mo
     used = next((one.text for one in seen.verdicts if one.standing is Standing.FAILED), None)
     if used is not None and not repair.has_acted:
         return end(RepairState.ROLLED_BACK, f"It is used again, and kept: {used}", keeps_cordon=False)
-    if (late := _late(repair, limit_seconds(repair, action), now)) is not None:
+    if (late := _late(repair, seen, limit_seconds(repair, action), now=now)) is not None:
         return end(RepairState.FAILED if repair.has_acted else RepairState.ROLLED_BACK, late)
     if _pauses(repair, now):
         return wait(*repair.waits_for)
@@ -271,7 +273,7 @@ def _restoring(repair: Repair, seen: Seen, now: datetime) -> Move:
     left = undo(repair, seen.mark_of if seen.observed is not None else repair.incident)
     if not left:
         return end(outcome, repair.said, keeps_cordon=False)
-    if (late := _late(repair, RESTORE_LIMIT_SECONDS, now)) is not None:
+    if (late := _late(repair, seen, RESTORE_LIMIT_SECONDS, now=now)) is not None:
         return end(RepairState.FAILED, late)
     if _pauses(repair, now):
         return wait(*repair.waits_for)
@@ -292,8 +294,8 @@ def _pauses(repair: Repair, now: datetime) -> bool:
     return repair.retry_at is not None and timedelta() < repair.retry_at - now <= LONGEST_PAUSE
 
 
-def _late(repair: Repair, limit: float, now: datetime) -> str | None:
-    took = (now - repair.since).total_seconds()
+def _late(repair: Repair, seen: Seen, limit: float, *, now: datetime) -> str | None:
+    took = (now - max(repair.since, seen.watched_since or repair.since)).total_seconds()
     if took <= limit:
         return None
     waits = f", waiting for {', '.join(repair.waits_for[:5])}" if repair.waits_for else ""

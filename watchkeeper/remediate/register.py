@@ -47,6 +47,7 @@ class Register:
         # Nodes that could not be looked at the last time.
         self._unseen: set[fleet.Place] = set()
         self._has_swept = False
+        self._watched_since = now
         self._restore(now)
 
     def _restore(self, now: datetime) -> None:

@@ -242,7 +242,8 @@ class Repairs(Register):
             self._fresh.discard(repair.id)
         observed = None if is_fresh else self._observe(repair.node)
         mark_of = None if observed is None else self._own_mark(observed)
-        return Seen(observed, mark_of, is_over=is_over, verdicts=self._validate(repair, now))
+        verdicts = self._validate(repair, now)
+        return Seen(observed, mark_of, is_over=is_over, verdicts=verdicts, watched_since=self._watched_since)
 
     def _observe(self, node: fleet.Place) -> Observed | None:
         try:

@@ -166,6 +166,14 @@ def restore_all(rule_set: RuleSet, alerts: Iterable[Alert]) -> State:
     return {**state, **({NO_RULE: RuleState(alerts=strangers, written=written)} if strangers else {})}
 
 
+def with_left_over(group: Group, state: State, wrote: Callable[[str], Iterable[Labels]]) -> State:
+    """The state before a group's first evaluation: what its rules wrote before a restart ends, if it is not so now."""
+    keys = [rule_key(group, rule) for rule in group.rules]
+    known = {key: state.get(key, RuleState()) for key in keys}
+    left = {key: replace(one, written=one.written.union(wrote(key))) for key, one in known.items()}
+    return {**state, **left}
+
+
 def restore(group: Group, state: State, alerts: Iterable[Alert]) -> State:
     """Give alerts kept from before a restart back to the rules they came from; strangers are left out."""
     restored = dict(state)
@@ -182,24 +190,26 @@ def restore(group: Group, state: State, alerts: Iterable[Alert]) -> State:
 
 
 def remembered_holds(engine: engines.Engine, started: datetime) -> Mapping[Labels, float]:
-    """Since when each alert was active when the rules were last looked after before `started`, in seconds of 1970."""
+    """For how many seconds each alert had been active when the rules were last looked after before `started`."""
     last = f"max(max_over_time(timestamp({HEARTBEAT})[{OUTAGE_TOLERANCE}:15s]))"
     seconds = next(iter(engine.instant(last, clock.to_ms(started)).latest().values()), None)
     if seconds is None:
         return {}
     # At that moment, and not within some time before it: an alert that had ended by then is not to be continued.
     answer = engine.instant(ALERTS_FOR_STATE, round(seconds * 1000))
-    return {labels.without(METRIC_NAME): value for labels, value in answer.latest().items()}
+    return {labels.without(METRIC_NAME): max(0.0, seconds - value) for labels, value in answer.latest().items()}
 
 
-def restore_holds(state: State, since: Mapping[Labels, float]) -> State:
-    """After the first evaluation of a restart: pending alerts go on from the time that is remembered of them."""
+def restore_holds(state: State, held: Mapping[Labels, float]) -> State:
+    """After the first evaluation of a restart: pending alerts have held for as long as they had before it.
+
+    Like in Prometheus, the time in which nobody looked does not count: the expression may have been false in it.
+    """
 
     def remembered(alert: Alert) -> Alert:
-        seconds = since.get(alert.labels)
-        if alert.state is not AlertState.PENDING or seconds is None:
+        if alert.state is not AlertState.PENDING or alert.labels not in held:
             return alert
-        return replace(alert, active_at=min(alert.active_at, clock.from_ms(seconds * 1000)))
+        return replace(alert, active_at=alert.active_at - timedelta(seconds=held[alert.labels]))
 
     return {
         key: replace(one, alerts={labels: remembered(alert) for labels, alert in one.alerts.items()})
@@ -271,7 +281,7 @@ def _record(
     now: datetime,
 ) -> _Outcome:
     known = before.named
-    if not histograms and list(vector) == list(known):
+    if not histograms and list(vector) == list(known) and (known or not before.written):
         # The series of the last answer, as nearly always: none has to be named, and none ends.
         at_ms, again = clock.to_ms(now), zip(known.values(), vector.values(), strict=True)
         samples = tuple([Sample(labels, at_ms, value) for labels, value in again])

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from watchkeeper.errors import ActionRefused, CollectError, StartRefused, WatchkeeperError, WireError
-from watchkeeper.kit import clock, logs, wire
+from watchkeeper.kit import clock, listening, logs, wire
 from watchkeeper.sim.cluster import Outcome
 from watchkeeper.sim.faults import Fault
 from watchkeeper.sim.fleet import UnknownName
@@ -201,6 +201,11 @@ class Wire:
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handling: whoever calls `serve` decides when to stop."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for one in self.servers:
+            await listening.end(one)
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

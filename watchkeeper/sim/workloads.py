@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
 from watchkeeper.sim.effects import Loss, Serving, Sum, Training
-from watchkeeper.sim.jobs import Job, Jobs, Kind, Phase
+from watchkeeper.sim.jobs import REQUEUE_LIMIT, Job, Jobs, Kind, Phase
 from watchkeeper.sim.physics import Physics
 from watchkeeper.sim.text_page import TextPage, braces
 
@@ -42,6 +42,8 @@ class TrainingRun:
     batch: int
     usual_clock: float
     steps: float = 0.0
+    # What the last checkpoint has.
+    saved_steps: float = 0.0
     last_step_at: float = 0.0
     pace: float = 1.0
     checkpoint_at: float = 0.0
@@ -77,10 +79,13 @@ class Workloads:
         self._jobs, self._physics, self._draw = jobs, physics, draw
         self._training: dict[int, TrainingRun] = {}
         self._serving: dict[int, ServingRun] = {}
+        # Programs that are not running now, by name: one that was moved elsewhere goes on from its checkpoint.
+        self._paused: dict[str, TrainingRun] = {}
 
     def step(self, total: Sum, now: int) -> None:
         """STEP_SECONDS of work for everyone."""
         running = self._jobs.running
+        self._pause([run for number, run in self._training.items() if number not in running])
         self._training = {number: run for number, run in self._training.items() if number in running}
         self._serving = {number: run for number, run in self._serving.items() if number in running}
         phases = self._jobs.phases(now)
@@ -104,17 +109,20 @@ class Workloads:
         _write_serving(page, list(self._serving.values()))
         return page.content()
 
+    def _pause(self, gone: list[TrainingRun]) -> None:
+        self._paused.update((run.job.name, run) for run in gone)
+        while len(self._paused) > REQUEUE_LIMIT:
+            del self._paused[next(iter(self._paused))]
+
     def _begin_training(self, job: Job, now: int) -> TrainingRun:
-        draw = self._draw
-        clock = float(self._physics.clock_share[list(job.rows)].min())
-        run = TrainingRun(
-            job,
-            draw.uniform(0.8, 4.0),
-            len(job.rows) * draw.choice([2, 4, 8]),
-            max(clock, 0.3),
-            last_step_at=now,
-            checkpoint_at=now,
-        )
+        draw, before = self._draw, self._paused.pop(job.name, None)
+        clock = max(float(self._physics.clock_share[list(job.rows)].min()), 0.3)
+        if before is None:
+            step_seconds, batch = draw.uniform(0.8, 4.0), len(job.rows) * draw.choice([2, 4, 8])
+            run = TrainingRun(job, step_seconds, batch, clock, last_step_at=now, checkpoint_at=now)
+        else:
+            model = (before.step_seconds, before.batch, clock, before.saved_steps)
+            run = TrainingRun(job, *model, saved_steps=before.saved_steps, last_step_at=now, checkpoint_at=now)
         size = str(len(job.rows))
         run.labels = [
             braces({"job_name": job.name, "rank": str(rank), "world_size": size}) for rank in range(len(job.rows))
@@ -151,6 +159,7 @@ class Workloads:
         if phase is Phase.CHECKPOINT and now - run.checkpoint_at > 120:
             run.checkpoint_at = now
             run.checkpoints += not effect.checkpoints_fail
+            run.saved_steps = run.saved_steps if effect.checkpoints_fail else run.steps
         if (effect.checkpoints_fail or effect.ooms) and now - run.failed_at >= RETRY_SECONDS:
             run.failed_at = now
             run.failed_checkpoints += effect.checkpoints_fail

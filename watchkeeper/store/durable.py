@@ -26,9 +26,10 @@ from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
 from watchkeeper.store import aside, backup, compaction, wal_ahead, wal_reader, wal_records, wal_replay
-from watchkeeper.store.block import Block, ChunkCache, Damage
+from watchkeeper.store.block import Block, ChunkCache
 from watchkeeper.store.block_writer import SUFFIX, UNFINISHED, BlockWriter, block_name
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
+from watchkeeper.store.damage import Damage
 from watchkeeper.store.head import MAX_AHEAD_MS, Head
 from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, reveal
 from watchkeeper.store.index import Cardinality, MatcherLike, Patterns
@@ -181,6 +182,9 @@ class DurableStore:
         now_ms: int | None = None,
     ) -> Outcome:
         return self.head.append_scrape(group_key, series_ids, at_ms, values, now_ms=now_ms)
+
+    def lasting(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
+        return self.head.lasting(group_key, since_ms)
 
     def append(
         self,

@@ -11,7 +11,18 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, Slab, capacity_for, is_absent
+from watchkeeper.store.columns import (
+    ABSENT,
+    NEVER_MS,
+    Floats,
+    Ints,
+    Mask,
+    Slab,
+    capacity_for,
+    is_absent,
+    is_stale,
+    present,
+)
 from watchkeeper.store.rows import WIDE, Rows, Table, rows_that_fit
 
 NOBODY = -1
@@ -92,6 +103,16 @@ class Ledger:
 
     def size(self, group: int) -> int:
         return len(self._members[group])
+
+    def lasting(self, key: Hashable, since_ms: int) -> Ints:
+        """The series with a value in the group's newest slot, where that is after a time; an end is no value."""
+        group = self._groups.get(key)
+        if group is None or self.last_ms[group] <= since_ms:
+            return np.empty(0, dtype=np.int64)
+        members = self._members[group]
+        slots = np.full(len(members), self.filled[group] - 1)
+        values = self.slabs[self.slab_of[group]].get(self.row_of[members], slots)
+        return members[~is_absent(values) & ~is_stale(values)]
 
     def join(self, group: int, numbers: Ints, *, is_wide: Mask | None = None) -> None:
         """Give series that lie nowhere yet a row in the group, narrow if nothing else is said; it is empty."""
@@ -184,13 +205,15 @@ class Ledger:
             self._move(wide[rows_that_fit(values)], is_wide=False)
 
     def _move(self, numbers: Ints, *, is_wide: bool) -> None:
+        if not len(numbers):
+            return
         groups = self.group_of[numbers]
         slabs = self.slab_of[groups]
-        for slab in np.unique(slabs).tolist():
+        for slab in present(slabs).tolist():
             mine = numbers[slabs == slab]
             to = np.full(len(mine), is_wide)
             self.row_of[mine] = self.slabs[slab].move(self.row_of[mine], self.kind_of[mine], is_wide=to)
-        for group in np.unique(groups).tolist():
+        for group in present(groups).tolist():
             self._changed(group)
 
     def insert_slot(self, group: int, at_ms: int, *, oldest_ms: int) -> int:

@@ -9,7 +9,6 @@ which the clock measures, not the samples. `durable` puts a log and blocks on di
 
 from __future__ import annotations
 
-import itertools
 import threading
 import zlib
 from collections import Counter
@@ -23,22 +22,19 @@ from watchkeeper import errors
 from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
-from watchkeeper.store import whereabouts
+from watchkeeper.store import label_limits, whereabouts
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_absent, plain
 from watchkeeper.store.groups import Ledger, grown
 from watchkeeper.store.histograms import Cells, HistogramTable, reveal
-from watchkeeper.store.index import UNKNOWN, Cardinality, MatcherLike, Selection, SeriesIndex
+from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex
 from watchkeeper.store.metadata import Metadata
 from watchkeeper.store.placing import MAX_HABITS, Horizon, Placing
 from watchkeeper.store.reading import Columns, Outcome, refuse_above
 from watchkeeper.store.rows import Table
-from watchkeeper.store.series import SeriesSet
+from watchkeeper.store.series import UNKNOWN, SeriesSet
 
 # Above any clock difference between two healthy machines; a sample further ahead would hide all later ones.
 MAX_AHEAD_MS = 600_000
-MAX_LABELS = 64
-MAX_NAME_LENGTH = 512
-MAX_VALUE_LENGTH = 4096
 # How much longer than the retention samples stay that could not be written into a block.
 MAX_RETENTIONS = 3
 # A series id is its number plus how often that number was used before, so that an old id is noticed.
@@ -177,6 +173,14 @@ class Head:
     def _is_current(self, ids: Ints) -> Mask:
         is_current: Mask = self._uses[ids & NUMBER_MASK] == ids >> NUMBER_BITS
         return is_current
+
+    def lasting(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
+        """The series of a group's newest scrape, where that is after a time, by their ids; not those that it ended."""
+        with self.lock:
+            numbers = self._ledger.lasting(("scrape", group_key), since_ms)
+            ids = (self._uses[numbers] << NUMBER_BITS | numbers).tolist()
+            named = zip(ids, map(self._index.labels.__getitem__, numbers.tolist()), strict=True)
+            return {id: labels for id, labels in named if labels is not None}
 
     def append(
         self,
@@ -417,7 +421,7 @@ class Head:
         known = self._index.find(labels)
         if known is not None:
             return known
-        _check_labels(labels)
+        label_limits.check(labels)
         if len(self._index) >= self.max_series:
             raise errors.StoreError(
                 f"series {errors.quote(str(labels))} is one too many",
@@ -571,28 +575,3 @@ class Head:
 def _kind(name: str) -> int:
     """Queries ask for one metric: its series lie together. Two metrics with the same checksum do no harm."""
     return zlib.crc32(name.encode())
-
-
-def _check_labels(labels: label_sets.Labels) -> None:
-    """Refuse a label set that would make the index the largest thing in memory, or that no file could hold."""
-    text = "".join(itertools.chain.from_iterable(labels.pairs))
-    if len(labels.pairs) <= MAX_LABELS and len(text) <= MAX_NAME_LENGTH and text.isascii():
-        return
-    for what, found, limit in (
-        ("labels", len(labels.pairs), MAX_LABELS),
-        ("characters in a label name", max([len(name) for name, _ in labels.pairs], default=0), MAX_NAME_LENGTH),
-        ("characters in a label value", max([len(value) for _, value in labels.pairs], default=0), MAX_VALUE_LENGTH),
-    ):
-        if found > limit:
-            raise errors.StoreError(
-                f"series {errors.quote(str(labels))} has {found} {what}",
-                now=f"the limit is {limit}",
-                remedy="Drop or shorten the label where it is collected",
-            )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise errors.StoreError(
-            f"series {errors.quote(str(labels))} has a label that is not Unicode text",
-            remedy="Correct the label where it is collected",
-        ) from error

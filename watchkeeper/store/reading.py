@@ -67,6 +67,8 @@ class SampleStore(Protocol):
         now_ms: int | None = None,
     ) -> Outcome: ...
 
+    def lasting(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]: ...
+
     def append(
         self,
         samples: Iterable[sample_model.Sample | histogram_model.HistogramSample],

@@ -1,0 +1,37 @@
+"""What a label set may be at most; `head` refuses a new series beyond it."""
+
+from __future__ import annotations
+
+import itertools
+
+from watchkeeper import errors
+from watchkeeper.model import labels as label_sets
+
+MAX_LABELS = 64
+MAX_NAME_LENGTH = 512
+MAX_VALUE_LENGTH = 4096
+
+
+def check(labels: label_sets.Labels) -> None:
+    """Refuse a label set that would make the index the largest thing in memory, or that no file could hold."""
+    text = "".join(itertools.chain.from_iterable(labels.pairs))
+    if len(labels.pairs) <= MAX_LABELS and len(text) <= MAX_NAME_LENGTH and text.isascii():
+        return
+    for what, found, limit in (
+        ("labels", len(labels.pairs), MAX_LABELS),
+        ("characters in a label name", max([len(name) for name, _ in labels.pairs], default=0), MAX_NAME_LENGTH),
+        ("characters in a label value", max([len(value) for _, value in labels.pairs], default=0), MAX_VALUE_LENGTH),
+    ):
+        if found > limit:
+            raise errors.StoreError(
+                f"series {errors.quote(str(labels))} has {found} {what}",
+                now=f"the limit is {limit}",
+                remedy="Drop or shorten the label where it is collected",
+            )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.StoreError(
+            f"series {errors.quote(str(labels))} has a label that is not Unicode text",
+            remedy="Correct the label where it is collected",
+        ) from error

@@ -7,12 +7,12 @@ but the questions of a bench takes time. Samples come in as after a restart.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from watchkeeper.config import settings
-from watchkeeper.store import wal_ahead
 
 if TYPE_CHECKING:
     from bench import telemetry
@@ -49,33 +49,34 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept:
 
     from watchkeeper import hub
     from watchkeeper.cli import serving
-    from watchkeeper.kit import clock, late
+    from watchkeeper.kit import clock
     from watchkeeper.query.embedded import EmbeddedEngine
-    from watchkeeper.store import durable
-    from watchkeeper.web import app, auth, server
+    from watchkeeper.store import durable, wal_ahead
 
-    listener = server.listen("127.0.0.1", port)
+    chosen, stop = configured(folder, port), asyncio.Event()
     (folder / "rules.yml").write_text(SILENT_RULES)
-    watch = hub.Hub(configured(folder, port), time=clock.ManualClock(clock.from_ms(fleet.end_ms)))
-    late.run("watchkeeper.web", "watchkeeper.pipeline")
-    watch.open()
-    assert isinstance(watch.engine, EmbeddedEngine)
-    assert isinstance(watch.engine.head, durable.DurableStore)
-    if not is_kept:
-        fill(watch.engine.head, fleet)
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(watch.run(stop))
-        group.create_task(server.serve(app.create_app(watch, auth.Auth()), listener, stop=stop))
-        group.create_task(serving.finish_imports(stop))
+    with serving.opened(chosen) as door:
+        watch = hub.Hub(chosen, time=clock.ManualClock(clock.from_ms(fleet.end_ms)))
+        rest = serving.left_to_build(watch)
+        wal_ahead.meanwhile(chosen.samples_path, rest)
+        watch.open_samples()
+        assert isinstance(watch.engine, EmbeddedEngine)
+        assert isinstance(watch.engine.head, durable.DurableStore)
+        if not is_kept:
+            fill(watch.engine.head, fleet)
+        async with asyncio.TaskGroup() as group:
+            await serving.answer(watch, door, group, rest=rest, stop=stop)
 
 
 def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> None:
     # As `watchkeeper hub` does it.
-    wal_ahead.begin(configured(folder, port).samples_path)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from watchkeeper.kit import late
 
     late.begin()
+    from watchkeeper.store import wal_ahead
+
+    wal_ahead.begin(configured(folder, port).samples_path)
     import asyncio
 
     from bench import telemetry

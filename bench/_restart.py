@@ -1,19 +1,21 @@
 """A hub and Debian's Prometheus started anew over the same two hours, which both have in their logs alone.
 
-`ours` and `prometheus` fill a data directory, start the server on it as a user does, and say how soon it answered its
-first question and what it holds when it has come to rest. `memory` and `cold` compare the two.
+`ours` and `prometheus` are the two with data directories filled; `seconds` and `mebibytes` start them as a user does,
+and say how soon they answered a first question and what they hold at rest. `memory` and `cold` compare the two.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import statistics
 import subprocess
 import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,14 +32,6 @@ PATIENCE_SECONDS = 900.0
 QUESTION = "count(DCGM_FI_DEV_GPU_TEMP)"
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
-    """Seconds from the start of the process to its first right answer, and MiB when it rests."""
-
-    seconds: float
-    mebibytes: float
-
-
 def kept_samples(folder: Path) -> Path:
     """Where a hub of `bench._hub` in this folder has its samples; the folder is then known as a hub's."""
     claimed = files.DataDirectory(folder / "hub")
@@ -46,7 +40,17 @@ def kept_samples(folder: Path) -> Path:
     return Path(settings.Settings(hub=settings.Hub(data=str(folder / "hub"))).samples_path)
 
 
-def ours(folder: Path, fleet: telemetry.Telemetry) -> Restarted:
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A program that can be started, where it answers, and what it starts on."""
+
+    command: tuple[str, ...]
+    url: str
+    data: Path
+    log: Path
+
+
+def ours(folder: Path, fleet: telemetry.Telemetry) -> Server:
     """A hub on samples that `cold.fill` left in `kept_samples(folder)`; its modules are compiled, as when installed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     subprocess.run(
@@ -56,31 +60,57 @@ def ours(folder: Path, fleet: telemetry.Telemetry) -> Restarted:
     )
     port = servers.free_port()
     command = [sys.executable, "-m", "bench._hub", folder, port, fleet.gpus, fleet.slots, "kept"]
-    return _start([str(part) for part in command], f"http://127.0.0.1:{port}", fleet, log=folder / "hub.log")
+    url = f"http://127.0.0.1:{port}"
+    return Server(tuple(map(str, command)), url, folder / "hub", folder / "hub.log")
 
 
-def prometheus(folder: Path, fleet: telemetry.Telemetry) -> Restarted:
+def prometheus(folder: Path, fleet: telemetry.Telemetry) -> Server:
     """A Prometheus that was given the same by remote write and stopped."""
     with engines.prometheus(folder) as url:
         _peers.write(fleet, [url])
     url = f"http://127.0.0.1:{servers.free_port()}"
-    command = [
+    command = (
         str(servers.require("prometheus")),
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'prometheus'}",
         f"--web.listen-address={urllib.parse.urlsplit(url).netloc}",
         f"--storage.tsdb.retention.time={engines.KEPT}",
-    ]
-    return _start(command, url, fleet, log=folder / "prometheus-again.log")
+    )
+    return Server(command, url, folder / "prometheus", folder / "prometheus-again.log")
 
 
-def _start(command: Sequence[str], url: str, fleet: telemetry.Telemetry, *, log: Path) -> Restarted:
-    with log.open("wb") as output:
+def seconds(started: Sequence[Server], fleet: telemetry.Telemetry, *, times: int) -> list[float]:
+    """Seconds from start to first right answer: of each the median of several starts, in turn, on fresh copies."""
+    found: list[list[float]] = [[] for _ in started]
+    for one in started:
+        shutil.copytree(one.data, _copy_of(one))
+    for _ in range(times):
+        for one, took in zip(started, found, strict=True):
+            shutil.rmtree(one.data)
+            shutil.copytree(_copy_of(one), one.data)
+            with _running(one, fleet) as (_, first):
+                took.append(first)
+    return [round(statistics.median(took), 2) for took in found]
+
+
+def _copy_of(one: Server) -> Path:
+    return one.data.with_name(f"{one.data.name}-kept")
+
+
+def mebibytes(one: Server, fleet: telemetry.Telemetry) -> float:
+    """What it holds when it has answered and come to rest."""
+    with _running(one, fleet) as (pid, _):
+        return round(_at_rest(pid), 1)
+
+
+@contextlib.contextmanager
+def _running(one: Server, fleet: telemetry.Telemetry) -> Iterator[tuple[int, float]]:
+    """Start it; give its process, and how many seconds it took to answer."""
+    with one.log.open("wb") as output:
         began = time.perf_counter()
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(one.command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            seconds = _first_answer(server, url, fleet, log=log) - began
-            return Restarted(round(seconds, 2), round(_at_rest(server.pid), 1))
+            yield server.pid, _first_answer(server, one.url, fleet, log=one.log) - began
         finally:
             servers.stop(server)
 

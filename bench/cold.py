@@ -1,9 +1,10 @@
 """A restart: how long until a hub's samples are there again, from the log alone and from blocks, and the first answers.
 
 The store is filled here and opened in a process of its own, so that nothing is warm but the disk's cache. `ratio` is
-the whole hub beside Prometheus, both with everything in their logs: seconds from the start to the first right answer.
-`week` is the store of a small fleet with days of blocks before its log, `week_bare` the same without them: what many
-blocks add to the opening. There is no Prometheus beside it: promtool would read minutes of text for its blocks.
+the whole hub beside Prometheus, both with everything in their logs: seconds from the start to the first right answer,
+the median of several starts that take turns. `week` is the store of a small fleet with days of blocks before its log,
+`week_bare` the same without them: what many blocks add to the opening. There is no Prometheus beside it: promtool would
+read minutes of text for its blocks.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ FIRST_QUESTIONS = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=1000, help="size of the fleet")
     parser.add_argument("--slots", type=int, default=480, help="readings of each GPU, 15 s apart")
+    parser.add_argument("--starts", type=int, default=5, help="starts of each server; the median counts")
     parser.add_argument("--days", type=int, default=7, help="days of blocks before the log of a small fleet")
     parser.add_argument("--days-gpus", type=int, default=64, help="size of that fleet")
 
@@ -51,19 +53,20 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             path = Path(folder) / kind
             fill(fleet, path, with_blocks=kind == "blocks")
             numbers |= {f"{kind}_{name}": number for name, number in reopened(path, fleet).items()}
-        numbers |= beside_prometheus(Path(folder), fleet)
+        numbers |= beside_prometheus(Path(folder), fleet, starts=options.starts)
         if options.days:
             numbers |= after_days(Path(folder), telemetry.Telemetry(options.days_gpus, options.slots), options.days)
     return numbers | {"load_average": round(os.getloadavg()[0], 2)}
 
 
-def beside_prometheus(folder: Path, fleet: telemetry.Telemetry) -> dict[str, float]:
+def beside_prometheus(folder: Path, fleet: telemetry.Telemetry, *, starts: int) -> dict[str, float]:
     fill(fleet, _restart.kept_samples(folder), with_blocks=False)
-    numbers = {"hub_seconds": _restart.ours(folder, fleet).seconds}
-    if servers.find("prometheus"):
-        numbers["prometheus_seconds"] = _restart.prometheus(folder, fleet).seconds
-        numbers["ratio"] = round(numbers["prometheus_seconds"] / numbers["hub_seconds"], 2)
-    return numbers
+    hub = _restart.ours(folder, fleet)
+    if not servers.find("prometheus"):
+        return {"hub_seconds": _restart.seconds([hub], fleet, times=starts)[0]}
+    both = [hub, _restart.prometheus(folder, fleet)]
+    ours, theirs = _restart.seconds(both, fleet, times=starts)
+    return {"hub_seconds": ours, "prometheus_seconds": theirs, "ratio": round(theirs / ours, 2)}
 
 
 def after_days(folder: Path, fleet: telemetry.Telemetry, days: int) -> dict[str, float]:

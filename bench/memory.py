@@ -28,9 +28,9 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         kept = _restart.kept_samples(Path(folder))
         fill(fleet, kept, with_blocks=False)
         found = reopened(kept, fleet)
-        beside["hub_mebibytes"] = _restart.ours(Path(folder), fleet).mebibytes
+        beside["hub_mebibytes"] = _restart.mebibytes(_restart.ours(Path(folder), fleet), fleet)
         if servers.find("prometheus"):
-            beside["prometheus_mebibytes"] = _restart.prometheus(Path(folder), fleet).mebibytes
+            beside["prometheus_mebibytes"] = _restart.mebibytes(_restart.prometheus(Path(folder), fleet), fleet)
             beside["ratio"] = round(beside["prometheus_mebibytes"] / beside["hub_mebibytes"], 2)
     bare = fleet.samples * 8 / 2**20
     return beside | {

@@ -8,8 +8,9 @@ its own failures: it says so in the log and in `watchkeeper_hub_loop_failures_to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -62,7 +63,10 @@ HOLDER_EXPR = 'DCGM_FI_DEV_GPU_UTIL unless on (UUID) watchkeeper_gpu_workload_in
 
 
 class Hub:
-    """One fleet, watched. `open` claims the data directory, `run` watches until told to stop, `close` lets go."""
+    """One fleet, watched. `open` claims the data directory, `run` watches until told to stop, `close` lets go.
+
+    A hub can answer questions from `open_samples` on; all else needs `build`, and `open_stages` after both.
+    """
 
     version = __version__
 
@@ -72,6 +76,23 @@ class Hub:
         self.simulator_url = simulator_url
         self.metrics = own_metrics.Registry()
         self.changes = broadcast.Broadcast()
+        self.engine = choices.engine_of(settings)
+        self._upkeep = upkeep.Upkeep(settings, self.engine, time=time, metrics=self.metrics)
+        self._directory = files.DataDirectory(Path(settings.hub.data))
+        # Incidents and the journal belong to one thread: no locks above it, and no fsync on the event loop.
+        self._clerk = ThreadPoolExecutor(1, thread_name_prefix="clerk")
+        # Questions of people wait for one another, never the log's fsync or a rule for them.
+        self._askers = ThreadPoolExecutor(QUESTIONS_AT_ONCE, thread_name_prefix="asker")
+        self._unread_because: str | None = "the fleet has not been read yet"
+        self._known_problems: list[str] = []
+        self._dropped_targets: tuple[discovery.Dropped, ...] = ()
+        self._at_work = 0
+        self._is_built = False
+        self._closing = contextlib.ExitStack()
+
+    def build(self) -> None:
+        """Make the stages as settings have them; an error of ours where those, or files they name, are wrong."""
+        settings, time = self.settings, self.clock
         self.fleet = fleet.Fleet()
         self._registered = registered.Registered()
         self.clusters = clusters.of_settings(settings.fleet, time=time, metrics=self.metrics)
@@ -80,25 +101,16 @@ class Hub:
         self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=kept)
         self.policy = repair_loop.policy_of(settings.remediate, gives_orders=together.gives_orders(settings))
         self.repairs = repair_loop.RepairLoop(settings.remediate, time=time, metrics=self.metrics)
-        self._cluster_driver = choices.driver_of(settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped)
+        self._cluster_driver = choices.driver_of(
+            settings, self.simulator_url, is_stopped=lambda: self.repairs.is_stopped
+        )
         self.driver = together.with_nodes(self._cluster_driver, settings, lambda: self.orders, time=time)
         self.orders: orders.Outbox | None = None
         self.lead = leadership.Leadership(settings, metrics=self.metrics)
-        self._unread_because: str | None = "the fleet has not been read yet"
-        self.engine = choices.engine_of(settings)
-        self._upkeep = upkeep.Upkeep(settings, self.engine, time=time, metrics=self.metrics)
-        self._directory = files.DataDirectory(Path(settings.hub.data))
-        # Incidents and the journal belong to one thread: no locks above it, and no fsync on the event loop.
-        self._clerk = ThreadPoolExecutor(1, thread_name_prefix="clerk")
-        # Questions of people wait for one another, never the log's fsync or a rule for them.
-        self._askers = ThreadPoolExecutor(QUESTIONS_AT_ONCE, thread_name_prefix="asker")
         self._standing = {name: standing.Standing() for name in ("workloads", "events", "own", "fabric")}
         self._event_counts = standing.EventCounts()
-        self._known_problems: list[str] = []
         self._troubles = troubles.Troubles()
-        self._dropped_targets: tuple[discovery.Dropped, ...] = ()
         self._doubt = leaps.Doubt(TRIM_SECONDS)
-        self._at_work = 0
         self._undiagnosed = diagnosis_queue.DiagnosisQueue(
             diagnosis_queue.Surroundings(
                 self.incident,
@@ -108,6 +120,7 @@ class Hub:
             )
         )
         self._declare_metrics()
+        self._is_built = True
 
     def _declare_metrics(self) -> None:
         gauge, counter = self.metrics.gauge, self.metrics.counter
@@ -127,7 +140,7 @@ class Hub:
 
     @property
     def is_evaluating(self) -> bool:
-        return self._rules.is_at_work
+        return self._is_built and self._rules.is_at_work
 
     def degraded(self) -> list[str]:
         """What does not work now, in sentences; nothing while all is well."""
@@ -136,13 +149,38 @@ class Hub:
 
     def open(self) -> None:
         """Claim the data directory and restore what was so before; StartRefused or StoreError if that cannot be."""
+        if not self._is_built:
+            self.build()
+        self.open_samples()
+        self.open_stages()
+
+    def open_samples(self) -> None:
+        """Claim the data directory and read the samples in it."""
         self._directory.claim()
-        try:
+        self._closing.callback(self._directory.release)
+        with self._letting_go():
             self._upkeep.open()
+            self._closing.callback(self.engine.close)
+            self._closing.callback(self._askers.shutdown, cancel_futures=True)
+
+    def open_stages(self) -> None:
+        """Go on where the journal ends."""
+        self._closing.callback(self.lead.close)
+        with self._letting_go():
             self._join_stages(self.lead.open())
+            # Another lead brings another journal.
+            self._closing.callback(lambda: self.journal.close())  # noqa: PLW0108
+            self._closing.callback(self._clerk.shutdown)
+            self._closing.callback(self._rules.close)
+            self._closing.callback(self.repairs.close)
+
+    @contextlib.contextmanager
+    def _letting_go(self) -> Iterator[None]:
+        """Whoever cannot be opened holds nothing."""
+        try:
+            yield
         except (OSError, WatchkeeperError):
-            self.lead.close()
-            self._directory.release()
+            self.close()
             raise
 
     def _join_stages(self, kept: journal.Journal) -> None:
@@ -198,14 +236,7 @@ class Hub:
         return {} if node is None else {**node.domains, **({"pool": node.pool} if node.pool else {})}
 
     def close(self) -> None:
-        self.repairs.close()
-        self._rules.close()
-        self._askers.shutdown(cancel_futures=True)
-        self._clerk.shutdown()
-        self.engine.close()
-        self.journal.close()
-        self.lead.close()
-        self._directory.release()
+        self._closing.close()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch the fleet until `stop` is set."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from watchkeeper import rule_loops
 from watchkeeper.accounting import books, budget_watch, ledger
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock, own_metrics, troubles
 from watchkeeper.query import embedded, engine
-from watchkeeper.rule_loops import Loop
 from watchkeeper.store import clock_check, durable
 
 SYNC_SECONDS = 1.0
@@ -59,14 +59,14 @@ class Upkeep:
         """Samples that are ahead of the clock, in a sentence."""
         return clock_check.problem(self._samples, self._now_ms())
 
-    def loops(self, said: troubles.Troubles) -> list[Loop]:
+    def loops(self, said: troubles.Troubles) -> list[rule_loops.Loop]:
         async def sync() -> None:
             await self._sync(said)
 
         return [
-            Loop("usage", self._keep_usage, LEDGER_SECONDS),
-            Loop("samples", sync, 0.0),
-            Loop("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
+            rule_loops.Loop("usage", self._keep_usage, LEDGER_SECONDS),
+            rule_loops.Loop("samples", sync, 0.0),
+            rule_loops.Loop("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
         ]
 
     async def _sync(self, said: troubles.Troubles) -> None:

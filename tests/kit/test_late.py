@@ -109,6 +109,19 @@ def test_a_module_that_fails_says_so_to_everyone_who_uses_it(tmp_path: Path) -> 
     assert run(program, folder) == "no such table, no such table,"
 
 
+def test_what_is_left_runs_in_steps(tmp_path: Path) -> None:
+    folder = module(tmp_path, "print('one', end=' ')")
+    (tmp_path / "late_two.py").write_text("print('two', end=' ')")
+    program = """
+        import watchkeeper
+        watchkeeper.__path__.append(sys.argv[1])
+        from watchkeeper import late_one, late_two
+        for _ in late.steps('watchkeeper.late_'):
+            print('between', end=' ')
+    """
+    assert run(program, folder) == "one between two between"
+
+
 def test_every_module_of_a_hub_can_run_late_and_none_is_left() -> None:
     program = """
         import watchkeeper.cli.serving

@@ -33,6 +33,7 @@ def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:
     async def story() -> list[str]:
         time = ManualClock(NOON)
         hub = Hub(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=time)
+        hub.build()
         hub.driver = driver
         hub.open()
         loop = asyncio.create_task(hub._repeat("diagnosis", hub._undiagnosed.work, 0.0))

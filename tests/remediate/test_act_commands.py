@@ -65,6 +65,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         remediate=replace(settings.Remediate(), mode=Mode.ASK),
     )
     hub = Hub(chosen, time=clock.ScaledClock())
+    hub.build()
     hub.driver = cluster = TestCluster({name: Machine() for name in names})
     hub.open()
 

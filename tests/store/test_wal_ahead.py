@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import socket
 from pathlib import Path
 
@@ -44,12 +47,41 @@ def test_what_was_read_ahead_is_all_there(tmp_path: Path, monkeypatch: pytest.Mo
     rig = filled(tmp_path)
     held = read(rig.store)
     rig.store.close()
-    reader = begun(tmp_path)
+    ended = os.pidfd_open(begun(tmp_path).process)
     # Nothing is left to be read here.
     monkeypatch.delattr(wal_reader, "read")
     assert read(rig.open()) == held
-    assert reader._process.returncode is not None
+    assert select.select([ended], [], [], 60)[0]
+    os.close(ended)
     rig.store.close()
+
+
+def test_other_work_is_done_while_the_log_is_waited_for(tmp_path: Path) -> None:
+    rig = filled(tmp_path)
+    rig.store.close()
+    every = list(wal_reader.read(tmp_path / "wal", since_ms=-MINUTE))
+    took: list[int] = []
+    wal_ahead.begin(tmp_path)
+    # The reader is not there so soon.
+    wal_ahead.meanwhile(tmp_path, (took.append(step) for step in range(3)))
+    found = list(wal_ahead.read(tmp_path, since_ms=-wal_reader.NEVER_MS))
+    assert took == [0, 1, 2]
+    assert [spelled(part) for part in found] == [spelled(part) for part in every]
+
+
+def test_what_has_been_read_goes_before_other_work(tmp_path: Path) -> None:
+    filled(tmp_path).store.close()
+    reader, took = begun(tmp_path), list[int]()
+    wal_ahead.meanwhile(tmp_path, (took.append(step) for step in range(3)))
+    assert reader.receive() == (-wal_reader.NEVER_MS, wal_ahead._sizes(tmp_path))
+    assert not took
+    wal_ahead._begun.pop(tmp_path).close()
+
+
+def test_without_a_reader_other_work_is_done_at_once(tmp_path: Path) -> None:
+    took: list[int] = []
+    wal_ahead.meanwhile(tmp_path, (took.append(step) for step in range(3)))
+    assert took == [0, 1, 2]
 
 
 def test_a_log_that_has_grown_since_is_read_again(tmp_path: Path) -> None:
@@ -74,7 +106,7 @@ def test_a_reader_that_is_killed_loses_nothing_and_gives_nothing_twice(
         reader = begun(tmp_path, most_bytes=0)
         found = wal_ahead.read(tmp_path, since_ms=-wal_reader.NEVER_MS)
         parts = [next(found) for _ in range(taken)]
-        reader._process.kill()
+        os.kill(reader.process, signal.SIGKILL)
         parts += found
         assert [spelled(part) for part in parts] == [spelled(part) for part in every]
         assert "What reads the log ahead has ended" in caplog.messages or taken >= len(every) - 1

@@ -6,13 +6,13 @@ imported, and of those the ones that are needed first. Here nothing is imported 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
 from watchkeeper.config import loading, settings
 from watchkeeper.kit import logs
-from watchkeeper.store import wal_ahead
 
 
 @click.command("hub")
@@ -31,11 +31,15 @@ def command(config_file: Path | None, host: str | None, port: int | None, data: 
     """The fleet's side: finds targets, scrapes, stores, evaluates rules, opens incidents, says why."""
     logs.start(as_json=log_json)
     configured = loading.load(config_file, {"hub.host": host, "hub.port": port, "hub.data": data})
-    if configured.query.engine is settings.QueryEngine.EMBEDDED:
-        wal_ahead.begin(configured.samples_path)
+    # NumPy's linear algebra, of which a hub has little, would keep a core busy with threads of its own.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from watchkeeper.kit import late
 
     late.begin()
+    if configured.query.engine is settings.QueryEngine.EMBEDDED:
+        from watchkeeper.store import wal_ahead
+
+        wal_ahead.begin(configured.samples_path)
     import asyncio
 
     from watchkeeper.cli import processes, serving

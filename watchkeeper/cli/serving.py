@@ -20,8 +20,10 @@ import click
 from watchkeeper import hub
 from watchkeeper.cli import processes
 from watchkeeper.config import settings
+from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import addresses, clock, late
-from watchkeeper.web import app, auth, doors, server, tls
+from watchkeeper.store import wal_ahead
+from watchkeeper.web import app, auth, doors, opening, server, tls
 
 FIRST_ANSWERS_SECONDS = 3.0
 
@@ -81,25 +83,52 @@ async def serve(
 ) -> None:
     """Run hub and web application, and whatever runs beside them, until `stop` is set or one of them fails."""
     watch = hub.Hub(configured, time=time, simulator_url=simulator_url)
-    # Before the hub is opened: another process may still be reading its log.
-    late.run("watchkeeper.web", "watchkeeper.pipeline")
-    watch.open()
+    rest = left_to_build(watch)
+    wal_ahead.meanwhile(configured.samples_path, rest)
+    watch.open_samples()
     door.doors.keep_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
-    if reload_on_hangup:
-        processes.on_hangup(watch.reload_rules_soon)
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(watch.run(stop))
-            site = app.create_app(watch, door.doors)
-            group.create_task(server.serve(site, door.listener, stop=stop, certificates=door.certificates))
+            await answer(watch, door, group, rest=rest, stop=stop)
+            if reload_on_hangup:
+                processes.on_hangup(watch.reload_rules_soon)
             for start in beside:
                 group.create_task(start())
-            group.create_task(finish_imports(stop))
             click.echo(say)
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     finally:
         watch.close()
+
+
+def left_to_build(watch: hub.Hub) -> Iterator[None]:
+    """What a hub needs besides its samples, in steps, for when it would wait; wrong settings are told here."""
+    yield from late.steps("watchkeeper.web", "watchkeeper.pipeline")
+    watch.build()
+    yield
+
+
+async def answer(
+    watch: hub.Hub, door: Door, group: asyncio.TaskGroup, *, rest: Iterator[None], stop: asyncio.Event
+) -> None:
+    """Answer questions about samples that are read, build the rest, and let the hub begin to watch."""
+    first, is_up = opening.Opening(watch, door.doors), asyncio.Event()
+    served = group.create_task(
+        server.serve(first, door.listener, stop=stop, certificates=door.certificates, is_up=is_up)
+    )
+    await is_up.wait()
+    await first.step_aside()
+    try:
+        for _ in rest:
+            await first.step_aside()
+        watch.open_stages()
+    except WatchkeeperError:
+        stop.set()
+        await served
+        raise
+    first.complete(app.create_app(watch, door.doors))
+    group.create_task(watch.run(stop))
+    group.create_task(finish_imports(stop))
 
 
 async def finish_imports(stop: asyncio.Event) -> None:

@@ -28,7 +28,7 @@ from watchkeeper.config.checks import (
     server_address,
 )
 from watchkeeper.kit import durations, quiet_hours
-from watchkeeper.model import actions
+from watchkeeper.model import trust
 
 Check = Callable[[Any], None]
 """Raises ValueError with what is wrong with a value that has the right type."""
@@ -359,7 +359,7 @@ class Capacity:
 class Trust:
     """How far to go for one cause, in one pool, or for both: one [[remediate.trust]]."""
 
-    mode: actions.Mode
+    mode: trust.Mode
     cause: str | None = None
     pool: str | None = None
 
@@ -377,7 +377,7 @@ class Quorum:
 class Remediate:
     """How far Watchkeeper may go on its own."""
 
-    mode: actions.Mode = setting(actions.Mode.OBSERVE, "trust ladder; observe never touches a machine")
+    mode: trust.Mode = setting(trust.Mode.OBSERVE, "trust ladder; observe never touches a machine")
     driver: DriverName = setting(DriverName.DRY_RUN, "the cluster that plans are made for")
     kubeconfig: str | None = setting(
         None, "kubeconfig with the right to cordon and evict; none: the cluster that `fleet` watches"

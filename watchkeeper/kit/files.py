@@ -26,6 +26,15 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     scratch.replace(path)
 
 
+def sync_folder(folder: Path) -> None:
+    """Make sure that names given or taken in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class DataDirectory:
     """A directory that this process alone uses, marked as ours and locked while we live."""
 

@@ -1,15 +1,16 @@
 """Modules that run when something of them is first used, not when they are named.
 
 A hub has 400 modules, and its first answers need a part of them: the rest, most of it classes to be made, would keep
-everybody waiting. `watchkeeper hub` says `begin` before it imports a hub, and `finish` when it has answered for a
-while, so that nothing is left to fail later. Packages, and what others wrote, run at once as always.
+everybody waiting. `watchkeeper hub` says `begin` before it imports a hub, takes `steps` when it would wait, and says
+`finish` when it has answered for a while, so that nothing is left to fail later. Packages, and what others wrote, run
+at once as always.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -27,17 +28,22 @@ def begin() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def run(*prefixes: str) -> None:
-    """Run the modules with such names that were named and did not run yet, and what they name of these in turn."""
+def steps(*prefixes: str) -> Iterator[None]:
+    """Run the modules with such names that were named and did not run yet, and what they name of these in turn.
+
+    One at a time, each with what it needs at once: whoever has something else to do can do it in between.
+    """
     while left := [one for name, one in list(sys.modules.items()) if type(one) is _Late and name.startswith(prefixes)]:
         for module in left:
             vars(module)
+            yield
 
 
 def finish() -> None:
     """Run all that did not run yet, and let modules that are imported from now on run at once."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
-    run(PREFIX)
+    for _ in steps(PREFIX):
+        pass
 
 
 class _Finder(MetaPathFinder):

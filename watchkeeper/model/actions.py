@@ -8,10 +8,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NewType
 
+from watchkeeper.model import trust
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
 
 ActionId = NewType("ActionId", str)
+Mode = trust.Mode
 
 
 class ActionKind(StrEnum):
@@ -33,15 +35,6 @@ class ActionKind(StrEnum):
     WARN_OWNER = "warn_owner"
     RECLAIM = "reclaim"
     HAND_OVER = "hand_over"
-
-
-class Mode(StrEnum):
-    """The trust ladder: watch only, propose, wait for a person's yes, act."""
-
-    OBSERVE = "observe"
-    SUGGEST = "suggest"
-    ASK = "ask"
-    ACT = "act"
 
 
 class Result(StrEnum):

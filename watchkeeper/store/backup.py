@@ -19,8 +19,9 @@ from watchkeeper import errors
 from watchkeeper.kit import files
 from watchkeeper.store import connection as journal_connection
 from watchkeeper.store import journal_check, journal_file, wal, wal_records
-from watchkeeper.store.block import Block, ChunkCache, Damage
-from watchkeeper.store.block_writer import SUFFIX, sync_folder
+from watchkeeper.store.block import Block, ChunkCache
+from watchkeeper.store.block_writer import SUFFIX
+from watchkeeper.store.damage import Damage
 from watchkeeper.store.index import Patterns
 from watchkeeper.store.journal import Journal
 
@@ -66,7 +67,7 @@ def back_up(source: Holdings, target: Path) -> Copied:
         copied += more + (0 if source.journal is None else _copy_journal(source.journal, target / JOURNAL))
         # Last, so that a directory with the mark is a whole backup.
         files.write_whole(target / files.OWNER_MARK, (source.data / files.OWNER_MARK).read_bytes())
-        sync_folder(target)
+        files.sync_folder(target)
     except OSError as error:
         raise errors.StoreError(
             f"the backup failed: {error.strerror}",
@@ -161,7 +162,7 @@ def _link_blocks(source: Path, target: Path) -> tuple[int, int]:
                 break
             except OSError:
                 copied += _copy(path, target)
-    sync_folder(target)
+    files.sync_folder(target)
     return linked, copied
 
 

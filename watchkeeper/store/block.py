@@ -25,24 +25,13 @@ from watchkeeper import errors
 from watchkeeper.store import codec, histograms
 from watchkeeper.store.block_writer import MAGIC, TAIL, VERSION
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, as_kept
+from watchkeeper.store.damage import Damage
 from watchkeeper.store.index import MatcherLike, Patterns
 from watchkeeper.store.label_table import LabelTable, Numbers
 from watchkeeper.store.reading import Columns, refuse_above
 from watchkeeper.store.series import Pairs, SeriesSet
 
 REMEMBERED_SELECTIONS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Bytes of ours that are not what we wrote."""
-
-    path: Path
-    offset: int
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.path} at byte {self.offset}: {self.problem}"
 
 
 class ChunkCache:

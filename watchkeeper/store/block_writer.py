@@ -14,13 +14,16 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from watchkeeper.kit import files
 from watchkeeper.store import codec, histograms, label_table
 from watchkeeper.store.columns import NEVER_MS, Ints, is_absent, to_keep
-from watchkeeper.store.reading import Columns
+
+if TYPE_CHECKING:
+    from watchkeeper.store.reading import Columns
 
 VERSION = 1
 MAGIC = b"WKBLOCK\x01"
@@ -144,7 +147,7 @@ class BlockWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         self._scratch.rename(self.path)
-        sync_folder(self.path.parent)
+        files.sync_folder(self.path.parent)
         return self.path
 
     def abandon(self) -> None:
@@ -161,12 +164,3 @@ class BlockWriter:
 def _matrix(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
     """Rows of a table as columns: each column is packed as one row of like numbers."""
     return np.array(rows, dtype=np.int64).reshape(-1, width).T
-
-
-def sync_folder(folder: Path) -> None:
-    """Make sure that names given or taken in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,9 +15,10 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
-from watchkeeper.store.block import Block, ChunkCache, Damage
+from watchkeeper.store.block import Block, ChunkCache
 from watchkeeper.store.block_writer import BlockWriter
 from watchkeeper.store.columns import NEVER_MS, SLOT_BYTES
+from watchkeeper.store.damage import Damage
 from watchkeeper.store.index import Patterns
 from watchkeeper.store.reading import Columns, Union, Unions, join
 from watchkeeper.store.series import SeriesSet

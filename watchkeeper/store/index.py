@@ -24,7 +24,7 @@ from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
 from watchkeeper.store.columns import Ints, Mask
 from watchkeeper.store.groups import grown
-from watchkeeper.store.series import DERIVED, Pairs, Register, SeriesSet
+from watchkeeper.store.series import DERIVED, UNKNOWN, Pairs, Register, SeriesSet
 
 REMEMBERED_SELECTIONS = 512
 # So many selections are made between two looks at those that are out of date.
@@ -35,7 +35,6 @@ REMEMBERED_VALUES = 100_000
 # for each, of every metric that rules ask for: a thousand more were 30 MiB of a hub with 64 GPUs.
 FORGET_SLACK = 64
 NOT_ASKED = -1
-UNKNOWN = -1
 # What it takes to look at a series for a label, and to note one that is known to have a value, beside 1 for each value.
 LOOK_MICROSECONDS, NOTE_MICROSECONDS = 0.7, 0.006
 # Characters that mean themselves in a pattern, so that `a|b|c` needs no regular expression.

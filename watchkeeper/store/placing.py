@@ -133,7 +133,7 @@ class Placing:
             and int(times[0]) >= self.horizon.oldest_ms
             and bool((np.diff(times) > 0).all())
             and bool(((owners == NOBODY) | (owners == group)).all())
-            and len(np.unique(numbers)) == len(numbers)
+            and len(set(numbers.tolist())) == len(numbers)
         )
         if not is_plain:
             ledger.drop_if_empty(group)

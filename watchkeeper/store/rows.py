@@ -22,9 +22,16 @@ WIDE = 1 << 40
 
 def fits(values: Floats) -> Mask:
     """Which values four bytes hold to the last bit, an empty slot among them."""
+    return _is_same(values, narrowed(values))
+
+
+def narrowed(values: Floats) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore", invalid="ignore"):
-        again = values.astype(np.float32).astype(np.float64)
-    found: Mask = again.view(np.int64) == np.ascontiguousarray(values).view(np.int64)
+        return values.astype(np.float32)
+
+
+def _is_same(values: Floats, narrow: npt.NDArray[np.float32]) -> Mask:
+    found: Mask = narrow.astype(np.float64).view(np.int64) == np.ascontiguousarray(values).view(np.int64)
     return found
 
 
@@ -61,9 +68,10 @@ class Table:
 
 def split(values: Floats) -> tuple[Ints, Table]:
     """A matrix as a table, and which of its rows each row of that is."""
-    is_narrow = rows_that_fit(values)
+    all_narrow = narrowed(values)
+    is_narrow = _is_same(values, all_narrow).all(axis=1)
     narrow, wide = np.flatnonzero(is_narrow), np.flatnonzero(~is_narrow)
-    return np.concatenate([narrow, wide]), Table(values[narrow].astype(np.float32), values[wide])
+    return np.concatenate([narrow, wide]), Table(all_narrow[narrow], values[wide])
 
 
 class Rows:

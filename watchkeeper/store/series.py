@@ -27,6 +27,8 @@ LEAST_LABEL_SETS, REMEMBERED_LABEL_SETS = 1 << 12, 1 << 15
 REMEMBERED_DERIVATIONS = 256
 # Sets of one register that are found again where they are made anew with the same rows.
 REMEMBERED_SETS = 2
+# Instead of the number of a series that there is not.
+UNKNOWN = -1
 NUMBER_BITS = 32
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
 NOTHING: Ints = np.empty(0, dtype=np.int64)

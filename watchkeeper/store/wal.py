@@ -20,9 +20,9 @@ import numpy as np
 import orjson
 
 from watchkeeper import errors
+from watchkeeper.kit import files
 from watchkeeper.model import labels as label_sets
 from watchkeeper.store import codec, histograms
-from watchkeeper.store.block_writer import sync_folder
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints
 from watchkeeper.store.groups import grown
 
@@ -220,7 +220,7 @@ class WriteAheadLog:
         self.segments.append(self._current)
         self._layouts, self._next_layout = {}, 0
         self._append(MAGIC)
-        sync_folder(self._folder)
+        files.sync_folder(self._folder)
 
     def _end(self) -> None:
         if self._file >= 0:

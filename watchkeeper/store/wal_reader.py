@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from watchkeeper.store import wal_records
-from watchkeeper.store.block import Damage
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints
+from watchkeeper.store.damage import Damage
 from watchkeeper.store.groups import grown
-from watchkeeper.store.index import UNKNOWN
 from watchkeeper.store.rows import Table, split
-from watchkeeper.store.series import Pairs
+from watchkeeper.store.series import UNKNOWN, Pairs
 from watchkeeper.store.wal import NUMBER_MASK, SUFFIX, Segment
 from watchkeeper.store.wal_labels import SharedPairs
 from watchkeeper.store.wal_records import Bytes, Record
@@ -121,7 +120,7 @@ class _Layout:
     number: int
     key: str
     ids: Ints
-    # Their places among the label sets, once that is asked.
+    # Their places among the label sets, from the first slot that is gathered on.
     places: Ints | None = None
     room: int = 0
 
@@ -196,6 +195,14 @@ class _Reader:
     def finish(self) -> None:
         self._hand_over(self._filled.nonzero()[0])
 
+    def leave(self) -> Iterator[None]:
+        """Hand over the rest, a batch at a time: whoever takes one need not wait for all."""
+        for number in self._filled.nonzero()[0].tolist():
+            self._hand_over(np.array([number]))
+            if sum(part.size for part in self.parts) >= BATCH_SAMPLES:
+                yield
+        yield
+
     def _define(self, definitions: dict[int, Pairs]) -> None:
         ids = np.fromiter(definitions, dtype=np.int64, count=len(definitions))
         numbers = ids & NUMBER_MASK
@@ -233,10 +240,10 @@ class _Reader:
         """The places of ids of the log among the label sets; UNKNOWN where the definition was damaged."""
         numbers = ids & NUMBER_MASK
         self._make_room(int(numbers.max(initial=0)))
-        asked = np.unique(numbers[self._place[numbers] == UNASKED])
-        if len(asked):
+        asked = list(dict.fromkeys(numbers[self._place[numbers] == UNASKED].tolist()))
+        if asked:
             labels, place = self._labels, self._met.place
-            self._place[asked] = [place(labels.pop(number)) for number in asked.tolist()]
+            self._place[asked] = [place(labels.pop(number)) for number in asked]
         return np.where(self._old[numbers] == ids, self._place[numbers], UNKNOWN)
 
     def _take_scrapes(self, scrapes: Ints, masks: Bytes, changed: Ints) -> None:
@@ -294,6 +301,9 @@ class _Reader:
         """Copy the last values of layouts, of neighbours that have as many slots at once."""
         if not len(numbers):
             return
+        for layout in [self._layouts[number] for number in numbers[self._filled[numbers] == 0].tolist()]:
+            if layout.places is None:
+                layout.places = self._places(layout.ids)
         if self._gathered.shape[1] < len(self._last):
             self._gathered = _wider(self._gathered, len(self._last))
         starts, slots = self._starts[numbers], self._filled[numbers]
@@ -324,13 +334,13 @@ class _Reader:
     def _hand_over(self, numbers: Ints) -> None:
         for number, filled in zip(numbers.tolist(), self._filled[numbers].tolist(), strict=True):
             layout = self._layouts[number]
-            if layout.places is None:
-                layout.places = self._places(layout.ids)
+            if not filled or layout.places is None:
+                continue
             known, low = layout.places != UNKNOWN, int(self._starts[number])
             times = self._times[:filled, number].copy()
             rows = self._gathered[:filled, low : low + len(layout.ids)].view(np.float64).T
             self._ended.lost += int(np.count_nonzero(~known)) * filled
-            if filled and known.any():
+            if known.any():
                 order, table = split(np.array(rows if known.all() else rows[known], order="C"))
                 series = layout.places[known][order]
                 self.parts.append(Scrapes(layout.key, series, times, table, self._expected(times)))
@@ -371,8 +381,8 @@ def read(folder: Path, *, since_ms: int, until_ms: int = NEVER_MS) -> Iterator[B
         for found in wal_records.records(path, shared):
             _take(found, reader, ended)
             yield from _batches(met, reader)
-        reader.finish()
-        yield from _batches(met, reader)
+        for _ in reader.leave():
+            yield from _batches(met, reader)
         yield ended
 
 
@@ -389,8 +399,11 @@ def _take(found: Record | Damage, reader: _Reader, ended: Ended) -> None:
 
 
 def _batches(met: _Met, reader: _Reader) -> Iterator[Batch]:
-    """What was handed over, in batches of bounded size; nobody holds what has been given."""
-    while reader.parts:
+    """What was handed over, in batches of bounded size; nobody holds what has been given.
+
+    Labels go ahead of their samples: whoever takes them has work while those are gathered.
+    """
+    while reader.parts or met.fresh:
         count = samples = 0
         while count < len(reader.parts) and samples < BATCH_SAMPLES:
             samples += reader.parts[count].size

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,8 @@ import orjson
 
 from watchkeeper import errors
 from watchkeeper.store import codec, histograms, wal_labels
-from watchkeeper.store.block import Damage
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints
+from watchkeeper.store.damage import Damage
 from watchkeeper.store.series import Pairs
 from watchkeeper.store.wal import MAGIC, MARK, PARTS, RECORD, SUFFIX
 from watchkeeper.store.wal_labels import SharedPairs
@@ -69,12 +70,36 @@ def decode(payload: bytes, shared: SharedPairs) -> Record:
 
 def records(path: Path, shared: SharedPairs | None = None) -> Iterator[Record | Damage]:
     """The records of a segment in order, with what is wrong between them; a torn end is a Damage without problem."""
-    content, shared = path.read_bytes(), SharedPairs() if shared is None else shared
-    if not content.startswith(MAGIC):
-        problem = "" if len(content) < len(MAGIC) else "this is not a segment of ours, or of a later version"
-        yield Damage(path, 0, problem)
-        return
-    at = len(MAGIC)
+    shared = SharedPairs() if shared is None else shared
+    with path.open("rb") as file:
+        begins = file.read(len(MAGIC))
+        if begins != MAGIC:
+            problem = "" if len(begins) < len(MAGIC) else "this is not a segment of ours, or of a later version"
+            yield Damage(path, 0, problem)
+            return
+        # One at a time: the system would have to clear as much memory as a segment is long.
+        at = len(MAGIC)
+        while (record := _next_of(file, shared)) is not None:
+            yield record
+            at = file.tell()
+    yield from _behind(path, at, shared)
+
+
+def _next_of(file: BinaryIO, shared: SharedPairs) -> Record | None:
+    """The record that a file goes on with; None at its end, and where something is wrong."""
+    head = file.read(RECORD.size)
+    if len(head) < RECORD.size:
+        return None
+    mark, length, checksum = RECORD.unpack(head)
+    if mark != MARK:
+        return None
+    packed = file.read(length)
+    return _unpacked(packed, checksum, shared) if len(packed) == length else None
+
+
+def _behind(path: Path, at: int, shared: SharedPairs) -> Iterator[Record | Damage]:
+    """What a segment has from where it is no longer a record after another."""
+    content = path.read_bytes() if at < path.stat().st_size else b""
     while at < len(content):
         record, end = _record_at(content, at, shared)
         if record is not None:
@@ -97,12 +122,16 @@ def _record_at(content: bytes, at: int, shared: SharedPairs) -> tuple[Record | N
     start, end = at + RECORD.size, at + RECORD.size + length
     if mark != MARK:
         return None, at
-    if end > len(content) or zlib.crc32(memoryview(content)[start:end]) != checksum:
-        return None, end
+    return (_unpacked(content[start:end], checksum, shared) if end <= len(content) else None), end
+
+
+def _unpacked(packed: bytes, checksum: int, shared: SharedPairs) -> Record | None:
+    if zlib.crc32(packed) != checksum:
+        return None
     try:
-        return decode(codec.decompress(content[start:end]), shared), end
+        return decode(codec.decompress(packed), shared)
     except errors.StoreError:
-        return None, end
+        return None
 
 
 def _next_record(content: bytes, at: int, shared: SharedPairs) -> int | None:

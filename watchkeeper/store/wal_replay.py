@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from watchkeeper.model import labels as label_sets
-from watchkeeper.store.block import Damage
+from watchkeeper.store.damage import Damage
 from watchkeeper.store.head import Head
-from watchkeeper.store.index import UNKNOWN
+from watchkeeper.store.series import UNKNOWN
 from watchkeeper.store.wal import Segment
 from watchkeeper.store.wal_reader import Batch, Ended, Scrapes
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.store.columns import Ints, distinct
+from watchkeeper.store.columns import Ints, distinct, present
 from watchkeeper.store.groups import NOBODY, Ledger
 from watchkeeper.store.index import Selection
 
@@ -57,7 +57,7 @@ def _look_up(chosen: Selection, ledger: Ledger) -> Whereabouts:
     slabs = np.full(len(groups), NOBODY, dtype=np.int64)
     slabs[groups != NOBODY] = ledger.slab_of[groups[groups != NOBODY]]
     parts = []
-    for slab in np.unique(slabs[slabs != NOBODY]).tolist():
+    for slab in present(slabs[slabs != NOBODY]).tolist():
         inside = np.flatnonzero(slabs == slab)
         series = np.flatnonzero((slabs == slab)[group_index])
         parts.append(Part(slab, inside, series, ledger.row_of[chosen.numbers[series]], ledger.time_row[groups[inside]]))

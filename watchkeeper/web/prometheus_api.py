@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
@@ -30,13 +30,16 @@ from watchkeeper.web import prometheus_tree, prometheus_words
 from watchkeeper.web.answers import PROMETHEUS_PREFIX, Answer, Endpoint, json_answer, prometheus_error, read_body
 from watchkeeper.web.auth import Role
 from watchkeeper.web.prometheus_form import Form
-from watchkeeper.web.view import HubView
+
+if TYPE_CHECKING:
+    from watchkeeper.web.view import HubView
 
 # Prometheus' own limit on an expression is the size of a URL or form; ours is a generous form.
 FORM_LIMIT_BYTES = 256 * 1024
 # Prometheus' default of --query.timeout; a caller may ask for less.
 QUERY_TIMEOUT_SECONDS = 120.0
 EVERYTHING = ((engine.Matcher(METRIC_NAME, engine.MatchOp.NOT_EQUAL, ""),),)
+BOTH = ("GET", "POST")
 TRUNCATED = "results truncated due to limit"
 
 
@@ -146,31 +149,25 @@ class PrometheusApi:
         return selectors, _read_times(asked, 0, clock.to_ms(self._hub.clock.now()))
 
 
+def questions(hub: HubView) -> list[Endpoint]:
+    """What is asked most, and needs nothing of a hub but its samples."""
+    api = PrometheusApi(hub)
+    return [_endpoint(BOTH, "query", api.query), _endpoint(BOTH, "query_range", api.query_range)]
+
+
 def endpoints(hub: HubView) -> list[Endpoint]:
     api, pages, doors = PrometheusApi(hub), status.StatusPages(hub), exchange.Exchange(hub)
-    both, get = ("GET", "POST"), ("GET",)
-    rows: list[tuple[tuple[str, ...], str, Callable[..., Any]]] = [
-        (both, "query", api.query),
-        (both, "query_range", api.query_range),
-        (both, "query_exemplars", api.exemplars),
-        (both, "format_query", api.format_query),
-        (both, "parse_query", api.parse_query),
-        (both, "series", api.series),
-        (both, "labels", api.labels),
-        (get, "label/{name}/values", api.label_values),
-        (get, "metadata", api.metadata),
-        *((get, path, _shown(page)) for path, page in pages.table()),
-    ]
+    get = ("GET",)
     table = [
-        Endpoint(
-            ways,
-            PROMETHEUS_PREFIX + path,
-            Role.VIEWER,
-            _answering(method),
-            words=prometheus_words.WORDS[path][0],
-            asks=prometheus_words.WORDS[path][1],
-        )
-        for ways, path, method in rows
+        *questions(hub),
+        _endpoint(BOTH, "query_exemplars", api.exemplars),
+        _endpoint(BOTH, "format_query", api.format_query),
+        _endpoint(BOTH, "parse_query", api.parse_query),
+        _endpoint(BOTH, "series", api.series),
+        _endpoint(BOTH, "labels", api.labels),
+        _endpoint(get, "label/{name}/values", api.label_values),
+        _endpoint(get, "metadata", api.metadata),
+        *(_endpoint(get, path, _shown(page)) for path, page in pages.table()),
     ]
     said, asks = prometheus_words.FEDERATE, (prometheus_words.MATCH,)
     federate = _answering(doors.federate)
@@ -178,6 +175,11 @@ def endpoints(hub: HubView) -> list[Endpoint]:
     write, said = PROMETHEUS_PREFIX + "write", prometheus_words.WRITE
     table.append(Endpoint(("POST",), write, Role.AGENT, doors.write, changes=True, words=said, media="text/plain"))
     return table
+
+
+def _endpoint(ways: tuple[str, ...], path: str, method: Callable[..., Any]) -> Endpoint:
+    words, asks = prometheus_words.WORDS[path]
+    return Endpoint(ways, PROMETHEUS_PREFIX + path, Role.VIEWER, _answering(method), words=words, asks=asks)
 
 
 def _shown(page: Callable[[Form], Any]) -> Callable[[Form], Any]:

@@ -1,7 +1,7 @@
 """A proxy in front of the hub that is believed: who signed in with it, from where, and over TLS or not.
 
 Only a connection that comes from a listed address is believed; from everybody else the same headers mean nothing.
-`app.OuterGate` calls `behind` once for each request, before anything else looks at it.
+`gate.OuterGate` calls `behind` once for each request, before anything else looks at it.
 """
 
 from __future__ import annotations

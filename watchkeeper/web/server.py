@@ -13,11 +13,14 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from watchkeeper.errors import StartRefused
+from watchkeeper.kit import listening
 from watchkeeper.web.tls import REFRESH_SECONDS, Certificates
 
 # Requests in progress get this long to end; open WebSockets are told to go at once.
@@ -77,8 +80,32 @@ def holder_of(port: int) -> str | None:
     return None
 
 
+def _websocket(**connected: Any) -> asyncio.Protocol:
+    """Imported for the first viewer: questions do not wait for it."""
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+    return WebSocketsSansIOProtocol(**connected)
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handlers: the hub decides when to stop."""
+
+    def __init__(self, config: uvicorn.Config, is_up: asyncio.Event) -> None:
+        super().__init__(config)
+        self._is_up = is_up
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._is_up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for one in self.servers:
+            await listening.end(one)
+        await super().shutdown(sockets)
+        # Who has not taken leave by now is not waited for.
+        for connection in self.server_state.connections:
+            connection.transport.abort()
+        await asyncio.sleep(0)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -86,13 +113,22 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: ASGIApp, listener: socket.socket, *, stop: asyncio.Event, certificates: Certificates | None = None
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    stop: asyncio.Event,
+    certificates: Certificates | None = None,
+    is_up: asyncio.Event | None = None,
 ) -> None:
-    """Answer requests until `stop` is set; returns once every connection is closed, at most seconds later."""
+    """Answer requests until `stop` is set; returns once every connection is closed, at most seconds later.
+
+    `is_up` is set when connections are accepted.
+    """
     config = uvicorn.Config(
         app,
-        http="httptools",
-        ws="websockets-sansio",
+        http=HttpToolsProtocol,
+        # It is called as a class would be.
+        ws=_websocket,  # type: ignore[arg-type]
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -105,7 +141,7 @@ async def serve(
     sys.setswitchinterval(TURN_SECONDS)
     config.load()
     config.ssl = None if certificates is None else certificates.context
-    server = _Server(config)
+    server = _Server(config, is_up or asyncio.Event())
     running = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
     renewing = asyncio.create_task(_renew(certificates))

@@ -3,7 +3,7 @@
 Rules run beside the web server and are never refused; pushes of agents and remote writes have limits of their own in
 `fleet_api` and `prometheus_exchange`. Here questions of people and dashboards are bounded: those of panels at the
 lower limit, everything else that a viewer may read at the higher one. Long before that, when many wait, few are worked
-on at once, and not while rules are evaluated. `app.Gate` asks before it answers. What a viewer may have worked out at
+on at once, and not while rules are evaluated. `gate.Gate` asks before it answers. What a viewer may have worked out at
 length by POST is bounded by `Places`.
 """
 

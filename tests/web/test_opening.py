@@ -1,0 +1,127 @@
+"""While a hub starts: questions are answered, everything else waits for the whole application and is not refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.web.fake_hub import FakeHub
+from tests.web.running import ANSWER_SECONDS, Reply, Site
+from watchkeeper.query import engine
+from watchkeeper.web import app, auth, doors, opening, server
+
+QUESTION = "/api/v1/query?query=up"
+
+
+class SlowHub(FakeHub):
+    """Answers when it is let."""
+
+    is_asked: asyncio.Event
+    may_answer: asyncio.Event
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def ask(self, expr: str, at_ms: int) -> engine.Answer:
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return await super().ask(expr, at_ms)
+
+
+@contextlib.asynccontextmanager
+async def opened(hub: FakeHub, known: auth.Auth | None = None) -> AsyncIterator[tuple[opening.Opening, Site]]:
+    """A server that has begun, on a hub that is not whole yet."""
+    listener = server.listen("127.0.0.1", 0)
+    first, stop, is_up = opening.Opening(hub, doors.Doors(known or auth.Auth())), asyncio.Event(), asyncio.Event()
+    served = asyncio.create_task(server.serve(first, listener, stop=stop, is_up=is_up))
+    async with asyncio.timeout(ANSWER_SECONDS):
+        await is_up.wait()
+        yield first, Site(hub, listener.getsockname()[1], asyncio.get_running_loop())
+        stop.set()
+        await served
+
+
+def asked(site: Site, path: str, headers: dict[str, str] | None = None) -> asyncio.Task[Reply]:
+    return asyncio.create_task(asyncio.to_thread(site.ask, path, headers=headers))
+
+
+def test_questions_are_answered_before_the_hub_is_whole() -> None:
+    async def run() -> None:
+        async with opened(FakeHub()) as (_, site):
+            reply = await asked(site, QUESTION)
+            assert (reply.status, reply.json["status"]) == (200, "success")
+            assert "content-security-policy" in reply.headers
+            span = await asked(site, "/api/v1/query_range?query=up&start=0&end=60&step=15")
+            assert span.status == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/-/ready", "/api/v1/labels", "/api/status", "/"])
+def test_everything_else_waits_and_is_not_refused(path: str) -> None:
+    async def run() -> None:
+        hub = FakeHub()
+        async with opened(hub) as (first, site):
+            waiting = asked(site, path)
+            # Answered behind it: it has been read.
+            assert (await asked(site, QUESTION)).status == 200
+            await asyncio.wait({waiting}, timeout=0.2)
+            assert not waiting.done()
+            first.complete(app.create_app(hub, auth.Auth()))
+            assert (await waiting).status == 200
+            assert (await asked(site, QUESTION)).status == 200
+
+    asyncio.run(run())
+
+
+def test_who_may_not_come_in_may_not_ask_early() -> None:
+    async def run() -> None:
+        token = auth.Token("grafana", auth.Role.VIEWER, hashlib.sha256(b"secret").digest())
+        async with opened(FakeHub(), auth.Auth((token,))) as (_, site):
+            assert (await asked(site, QUESTION)).status == 401
+            assert (await asked(site, QUESTION, {"Authorization": "Bearer secret"})).status == 200
+
+    asyncio.run(run())
+
+
+def test_what_is_left_to_do_steps_aside_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "MOST_PATIENCE_SECONDS", ANSWER_SECONDS)
+
+    async def run() -> None:
+        hub = SlowHub()
+        async with opened(hub) as (first, site):
+            await first.step_aside()
+            reply = asked(site, QUESTION)
+            await hub.is_asked.wait()
+            stepping = asyncio.create_task(first.step_aside())
+            await asyncio.wait({stepping}, timeout=0.1)
+            assert not stepping.done()
+            hub.may_answer.set()
+            await stepping
+            assert (await reply).status == 200
+
+    asyncio.run(run())
+
+
+def test_those_who_ask_all_the_time_do_not_keep_the_hub_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "MOST_PATIENCE_SECONDS", 0.2)
+
+    async def run() -> None:
+        hub = SlowHub()
+        async with opened(hub) as (first, site):
+            reply = asked(site, QUESTION)
+            await hub.is_asked.wait()
+            began = time.monotonic()
+            for _ in range(3):
+                await first.step_aside()
+            assert time.monotonic() - began < ANSWER_SECONDS
+            hub.may_answer.set()
+            assert (await reply).status == 200
+
+    asyncio.run(run())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.model.strategies import label_sets, words
@@ -20,6 +20,7 @@ def test_the_order_of_labels_is_irrelevant(pairs: list[tuple[str, str]], random:
     assert str(Labels(pairs)) == str(Labels(shuffled))
 
 
+@example(Labels(), "self")
 @given(label_sets, words)
 def test_an_empty_value_means_absent(labels: Labels, name: str) -> None:
     emptied = labels.having(**{name: ""})

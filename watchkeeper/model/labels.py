@@ -59,7 +59,7 @@ class Labels(Mapping[str, str]):
     def without(self, *names: str) -> Labels:
         return Labels(pair for pair in self.pairs if pair[0] not in names)
 
-    def having(self, **labels: str) -> Labels:
+    def having(self, /, **labels: str) -> Labels:
         """The same set with these labels set; an empty value takes a label away."""
         return Labels(dict(self.pairs) | labels)
 

@@ -34,7 +34,8 @@ RECORD = struct.Struct("<4sII")
 PARTS = struct.Struct("<6I")
 # Level 1 keeps up with any scrape; the bytes live for an hour.
 LEVEL = 1
-SEGMENT_BYTES = 64 << 20
+# Each segment names all its series again: of a large fleet smaller ones take longer to read after a restart.
+SEGMENT_BYTES = 128 << 20
 # Every so many slots a layout is written whole, so that damage before it ends there.
 WHOLE_EVERY = 32
 # Noted samples that wait for a disk without room: 64 MB. Older ones then go unlogged, and are counted.

@@ -22,6 +22,7 @@ CORDON, DRAIN, UNCORDON = ActionKind.CORDON, ActionKind.DRAIN, ActionKind.UNCORD
 MARKS = {"watchkeeper.dev/cordoned-by": "watchkeeper:I-7/1-cordon"}
 PLAIN = {"metadata": {"name": "n1", "resourceVersion": "5"}}
 OURS = {"metadata": {"name": "n1", "annotations": MARKS}, "spec": {"unschedulable": True}}
+UNSCHEDULABLE, UNHEALTHY = "node.kubernetes.io/unschedulable", "watchkeeper.dev/unhealthy"
 OWNER = [{"kind": "Job", "name": "train", "controller": True}]
 POD = {"metadata": {"namespace": "research", "name": "train-0", "uid": "u1", "ownerReferences": OWNER}}
 PODS = {"items": [POD]}
@@ -45,8 +46,9 @@ def test_the_dry_run_shows_the_calls_and_makes_none() -> None:
     with driving() as (server, driver):
         assert driver.describe(action(CORDON, "n1")) == (
             'PATCH /api/v1/nodes/n1 {"metadata":{"annotations":{"watchkeeper.dev/cordoned-by":'
-            '"watchkeeper:I-7/1-cordon"}},"spec":{"unschedulable":true,"taints":[{"key":"watchkeeper.dev/unhealthy",'
-            '"value":"I-7","effect":"NoSchedule"}]}} beside the taints of others; '
+            '"watchkeeper:I-7/1-cordon"}},"spec":{"unschedulable":true,"taints":[{"key":"node.kubernetes.io/unschedulable",'
+            '"effect":"NoSchedule"},{"key":"watchkeeper.dev/unhealthy","value":"I-7",'
+            '"effect":"NoSchedule"}]}} beside the taints of others; '
             "PATCH /api/v1/nodes/n1/status with the condition WatchkeeperUnhealthy=True; "
             "POST /api/v1/namespaces/default/events with reason WatchkeeperCordoned"
         )
@@ -67,6 +69,37 @@ def test_a_cordon_is_a_look_and_one_patch_of_the_version_that_was_seen() -> None
             "POST /api/v1/namespaces/default/events",
         ]
         assert json.loads(server.bodies[1])["metadata"]["resourceVersion"] == "5"
+
+
+def test_cordon_and_uncordon_leave_no_taint_for_the_node_controller_to_write() -> None:
+    foreign = {"key": "example.com/mine", "effect": "NoSchedule"}
+    before = {"metadata": PLAIN["metadata"], "spec": {"taints": [foreign]}}
+    with driving(*answers(before, OURS, {}, {})) as (server, driver):
+        driver.perform(action(CORDON, "n1"))
+        cordoned = json.loads(server.bodies[1])["spec"]
+    assert [one["key"] for one in cordoned["taints"]] == ["example.com/mine", UNSCHEDULABLE, UNHEALTHY]
+    with driving(*answers({"metadata": OURS["metadata"], "spec": cordoned}, PLAIN, {}, {})) as (server, driver):
+        driver.perform(action(UNCORDON, "n1"))
+        assert json.loads(server.bodies[1])["spec"] == {"unschedulable": None, "taints": [foreign]}
+
+
+@pytest.mark.parametrize("kind", [DRAIN, UNCORDON])
+def test_our_taint_goes_after_the_node_controllers_when_somebody_else_uncordons(kind: ActionKind) -> None:
+    """Before Kubernetes 1.26 its list of taints is written whole, as it was read: ours would be back, for good."""
+    taints = [{"key": UNSCHEDULABLE, "effect": "NoSchedule"}, {"key": UNHEALTHY, "effect": "NoSchedule"}]
+    settling = {"metadata": OURS["metadata"], "spec": {"taints": taints}}
+    with driving(*answers(settling)) as (server, driver):
+        (why,) = driver.perform(action(kind, "n1")).waits_for
+        assert "somebody has uncordoned it, and the node controller has yet to take off" in why
+        assert len(server.requests) == 1
+    settled = {"metadata": OURS["metadata"], "spec": {"taints": taints[1:]}}
+    with driving(*answers(settled, PLAIN, {}, {})) as (server, driver):
+        if kind is DRAIN:
+            with pytest.raises(ActionRefused, match="somebody has uncordoned it since"):
+                driver.perform(action(kind, "n1"))
+        else:
+            assert driver.perform(action(kind, "n1")).text == "uncordoned n1"
+        assert json.loads(server.bodies[1])["spec"]["taints"] is None
 
 
 def test_without_the_right_to_tell_others_the_cordon_counts() -> None:

@@ -12,7 +12,7 @@ import yaml
 from tests.kubernetes_server import TOKEN, Cluster
 from tests.product.running import await_that
 from tests.remediate.drivers import kubernetes_story as story
-from tests.remediate.drivers.kubernetes_story import action, add_node, driving, node, reached
+from tests.remediate.drivers.kubernetes_story import action, add_node, driving, finished, node, reached
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.model.fleet import Place
@@ -108,7 +108,7 @@ def test_a_node_that_somebody_uncordons_under_our_hands_stays_uncordoned(cluster
         seen = driver.observe(PLACE)
         assert (seen.is_schedulable, seen.cordoned_by) == (True, "watchkeeper:I-7/1-cordon")
         with pytest.raises(ActionRefused, match="somebody has uncordoned it"):
-            driver.perform(action(ActionKind.DRAIN, "plain"))
+            finished(driver, action(ActionKind.DRAIN, "plain"))
         assert driver.observe(PLACE).cordoned_by is None
     assert "watchkeeper.dev/unhealthy" not in taints(cluster)
     assert own_condition(cluster) == ("False", "Repaired")

@@ -134,7 +134,7 @@ class Kubernetes:
             if node.mark is None and node.is_cordoned and not held:
                 raise _refusal(node, "the cordon is not ours", "Whoever set it takes it off")
             _refuse_foreign(node, action)
-            return nodes.uncordon(node) if node.mark is not None else None
+            return _taken_off(node) if node.mark is not None else None
 
         first = self._find(action.place)
         if first is None:
@@ -266,7 +266,7 @@ class Kubernetes:
         """A person who uncordons under our hands is right: our taint goes too, and nothing is cordoned again."""
         if node.is_cordoned or node.mark is None:
             return
-        left, _ = self._change(node, action, lambda one: nodes.uncordon(one) if one.mark == node.mark else None)
+        left, _ = self._change(node, action, lambda one: _taken_off(one) if one.mark == node.mark else None)
         self._tell(left, action, reason="WatchkeeperLetGo", is_unhealthy=False)
         raise ActionRefused(
             "somebody has uncordoned it since we cordoned it",
@@ -378,6 +378,17 @@ def _node(place: Place) -> str:
     if place.node is None:
         raise ActionRefused("there is no node to act on", where=str(place), now="Nothing was touched")
     return place.node
+
+
+def _taken_off(node: nodes.NodeState) -> Call:
+    if node.is_settling:
+        raise NotNow(
+            f"somebody has uncordoned it, and the node controller has yet to take off {nodes.UNSCHEDULABLE['key']}",
+            where=node.name,
+            now="It is schedulable; our taint goes after that, or it would be written back",
+            remedy="It is tried again",
+        )
+    return nodes.uncordon(node)
 
 
 def _refuse_held(node: nodes.NodeState) -> None:

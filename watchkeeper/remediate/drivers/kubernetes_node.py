@@ -2,6 +2,10 @@
 
 A cordon is one patch: unschedulable, our mark, the time, and a taint, all or nothing, and only on the version that was
 looked at. A condition and an event follow, for others to read. Whatever somebody else wrote stays as it is.
+
+The taint that goes with `unschedulable` is ours to write as well. Left to the node controller, it follows a moment
+later, and before Kubernetes 1.26 that writes the whole list of taints as it was read, which undoes what others wrote
+in between: ours is lost, or is back on a node that we have given back.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from watchkeeper.remediate.drivers.kubernetes_pods import TAINT
 
 CORDONED_AT = "watchkeeper.dev/cordoned-at"
 CONDITION = "WatchkeeperUnhealthy"
+# What the scheduler looks at; the node controller keeps it in step with `spec.unschedulable`.
+UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 # The namespace of events about things that have none.
@@ -48,6 +54,11 @@ class NodeState:
     held_by: tuple[str, ...]
     unhealthy: tuple[str, ...]
     at: datetime | None = None
+
+    @property
+    def is_settling(self) -> bool:
+        """True from somebody's uncordon until the node controller has taken its own taint off."""
+        return not self.is_cordoned and any(one.get("key") == UNSCHEDULABLE["key"] for one in self.taints)
 
     def is_ours(self, action: Action) -> bool:
         """True for a mark of the same incident, whichever of its actions set it."""
@@ -97,20 +108,25 @@ def path(name: str) -> str:
 
 def cordon(node: NodeState, action: Action) -> Call:
     taint = {"key": TAINT, "value": _label_value(action.incident), "effect": "NoSchedule"}
-    others = [one for one in node.taints if one.get("key") != TAINT]
+    others = _without(node.taints, TAINT, UNSCHEDULABLE["key"])
     annotations: dict[str, Any] = {objects.CORDONED_BY: action.mark}
     if node.at is not None:
         annotations[CORDONED_AT] = _written(node.at)
-    return _patch(node, annotations, {"unschedulable": True, "taints": [*others, taint]})
+    return _patch(node, annotations, {"unschedulable": True, "taints": [*others, UNSCHEDULABLE, taint]})
 
 
 def uncordon(node: NodeState) -> Call:
     """Take off what is ours. A node that somebody else holds meanwhile stays unschedulable, and is theirs."""
     spec: dict[str, Any] = {} if node.held_by else {"unschedulable": None}
-    others = [one for one in node.taints if one.get("key") != TAINT]
+    gone = (TAINT,) if node.held_by else (TAINT, UNSCHEDULABLE["key"])
+    others = _without(node.taints, *gone)
     if len(others) < len(node.taints):
         spec["taints"] = others or None
     return _patch(node, {objects.CORDONED_BY: None, CORDONED_AT: None}, spec)
+
+
+def _without(taints: tuple[Raw, ...], *keys: str) -> list[Raw]:
+    return [one for one in taints if one.get("key") not in keys]
 
 
 def _patch(node: NodeState, annotations: Raw, spec: Raw) -> Call:

@@ -1,8 +1,8 @@
 """Side by side: a filled hub, Debian's Prometheus and VictoriaMetrics with the same telemetry, asked the same.
 
-`filled` starts them and yields one `Peer` each. Servers get their samples by remote write, half an hour of the whole
-fleet at a time, because a Prometheus takes nothing that is an hour older than its newest sample. `compare` asks every
-peer the same question in turn and keeps the best time of each: what the machine does beside it only adds.
+`filled` starts them and yields one `Peer` each. Servers get their samples by remote write, less than an hour of the
+whole fleet at a time, because a Prometheus takes nothing that is an hour older than its newest sample. `compare` asks
+every peer the same question in turn and keeps the best time of each: what the machine does beside it only adds.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query import remote_write
 
 SLICE_SLOTS = 120
+PAST_SLICE = 10
 FILL_SECONDS = 900.0
 # Shorter than any server keeps a connection that nobody uses.
 IDLE_SECONDS = 2.0
@@ -113,20 +114,34 @@ def _wait(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise RuntimeError(f"the hub did not answer within {FILL_SECONDS:g} s:\n{log.read_text()[-2000:]}")
 
 
-def write(fleet: telemetry.Telemetry, urls: Sequence[str]) -> None:
-    """Bring the telemetry into servers by remote write."""
+def write(fleet: telemetry.Telemetry, urls: Sequence[str], *, days: int = 0) -> None:
+    """Bring the telemetry into servers by remote write, behind seldom copies of its readings over days before it."""
     readings = dict(fleet.metrics())
     names = {
         node: [series_head(fleet.labels(metric, gpu)) for metric in readings for gpu in fleet.gpus_of(node)]
         for node in range(fleet.nodes)
     }
+    past = np.array(telemetry.past_ms(days), dtype=np.int64)
+    turns = np.arange(len(past)) % fleet.slots
     with contextlib.ExitStack() as stack:
         lines = [stack.enter_context(contextlib.closing(_connect(url))) for url in urls]
-        for low, high in pairwise([*range(0, fleet.slots, SLICE_SLOTS), fleet.slots]):
+
+        def send(node: int, times_ms: telemetry.Ids, slots: telemetry.Ids) -> None:
+            gpus = fleet.gpus_of(node)
+            rows = np.concatenate([values[gpus.start : gpus.stop, slots] for values in readings.values()])
+            _post(lines, request(names[node], times_ms, rows))
+
+        for part in _slices(len(past), PAST_SLICE):
             for node in range(fleet.nodes):
-                gpus = fleet.gpus_of(node)
-                rows = np.concatenate([values[gpus.start : gpus.stop, low:high] for values in readings.values()])
-                _post(lines, request(names[node], fleet.times_ms(node)[low:high], rows))
+                send(node, past[part], turns[part])
+        for part in _slices(fleet.slots, SLICE_SLOTS):
+            for node in range(fleet.nodes):
+                send(node, fleet.times_ms(node)[part], np.arange(part.start, part.stop))
+
+
+def _slices(length: int, step: int) -> Iterator[slice]:
+    for low, high in pairwise([*range(0, length, step), length]):
+        yield slice(low, high)
 
 
 def _post(lines: Sequence[http.client.HTTPConnection], body: bytes) -> None:

@@ -1,4 +1,5 @@
-"""A hub and Debian's Prometheus started anew over the same two hours, which both have in their logs alone.
+"""A hub and Debian's Prometheus started anew over the same two hours, which both have in their logs alone, and days of
+blocks before them where that is asked for.
 
 `ours` and `prometheus` are the two with data directories filled; `seconds` and `mebibytes` start them as a user does,
 and say how soon they answered a first question and what they hold at rest. `memory` and `cold` compare the two.
@@ -29,6 +30,9 @@ from watchkeeper.kit import files
 # After its first answer a server tidies up for a while; the least that it holds in this time counts.
 REST_SECONDS = 15
 PATIENCE_SECONDS = 900.0
+# A Prometheus cuts a block of two hours when it has three of them in memory.
+HEAD_MS = 3 * 3_600_000
+HEAD_TIMES = "prometheus_tsdb_head_"
 QUESTION = "count(DCGM_FI_DEV_GPU_TEMP)"
 
 
@@ -64,10 +68,13 @@ def ours(folder: Path, fleet: telemetry.Telemetry) -> Server:
     return Server(tuple(map(str, command)), url, folder / "hub", folder / "hub.log")
 
 
-def prometheus(folder: Path, fleet: telemetry.Telemetry) -> Server:
-    """A Prometheus that was given the same by remote write and stopped."""
+def prometheus(folder: Path, fleet: telemetry.Telemetry, days: int = 0) -> Server:
+    """A Prometheus that was given the same by remote write, has cut its blocks, and was stopped."""
     with engines.prometheus(folder) as url:
-        _peers.write(fleet, [url])
+        _peers.write(fleet, [url], days=days)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while _head_ms(url) > HEAD_MS and time.monotonic() < deadline:
+            time.sleep(0.5)
     url = f"http://127.0.0.1:{servers.free_port()}"
     command = (
         str(servers.require("prometheus")),
@@ -77,6 +84,19 @@ def prometheus(folder: Path, fleet: telemetry.Telemetry) -> Server:
         f"--storage.tsdb.retention.time={engines.KEPT}",
     )
     return Server(command, url, folder / "prometheus", folder / "prometheus-again.log")
+
+
+def _head_ms(url: str) -> float:
+    """Time that a Prometheus has in memory and log, and not yet in blocks."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_SECONDS) as answer:
+        told = dict(line.split(" ", 1) for line in answer.read().decode().splitlines() if line.startswith(HEAD_TIMES))
+    low, high = (float(told[f"{HEAD_TIMES}{end}_time"]) for end in ("min", "max"))
+    return high - low
+
+
+def blocks_of(data: Path) -> int:
+    """Ours are files, a Prometheus' are folders with a description in each."""
+    return sum(1 for kind in ("*.block", "meta.json") for _ in data.rglob(kind))
 
 
 def seconds(started: Sequence[Server], fleet: telemetry.Telemetry, *, times: int) -> list[float]:

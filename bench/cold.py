@@ -1,10 +1,8 @@
 """A restart: how long until a hub's samples are there again, from the log alone and from blocks, and the first answers.
 
 The store is filled here and opened in a process of its own, so that nothing is warm but the disk's cache. `ratio` is
-the whole hub beside Prometheus, both with everything in their logs: seconds from the start to the first right answer,
-the median of several starts that take turns. `week` is the store of a small fleet with days of blocks before its log,
-`week_bare` the same without them: what many blocks add to the opening. There is no Prometheus beside it: promtool would
-read minutes of text for its blocks.
+the whole hub beside Prometheus, both with two hours in their logs and days of blocks before them: seconds from the
+start to the first right answer, the median of several starts that take turns.
 """
 
 from __future__ import annotations
@@ -27,9 +25,6 @@ from watchkeeper.store import durable
 
 # A hub looks after its blocks each minute.
 UPKEEP_SLOTS = 4
-# Blocks come each half hour: of a week of minutes, looking after them now and then leaves the same ones.
-UPKEEP_MINUTES = 10
-MINUTE_MS = 60_000
 FIRST_QUESTIONS = {
     "instant": "count(DCGM_FI_DEV_GPU_TEMP > 80)",
     "rate": "sum(rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m]))",
@@ -41,8 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=1000, help="size of the fleet")
     parser.add_argument("--slots", type=int, default=480, help="readings of each GPU, 15 s apart")
     parser.add_argument("--starts", type=int, default=5, help="starts of each server; the median counts")
-    parser.add_argument("--days", type=int, default=7, help="days of blocks before the log of a small fleet")
-    parser.add_argument("--days-gpus", type=int, default=64, help="size of that fleet")
+    parser.add_argument("--days", type=int, default=7, help="days of blocks before the log")
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
@@ -53,42 +47,33 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             path = Path(folder) / kind
             fill(fleet, path, with_blocks=kind == "blocks")
             numbers |= {f"{kind}_{name}": number for name, number in reopened(path, fleet).items()}
-        numbers |= beside_prometheus(Path(folder), fleet, starts=options.starts)
-        if options.days:
-            numbers |= after_days(Path(folder), telemetry.Telemetry(options.days_gpus, options.slots), options.days)
+        numbers |= beside_prometheus(Path(folder), fleet, starts=options.starts, days=options.days)
     return numbers | {"load_average": round(os.getloadavg()[0], 2)}
 
 
-def beside_prometheus(folder: Path, fleet: telemetry.Telemetry, *, starts: int) -> dict[str, float]:
-    fill(fleet, _restart.kept_samples(folder), with_blocks=False)
+def beside_prometheus(folder: Path, fleet: telemetry.Telemetry, *, starts: int, days: int) -> dict[str, float]:
+    samples = _restart.kept_samples(folder)
+    fill_past(fleet, samples, days)
+    fill(fleet, samples, with_blocks=False)
     hub = _restart.ours(folder, fleet)
+    blocks = {"hub_blocks": _restart.blocks_of(hub.data)}
     if not servers.find("prometheus"):
-        return {"hub_seconds": _restart.seconds([hub], fleet, times=starts)[0]}
-    both = [hub, _restart.prometheus(folder, fleet)]
-    ours, theirs = _restart.seconds(both, fleet, times=starts)
-    return {"hub_seconds": ours, "prometheus_seconds": theirs, "ratio": round(theirs / ours, 2)}
-
-
-def after_days(folder: Path, fleet: telemetry.Telemetry, days: int) -> dict[str, float]:
-    numbers: dict[str, float] = {}
-    fill_past(fleet, folder / "week", days)
-    for kind in ("week", "week_bare"):
-        fill(fleet, folder / kind, with_blocks=False)
-        numbers |= {f"{kind}_{name}": number for name, number in reopened(folder / kind, fleet).items()}
-    return numbers
+        return blocks | {"hub_seconds": _restart.seconds([hub], fleet, times=starts)[0]}
+    other = _restart.prometheus(folder, fleet, days)
+    blocks["prometheus_blocks"] = _restart.blocks_of(other.data)
+    ours, theirs = _restart.seconds([hub, other], fleet, times=starts)
+    return blocks | {"hub_seconds": ours, "prometheus_seconds": theirs, "ratio": round(theirs / ours, 2)}
 
 
 def fill_past(fleet: telemetry.Telemetry, path: Path, days: int) -> None:
-    """Blocks of so many days before the telemetry, cut and merged as by a hub; a reading a minute, nothing in a log."""
-    clock = [telemetry.START_MS - days * 24 * HOUR_MS]
+    """Blocks of so many days before the telemetry, cut and merged as by a hub; nothing in a log."""
+    clock = [telemetry.START_MS]
     store = durable.open_store(path, durable.StoreSettings(has_log=False), clock_ms=lambda: clock[0])
     ids, tables = load(fleet, store)
-    for minute in range(days * 24 * 60):
-        clock[0] += MINUTE_MS
+    for turn, clock[0] in enumerate(telemetry.past_ms(days)):
         for node in range(fleet.nodes):
-            store.append_scrape(f"node-{node}", ids[node], clock[0], tables[node][minute % fleet.slots])
-        if minute % UPKEEP_MINUTES == 0:
-            store.maintain(clock[0])
+            store.append_scrape(f"node-{node}", ids[node], clock[0], tables[node][turn % fleet.slots])
+        store.maintain(clock[0])
     store.close()
 
 

@@ -20,6 +20,9 @@ Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 START_MS = 1_760_000_400_000
 INTERVAL_MS = 15_000
+# Readings of days before the telemetry, which are there to fill blocks, are seldom.
+PAST_INTERVAL_MS = 300_000
+DAY_MS = 86_400_000
 GPUS_PER_NODE = 8
 TEAMS = 17
 METRICS = (
@@ -143,6 +146,11 @@ def _followed(goal: Floats, *, seconds: float) -> Floats:
         level = level + (goal[:, slot] - level) * share
         out[:, slot] = level
     return out
+
+
+def past_ms(days: int) -> range:
+    """Times of seldom readings of so many days before the telemetry."""
+    return range(START_MS - days * DAY_MS, START_MS, PAST_INTERVAL_MS)
 
 
 def name_of(metric: str) -> str:

@@ -15,7 +15,7 @@ from tests.house.tree import ROOT
 # Permissive, or bound to their own files: none of them asks anything of programs that use them.
 FREE = re.compile(r"MIT|BSD|Apache|PSF|ISC|Zlib|CC0|0BSD|MPL|Mozilla Public License 2\.0|Python Software Foundation")
 # Used without an import of ours: uvicorn takes them where they are.
-TAKEN_BY_OTHERS = {"httptools", "uvloop", "websockets"}
+TAKEN_BY_OTHERS = {"httptools", "websockets"}
 # Asked for when they are there, and done without when not.
 OPTIONAL = {"psycopg", "pyarrow", "textual", "torch", "triton"}
 # Of later versions of Python than this one may be.

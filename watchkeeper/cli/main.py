@@ -56,7 +56,7 @@ CANNOT_TELL = 3
 # What the extra `hub` brings, by the names under which it is imported.
 HUB_MODULES = frozenset(
     {"apprise", "argon2", "backports", "cramjam", "httptools", "numpy", "orjson", "re2", "rich", "starlette"}
-    | {"uvicorn", "uvloop", "websockets", "yaml"}
+    | {"uvicorn", "websockets", "yaml"}
 )
 
 

@@ -51,6 +51,16 @@ def test_a_plain_target_is_named_by_its_address_and_expects_nothing() -> None:
     assert found.nodes == ()
 
 
+def test_two_exporters_on_each_node_of_100_000_gpus_are_not_too_many() -> None:
+    addresses = [f"gpu-{node}:{port}" for node in range(12_500) for port in (9400, 9100)]
+    assert len(read({"targets": addresses}).targets) == 25_000
+
+
+def test_a_list_beyond_all_fleets_is_refused_with_both_numbers() -> None:
+    with pytest.raises(CollectError, match="here: lists 100001 targets, the limit is 100000"):
+        read({"targets": [f"n{number}" for number in range(100_001)]})
+
+
 def test_a_node_with_two_exporters_is_one_node() -> None:
     second = {"targets": ["127.0.0.1:9100"], "labels": {**GROUP["labels"], "__meta_watchkeeper_expected_gpus": ""}}
     found = read(second, GROUP, GROUP)

@@ -31,8 +31,8 @@ __all__ = ["Defaults", "Discovery", "Dropped", "Found", "Source", "Target", "mer
 
 META = "__meta_watchkeeper_"
 DOMAIN = META + "domain_"
-# One node each, a few targets a node: the largest fleet one hub is meant for has 2,500 nodes.
-MAX_TARGETS = 20_000
+# A few targets a node, and more nodes than the 12,500 of 100,000 GPUs.
+MAX_TARGETS = 100_000
 WILDCARDS = frozenset("*?[")
 FAMILIES = {"A": socket.AF_INET, "AAAA": socket.AF_INET6}
 
@@ -150,8 +150,11 @@ def read_groups(document: bytes | list[Any], where: str, *, defaults: Defaults, 
     made: list[Target | Dropped] = []
     nodes: list[fleet.Node] = []
     problems: list[str] = []
-    for number, group in enumerate(groups, 1):
-        addresses, named = _check_group(group, f"{where}: group {number}")
+    checked = [_check_group(group, f"{where}: group {number}") for number, group in enumerate(groups, 1)]
+    listed = sum(len(addresses) for addresses, _ in checked)
+    if listed > MAX_TARGETS:
+        raise CollectError(f"lists {listed} targets, the limit is {MAX_TARGETS}", where=where)
+    for number, (addresses, named) in enumerate(checked, 1):
         node = _node(named, f"{where}: group {number}", defaults=defaults)
         if node is not None:
             nodes.append(node)
@@ -161,8 +164,6 @@ def read_groups(document: bytes | list[Any], where: str, *, defaults: Defaults, 
                 made.append(target_of(address, named, job, node=node, cluster=cluster))
             except CollectError as error:
                 problems.append(f"{where}: group {number}: target {quote(address)} is left out: {error}")
-    if len(made) > MAX_TARGETS:
-        raise CollectError(f"lists {len(made)} targets, the limit is {MAX_TARGETS}", where=where)
     targets = tuple(one for one in made if isinstance(one, Target))
     dropped = tuple(one for one in made if isinstance(one, Dropped))
     return merge([Found(targets, tuple(nodes), dropped, tuple(problems[:10]))])

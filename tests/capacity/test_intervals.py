@@ -18,9 +18,9 @@ STEPS = 24
 ORIGINS = np.arange(240, 240 + 42 * 24, 24)
 
 
-def rolled() -> backtest.Rolled:
+def rolled(steps: int = STEPS) -> backtest.Rolled:
     series = demand.Series(0.0, HOUR, np.arange(400, dtype=np.float64))
-    return backtest.roll(series, STEPS, Scale.of(HOUR))
+    return backtest.roll(series, steps, Scale.of(HOUR))
 
 
 def residuals(size: float = 1.0, *, seed: int = 3) -> Floats:
@@ -58,6 +58,13 @@ def test_a_part_that_never_missed_is_left_as_it_is() -> None:
     assert intervals.by_law(np.array([1.0, 9.0]), sizes, apart=np.ones(2)) is sizes
 
 
+def test_within_a_day_both_edges_are_as_far_whatever_side_was_missed_and_a_week_ahead_they_are_not() -> None:
+    missed = np.abs(np.random.default_rng(3).normal(0, 1, (len(ORIGINS), 168)))
+    low, high = intervals.plain_offsets(missed, ORIGINS, rolled(168), now=int(ORIGINS[-1]) + 168)
+    np.testing.assert_allclose(-low[:24], high[:24])
+    assert 0 < -low[-1] < 0.5 * high[-1]
+
+
 def test_errors_that_grow_have_wider_intervals_than_their_own_past_says() -> None:
     growing = residuals() * np.geomspace(1, 100, len(ORIGINS))[:, None]
     plain, corrected = widths(growing)
@@ -72,9 +79,9 @@ def test_errors_that_fade_have_narrower_intervals_than_their_own_past_says() -> 
 
 def test_a_correction_has_its_limit_where_nothing_was_ever_missed_before() -> None:
     sudden = np.zeros((len(ORIGINS), STEPS))
-    sudden[-10:] = residuals()[-10:]
+    sudden[-3:] = residuals()[-3:]
     plain, corrected = widths(sudden)
-    assert 0 < corrected <= intervals.MOST_CORRECTED * plain
+    assert 0 < plain < corrected <= 2.01 * plain
 
 
 def test_a_correction_knows_nothing_of_outcomes_that_are_still_to_come() -> None:

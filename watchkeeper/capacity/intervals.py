@@ -3,9 +3,11 @@
 At an origin only residuals count whose outcome was known then, the newer ones more. A history of weeks has few windows
 of a week that do not overlap, so parts of the horizon lend each other what they know: residuals, divided by the mean
 size of their part, give one pair of tails for all, and the sizes are drawn towards one power of the distance, the more
-the fewer windows a part has. That power lies between none and a random walk's. At last the intervals that would have
-been given before are held against what came, and the coming one is widened or narrowed by what would have made those
-hold 80 % (adaptive conformal prediction, shrunk while evidence is thin). `forecast` adds the offsets to its path.
+the fewer windows a part has. That power lies between none and a random walk's. Within a day both edges are equally
+far: on which side the last forecasts missed says little of the next. Further ahead a trend that was missed is missed
+again, so the sides part. At last the intervals that would have been given before are held against what came, and the
+coming one is widened or narrowed by half of what would have made those hold 80 %, by less while evidence is thin
+(adaptive conformal prediction). `forecast` adds the offsets to its path.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ STEEPEST = 0.5
 # Intervals of fewer past forecasts are not what a history of weeks gives, and are not judged.
 LEAST_CALIBRATED = 8
 # With so many windows that do not overlap, past intervals correct the coming one by half of what they should have been
-# (chosen and confirmed as `backtest.PLAIN_WINDOWS`); never by more than this factor, since a series that was constant
-# so far has intervals of no width.
-JUDGED_WINDOWS, MOST_CORRECTED = 2.0, 4.0
+# (chosen and confirmed as `backtest.PLAIN_WINDOWS`), and more windows by no more: the whole had a worse score. What
+# they should have been counts up to this factor, since after a constant series they have no width.
+JUDGED_WINDOWS, MOST_SHARE, MOST_CORRECTED = 2.0, 0.5, 4.0
 # The standard normal distribution has a tenth above this.
 NORMAL_TENTH = 1.2816
 
@@ -79,7 +81,7 @@ class Track:
         weights = np.broadcast_to(fading[:, None], known.shape)[known]
         needed = weighted_quantiles(ratios[known], weights, (HELD,))[0]
         windows = (now - int(origins[0])) / steps
-        share = windows / (windows + JUDGED_WINDOWS)
+        share = min(MOST_SHARE, windows / (windows + JUDGED_WINDOWS))
         return float(np.clip(needed, 1 / MOST_CORRECTED, MOST_CORRECTED) ** share)
 
 
@@ -102,9 +104,15 @@ def plain_offsets(residuals: Floats, origins: Indexes, rolled: Rolled, *, now: i
     scaled = np.concatenate(
         [values / size if size > 0 else values for (values, _), size in zip(parts, sizes, strict=True)]
     )
-    low, high = weighted_quantiles(scaled, np.concatenate([weights for _, weights in parts]), (TAIL, 1 - TAIL))
+    weights = np.concatenate([weights for _, weights in parts])
+    low, high = weighted_quantiles(scaled, weights, (TAIL, 1 - TAIL))
+    either = weighted_quantiles(np.abs(scaled), weights, (1 - 2 * TAIL,))[0]
+    alike = np.minimum(1.0, rolled.scale.day / ahead)
     drawn = _along(ahead, np.array(centres), by_law(np.array(centres), sizes, apart=np.array(apart)))
-    return drawn * min(0.0, low), drawn * max(0.0, high)
+    return (
+        drawn * ((1 - alike) * min(0.0, low) - alike * either),
+        drawn * ((1 - alike) * max(0.0, high) + alike * either),
+    )
 
 
 def by_law(centres: Floats, sizes: Floats, *, apart: Floats) -> Floats:

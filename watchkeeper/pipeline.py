@@ -101,6 +101,7 @@ class Pipeline:
         )
         self._ended_series: Sequence[samples.Sample] = ()
         self._started, self._begun = now, set[str]()
+        self._first_turn: datetime | None = None
         self._remembered: Mapping[labels.Labels, float] | None = None
         self.rule_state: evaluate.State = {}
         # Without rules of our own somebody else evaluates them, and knows which alerts are over.
@@ -147,9 +148,11 @@ class Pipeline:
         if not any(group is one for one in self._rules.groups):
             return changed
         self._end_series()
+        self._first_turn = self._first_turn or now
         is_first = group.key not in self._begun
         if is_first:
             self.rule_state = evaluate.with_left_over(group, self.rule_state, partial(self._wrote, now=now))
+            self._hold_alerts(group, now)
         states: dict[str, evaluate.RuleState] = {}
         try:
             for result in evaluate.evaluate_each(group, self._rule_engine, self.rule_state, now=now):
@@ -168,6 +171,20 @@ class Pipeline:
         """What a rule wrote before a restart and nobody has ended; a server does not tell."""
         lasting = getattr(self._parts.engine, "lasting", None)
         return () if lasting is None else lasting(_together(key), clock.to_ms(now)).values()
+
+    def _hold_alerts(self, group: rulefile.Group, now: datetime) -> None:
+        """Before a group's first evaluation: alerts from before this start do not end at once."""
+        keys = [evaluate.rule_key(group, rule) for rule in group.rules]
+        if not any(self.rule_state[key].alerts for key in keys):
+            return
+        try:
+            since = evaluate.watched_since(self._parts.engine, now)
+        except WatchkeeperError as error:
+            log.warning("Alerts wait for their end once more", extra=fields(group=group.name, error=error))
+            return
+        if since is not None:
+            watch = evaluate.Watch(self._first_turn or now, since)
+            self.rule_state = evaluate.with_holds(group, self.rule_state, watch)
 
     def _restore_holds(self, group: rulefile.Group) -> None:
         """After a group's first evaluation: what was pending before a restart goes on being so."""
@@ -346,11 +363,13 @@ def _together(key: str) -> str:
 
 
 def _gist(found: diagnosis.Diagnosis | None) -> object:
-    """What a person would call the same diagnosis: the same causes at the same places, as sure as before."""
+    """What a person would call the same diagnosis: the same causes, places and names, as sure as before."""
     if found is None:
         return None
     said = [text for text in found.looked_at if text.startswith("people: ")]
-    return said, [(one.cause, one.place, round(one.confidence, 1), len(one.evidence)) for one in found.findings]
+    return said, [
+        (one.cause, one.place, one.title, round(one.confidence, 1), len(one.evidence)) for one in found.findings
+    ]
 
 
 def _steps(proposal: actions.Plan | None) -> object:

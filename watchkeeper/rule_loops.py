@@ -143,6 +143,8 @@ class RuleLoops:
             # The hub stops, or another one leads from now on: nobody is to hear of it from here.
             for task in self._handing_over:
                 task.cancel()
+            # A hub that only follows does not look after rules, and its series must not say so.
+            self._duration.values.clear()
             raise
 
     async def _evaluate_due(self) -> None:

@@ -49,9 +49,9 @@ def write_until_killed(made: World, ledger: Ledger, seconds: float) -> None:
 def break_some(made: World, broken: Counter[str]) -> None:
     """Those nodes that were broken least; return when their repairs wait for a yes.
 
-    Only nodes that are well: a fault of one whose incident is still open is a part of that incident, which had its
-    repair. Nobody mends it then, and its job rightly becomes an incident that stands still. Alerts and incidents do not
-    end in the first minutes of a hub, so some hubs have to live for that long.
+    Only nodes that are well: a fault of one under repair is a part of that repair, and reboots are counted against
+    faults. Alerts do not end in the first half minute of a hub, nor incidents in the first after them, so some hubs
+    have to live for that long.
     """
     found = until(lambda: well(made), f"{AT_ONCE} nodes are well")
     nodes = sorted(found, key=lambda node: broken[node])[:AT_ONCE]

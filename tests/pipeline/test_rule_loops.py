@@ -21,7 +21,7 @@ from watchkeeper.kit import own_metrics
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.model import alerts
 from watchkeeper.query.engine import Answer
-from watchkeeper.rules import rulefile
+from watchkeeper.rules import evaluate, rulefile
 
 COLD = HOT.replace("Hot", "Cold").replace("name: heat", "name: cold").replace("> 90", "< 10")
 OBJECTIVE = """
@@ -161,6 +161,22 @@ def test_a_group_that_was_exchanged_between_two_turns_is_not_evaluated_any_more(
     assert running.line.pipeline.evaluate(old, later(15)) == []
     assert running.line.pipeline.rule_state == {}
     running.close()
+
+
+def test_a_hub_that_no_longer_leads_does_not_say_that_it_looks_after_rules(tmp_path: Path) -> None:
+    async def story() -> None:
+        running = Running(tmp_path)
+        await running.run_for(15)
+        looked_after = running.metrics.gauge(evaluate.HEARTBEAT, "")
+        assert looked_after.values
+        waits = asyncio.ensure_future(running.loops.loops()[0].body())
+        await asyncio.sleep(0)
+        waits.cancel()
+        await asyncio.wait([waits])
+        assert (waits.cancelled(), looked_after.values) == (True, {})
+        running.close()
+
+    asyncio.run(story())
 
 
 def test_own_objectives_become_rules_and_are_read_again_with_them(tmp_path: Path) -> None:

@@ -179,6 +179,15 @@ def test_a_gpu_is_shown_with_what_happened_to_it(site: Site) -> None:
     assert site.ask("/api/gpu/GPU-r01-01-0").json["labels"]["Hostname"] == "gpu-r01-01"
 
 
+def test_a_gpu_that_broke_before_it_ever_reported_is_shown_by_what_is_told_of_it(site: Site) -> None:
+    incident = site.call(stories.lose_gpu, site.hub)
+    site.hub.fleet.seen = [seen for seen in site.hub.fleet.seen if seen.gpu.uuid != incident.place.gpu]
+    answer = site.ask(f"/api/gpu/{incident.place.gpu}")
+    assert (answer.status, answer.json["node"]["name"], answer.json["labels"]) == (200, "gpu-r01-02", None)
+    assert answer.json["gpu"] == {"uuid": incident.place.gpu, "index": None, "pci": None, "model": None}
+    assert [card["id"] for card in answer.json["incidents"]] == ["INC-1"]
+
+
 def test_a_drill_goes_through_to_the_simulator(site: Site) -> None:
     assert site.ask("/api/sim/scenarios").json[0]["name"] == "xid-79"
     site.ask("/api/sim/faults", method="POST", body={"scenario": "xid-79"})

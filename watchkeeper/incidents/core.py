@@ -27,6 +27,7 @@ from watchkeeper.incidents.correlate import (
     end_member,
     explain,
     go_on,
+    rename,
 )
 from watchkeeper.incidents.domains import Domains, shared_by_domain
 from watchkeeper.incidents.footprint import is_workload
@@ -161,7 +162,7 @@ class Incidents:
         return self._take(signal, now)
 
     def tick(self, now: datetime, firing: Iterable[alerts.Alert] = ()) -> list[Incident]:
-        """End what has been quiet for long enough, resolve what has ended, forget what is long over.
+        """End what has been quiet for long enough, resolve what has ended, rename and forget where it is time.
 
         `firing` are all alerts of the moment: one whose incident a person resolved brings it back.
         """
@@ -176,9 +177,19 @@ class Incidents:
             changed += self._look_at(incident, now)
         if is_untidy:
             self._tidied = now
+            changed += self._rename(now)
             gone = self._shelf.forget(now)
             self._conditions.forget((member for incident in gone for member in incident.members), now)
         return _newest(changed)
+
+    def _rename(self, now: datetime) -> list[Incident]:
+        """A GPU that broke before it was ever read is called by its number as soon as a page has told it."""
+        named = [(incident, rename(incident, self._around.names)) for incident in self.open()]
+        return [
+            self._save(after, Step.RENAMED, text=f"By its name: {after.title}", at=now)
+            for before, after in named
+            if after is not before
+        ]
 
     def _look_at(self, incident: Incident, now: datetime) -> list[Incident]:
         """End what was quiet for long enough, resolve it when all has ended, and say when to look again."""

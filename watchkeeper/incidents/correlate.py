@@ -41,6 +41,7 @@ class Step(StrEnum):
     ENDED = "ended"
     ABSORBED = "absorbed"
     EXPLAINED = "explained"
+    RENAMED = "renamed"
     RESOLVED = "resolved"
     ACKNOWLEDGED = "acknowledged"
     ASSIGNED = "assigned"
@@ -153,6 +154,13 @@ def explain(near: Sequence[Incident], incident: Incident, *, cause: str, around:
         severity=max(incident.severity, row.severity, key=lambda severity: severity.rank),
     )
     return Decision(Step.EXPLAINED, _next_version(named, incident), f"Explained by another fault: {named.title}")
+
+
+def rename(incident: Incident, names: Callable[[fleet.Place], str]) -> Incident:
+    """One that is called by the UUID of its GPU, under the name that the inventory has learned; else unchanged."""
+    uuid = incident.place.gpu
+    called = title(incident.cause, incident.place, names=names) if uuid and uuid in incident.title else incident.title
+    return incident if called == incident.title else _next_version(replace(incident, title=called), incident)
 
 
 def end_member(incident: Incident, ref: str, *, until: datetime) -> Incident:

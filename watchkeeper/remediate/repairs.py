@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from watchkeeper.errors import ActionFailed, ActionRefused, IllegalMove
 from watchkeeper.kit.logs import fields
-from watchkeeper.model import actions, events, fleet
+from watchkeeper.model import actions, events, fleet, incidents
 from watchkeeper.model.repairs import RECLAIMS, WAITING, Repair, RepairId, RepairState
 from watchkeeper.remediate import guards, progress, validation
 from watchkeeper.remediate.driver import Observed
@@ -106,10 +106,22 @@ class Repairs(Register):
         return self.decide(changed, now)
 
     def _was_tried(self, want: Wanted) -> bool:
-        """This incident had its repair; only its return, or a person, asks for another."""
-        return any(
-            one.openings.get(want.incident, -1) >= want.opening for one in self._around.shelf.repairs_at(want.node)
-        )
+        """This incident had its repair, and nothing but a person asks for another.
+
+        Unless it has come back since, or broke again after the node was given back: that is a new fault, also while
+        its incident is still open. A fault that merely stays is none, and the guard of attempts bounds how often.
+        """
+        past = self._around.shelf.repairs_at(want.node)
+        last = next((one for one in past if one.openings.get(want.incident, -1) >= want.opening), None)
+        if last is None or last.state is not RepairState.DONE or last.ended_at is None:
+            return last is not None
+        given_back = last.ended_at
+        return all(self._heard_at(fault) <= given_back for fault in want.faults)
+
+    def _heard_at(self, fault: incidents.Member) -> datetime:
+        """By our own clock, as the end of a repair is: that of a machine may be minutes off."""
+        event = self._around.shelf.event(fault.ref) if fault.kind is incidents.MemberKind.EVENT else None
+        return fault.since if event is None or event.received_at is None else event.received_at
 
     # What time brings
 

@@ -41,6 +41,8 @@ class Shelf(Protocol):
 
     def open_incident_ids(self) -> set[str]: ...
 
+    def event(self, id: str) -> events.Event | None: ...
+
 
 def nobody_knows(action: actions.Action, since: datetime, now: datetime) -> validation.Verdict:  # noqa: ARG001
     return validation.Verdict("idle", validation.Standing.UNKNOWN, "nobody here can say whether it is used")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from watchkeeper.catalogue import causes
 from watchkeeper.model import actions, fleet, incidents, repairs
 from watchkeeper.remediate.ladder import Rung
 from watchkeeper.remediate.plan import ON_WORKLOAD
@@ -28,6 +29,8 @@ class Wanted:
     rung: Rung
     actions: tuple[actions.Action, ...]
     limit_seconds: Mapping[str, float]
+    # What lasts of the incident and would be reason enough for such a plan.
+    faults: tuple[incidents.Member, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -79,7 +82,19 @@ def wanted(
     place = fleet.Place(cluster, node=node)
     if rung.mode is actions.Mode.ACT and steps[0].kind in repairs.BY_PERSON:
         rung = Rung(actions.Mode.ASK, f"{rung.why}, but the plan begins with a look by a person")
-    return Wanted(incident.id, incident.reopened, place, pool, cause, rung, tuple(steps), limits)
+    faults = _faults(incident, cause)
+    return Wanted(incident.id, incident.reopened, place, pool, cause, rung, tuple(steps), limits, faults)
+
+
+def _faults(incident: incidents.Incident, cause: str) -> tuple[incidents.Member, ...]:
+    """The cause itself, or hardware as grave; a job that still waits, or a machine under our hands, is neither."""
+    least = causes.lookup(cause).severity.rank
+
+    def is_fault(member: incidents.Member) -> bool:
+        is_as_grave = causes.lookup(member.cause).is_hardware and member.severity.rank >= least
+        return member.until is None and not member.by_repair and (member.cause == cause or is_as_grave)
+
+    return tuple(member for member in incident.members if is_fault(member))
 
 
 def workloads_of(steps: Iterable[actions.Action]) -> frozenset[str]:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TypeAlias
 
 from watchkeeper.errors import QueryError, QueryLimit, WatchkeeperError
-from watchkeeper.kit import clock
+from watchkeeper.kit import clock, durations
 from watchkeeper.model.alerts import Alert, AlertState
 from watchkeeper.model.histograms import Histogram, HistogramSample
 from watchkeeper.model.labels import METRIC_NAME, Labels
@@ -36,6 +36,11 @@ OUTAGE_TOLERANCE = "1h"
 HEARTBEAT = "watchkeeper_hub_rule_group_seconds"
 # After a restart an expression needs its `for` and two intervals to be true again; Prometheus' usual interval.
 USUAL_INTERVAL_SECONDS = 60.0
+# A hub that is back this soon has had no outage: what was seen before it went counts as seen.
+LONGEST_PAUSE = timedelta(seconds=2 * USUAL_INTERVAL_SECONDS)
+# After any start: with the first evaluation each target was read once, and a rate needs a second reading.
+FIRST_READINGS = timedelta(seconds=30)
+PAUSE_STEP_MS = 15_000
 
 
 class Health(StrEnum):
@@ -51,7 +56,7 @@ class RuleState:
     """What is remembered of one rule: its alerts, the series it wrote last, and how the last evaluation went.
 
     `named` is what each series of the last answer was recorded as: mostly the next answer has the same ones.
-    `holds_until` is set after a restart: until then a firing alert does not end.
+    `holds_until` is set after a start: until then a firing alert does not end, see `with_holds`.
     """
 
     alerts: Mapping[Labels, Alert] = field(default_factory=dict)
@@ -217,12 +222,59 @@ def restore_holds(state: State, held: Mapping[Labels, float]) -> State:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """When this hub first evaluated a rule, and since when rules were looked after without a long pause by any hub."""
+
+    began: datetime
+    since: datetime
+
+
+def watched_since(engine: engines.Engine, now: datetime) -> datetime | None:
+    """When the rules were first looked after without a pause that is an outage; None where nobody did before `now`."""
+    hour = round(durations.parse_seconds(OUTAGE_TOLERANCE) * 1000)
+    span = engines.Span(clock.to_ms(now) - hour, clock.to_ms(now), PAUSE_STEP_MS)
+    answer = engine.range(f"max(timestamp({HEARTBEAT}))", span)
+    seen = {round(value * 1000) for _, _, values in answer.frame.rows() for value in values.tolist()}
+    since = now
+    for at in (clock.from_ms(at_ms) for at_ms in sorted(seen, reverse=True)):
+        if since - at > LONGEST_PAUSE:
+            break
+        since = at
+    return None if since == now else since
+
+
+def with_holds(group: Group, state: State, watch: Watch) -> State:
+    """The state before a group's first evaluation: when the alerts from before a start may end.
+
+    An outage of ours is not to be taken for health: an alert ends when its rule was looked after for as long as it
+    needs to be true again. That time goes on through short pauses, so that a hub which is restarted every minute still
+    ends its alerts.
+    """
+    held = dict(state)
+    for rule in group.rules:
+        key = rule_key(group, rule)
+        one = held.get(key, RuleState())
+        if isinstance(rule, AlertingRule) and _is_from_before(one):
+            until = max(watch.since + _time_to_show(group, rule), watch.began + FIRST_READINGS)
+            held[key] = replace(one, holds_until=until)
+    return held
+
+
 def _held(group: Group, rule: Rule, before: RuleState, *, now: datetime) -> RuleState:
-    """Alerts that no evaluation of ours has seen come from before a restart, and are given time to show again."""
-    if isinstance(rule, RecordingRule) or before.evaluated_at is not None or not before.alerts:
+    """Where nobody knows of a time before this evaluation, all of the time to show again begins with it."""
+    if isinstance(rule, RecordingRule) or not _is_from_before(before) or before.holds_until is not None:
         return before
-    seconds = rule.hold_seconds + 2 * (group.interval_seconds or USUAL_INTERVAL_SECONDS)
-    return replace(before, holds_until=now + timedelta(seconds=seconds))
+    return replace(before, holds_until=now + _time_to_show(group, rule))
+
+
+def _is_from_before(one: RuleState) -> bool:
+    """It has alerts, and no evaluation of ours has seen them."""
+    return one.evaluated_at is None and bool(one.alerts)
+
+
+def _time_to_show(group: Group, rule: AlertingRule) -> timedelta:
+    return timedelta(seconds=rule.hold_seconds + 2 * (group.interval_seconds or USUAL_INTERVAL_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)

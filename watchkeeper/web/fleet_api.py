@@ -153,20 +153,24 @@ class FleetApi:
     async def gpu(self, request: Request) -> Response:
         """One GPU: where it is, who holds it, what its exporter says of it, and what happened to it."""
         uuid = request.path_params["uuid"]
-        found = next((seen for seen in self._hub.fleet.gpus() if seen.gpu.uuid == uuid), None)
-        if found is None:
-            raise HTTPException(404, f"no GPU {uuid[:60]} has reported to this hub")
-        node = next((node for node in self._hub.fleet.nodes() if node.name == found.node), None)
         about = [
             incident
             for incident in self._hub.incidents(open_only=False, limit=LIST_LIMIT)
-            if incident.place.gpu == uuid or any(member.place.gpu == uuid for member in incident.members)
+            if any(member.place.gpu == uuid for member in incident.members)
         ]
+        happened = [(incident, m) for incident in about for m in incident.members if m.place.gpu == uuid]
+        seen = next((one for one in self._hub.fleet.gpus() if one.gpu.uuid == uuid), None)
+        if seen is None and not happened:
+            raise HTTPException(404, f"no GPU {uuid[:60]} has reported to this hub")
+        # One that broke before its first page is known by what is told of it.
+        where = happened[0][1].place if seen is None else fleet.Place(seen.cluster, node=seen.node)
+        key = (where.cluster, where.node)
+        node = next((node for node in self._hub.fleet.nodes() if (node.cluster, node.name) == key), None)
         return ok(
-            gpu=found.gpu,
-            node=node or {"name": found.node},
+            gpu=fleet.Gpu(uuid) if seen is None else seen.gpu,
+            node=node or {"name": where.node},
             labels=await self._labels(uuid),
-            events=[wire.to_plain(m) | {"incident": i.id} for i in about for m in i.members if m.place.gpu == uuid],
+            events=[wire.to_plain(member) | {"incident": incident.id} for incident, member in happened],
             incidents=[cards.card(self._hub, incident) for incident in about],
         )
 

@@ -39,6 +39,18 @@ def test_the_rank_that_enqueued_least_is_behind() -> None:
     assert answer.findings[0].where["missing_rank"] == 2
 
 
+def test_a_rank_that_completed_more_than_another_is_not_behind_it() -> None:
+    status = "[rank{}]: PG status: last enqueued work: {}, last completed work: {}\n"
+    first = ask(timeout(0) + status.format(0, 60, 40) + status.format(2, 58, 42)).findings[0]
+    assert first.cause == "nccl_timeout_straggler"
+    assert "missing_rank" not in first.where
+
+
+def test_ranks_that_gave_up_in_different_collectives_are_told_apart() -> None:
+    lines = timeout(0) + timeout(2, seq=43, op="BROADCAST")
+    assert "Rank 0 waited in ALLREDUCE number 41; rank 2 waited in BROADCAST number 43" in ask(lines).findings[0].why
+
+
 def dump(last: int, state: str, op: str = "all_reduce") -> dict[str, object]:
     entries = [
         {

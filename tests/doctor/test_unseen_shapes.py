@@ -187,6 +187,90 @@ SHAPES: list[tuple[str, str]] = [
         "driver_call_hung",
         "[ 91.1] watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:4711]\n[ 91.2] Call Trace:\n[ 91.3]  os_acquire_spinlock+0x11/0x20 [nvidia]",
     ),
+    ("gpu_fell_off_bus", "Unable to determine the device handle for GPU 00:4A:00.0: Unknown Error"),
+    ("gpu_fell_off_bus", "[ERROR] NVML get temperature failed with code: GPUIsLost"),
+    ("fabric_manager_down", "nvidia-nvswitch: Version mismatch, kernel version 535.10.01 user version 535.20.02"),
+    ("shm_too_small", "ERROR shard-manager: launcher: Shard process was signaled to shutdown with signal 7 rank=3"),
+    (
+        "nccl_ib_link_error",
+        "[n4:811:0:811] ib_mlx5_log.c:177  Transport retry count exceeded on mlx5_6:1/RoCE (synd 0x15)",
+    ),
+    (
+        "ib_link_degraded",
+        "# Port info: Lid 7 port 1\nLinkState:.......................Down\nPhysLinkState:...................Disabled",
+    ),
+    (
+        "gsp_timeout",
+        "NVRM:     -1    76   GSP_RM_CONTROL              9 0x0000000020800a01 0x0000000000000010 0x0006000000000001 0x0006000000000002    88us",
+    ),
+    ("app_illegal_access", "nvgpu: 17000000.gpu nvgpu_tsg_set_ctx_mmu_error:99 [ERR]  TSG 5 generated a mmu fault"),
+    (
+        "cuda_oom",
+        "RuntimeError: Failed to allocate memory for batch_prefill_tmp_s with size 1048576 and alignment 16 in AlignedAllocator",
+    ),
+    ("no_device_plugin", 'err="prepare dynamic resources: DRA driver gpu.nvidia.com is not registered" pod="a/b-0"'),
+    (
+        "driver_call_hung",
+        "INFO: task python:71 blocked for more than 120 seconds.\n  nvkms_ioctl_common+0x4a/0xa0 [nvidia_modeset]",
+    ),
+    (
+        "driver_not_loaded",
+        "Error: Failed to initialize NVML\nError: Unable to connect to host engine. Host engine connection invalid/disconnected.",
+    ),
+    ("nvlink_error", "kernel: NVRM: Xid (PCI:xxxx:xx:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 04"),
+    (
+        "checkpoint_failing",
+        '    torch.save(net.state_dict(), path)\n  File "a.py", line 3, in close\n    f.close()\nOSError: [Errno 5] Input/output error',
+    ),
+    (
+        "checkpoint_failing",
+        'step 900: saving checkpoint...\nTraceback (most recent call last):\n  File "a.py", line 3, in main\nOSError: [Errno 30] Read-only file system',
+    ),
+    ("checkpoint_failing", "luajit: torch/File.lua:9: write error: wrote 100 blocks instead of 200 at THDiskFile.c:7"),
+    (
+        "cuda_oom",
+        "/src/host/mem/mem_heap.cpp:88: non-zero status: 2 cuMemCreate failed\n[barrier.cpp:2] cuda failed with an illegal memory access was encountered",
+    ),
+    ("nccl_ib_gid", "[Rank 3]: Error 22 (Invalid argument) at (IB.c:8):Failed to modify QP (libibverbs)"),
+    (
+        "ecc_uncorrectable",
+        "Warning: Detected a GPU SRAM uncorrectable error for the volatile counter for GPU ID 6, offline n7",
+    ),
+    (
+        "nccl_bootstrap_firewall",
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key: k:1 (world_size=16, worker_count=8, timeout=0:30:00)",
+    ),
+    (
+        "container_runtime_missing",
+        "waiting for nvidia container stack to be setup\nwaiting for nvidia container stack to be setup",
+    ),
+    (
+        "driver_not_loaded",
+        "stat: cannot statx '/run/nvidia/validations/.driver-ctr-ready': No such file or directory\ncommand failed, retrying after 5 seconds",
+    ),
+    (
+        "driver_not_loaded",
+        "failed to create CDI spec: lstat /run/nvidia/driver/dev/nvidia-uvm: no such file or directory",
+    ),
+    (
+        "gpu_fell_off_bus",
+        '  XidCriticalError   True   Mon, 10 Aug 2026 10:00:00 +0000   Mon, 10 Aug 2026 09:59:00 +0000   {"79":true}   0f0e',
+    ),
+    (
+        "driver_not_loaded",
+        "Error: Unable to find a match: kernel-headers-5.14.0-9.el9.x86_64 kernel-devel-5.14.0-9.el9.x86_64",
+    ),
+    ("gpu_missing", "  Warning  Unhealthy  3m  kubelet  Startup probe failed: No devices were found"),
+    ("nccl_rank_died", "ORTE has lost communication with a remote daemon.\n  Remote daemon: [[7,0],2] on node n2"),
+    (
+        "nccl_wrong_interface",
+        "Last error:\nsocketStartConnect: Connect to fe80::1:2ff:fe03:4%veth77<41> failed : Software caused connection abort",
+    ),
+    (
+        "nccl_bootstrap_firewall",
+        "[rank5]: Last error:\n[rank5]: socketPollConnect poll() returned 1, no POLLOUT events",
+    ),
+    ("gsp_timeout", '        "message": "xid 119 detected by dmesg (3 minutes ago)"'),
 ]
 
 
@@ -280,3 +364,55 @@ def test_a_gpu_that_tells_its_temperature_and_power_has_not_left_the_bus() -> No
     head = "| NVIDIA-SMI 550.54.14    Driver Version: 550.54.14    CUDA Version: 12.4 |\n"
     assert not ask(head + rows.format("ERR!")).findings
     assert causes(ask(head + lost))[:1] == ["gpu_fell_off_bus"]
+
+
+def test_an_io_error_that_no_save_comes_before_is_no_checkpoint() -> None:
+    text = '  File "a.py", line 3, in __getitem__\n    raw = f.read()\nOSError: [Errno 5] Input/output error'
+    assert "checkpoint_failing" not in causes(ask(text))
+
+
+PORT = (
+    "pcieport 0000:20:01.0: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer, (Receiver ID)\n"
+)
+
+
+def test_a_port_above_a_device_that_is_no_gpu_is_no_gpus_link() -> None:
+    first = ask(PORT + "xhci_hcd 0000:21:00.0: AER: can't recover (no error_detected callback)").findings[0]
+    assert (first.cause, first.confidence < 0.5) == ("unknown", True)
+    assert "xhci_hcd" in first.why
+    assert "pci" not in first.where
+
+
+def test_a_port_above_a_gpu_stays_one_beside_the_other_functions_of_the_board() -> None:
+    board = (
+        "nvidia 0000:21:00.0: AER: can't recover (no error_detected callback)\n"
+        "xhci_hcd 0000:21:00.2: AER: can't recover (no error_detected callback)"
+    )
+    assert causes(ask(PORT + board))[:1] == ["pcie_degraded"]
+
+
+def test_corrected_errors_of_another_port_still_count_beside_a_disk_that_did_not_recover() -> None:
+    corrected = "pcieport 0000:40:01.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)\n" * 3
+    answer = ask(corrected + PORT + "nvme 0000:21:00.0: AER: can't recover (no error_detected callback)")
+    assert [(finding.cause, finding.confidence < 0.5) for finding in answer.findings] == [("pcie_degraded", True)]
+
+
+def test_an_xid_without_its_address_names_no_gpu() -> None:
+    first = ask("NVRM: Xid (PCI:...): 48, pid=7, name=python, DBE").findings[0]
+    assert first.cause == "ecc_uncorrectable"
+    assert "pci" not in first.where
+
+
+def test_a_socket_on_the_node_itself_that_is_taken_is_no_firewall() -> None:
+    text = "n1:33:58 [2] misc/ipcsocket.cc:57 NCCL WARN UDS: Binding to socket /tmp/nccl-socket-2-0a1b failed : Address already in use (98)"
+    assert "nccl_bootstrap_firewall" not in causes(ask(text))
+
+
+def test_the_node_that_the_controller_drains_is_the_place_and_not_the_controller() -> None:
+    text = "Aug 10 10:00:00 ctl1 slurmctld[9]: error: Setting node gpu07 state to INVAL with reason:gres/gpu count reported lower than configured (7 < 8)"
+    assert ask(text).findings[0].where["node"] == "gpu07"
+
+
+def test_a_waiting_task_is_named_by_its_own_number_and_not_by_its_parents() -> None:
+    text = "task:python3.12 state:D stack:0 pid:4711 ppid:4242 flags:0x2\n uvm_ioctl+0x13e0/0x16f0 [nvidia_uvm]"
+    assert ask(text).findings[0].where["pid"] == 4711

@@ -58,8 +58,9 @@ ADDRESS = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2,4}:[0-9a-fA-F]{2}(?:\.[0
 # NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
 # NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=208042, Contained: CE User Channel (0x9). RST: No, D-RST: No
 # NVRM: Xid (0000:03:00): 14, Channel 00000001
+# NVRM: Xid (PCI:...): 145, RLW_RXPIPE Nonfatal …       (people hide addresses in what they hand in)
 XID = re.compile(
-    rf"NVRM: Xid \((?:PCI:)?{ADDRESS}"
+    rf"NVRM: Xid \((?:PCI:)?(?:{ADDRESS}|[^()\n]{{1,24}}?)"
     r"(?: GPU-I:(?P<gpu_instance>\d+))?(?: GPU-CI:(?P<compute_instance>\d+))?\): (?P<code>\d{1,6})\b"
     r"(?:, pid='?(?P<pid>\d{1,10}|<unknown>)'?)?(?:, name=(?P<name>[^,]*))?(?:, )?(?P<rest>.*)",
     re.DOTALL,
@@ -192,7 +193,7 @@ def _xid(match: re.Match[str]) -> KernelFact:
         events.EventKind.XID,
         match.group().rstrip(),
         code=int(found["code"]),
-        pci=fleet.same_pci(found["pci"]),
+        pci=None if found["pci"] is None else fleet.same_pci(found["pci"]),
         pid=int(pid) if pid is not None and pid.isdigit() else None,
         process=name if name not in (None, "", "<unknown>") else None,
         fields=known,

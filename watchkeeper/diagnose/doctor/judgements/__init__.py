@@ -20,6 +20,6 @@ JUDGEMENTS: tuple[Judgement, ...] = (
     first_error.came_first, first_error.on_the_missing_node, collectives.ended_ranks,
     odd_rank.first_to_diverge, odd_rank.disagrees_with_all, odd_rank.fell_silent, waiting.taints, network.queue_pairs,
     network.completions, network.interfaces, network.versions, network.adapters, network.settings,
-    rdma.adapters_against_ibstat, general.dcgm_incidents, general.gpu_memory, general.host_memory,
+    rdma.adapters_against_ibstat, general.dcgm_incidents, general.gpu_memory, general.host_memory, general.checkpoints,
     general.requests, general.serving, general.leftovers,
 )  # fmt: skip

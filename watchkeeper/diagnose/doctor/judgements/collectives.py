@@ -17,6 +17,7 @@ from watchkeeper.diagnose.doctor.signatures import lookup
 from watchkeeper.readers.flight_recorder import Collective, Dump
 
 MAX_RANKS_NAMED = 32
+MAX_NAMED = 4
 # Operations whose sizes do not differ by design, and how sure a difference is: sharded training uses the last two in
 # several groups of ranks at once, and a line does not say in which.
 SAME_ON_ALL_RANKS = {
@@ -55,10 +56,11 @@ def hang(facts: Facts) -> Iterable[Opinion]:
     ranks = sorted({timeout.rank for timeout in timeouts if timeout.rank}, key=_as_number)
     missing = _missing(facts, ranks)
     behind = _behind(facts)
-    first = timeouts[0]
-    what = f"{first.operation or 'a collective'} number {first.sequence}" if first.sequence else "a collective"
-    why = f"Rank {', '.join(ranks) or 'unknown'} waited in {what} until the time-out."
-    where: list[tuple[str, str]] = [("collective", what)] if first.sequence else []
+    waited = _waited(timeouts)
+    first = next(iter(waited))
+    said = "; ".join(f"rank {', '.join(found)} waited in {what}" for what, found in list(waited.items())[:MAX_NAMED])
+    why = f"{said[0].upper()}{said[1:]} until the time-out."
+    where: list[tuple[str, str]] = [("collective", first)] if timeouts[0].sequence else []
     if missing:
         why += f" Rank {', '.join(missing)} of {_world(facts)} never timed out: look there first."
         where += [("missing_rank", rank) for rank in missing] + _places_of(facts, missing)
@@ -90,6 +92,18 @@ def _timeout(seen: Sighting) -> Timeout:
     return Timeout(rank, seen.fields.get("seq", ""), seen.fields.get("op", ""), size, seen)
 
 
+def _waited(timeouts: Sequence[Timeout]) -> dict[str, list[str]]:
+    """Which ranks stood in which collective when they gave up; a rank counts where it did so first."""
+    by_rank: dict[str, Timeout] = {}
+    for timeout in timeouts:
+        by_rank.setdefault(timeout.rank, timeout)
+    found: dict[str, list[str]] = {}
+    for one in by_rank.values():
+        what = f"{one.operation or 'a collective'} number {one.sequence}" if one.sequence else "a collective"
+        found.setdefault(what, []).append(one.rank or "unknown")
+    return {what: sorted(ranks, key=_as_number) for what, ranks in found.items()}
+
+
 def _disagreement(timeouts: Sequence[Timeout]) -> Opinion | None:
     """Different operations or sizes of different ranks at one sequence number."""
     by_sequence: dict[str, dict[str, Timeout]] = {}
@@ -102,7 +116,7 @@ def _disagreement(timeouts: Sequence[Timeout]) -> Opinion | None:
         operations = {operation for operation, _ in kinds}
         if len(operations) > 1 or (len(kinds) > 1 and operations <= SAME_ON_ALL_RANKS.keys()):
             said = "; ".join(
-                f"rank {one.rank}: {one.operation} of {one.size or '?'}" for one in list(found.values())[:4]
+                f"rank {one.rank}: {one.operation} of {one.size or '?'}" for one in list(found.values())[:MAX_NAMED]
             )
             return opinion(
                 "nccl_shape_or_collective_mismatch",
@@ -136,13 +150,15 @@ def _missing(facts: Facts, ranks: Sequence[str]) -> list[str]:
 
 
 def _behind(facts: Facts) -> tuple[str, int, int] | None:
-    """The rank that has enqueued least, if it differs from the others."""
-    enqueued = {
-        seen.fields["rank"]: int(seen.fields["enqueued"]) for seen in facts.of("pg-status") if "rank" in seen.fields
-    }
+    """The rank that has enqueued least, if it differs from the others and has not completed more than one of them."""
+    status = {seen.fields["rank"]: seen.fields for seen in facts.of("pg-status") if "rank" in seen.fields}
+    enqueued = {rank: int(fields["enqueued"]) for rank, fields in status.items()}
     if len(enqueued) < 2 or len(set(enqueued.values())) < 2:
         return None
     rank = min(enqueued, key=lambda name: enqueued[name])
+    completed = {name: int(fields["completed"]) for name, fields in status.items()}
+    if completed[rank] > min(completed.values()):
+        return None
     return rank, enqueued[rank], max(enqueued.values())
 
 

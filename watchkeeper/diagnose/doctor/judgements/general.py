@@ -18,6 +18,8 @@ MANY_WAITING = 100
 FULL_CACHE_PERCENT = 95.0
 # Printouts that have a reader of their own: words in them name fields, not failures.
 LISTINGS = frozenset({"exporter_metrics", "nvidia_smi_q", "nvidia_smi_xml", "nvidia_smi_csv", "lspci", "ipmi_sel"})
+# The call that failed stands at most so far above the error that a traceback ends with.
+TRACEBACK_LINES = 60
 # A share of unused reservations that a caching allocator does not have in good health.
 FRAGMENTED_SHARE = 0.1
 
@@ -86,6 +88,18 @@ def host_memory(facts: Facts) -> Iterable[Opinion]:
     if full and stopped:
         why = f"The host's memory was nearly full ({full[-1].fields['used']} in use) when a rank was gone."
         yield opinion("host_oom", 0.62, why, on=[full[-1], *stopped[:3]])
+
+
+def checkpoints(facts: Facts) -> Iterable[Opinion]:
+    """A file system that refused a write while a program was saving: the error's own line does not say what for."""
+    tried = facts.of("saving-was-tried")
+    for refused in facts.of("write-refused"):
+        before = [
+            seen for seen in tried if seen.input == refused.input and 0 <= refused.line - seen.line <= TRACEBACK_LINES
+        ]
+        if before:
+            why = f"A checkpoint was being saved when the file system answered: {refused.fields['error'].strip()}."
+            yield opinion("checkpoint_failing", 0.78, why, on=[before[-1], refused])
 
 
 def _gibibytes(text: str) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from watchkeeper.catalogue import recovery_actions, tables, xid
 from watchkeeper.diagnose.doctor.facts import Facts, Sighting, values
@@ -49,6 +50,7 @@ CARRIERS = frozenset(
         "ice",
     }
 )
+PORTS = frozenset({"pcieport", "pci"})
 # … 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000002 0x00000000 …)
 NVLINK_REGISTERS = re.compile(r"\d, (?:pid=.*?, )?(?P<unit>[A-Z]+_[A-Z_]+) .*\(0x[0-9a-f]+ (?P<status>0x[0-9a-f]+)")
 
@@ -202,7 +204,7 @@ def _ruled_out(cause: str, codes: Sequence[int]) -> Iterable[str]:
 
 def reported_xids(facts: Facts) -> Iterable[Opinion]:
     """Xids that another program reports: a device plugin, an exporter, an administrator's reason."""
-    for seen in facts.of("xid-by-plugin", "page-xid"):
+    for seen in facts.of("xid-by-plugin", "xid-by-condition", "page-xid"):
         code = int(seen.fields.get("code", "0"))
         if code == 0 or "NVRM" in seen.text:
             continue
@@ -234,11 +236,19 @@ def bus_errors(facts: Facts) -> Iterable[Opinion]:
     """PCIe errors that the root ports report (AER)."""
     everything = facts.of("kernel-pcie_error")
     seen = [one for one in everything if one.fields.get("driver") in CARRIERS]
-    if everything and not seen:
-        named = ", ".join(values(everything, "driver"))
+    # The kernel names whose driver could not recover from an uncorrected error: if that is no carrier, nor is its port.
+    behind = facts.of("aer-not-recovered")
+    if behind and not any(one.fields["driver"] in CARRIERS for one in behind):
+        seen = [one for one in seen if one.fields.get("driver") not in PORTS or not _is_uncorrected(one)]
+    if (everything or behind) and not seen:
+        named = ", ".join(values(behind or everything, "driver"))
         why = f"The PCIe errors are those of a device of {named}: no GPU, no network adapter and no port above one."
-        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=everything[:MAX_EVIDENCE])
-    worst = [one for one in seen if "uncorrect" in one.fields.get("severity", "").lower()]
+        # An address would stand in the answer as that of a GPU.
+        seen_there = [
+            replace(one, fields=dict(one.fields) | {"pci": ""}) for one in (behind or everything)[:MAX_EVIDENCE]
+        ]
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=seen_there)
+    worst = [one for one in seen if _is_uncorrected(one)]
     if worst:
         yield opinion("pcie_degraded", 0.75, "A PCIe port reports uncorrected errors.", on=worst[:MAX_EVIDENCE])
     elif seen:
@@ -248,6 +258,10 @@ def bus_errors(facts: Facts) -> Iterable[Opinion]:
         of_gpu = any(one.fields.get("driver") == "nvidia" for one in seen)
         confidence = 0.62 if of_gpu and count >= MANY_CORRECTED else 0.48 if count > 1 else 0.4
         yield opinion("pcie_degraded", confidence, why, on=seen[:MAX_EVIDENCE])
+
+
+def _is_uncorrected(seen: Sighting) -> bool:
+    return "uncorrect" in seen.fields.get("severity", "").lower()
 
 
 def hung_calls(facts: Facts) -> Iterable[Opinion]:

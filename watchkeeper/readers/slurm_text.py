@@ -35,9 +35,16 @@ NODE_NAME = re.compile(r"^NodeName=(?P<name>\S+)")
 ASSIGNED = re.compile(r"(?:^|\s)(?P<name>State|Gres|Reason)=(?P<value>\(null\)|[^=]*?)(?=\s+\w+=|\s*$|\s\[)")
 # REASON               USER      TIMESTAMP           NODELIST
 REASON_HEADER = re.compile(r"^REASON\s.*NODELIST\s*$")
+# NODELIST   NODES PARTITION STATE
+NODE_HEADER = re.compile(r"^NODELIST\s+NODES\s+PARTITION\s+STATE\b")
 # compute*     up   infinite      3  drain compute[001-003]
 SINFO = re.compile(
     r"^\S+\s+(?:up|down|drain|inact)\s+\S+\s+(?P<count>\d+)\s+(?P<state>[a-z]+[*~#!%$@^-]?)\s+(?P<nodes>\S+)\s*$"
+)
+# sinfo -N, and -l:  gpu07  1  gpu*  down*  64  2:16:2  515000  0  1  (null)  Not responding
+SINFO_NODE = re.compile(
+    r"^(?P<node>\S+)\s+\d+\s+\S+\s+(?P<state>[a-z]+[*~#!%$@^-]?)"
+    r"(?:\s+\d+\s+\d+:\d+:\d+\s+\d+\s+\d+\s+\d+\s+\S+\s+(?P<reason>\S.*))?\s*$"
 )
 # 2  gpu  t2  root PD  0:00  3 (Resources)
 SQUEUE = re.compile(
@@ -51,7 +58,7 @@ def read_nodes(lines: Sequence[str]) -> Iterator[SlurmNode]:
     """scontrol show node, sinfo and sinfo -R."""
     name, line_of_name = "", 0
     found: dict[str, str] = {}
-    in_reasons = False
+    in_reasons = in_node_rows = False
     for number, line in enumerate(lines, 1):
         if (header := NODE_NAME.match(line.strip())) is not None:
             if name:
@@ -66,6 +73,9 @@ def read_nodes(lines: Sequence[str]) -> Iterator[SlurmNode]:
             yield SlurmNode(cells[-1], "drained", line[: line.rfind(cells[-1])].strip(), None, number)
         elif (row := SINFO.match(line)) is not None and row["count"] != "0":
             yield SlurmNode(row["nodes"], row["state"], "", None, number)
+        elif in_node_rows and (row := SINFO_NODE.match(line)) is not None:
+            yield SlurmNode(row["node"], row["state"], (row["reason"] or "").strip(), None, number)
+        in_node_rows = in_node_rows or NODE_HEADER.match(line) is not None
     if name:
         yield _node(name, found, line_of_name)
 

@@ -92,7 +92,7 @@ def _judge_slurm_node(node: slurm_text.SlurmNode, listing: Listing, facts: Facts
         add(facts, listing, "page-xid", line=node.line, fields=place | {"code": code[1]})
     elif IB_IN_REASON.search(node.reason):
         add(facts, listing, "hca-port-down", line=node.line, fields=place)
-    elif slurm_text.DOWN.search(node.state) or re.search(r"(?i)not responding", node.reason):
+    elif slurm_text.DOWN.search(node.state) or re.search(r"(?i)not responding|unexpectedly rebooted", node.reason):
         add(facts, listing, "slurm-node-down", line=node.line, fields=place)
     elif node.reason and slurm_text.DRAINED.search(node.state):
         add(facts, listing, "slurm-drained", line=node.line, fields=place)

@@ -17,7 +17,7 @@ Judgement = Callable[[Facts], Iterable[Opinion]]
 JUDGEMENTS: tuple[Judgement, ...] = (
     general.signs, kernel.xids, kernel.reported_xids, kernel.switch_errors, kernel.bus_errors, kernel.hung_calls,
     kernel.stuck_processors, kernel.lost_links, kernel.machine_checks, collectives.hang, collectives.dumps,
-    first_error.came_first, first_error.on_the_missing_node, collectives.ended_ranks,
+    first_error.came_first, first_error.on_the_missing_node, collectives.ended_ranks, collectives.dead_workers,
     odd_rank.first_to_diverge, odd_rank.disagrees_with_all, odd_rank.fell_silent, waiting.taints, network.queue_pairs,
     network.completions, network.interfaces, network.versions, network.adapters, network.settings,
     rdma.adapters_against_ibstat, general.dcgm_incidents, general.gpu_memory, general.host_memory, general.checkpoints,

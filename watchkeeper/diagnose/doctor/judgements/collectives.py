@@ -27,8 +27,11 @@ SAME_ON_ALL_RANKS = {
     "_ALLGATHER_BASE": 0.66,
     "_REDUCE_SCATTER_BASE": 0.66,
 }
+# Lines of torchrun's block about one rank, after its heading.
+BLOCK_LINES = 7
+ABORTED = -6
 ENDED_BY_ITSELF = {
-    -6: "aborted",
+    ABORTED: "aborted",
     -11: "crashed",
     -4: "died of an illegal instruction",
     -8: "died of an arithmetic fault",
@@ -182,17 +185,50 @@ def ended_ranks(facts: Facts) -> Iterable[Opinion]:
     ]
     if not seen:
         return
-    code = int(seen[0].fields["code"])
+    root = _first_observed(facts)
+    first = next((one for one in seen if _is_in_block(one, root)), seen[0])
+    code = int(first.fields["code"])
     row = tables.exit_code(code)
-    root = facts.of("elastic-root")
-    named = [("node", root[0].fields["node"]), ("rank", root[0].fields["rank"])] if root else []
-    if code in ENDED_BY_ITSELF:
+    named = [(name, one.fields[name]) for one in root for name in ("node", "rank") if name in one.fields]
+    if code == ABORTED and any(one.order < first.order for one in facts.of("watchdog-timeout")):
+        why = "A rank aborted after its watchdog had waited in vain, as the watchdog does on purpose."
+        yield opinion("nccl_rank_died", 0.3, why, on=[*root, *seen[:MAX_EVIDENCE]], where=named)
+    elif code in ENDED_BY_ITSELF:
         why = f"A rank {ENDED_BY_ITSELF[code]} (exit code {code}); the others failed because it was gone."
-        yield opinion("nccl_rank_died", 0.55, why, on=[*root[:1], *seen[:MAX_EVIDENCE]], where=named)
+        yield opinion("nccl_rank_died", 0.55, why, on=[*root, *seen[:MAX_EVIDENCE]], where=named)
     elif code != -9:
         meaning = row.meaning if row is not None else "no more is known"
         why = f"A rank ended with exit code {code}: {meaning}. Its own log, before this line, has the reason."
-        yield opinion("nccl_rank_died", 0.35, why, on=[*root[:1], *seen[:MAX_EVIDENCE]], where=named)
+        yield opinion("nccl_rank_died", 0.35, why, on=[*root, *seen[:MAX_EVIDENCE]], where=named)
+
+
+def dead_workers(facts: Facts) -> Iterable[Opinion]:
+    """Workers that others report as gone: the cause, unless their watchdogs had given up before and ended them."""
+    seen = facts.of("worker-died")
+    if not seen:
+        return
+    sign = lookup("worker-died")
+    if any(one.input == seen[0].input and one.line < seen[0].line for one in facts.of("watchdog-timeout")):
+        why = "A worker was gone after its watchdog had waited in vain, which ends the process on purpose."
+        yield opinion(sign.cause, 0.3, why, on=seen[:MAX_EVIDENCE])
+        return
+    for cause, confidence in {sign.cause: sign.confidence, **sign.also}.items():
+        yield opinion(cause, confidence, sign.why, on=seen[:MAX_EVIDENCE])
+
+
+def _first_observed(facts: Facts) -> list[Sighting]:
+    """The lines of torchrun's block about the rank that failed first: its heading, host and rank."""
+    heading = facts.of("elastic-root")[:1]
+    return heading + [
+        one
+        for name in ("elastic-block-host", "elastic-block-rank")
+        for one in facts.of(name)
+        if _is_in_block(one, heading)
+    ]
+
+
+def _is_in_block(one: Sighting, heading: Sequence[Sighting]) -> bool:
+    return any(one.input == root.input and 0 <= one.line - root.line <= BLOCK_LINES for root in heading[:1])
 
 
 def dumps(facts: Facts) -> Iterable[Opinion]:

@@ -12,7 +12,7 @@ from watchkeeper.diagnose.doctor.signatures import Role
 from watchkeeper.model import diagnosis
 
 # Judged together with other signs, in modules of their own.
-JUDGED_ELSEWHERE = frozenset({"nccl-bad-interface", "nccl-link-local", "k8s-untolerated-taint"})
+JUDGED_ELSEWHERE = frozenset({"nccl-bad-interface", "nccl-link-local", "k8s-untolerated-taint", "worker-died"})
 SLOW_LOAD_SECONDS = 300.0
 MANY_WAITING = 100
 FULL_CACHE_PERCENT = 95.0
@@ -147,6 +147,11 @@ def leftovers(facts: Facts) -> Iterable[Opinion]:
     if failed:
         why = "dcgmi diag failed a test, and no signature knows the reason that stands below it."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=failed[:MAX_EVIDENCE])
+        return
+    pods = facts.of("pod-crashes")
+    if pods:
+        why = "A pod does not start or stay up: its events and the log of its last attempt say why."
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=pods[:MAX_EVIDENCE])
         return
     logged = facts.of("logged-error")
     if logged and not facts.kinds() <= LISTINGS:

@@ -95,6 +95,10 @@ class StoreError(WatchkeeperError):
     """The store or the journal cannot keep or give back what it was asked to."""
 
 
+class StoreFull(StoreError):
+    """There is no room for another series; those that are known go on."""
+
+
 class OutOfOrderSample(StoreError):
     """A sample is older than the newest one of its series."""
 

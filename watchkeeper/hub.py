@@ -145,7 +145,7 @@ class Hub:
     def degraded(self) -> list[str]:
         """What does not work now, in sentences; nothing while all is well."""
         failing = [f"{each.what}: {each.problem}" for each in self._troubles.current(self.clock.now())]
-        return [*failing, *self._known_problems, *filter(None, [self._upkeep.problem(), self.silences_problem()])]
+        return [*failing, *self._known_problems, *self._upkeep.problems(), *filter(None, [self.silences_problem()])]
 
     def open(self) -> None:
         """Claim the data directory and restore what was so before; StartRefused or StoreError if that cannot be."""

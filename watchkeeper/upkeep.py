@@ -7,6 +7,7 @@ ledger is left to do.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 from watchkeeper import rule_loops
@@ -55,9 +56,18 @@ class Upkeep:
     def newest_ms(self) -> int | None:
         return None if self._samples is None else self._samples.newest_ms
 
-    def problem(self) -> str | None:
-        """Samples that are ahead of the clock, in a sentence."""
-        return clock_check.problem(self._samples, self._now_ms())
+    def problems(self) -> Iterator[str]:
+        """Samples that are ahead of the clock, or find no room, in a sentence each."""
+        if self._samples is None:
+            return
+        if ahead := clock_check.problem(self._samples, self._now_ms()):
+            yield ahead
+        if len(self._samples) >= (most := self._settings.query.max_series):
+            yield (
+                f"samples: the store is full with {most:,} series. New ones are left out, and targets whose page never"
+                " fitted are neither up nor down. Raise `query.max_series`, at about 2.3 KiB of memory for each series,"
+                " or drop labels that change often"
+            )
 
     def loops(self, said: troubles.Troubles) -> list[rule_loops.Loop]:
         async def sync() -> None:

@@ -18,7 +18,7 @@ from watchkeeper.collect.discovery import Target
 from watchkeeper.collect.fleet import Fleet
 from watchkeeper.collect.http import Request, Response
 from watchkeeper.collect.scrape import SYNTHESISED, Health, Scraper, ScrapeSettings, TargetLoop
-from watchkeeper.errors import StoreError
+from watchkeeper.errors import StoreFull
 from watchkeeper.kit.clock import ManualClock, settle
 from watchkeeper.model.fleet import Node
 from watchkeeper.model.labels import Labels
@@ -44,10 +44,12 @@ class Kept:
     appends: list[tuple[str, Sequence[int], int, Sequence[float]]] = field(default_factory=list)
     forgotten: set[int] = field(default_factory=set)
     max_series: int = 1000
+    asked: int = 0
 
     def series_id(self, label_set: Labels) -> int:
-        if len(self.known) >= self.max_series:
-            raise StoreError(f"{len(self.known)} series, the limit is {self.max_series}")
+        self.asked += 1
+        if len(self.known) >= self.max_series and label_set not in self.known:
+            raise StoreFull(f"{len(self.known)} series, the limit is {self.max_series}")
         return self.known.setdefault(label_set, len(self.known) + len(self.forgotten))
 
     def append_scrape(self, group_key: str, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Outcome:
@@ -218,10 +220,12 @@ def test_ids_outlast_one_failure_and_not_two() -> None:
     @with_pages(page, failure, page, failure, failure, page)
     async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
         await loop.scrape(1000)
-        # From here on whoever asks for an id is refused.
-        sink.max_series = len(sink.known)
-        healths = [(await loop.scrape(at_ms)).health for at_ms in (2000, 3000, 4000, 5000, 6000)]
-        assert healths == [Health.DOWN, Health.UP, Health.DOWN, Health.DOWN, Health.DOWN]
+        before, asked, healths = sink.asked, [], []
+        for at_ms in (2000, 3000, 4000, 5000, 6000):
+            healths.append((await loop.scrape(at_ms)).health)
+            asked.append(sink.asked - before)
+        assert healths == [Health.DOWN, Health.UP, Health.DOWN, Health.DOWN, Health.UP]
+        assert asked == [0, 0, 0, 0, 2]
         read, failed, again = (list(ids) for _, ids, _, _ in sink.appends[:3])
         assert read == failed == again
 
@@ -299,12 +303,29 @@ def test_a_rank_that_names_its_gpu_is_no_sign_of_it() -> None:
         assert [seen.gone_since_ms for seen in known.gpus_of(Node("sim", "n1"))] == [1000]
 
 
-def test_a_full_store_is_the_targets_error_and_not_our_end() -> None:
-    @with_pages(reply("a 1\nb 1\n"), reply("a 1\n"))
+def test_a_page_that_never_fitted_into_the_store_is_neither_up_nor_down() -> None:
+    @with_pages(reply("a 1\nb 1\n"))
     async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
         sink.max_series = len(sink.known) + 1
         state = await loop.scrape(1000)
-        assert (state.health, state.error) == (Health.DOWN, "6 series, the limit is 6")
+        assert state.health is Health.UNKNOWN
+        assert state.error == "the store is full, and 1 series of the page found no room in it"
+        assert (sink.told()["a"], sink.told()["up"]) == (1.0, "stale")
+        assert loop.left_out["full"] == 1
+
+
+def test_a_store_that_became_full_leaves_out_what_is_new_and_goes_on_with_the_rest() -> None:
+    @with_pages(reply("a 1\n"), reply("a 2\nb 2\n"), reply("a 3\nb 3\n"), reply("a 4\nb 4\n"))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        await loop.scrape(1000)
+        sink.max_series = len(sink.known)
+        for at_ms in (2000, 3000):
+            state = await loop.scrape(at_ms)
+            assert (state.health, "found no room" in (state.error or "")) == (Health.UP, True)
+            assert (sink.told()["a"], sink.told()["up"], "b" in sink.told()) == (at_ms / 1000, 1.0, False)
+        sink.max_series += 1
+        state = await loop.scrape(3000 + target_loop.FULL_MS)
+        assert (state.error, sink.told()["b"]) == (None, 4.0)
 
 
 def test_openmetrics_is_read_as_such_when_the_exporter_says_so() -> None:

@@ -23,6 +23,8 @@ from watchkeeper.model import actions
 
 # A demo should move: five seconds between readings, and rules that follow them.
 DEMO_INTERVAL = "5s"
+# More than a simulated fleet has, jobs and pods included.
+SERIES_PER_GPU = 100
 READY_WITHIN_SECONDS = 30.0
 SCENARIO_AFTER_SECONDS = 15
 STOP_WITHIN_SECONDS = 3.0
@@ -63,14 +65,14 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     world += [part for name in scenarios for part in ("--scenario", name)]
     # A fault strikes a fleet that has been seen healthy, so that everything about it has a name and a past.
     world += ["--scenario-after", str(round(SCENARIO_AFTER_SECONDS * max(1.0, speed)))]
-    configured = demo_settings(**hub)
+    configured = demo_settings(**hub, gpus=gpus)
     memory.give_back_early()
     memory.collect_seldom()
     asyncio.run(processes.until_stopped(lambda stop: run(configured, world, clock.ScaledClock(speed=speed), stop=stop)))
 
 
 def demo_settings(
-    host: str, port: int, *, directory: str | None, tokens: str | None, mode: str = "observe"
+    host: str, port: int, *, directory: str | None, tokens: str | None, mode: str = "observe", gpus: int = 0
 ) -> settings.Settings:
     """Settings of a hub that watches the simulated fleet of this machine."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
@@ -88,6 +90,7 @@ def demo_settings(
         "query.cache_mebibytes": 16,
         "query.out_of_order": "30s",
         "query.retention": "1d",
+        "query.max_series": max(settings.Query().max_series, SERIES_PER_GPU * gpus),
         "remediate.driver": "simulated",
         "remediate.mode": mode,
     }

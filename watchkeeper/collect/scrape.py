@@ -22,6 +22,7 @@ from watchkeeper.collect.target_loop import (
     TargetLoop,
     TargetState,
 )
+from watchkeeper.errors import StoreFull
 from watchkeeper.kit import clock, logs, own_metrics
 from watchkeeper.readers import exposition
 
@@ -63,7 +64,11 @@ class Scraper:
         await self._end([target for target in self._loops if target not in wanted])
         for target in wanted:
             if target not in self._loops:
-                loop = TargetLoop(target, self._settings, sink=self._sink, known=self._fleet, turn=self._turn)
+                try:
+                    loop = TargetLoop(target, self._settings, sink=self._sink, known=self._fleet, turn=self._turn)
+                except StoreFull:
+                    # Not even `up` finds room. The hub says that its store is full; the next look tries again.
+                    continue
                 self._loops[target] = (loop, asyncio.create_task(self._run(loop, target.key)))
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import compress
@@ -24,7 +24,7 @@ from watchkeeper.collect.jobs import Target
 from watchkeeper.collect.native_scrape import NativeSeries
 from watchkeeper.collect.page_forms import PageForms, accept_header
 from watchkeeper.collect.standing import WORKLOAD_INFO
-from watchkeeper.errors import CollectError, WatchkeeperError
+from watchkeeper.errors import CollectError, StoreFull, WatchkeeperError
 from watchkeeper.model import exemplars, fleet, labels, samples
 from watchkeeper.readers import exposition
 
@@ -41,6 +41,8 @@ SYNTHESISED = (
 # Above any clock difference between two healthy machines; a later sample would hide all that come after it.
 MAX_AHEAD_MS = 600_000
 DROPPED = -1
+# How long series for which the store had no room wait before it is asked again.
+FULL_MS = 60_000
 # Programs, and who says what holds which GPU, name it also when it is gone: that is no sign of it.
 OF_PROGRAMS = ("training_", "inference_", WORKLOAD_INFO)
 # A page of a node has some 500 series and 100 kB. Larger ones are read beside the event loop, and their new series met
@@ -169,6 +171,10 @@ class TargetLoop:
         # Within one page: what became of labels under one name becomes of them under every other.
         self._joined: dict[tuple[bool, tuple[tuple[str, str], ...]], tuple[tuple[str, str], ...]] = {}
         self._own_ids = self._ask_own_ids()
+        # Series for which the store had no room, since when they wait, and whether the page has ever fitted whole.
+        self._without_room: set[int] = set()
+        self._asked_ms = 0
+        self._has_fitted = False
         # What a hub before this one has read there last; known from the first scrape on.
         self._left_ids: array[int] | None = None
 
@@ -185,15 +191,15 @@ class TargetLoop:
         try:
             page = await self._read_page()
             taken = asyncio.get_running_loop().time() - started
-            await self._meet(page)
+            await self._meet(page, at_ms)
             far = self._append_page(page, at_ms, taken)
             self._append_native(page, at_ms)
-            problems = [*page.problems, *([far] if far else [])]
+            problems = [*page.problems, *([far] if far else []), *self._find_no_room()]
             self._note_families()
             self._note_exemplars(page, at_ms)
             self.state = TargetState(
                 self._target,
-                health=Health.UP,
+                health=Health.UP if self._has_fitted else Health.UNKNOWN,
                 last_scrape_ms=at_ms,
                 duration_seconds=taken,
                 error="; ".join(problems) or None,
@@ -257,24 +263,38 @@ class TargetLoop:
 
         if not self._settings.honor_timestamps:
             page = replace(page, histograms=tuple((handle, one, None) for handle, one, _ in page.histograms))
-        taken = self._native.take(page, at_ms, latest_ms=at_ms + MAX_AHEAD_MS, attach=attach)
-        self.left_out.update(taken)
+        try:
+            self.left_out.update(self._native.take(page, at_ms, latest_ms=at_ms + MAX_AHEAD_MS, attach=attach))
+        except StoreFull:
+            self.left_out["full"] += len(page.histograms)
 
-    async def _meet(self, page: exposition.Page) -> None:
+    async def _meet(self, page: exposition.Page, at_ms: int) -> None:
         """Ask for the ids of series that are new, a slice at a time: a page about a whole cluster has thousands."""
         if page.epoch != self._epoch:
             self._epoch, self._id_of, self._handles = page.epoch, {}, []
+        if self._without_room and at_ms - self._asked_ms >= FULL_MS:
+            for handle in self._without_room:
+                self._id_of.pop(handle, None)
+            self._handles = []
         if self._target.job.label_limits.is_set:
             for handle, _, _ in page.histograms:
                 self._target.job.label_limits.refuse(self._attach(self._parser.labels[handle]))
         if page.handles is self._handles:
             return
         strangers = [handle for handle in page.handles if handle not in self._id_of]
+        self._without_room.intersection_update(self._id_of)
+        self._asked_ms = at_ms
         for start in range(0, len(strangers), SLICE_SERIES):
             for handle in strangers[start : start + SLICE_SERIES]:
                 self._id_of[handle] = self._ask_id(handle)
             await asyncio.sleep(0)
         self._joined.clear()
+        self._has_fitted = self._has_fitted or not self._without_room
+
+    def _find_no_room(self) -> Iterator[str]:
+        if self._without_room:
+            self.left_out["full"] += len(self._without_room)
+            yield f"the store is full, and {len(self._without_room)} series of the page found no room in it"
 
     def _append_page(self, page: exposition.Page, at_ms: int, taken: float) -> str | None:
         """Append the samples of a page; says so if some carried a time that cannot be."""
@@ -291,7 +311,9 @@ class TargetLoop:
             added = len(set(self._ids).difference(before))
         values = page.values if self._mask is None else array("d", compress(page.values, self._mask))
         found, native = len(page.handles), len(page.histograms)
-        own = array("d", [1.0, taken, float(found + native), float(len(values) + len(far) + native), float(added)])
+        # Of a page that never fitted nobody may conclude that the rest of it is gone: it is neither up nor down.
+        is_up = 1.0 if self._has_fitted else samples.STALE
+        own = array("d", [is_up, taken, float(found + native), float(len(values) + len(far) + native), float(added)])
         if self._ids is before:
             # The common case: the same object every time, so that the sink may recognise it.
             self._append(self._group_ids, at_ms, values + own)
@@ -422,7 +444,13 @@ class TargetLoop:
             return DROPPED
         label_set = self._attach(self._parser.labels[handle])
         self._target.job.label_limits.refuse(label_set)
-        return DROPPED if label_set is None else self._sink.series_id(label_set)
+        if label_set is None:
+            return DROPPED
+        try:
+            return self._sink.series_id(label_set)
+        except StoreFull:
+            self._without_room.add(handle)
+            return DROPPED
 
     def _attach(self, label_set: labels.Labels) -> labels.Labels | None:
         """The exporter's labels with the target's, as the job's rules want them; None if they drop the series."""

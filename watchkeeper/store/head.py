@@ -423,10 +423,10 @@ class Head:
             return known
         label_limits.check(labels)
         if len(self._index) >= self.max_series:
-            raise errors.StoreError(
+            raise errors.StoreFull(
                 f"series {errors.quote(str(labels))} is one too many",
                 now=f"{len(self._index)} series are kept, the limit is {self.max_series}",
-                remedy="Drop labels that change often, or raise the limit",
+                remedy="Drop labels that change often, or raise `query.max_series`",
             )
         number = self._index.add(labels)
         self._uses = grown(self._uses, number + 1, fill=0)

@@ -285,7 +285,8 @@ class Pipeline:
         proposal = _sharing(proposal, [rival.incident for rival in rivals])
         with parts.journal.together():
             # Looked at again, an incident mostly says the same: the timeline is for what changed.
-            if _gist(found) != _gist(parts.journal.diagnosis(incident.id)):
+            before = parts.journal.diagnosis(incident.id)
+            if _gist(found) != _gist(before) or (_is_by_uuid(before) and not _is_by_uuid(found)):
                 parts.journal.save_diagnosis(found)
             if _steps(proposal) != _steps(parts.journal.plan(incident.id)):
                 parts.journal.save_plan(proposal)
@@ -363,13 +364,16 @@ def _together(key: str) -> str:
 
 
 def _gist(found: diagnosis.Diagnosis | None) -> object:
-    """What a person would call the same diagnosis: the same causes, places and names, as sure as before."""
+    """What a person would call the same diagnosis: the same causes at the same places, as sure as before."""
     if found is None:
         return None
     said = [text for text in found.looked_at if text.startswith("people: ")]
-    return said, [
-        (one.cause, one.place, one.title, round(one.confidence, 1), len(one.evidence)) for one in found.findings
-    ]
+    return said, [(one.cause, one.place, round(one.confidence, 1), len(one.evidence)) for one in found.findings]
+
+
+def _is_by_uuid(found: diagnosis.Diagnosis | None) -> bool:
+    """True where a GPU is called by its UUID, because no page had told its number yet."""
+    return found is not None and any(one.place.gpu and one.place.gpu in one.title for one in found.findings)
 
 
 def _steps(proposal: actions.Plan | None) -> object:

@@ -48,6 +48,18 @@ def test_its_diagnosis_is_renamed_with_it(line: Line) -> None:
     assert found.best.title == BY_NAME
 
 
+def test_a_diagnosis_does_not_go_back_to_the_uuid_after_a_restart(line: Line) -> None:
+    line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 0, index=3)
+    line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
+    line.pipeline.diagnose(line.pipeline.incidents.open()[0], later(1))
+    line.restart(10, keeps_samples=True)
+    line.pipeline.diagnose(line.pipeline.incidents.open()[0], later(11))
+    found = line.journal.diagnosis("INC-1")
+    assert found is not None
+    assert found.best is not None
+    assert found.best.title == BY_NAME
+
+
 def test_what_is_heard_of_it_under_its_name_joins_what_was_opened_under_its_uuid(line: Line) -> None:
     line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
     line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)

@@ -23,6 +23,7 @@ from pathlib import Path
 from bench import _peers, telemetry
 from bench.idle import resident_mib
 from tests import servers
+from tests.product.running import await_that
 from tests.query import engines
 from watchkeeper.config import settings
 from watchkeeper.kit import files
@@ -72,9 +73,7 @@ def prometheus(folder: Path, fleet: telemetry.Telemetry, days: int = 0) -> Serve
     """A Prometheus that was given the same by remote write, has cut its blocks, and was stopped."""
     with engines.prometheus(folder) as url:
         _peers.write(fleet, [url], days=days)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while _head_ms(url) > HEAD_MS and time.monotonic() < deadline:
-            time.sleep(0.5)
+        await_that(lambda: _head_ms(url) <= HEAD_MS, within_seconds=PATIENCE_SECONDS)
     url = f"http://127.0.0.1:{servers.free_port()}"
     command = (
         str(servers.require("prometheus")),

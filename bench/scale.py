@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.idle import resident_mib
+from watchkeeper.cli.up import SERIES_PER_GPU
 from watchkeeper.collect import http, scrape
 from watchkeeper.drill.watch import Pace, SimulatedLine, Watch
 from watchkeeper.kit import clock
@@ -27,8 +28,6 @@ from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.store import durable
 
 INTERVAL_SECONDS = 15
-# More than the simulated fleet has: about 70 series for each GPU.
-SERIES_PER_GPU = 100
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

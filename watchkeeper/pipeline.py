@@ -373,7 +373,7 @@ def _gist(found: diagnosis.Diagnosis | None) -> object:
 
 def _is_by_uuid(found: diagnosis.Diagnosis | None) -> bool:
     """True where a GPU is called by its UUID, because no page had told its number yet."""
-    return found is not None and any(one.place.gpu and one.place.gpu in one.title for one in found.findings)
+    return found is not None and any(one.place.is_called_by_uuid(one.title) for one in found.findings)
 
 
 def _steps(proposal: actions.Plan | None) -> object:

@@ -12,28 +12,32 @@ from watchkeeper.catalogue import pack
 from watchkeeper.diagnose.doctor import collecting
 from watchkeeper.diagnose.doctor.report import Verdict
 
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "2026-08-10 05:36:05.101 ERROR [91:93] Failed to load module 8 [Handler.cpp:17]",
-        "E0810 05:36:05.101 1 controller.go:12] cannot sync widget",
-        "[2026-08-10 05:36:05] [ERROR] [launch.py:321] ['python', 'train.py'] exits with return code = 1",
-        'time="2026-08-10T05:36:05Z" level=error msg="cannot sync widget"',
-        "2026-08-10 05:36:05.1: F core/platform/widget.cc:21] Check failed: widget == 0",
-        "salloc: error: Job allocation 4711 has been revoked",
-        "    widget.turn()\nRuntimeError: the widget does not turn",
-        "[rank3]: ValueError: no such widget",
-        "TimeoutError: the widget does not answer",
-        "ZeroDivisionError: division by zero",
-        "[   12.500000] nvidia 0000:3b:00.0: probe failed",
-        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
-        "[2026-08-10T05:36:05.101] error: widget of node n7 is not valid",
-        "Aug 10 05:36:05 n7 slurmctld[81]: slurmctld: error: cannot sync widget",
-        "n7:41:43 [2] transport/widget.cc:99 NCCL WARN Widget does not turn",
-        "| Widget                    | Fail - GPU: 3                                  |",
-    ],
+LOGGED = (
+    "2026-08-10 05:36:05.101 ERROR [91:93] Failed to load module 8 [Handler.cpp:17]",
+    "E0810 05:36:05.101 1 controller.go:12] cannot sync widget",
+    "[2026-08-10 05:36:05] [ERROR] [launch.py:321] ['python', 'train.py'] exits with return code = 1",
+    'time="2026-08-10T05:36:05Z" level=error msg="cannot sync widget"',
+    "2026-08-10 05:36:05.1: F core/platform/widget.cc:21] Check failed: widget == 0",
+    "salloc: error: Job allocation 4711 has been revoked",
+    "    widget.turn()\nRuntimeError: the widget does not turn",
+    "[rank3]: ValueError: no such widget",
+    "TimeoutError: the widget does not answer",
+    "ZeroDivisionError: division by zero",
+    "[   12.500000] nvidia 0000:3b:00.0: probe failed",
+    "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+    "[2026-08-10T05:36:05.101] error: widget of node n7 is not valid",
+    "Aug 10 05:36:05 n7 slurmctld[81]: slurmctld: error: cannot sync widget",
+    "n7:41:43 [2] transport/widget.cc:99 NCCL WARN Widget does not turn",
+    "| Widget                    | Fail - GPU: 3                                  |",
+    "vendor._bindings.vendorNotFoundError: VENDOR_ERR_NOT_FOUND",
+    "Error: INSTALLATION FAILED: chart has a template that does not render",
+    'Error from server (BadRequest): container "a" in pod "b" is waiting to start',
+    '{"timestamp":"2026-08-10T05:36:05Z","level":"ERROR","message":"something broke"}',
+    "NAME        READY   STATUS             RESTARTS   AGE\nserve-x2x   0/1     CrashLoopBackOff   9          41m",
 )
+
+
+@pytest.mark.parametrize("text", LOGGED)
 def test_a_logged_error_that_nothing_explains_is_unknown_and_asks_for_more(text: str) -> None:
     answer = ask(text)
     assert causes(answer) == ["unknown"]

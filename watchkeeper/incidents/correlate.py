@@ -158,8 +158,9 @@ def explain(near: Sequence[Incident], incident: Incident, *, cause: str, around:
 
 def rename(incident: Incident, names: Callable[[fleet.Place], str]) -> Incident:
     """One that is called by the UUID of its GPU, under the name that the inventory has learned; else unchanged."""
-    uuid = incident.place.gpu
-    called = title(incident.cause, incident.place, names=names) if uuid and uuid in incident.title else incident.title
+    if not incident.place.is_called_by_uuid(incident.title):
+        return incident
+    called = title(incident.cause, incident.place, names=names)
     return incident if called == incident.title else _next_version(replace(incident, title=called), incident)
 
 

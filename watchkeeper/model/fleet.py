@@ -38,6 +38,10 @@ class Place:
         if self.gpu is not None and self.port is not None:
             raise ValueError("a place has a GPU or a port, not both")
 
+    def is_called_by_uuid(self, title: str) -> bool:
+        """True for a title from before any page had told the number of the GPU."""
+        return self.gpu is not None and self.gpu in title
+
     @property
     def parent(self) -> Place | None:
         """The next larger place that is known from the name alone; None for a cluster."""

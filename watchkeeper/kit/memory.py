@@ -20,7 +20,7 @@ from pathlib import Path
 DONT_NEED = 4
 # Numbers of mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-ARENAS = 2
+ARENAS = 1
 # Blocks above this are mapped by themselves, and are gone when they are freed. Four minutes of a metric of 512 GPUs are
 # 192 KiB: merging such columns left 20 MiB of holes while they came from the heap.
 MAPPED_BYTES = 128 * 1024

@@ -11,8 +11,8 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from watchkeeper.errors import ActionRefused, CollectError, StartRefused, WatchkeeperError, WireError
-from watchkeeper.kit import clock, listening, logs, wire
+from watchkeeper.kit import asgi, clock, logs, memory, wire
 from watchkeeper.sim.cluster import Outcome
 from watchkeeper.sim.faults import Fault
 from watchkeeper.sim.fleet import UnknownName
@@ -199,19 +199,6 @@ class Wire:
         return PlainTextResponse("ready\n")
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handling: whoever calls `serve` decides when to stop."""
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for one in self.servers:
-            await listening.end(one)
-        await super().shutdown(sockets)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def open_listener(settings: SimSettings) -> socket.socket:
     """Bind the loopback port; port 0 takes a free one."""
     where = f"{settings.host}:{settings.port}"
@@ -242,10 +229,11 @@ async def serve(settings: SimSettings, stop: asyncio.Event, *, listener: socket.
     simulation = Simulation(replace(settings, epoch_seconds=clock_.now().timestamp()))
     wire_ = Wire(simulation, clock_, target=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     config = uvicorn.Config(
-        wire_.app(), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        wire_.app(), log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
-    server = _Server(config)
+    server = asgi.Server(config)
     log.info("Simulated fleet is up", extra=logs.fields(gpus=settings.gpus, url=f"http://{wire_.target}"))
+    memory.give_back_start()
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[bound]))
         group.create_task(wire_.keep_step(stop))

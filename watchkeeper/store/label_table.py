@@ -6,6 +6,7 @@ nobody selects. `block_writer` makes one, `block` reads it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from array import array
@@ -23,55 +24,81 @@ from watchkeeper.store.series import Pairs
 
 # A series without the label has this number, which stands for the empty value.
 NO_VALUE = 0
+NO_ROW = 0xFFFF_FFFF
+# Type codes of arrays of one, two and four bytes.
+NARROWEST, WIDER = "B", {"B": "H", "H": "I"}
 HEADER = struct.Struct("<II")
 
 Numbers = npt.NDArray[np.unsignedinteger[Any]]
 
 
+class _Column:
+    """The number of each series for one label: all of them, or those of the few series that have the label.
+
+    A fleet has dozens of label names, of which a series has a dozen; a day has many blocks.
+    """
+
+    def __init__(self, numbers: Numbers) -> None:
+        holders = np.flatnonzero(numbers)
+        self._holders: npt.NDArray[np.uint32] | None = None
+        self._numbers = numbers
+        if holders.size * (np.uint32().itemsize + numbers.itemsize) < numbers.nbytes:
+            # One more at the end, which no row has, so that a search ends at some place.
+            self._holders = np.append(holders, NO_ROW).astype(np.uint32)
+            self._numbers = np.append(numbers[holders], NO_VALUE).astype(numbers.dtype)
+
+    def at(self, rows: Ints) -> Numbers:
+        if self._holders is None:
+            return self._numbers[rows]
+        places = np.searchsorted(self._holders, rows.astype(np.uint32))
+        return np.where(self._holders[places] == rows, self._numbers[places], NO_VALUE)
+
+
 class LabelTable:
     """`numbers[name][s]` is the place of series s in `values[name]`."""
 
-    def __init__(self, size: int, values: dict[str, list[str]], numbers: dict[str, Numbers]) -> None:
+    def __init__(self, size: int, values: dict[str, list[str]], numbers: Iterable[Numbers]) -> None:
         self.size = size
         self.values = values
-        # As narrow as they may be: a label has a few values, and a block thousands of series.
-        self._numbers = {name: held.astype(np.min_scalar_type(len(values[name]))) for name, held in numbers.items()}
+        self._columns = {name: _Column(held) for name, held in zip(values, numbers, strict=True)}
         self._pairs = {name: [None, *((name, value) for value in held[1:])] for name, held in values.items()}
 
     def matching(
         self, matchers: Sequence[MatcherLike], acceptance: Callable[[MatcherLike], Callable[[str], bool]]
     ) -> Ints:
         """The series that satisfy all matchers."""
-        chosen = np.ones(self.size, dtype=bool)
+        chosen = np.arange(self.size)
         for matcher in matchers:
             accepts = acceptance(matcher)
-            if matcher.name not in self.values:
-                chosen &= accepts("")
-                continue
-            accepted = np.fromiter(map(accepts, self.values[matcher.name]), dtype=bool)
-            chosen &= accepted[self._numbers[matcher.name]]
-        return np.flatnonzero(chosen)
+            accepted = np.fromiter(map(accepts, self.values.get(matcher.name, [""])), dtype=bool)
+            column = self._columns.get(matcher.name)
+            chosen = chosen[accepted[column.at(chosen) if column is not None else NO_VALUE]]
+        return chosen
 
     def pairs_of(self, rows: Ints) -> list[Pairs]:
-        columns = [
-            list(map(self._pairs[name].__getitem__, numbers[rows].tolist())) for name, numbers in self._numbers.items()
-        ]
+        columns = []
+        for name, column in self._columns.items():
+            numbers = column.at(rows)
+            # Series of one metric have the same few labels.
+            if numbers.any():
+                columns.append(list(map(self._pairs[name].__getitem__, numbers.tolist())))
         if not columns:
             return [()] * len(rows)
         return [tuple([pair for pair in row if pair is not None]) for row in zip(*columns, strict=True)]
 
     def names_of(self, rows: Ints) -> set[str]:
-        return {name for name, numbers in self._numbers.items() if numbers[rows].any()}
+        return {name for name, column in self._columns.items() if column.at(rows).any()}
 
     def values_of(self, name: str, rows: Ints) -> set[str]:
-        if name not in self._numbers:
+        if name not in self._columns:
             return set()
         held = self.values[name]
-        return {held[number] for number in np.unique(self._numbers[name][rows]).tolist()} - {""}
+        return {held[number] for number in np.unique(self._columns[name].at(rows)).tolist()} - {""}
 
     def pack(self) -> bytes:
         words = codec.compress(json.dumps(self.values, ensure_ascii=False, separators=(",", ":")).encode())
-        packed = [codec.pack_ints(row[None, :].astype(np.int64)) for row in self._numbers.values()]
+        every = np.arange(self.size)
+        packed = [codec.pack_ints(column.at(every)[None, :].astype(np.int64)) for column in self._columns.values()]
         sizes = np.array([len(one) for one in packed], dtype="<u4").tobytes()
         return HEADER.pack(self.size, len(words)) + words + sizes + b"".join(packed)
 
@@ -83,17 +110,23 @@ class LabelTable:
             values: dict[str, list[str]] = json.loads(codec.decompress(packed[HEADER.size : at]))
             sizes = np.frombuffer(packed, dtype="<u4", count=len(values), offset=at).tolist()
             at += 4 * len(values)
-            numbers = {}
-            for name, width in zip(values, sizes, strict=True):
-                numbers[name] = codec.unpack_ints(packed[at : at + width])[0].astype(np.uint32)
-                at += width
+            ends = [at, *(at + np.cumsum(sizes)).tolist()]
+            parts = (packed[start:end] for start, end in itertools.pairwise(ends))
+            # As narrow as they may be, and one after the other: a label has a few values, and a block many series.
+            numbers = (
+                codec.unpack_ints(part)[0].astype(np.min_scalar_type(len(held)))
+                for part, held in zip(parts, values.values(), strict=True)
+            )
+            return cls(size, values, numbers)
         except (struct.error, ValueError, KeyError) as error:
             raise errors.StoreError(f"a table of labels cannot be read: {error}") from error
-        return cls(size, values, numbers)
 
 
 class GrowingTable:
-    """A table while label sets are added to it; it keeps none of them."""
+    """A table while label sets are added to it; it keeps none of them.
+
+    Its columns are as narrow as their numbers: most labels of a fleet have less than 256 values.
+    """
 
     def __init__(self) -> None:
         self.size = 0
@@ -104,20 +137,25 @@ class GrowingTable:
         for pairs in series:
             for name, value in pairs:
                 if name not in self._known:
-                    self._known[name], self._columns[name] = {"": NO_VALUE}, array("I")
+                    self._known[name], self._columns[name] = {"": NO_VALUE}, array(NARROWEST)
                 places, column = self._known[name], self._columns[name]
                 self._fill(column)
-                column.append(places.setdefault(value, len(places)))
+                number = places.setdefault(value, len(places))
+                try:
+                    column.append(number)
+                except OverflowError:
+                    column = self._columns[name] = array(WIDER[column.typecode], column)
+                    column.append(number)
             self.size += 1
 
     def finish(self) -> LabelTable:
         names = sorted(self._known)
         for name in names:
             self._fill(self._columns[name])
-        numbers = {name: np.frombuffer(self._columns[name], dtype=np.uint32) for name in names}
+        numbers = (np.frombuffer(held := self._columns[name], dtype=held.typecode) for name in names)
         return LabelTable(self.size, {name: list(self._known[name]) for name in names}, numbers)
 
     def _fill(self, column: array[int]) -> None:
         """Series since the label was last met do not have it."""
         if len(column) < self.size:
-            column.extend([NO_VALUE] * (self.size - len(column)))
+            column.frombytes(bytes(column.itemsize * (self.size - len(column))))

@@ -1,0 +1,87 @@
+"""The table of a block's labels: the same answers as looking at every label set, in little memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.errors import StoreError
+from watchkeeper.store.index import Patterns
+from watchkeeper.store.label_table import GrowingTable, LabelTable
+from watchkeeper.store.series import Pairs
+
+NAMES = ("__name__", "gpu", "node", "pod")
+label_sets = st.dictionaries(st.sampled_from(NAMES), st.sampled_from("abcd"), max_size=len(NAMES))
+# Most series lack most labels: those tables are kept in another way than full ones.
+tables = st.lists(label_sets | st.just({"node": "a"}), max_size=40)
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    name: str
+    value: str
+    op: str = "="
+
+
+def table_of(series: list[Pairs]) -> LabelTable:
+    growing = GrowingTable()
+    growing.extend(series)
+    return LabelTable.unpack(growing.finish().pack())
+
+
+@given(tables, st.sampled_from((*NAMES, "rack")), st.sampled_from(("", "a", "b")))
+def test_a_table_answers_as_its_label_sets_would(found: list[dict[str, str]], name: str, value: str) -> None:
+    series = [tuple(sorted(labels.items())) for labels in found]
+    table, every = table_of(series), np.arange(len(series))
+    assert table.pairs_of(every) == series
+    wanted = [row for row, labels in enumerate(found) if labels.get(name, "") == value]
+    rows = table.matching([Equal(name, value), Equal("node", "a")], Patterns().acceptance)
+    assert rows.tolist() == [row for row in wanted if found[row].get("node") == "a"]
+    assert table.pairs_of(rows) == [series[row] for row in rows]
+    assert table.names_of(rows) == {label for row in rows for label in found[row]}
+    assert table.values_of(name, rows) == {found[row][name] for row in rows if name in found[row]}
+
+
+@pytest.mark.parametrize("values", [255, 256, 257, 65_535, 65_536, 65_537])
+def test_any_number_of_values_finds_its_width(values: int) -> None:
+    series: list[Pairs] = [(("pod", f"p{number}"),) for number in range(values)]
+    assert table_of(series).pairs_of(np.array([0, 254, values - 1])) == [series[0], series[254], series[-1]]
+
+
+def test_labels_that_few_series_have_take_little_memory() -> None:
+    table = GrowingTable()
+    tracemalloc.start()
+    try:
+        table.extend(_fleet(series=20_000, rare_names=60))
+        grown_bytes, _ = tracemalloc.get_traced_memory()
+        packed = table.finish().pack()
+        del table
+        before, _ = tracemalloc.get_traced_memory()
+        kept = LabelTable.unpack(packed)
+        kept_bytes = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert kept.size == 20_000
+    # Four bytes for each series and name would be 5 MB.
+    assert grown_bytes < 1_800_000
+    assert kept_bytes < 300_000
+
+
+def _fleet(*, series: int, rare_names: int) -> Iterator[Pairs]:
+    """Every series has a metric's name and a GPU, one in a hundred one of many rare labels."""
+    for number in range(series):
+        common = (("__name__", f"metric_{number % 50}"), ("gpu", str(number % 8)))
+        rare = ((f"rare_{number // 100 % rare_names:02}", "yes"),) if number % 100 == 0 else ()
+        yield (*common, *rare)
+
+
+def test_a_damaged_table_says_so() -> None:
+    packed = table_of([(("gpu", "0"),)]).pack()
+    with pytest.raises(StoreError, match="cannot be read"):
+        LabelTable.unpack(packed[:6])

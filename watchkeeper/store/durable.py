@@ -306,7 +306,8 @@ class DurableStore:
             for block in self._past.blocks:
                 block.let_go()
             if self._past is not before:
-                self._unions = Unions()
+                gone, self._unions = self._unions, Unions()
+                gone.let_go()
                 # Writing needs many times what it leaves behind.
                 memory.give_back()
 

@@ -70,9 +70,11 @@ class LabelTable:
         chosen = np.arange(self.size)
         for matcher in matchers:
             accepts = acceptance(matcher)
-            accepted = np.fromiter(map(accepts, self.values.get(matcher.name, [""])), dtype=bool)
-            column = self._columns.get(matcher.name)
-            chosen = chosen[accepted[column.at(chosen) if column is not None else NO_VALUE]]
+            if matcher.name in self.values:
+                accepted = np.fromiter(map(accepts, self.values[matcher.name]), dtype=bool)
+                chosen = chosen[accepted[self._columns[matcher.name].at(chosen)]]
+            elif not accepts(""):
+                return chosen[:0]
         return chosen
 
     def pairs_of(self, rows: Ints) -> list[Pairs]:

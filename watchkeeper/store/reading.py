@@ -120,8 +120,19 @@ class Unions:
         if known is None:
             known = self._known[key] = _unite(sets)
             while len(self._known) > REMEMBERED_UNIONS:
-                self._known.popitem(last=False)
+                _let_go(*self._known.popitem(last=False))
         return known
+
+    def let_go(self) -> None:
+        """Nobody will ask for these unions any more."""
+        for sets, union in list(self._known.items()):
+            _let_go(sets, union)
+
+
+def _let_go(sets: tuple[SeriesSet, ...], union: Union) -> None:
+    """Let go of what was worked out about a union, unless it is the newest of its sets, which goes on."""
+    if union.series is not sets[-1]:
+        union.series.let_go()
 
 
 def _unite(sets: Sequence[SeriesSet]) -> Union:

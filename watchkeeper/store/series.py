@@ -255,6 +255,11 @@ class SeriesSet:
         """The number of each row in the register: rows with the same number have the same labels."""
         return self._numbered()[1]
 
+    def let_go(self) -> None:
+        """Nobody will ask for this set any more: see `Register.let_go`."""
+        if self._of is not None:
+            self._of[0].let_go()
+
     def only(self, rows: Ints) -> SeriesSet:
         return SeriesSet(of=(self.register, self.ids[rows]), has_one_name=self.has_one_name)
 

@@ -99,10 +99,6 @@ class StoreFull(StoreError):
     """There is no room for another series; those that are known go on."""
 
 
-class OutOfOrderSample(StoreError):
-    """A sample is older than the newest one of its series."""
-
-
 class JournalConflict(StoreError):
     """A write was based on a version, or made in a leader epoch, that is no longer the current one."""
 

@@ -326,6 +326,9 @@ class Hub:
     def register_node(self, told: registration.NodeRegistration, peer: str) -> None:
         """Take a node's word for what it has; `peer` is the address it came from. CollectError if it cannot be."""
         self._registered.take(told, peer, now=self.clock.now())
+        for gpu in told.gpus:
+            if gpu.index is not None:
+                self.fleet.hear_of_gpu(gpu.uuid, str(gpu.index))
 
     def _keeps_samples(self) -> bool:
         """Each hub reads the fleet into a store of its own; into a server's only the leader writes."""

@@ -102,7 +102,7 @@ class Pipeline:
         self._ended_series: Sequence[samples.Sample] = ()
         self._started, self._begun = now, set[str]()
         self._first_turn: datetime | None = None
-        self._remembered: Mapping[labels.Labels, float] | None = None
+        self._remembered: dict[str, Mapping[labels.Labels, float]] = {}
         self.rule_state: evaluate.State = {}
         # Without rules of our own somebody else evaluates them, and knows which alerts are over.
         if parts.rules.groups:
@@ -152,6 +152,7 @@ class Pipeline:
         is_first = group.key not in self._begun
         if is_first:
             self.rule_state = evaluate.with_left_over(group, self.rule_state, partial(self._wrote, now=now))
+            self._restore_silences(group, now)
             self._hold_alerts(group, now)
         states: dict[str, evaluate.RuleState] = {}
         try:
@@ -186,19 +187,30 @@ class Pipeline:
             watch = evaluate.Watch(self._first_turn or now, since)
             self.rule_state = evaluate.with_holds(group, self.rule_state, watch)
 
+    def _restore_silences(self, group: rulefile.Group, now: datetime) -> None:
+        """Before a group's first evaluation: alerts that `keep_firing_for` kept are not kept for all of it again."""
+        keeping = [rule for rule in group.rules if isinstance(rule, rulefile.AlertingRule) and rule.keep_firing_seconds]
+        state = {key: self.rule_state[key] for key in (evaluate.rule_key(group, rule) for rule in keeping)}
+        if any(one.alerts for one in state.values()):
+            silent = self._remember(evaluate.KEPT_SINCE, group)
+            self.rule_state = {**self.rule_state, **evaluate.restore_silences(state, silent, now=now)}
+
     def _restore_holds(self, group: rulefile.Group) -> None:
         """After a group's first evaluation: what was pending before a restart goes on being so."""
         keys = [evaluate.rule_key(group, rule) for rule in group.rules]
         state = {key: self.rule_state[key] for key in keys}
-        if not any(alert.state is alerts.AlertState.PENDING for one in state.values() for alert in one.alerts.values()):
-            return
+        if any(alert.state is alerts.AlertState.PENDING for one in state.values() for alert in one.alerts.values()):
+            held = self._remember(evaluate.ALERTS_FOR_STATE, group)
+            self.rule_state = {**self.rule_state, **evaluate.restore_holds(state, held)}
+
+    def _remember(self, name: str, group: rulefile.Group) -> Mapping[labels.Labels, float]:
+        """What the last hub wrote of alerts under this name; nothing where that cannot be asked now."""
         try:
-            if self._remembered is None:
-                self._remembered = evaluate.remembered_holds(self._parts.engine, self._started)
+            if name not in self._remembered:
+                self._remembered[name] = evaluate.remembered(name, self._parts.engine, self._started)
         except WatchkeeperError as error:
-            log.warning("Alerts wait for their hold once more", extra=fields(group=group.name, error=error))
-            return
-        self.rule_state = {**self.rule_state, **evaluate.restore_holds(state, self._remembered)}
+            log.warning("Alerts wait once more", extra=fields(group=group.name, since=name, error=error))
+        return self._remembered.get(name, {})
 
     def active_alerts(self) -> list[alerts.Alert]:
         return [alert for state in self.rule_state.values() for alert in state.alerts.values()]

@@ -24,7 +24,7 @@ from watchkeeper.config import settings as config
 from watchkeeper.errors import IllegalMove, SettingsError, quote
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock, durations, own_metrics, quiet_hours
-from watchkeeper.model import actions, alerts, events
+from watchkeeper.model import actions, alerts, events, trust
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.repairs import Repair, RepairId
@@ -180,7 +180,7 @@ class RepairLoop:
         if not incident.is_open or not row.is_hardware or row.severity is not alerts.Severity.CRITICAL:
             return False
         is_settled = signals.settle_seconds(incident.cause) == 0
-        return is_settled and self.rung(incident.cause, incident.place).mode is actions.Mode.ACT
+        return is_settled and self.rung(incident.cause, incident.place).mode is trust.Mode.ACT
 
     async def _begin(self, incident: Incident) -> None:
         self._starting += 1

@@ -64,9 +64,9 @@ class Upkeep:
             yield ahead
         if len(self._samples) >= (most := self._settings.query.max_series):
             yield (
-                f"samples: the store is full with {most:,} series. New ones are left out, and targets whose page never"
-                " fitted are neither up nor down. Raise `query.max_series`, at about 2.3 KiB of memory for each series,"
-                " or drop labels that change often"
+                f"samples: the store is full with {most:,} series. New ones are left out, and targets whose page or"
+                " GPUs found no room are neither up nor down. Raise `query.max_series`, at about 2.3 KiB of memory for"
+                " each series, or drop labels that change often"
             )
 
     def loops(self, said: troubles.Troubles) -> list[rule_loops.Loop]:

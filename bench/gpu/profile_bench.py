@@ -35,7 +35,7 @@ def overhead(rounds: int) -> dict[str, Any]:
     import torch
 
     model = profile_record.transformer(2048, 6)
-    train = profile_record.training_on(model, rows=0, width=0)
+    train = profile_record.training_on(model)
     x = torch.randn(4, 2048, 2048, device="cuda").bfloat16()
     for _ in range(30):
         train(x)

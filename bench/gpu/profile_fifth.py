@@ -21,9 +21,12 @@ from bench.gpu.profile_record import (
     kernel,
     linear_model,
     matmul,
+    one_image,
     quiet,
+    recurrence,
     repeat,
     then_sleep,
+    think,
     torch_module,
     training_on,
     transformer,
@@ -43,13 +46,6 @@ extern "C" __global__ void work(double* out, int rounds) {
   for (int i = 0; i < rounds; i++) { a = a * 1.0001f + 0.5f; }
   out[blockIdx.x * blockDim.x + threadIdx.x] = a;
 }"""
-
-
-def _think(seconds: float) -> None:
-    """A processor that is busy, as one that decodes is."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        sum(range(1000))
 
 
 @workload("compute_bound")
@@ -103,7 +99,7 @@ def fifth_fp32_training() -> Step:
     torch = torch_module()
     torch.backends.cuda.matmul.allow_tf32 = False
     layers = [part for _ in range(4) for part in (torch.nn.Linear(4096, 4096), torch.nn.ReLU())]
-    train = training_on(torch.nn.Sequential(*layers).cuda(), rows=0, width=0)
+    train = training_on(torch.nn.Sequential(*layers).cuda())
     x = torch.randn(4096, 4096, device="cuda")
     return repeat(lambda: train(x), 2)
 
@@ -210,14 +206,7 @@ def fifth_million_words_each() -> Step:
 @workload("launch_bound")
 def fifth_lstm_cell_of_128() -> Step:
     torch = torch_module()
-    cell, x = torch.nn.LSTMCell(128, 128).cuda(), torch.randn(64, 128, device="cuda")
-
-    def run() -> None:
-        state = None
-        for _ in range(200):
-            state = cell(x, state)
-
-    return repeat(quiet(run), 5)
+    return recurrence(torch.nn.LSTMCell(128, 128).cuda(), torch.randn(64, 128, device="cuda"))
 
 
 @workload("launch_bound")
@@ -237,7 +226,7 @@ def fifth_recommender_training() -> Step:
     torch = torch_module()
     table = torch.nn.Embedding(10000, 32)
     layers = (table, torch.nn.Flatten(), torch.nn.Linear(32 * 8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
-    train = training_on(torch.nn.Sequential(*layers).cuda(), rows=0, width=0)
+    train = training_on(torch.nn.Sequential(*layers).cuda())
     index = torch.randint(0, 10000, (128, 8), device="cuda")
     return repeat(lambda: train(index), 50)
 
@@ -250,7 +239,7 @@ def fifth_starved_8_of_60ms() -> Step:
 
 @workload("data_starved")
 def fifth_starved_60_of_200ms() -> Step:
-    train, x = training_on(transformer(1024, 4), rows=0, width=0), half(8, 1024, 1024)
+    train, x = training_on(transformer(1024, 4)), half(8, 1024, 1024)
     return then_sleep(lambda: work_for(lambda: train(x), 0.06), 0.14)
 
 
@@ -261,7 +250,7 @@ def fifth_thinks_then_copies() -> Step:
     host = torch.randn(2**24)
 
     def step() -> None:
-        _think(0.06)
+        think(0.06)
         (host.cuda() * 2).sum().item()
 
     return step
@@ -270,10 +259,10 @@ def fifth_thinks_then_copies() -> Step:
 @workload("data_starved")
 def fifth_small_model_large_batches() -> Step:
     torch = torch_module()
-    train, host = training_on(linear_model(512, 3), rows=0, width=0), torch.randn(16384, 512)
+    train, host = training_on(linear_model(512, 3)), torch.randn(16384, 512)
 
     def step() -> None:
-        _think(0.05)
+        think(0.05)
         train(host.cuda().bfloat16())
         torch.cuda.synchronize()
 
@@ -286,10 +275,10 @@ def fifth_images_decoded() -> Step:
     import torchvision
 
     model = torchvision.models.vit_b_16().cuda().bfloat16()
-    train, host = training_on(model, rows=0, width=0), torch.randn(96, 3, 224, 224)
+    train, host = training_on(model), torch.randn(96, 3, 224, 224)
 
     def step() -> None:
-        _think(0.4)
+        think(0.4)
         train(host.cuda().bfloat16())
         torch.cuda.synchronize()
 
@@ -298,7 +287,7 @@ def fifth_images_decoded() -> Step:
 
 @workload("stalls_input_or_io")
 def fifth_stops_600_of_1400ms() -> Step:
-    train, x = training_on(linear_model(8192, 2), rows=0, width=0), half(8192, 8192)
+    train, x = training_on(linear_model(8192, 2)), half(8192, 8192)
     return then_sleep(lambda: work_for(lambda: train(x), 0.8), 0.6)
 
 
@@ -312,7 +301,7 @@ def fifth_memory_work_with_stops() -> Step:
 def fifth_saves_arrays() -> Step:
     import numpy
 
-    train, x = training_on(linear_model(6144, 4), rows=0, width=0), half(8192, 6144)
+    train, x = training_on(linear_model(6144, 4)), half(8192, 6144)
     state, path = numpy.ones(2**28, dtype=numpy.float32), Path(tempfile.mkdtemp(), "state.npy")
 
     def step() -> None:
@@ -329,18 +318,14 @@ def fifth_validates_on_the_cpu() -> Step:
 
     def step() -> None:
         work_for(lambda: a @ a, 1.0)
-        _think(0.7)
+        think(0.7)
 
     return step
 
 
 @workload("underutilized")
 def fifth_resnet18_each_20ms() -> Step:
-    torch = torch_module()
-    import torchvision
-
-    model, x = torchvision.models.resnet18().cuda().half().eval(), torch.randn(1, 3, 224, 224, device="cuda").half()
-    return then_sleep(quiet(lambda: model(x)), 0.02)
+    return then_sleep(one_image("resnet18"), 0.02)
 
 
 @workload("underutilized")
@@ -368,7 +353,7 @@ def fifth_graph_each_10ms() -> Step:
 
 @workload("mixed")
 def fifth_language_model_training() -> Step:
-    train, x = training_on(transformer(1536, 6), rows=0, width=0), half(4, 2048, 1536)
+    train, x = training_on(transformer(1536, 6)), half(4, 2048, 1536)
     return repeat(lambda: train(x), 2)
 
 
@@ -397,4 +382,4 @@ def fifth_20_gib_held() -> Step:
 @workload("idle")
 def fifth_thinks_alone() -> Step:
     torch_module().zeros(1, device="cuda")
-    return lambda: _think(0.2)
+    return lambda: think(0.2)

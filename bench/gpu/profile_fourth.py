@@ -15,6 +15,7 @@ from pathlib import Path
 from bench.gpu.profile_record import (
     Step,
     autocast_training,
+    convolution,
     copies,
     graph,
     half,
@@ -22,7 +23,9 @@ from bench.gpu.profile_record import (
     kernel,
     linear_model,
     matmul,
+    one_image,
     quiet,
+    recurrence,
     repeat,
     then_sleep,
     torch_module,
@@ -117,10 +120,7 @@ def fourth_fp64_batches() -> Step:
 
 @workload("compute_bound")
 def fourth_conv_fp16_1024() -> Step:
-    torch = torch_module()
-    layer = torch.nn.Conv2d(1024, 1024, 3, padding=1).cuda().half().to(memory_format=torch.channels_last)
-    x = torch.randn(64, 1024, 28, 28, device="cuda").half().to(memory_format=torch.channels_last)
-    return repeat(quiet(lambda: layer(x)), 10)
+    return repeat(convolution(1024, 64, 28), 10)
 
 
 @workload("compute_bound_no_tensor")
@@ -294,39 +294,26 @@ def fourth_asks_each_step() -> Step:
 @workload("launch_bound")
 def fourth_gru_cell_loop() -> Step:
     torch = torch_module()
-    cell, x = torch.nn.GRUCell(512, 512).cuda(), torch.randn(8, 512, device="cuda")
-
-    def run() -> None:
-        state = None
-        for _ in range(200):
-            state = cell(x, state)
-
-    return repeat(quiet(run), 5)
+    return recurrence(torch.nn.GRUCell(512, 512).cuda(), torch.randn(8, 512, device="cuda"))
 
 
 @workload("launch_bound")
 def fourth_small_mlp_training() -> Step:
     torch = torch_module()
     layers = [part for _ in range(8) for part in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
-    train, x = training_on(torch.nn.Sequential(*layers).cuda(), rows=0, width=0), torch.randn(64, 256, device="cuda")
+    train, x = training_on(torch.nn.Sequential(*layers).cuda()), torch.randn(64, 256, device="cuda")
     return repeat(lambda: train(x), 50)
 
 
 @workload("launch_bound")
 def fourth_resnet18_one_image() -> Step:
-    torch = torch_module()
-    import torchvision
-
-    model, x = torchvision.models.resnet18().cuda().half().eval(), torch.randn(1, 3, 224, 224, device="cuda").half()
-    return repeat(quiet(lambda: model(x)), 50)
+    return repeat(one_image("resnet18"), 50)
 
 
 @workload("data_starved")
 def fourth_starved_20_of_100ms() -> Step:
-    torch = torch_module()
-    layer = torch.nn.Conv2d(512, 512, 3, padding=1).cuda().half().to(memory_format=torch.channels_last)
-    x = torch.randn(64, 512, 56, 56, device="cuda").half().to(memory_format=torch.channels_last)
-    return then_sleep(lambda: work_for(quiet(lambda: layer(x)), 0.02), 0.08)
+    run = convolution(512, 64, 56)
+    return then_sleep(lambda: work_for(run, 0.02), 0.08)
 
 
 @workload("data_starved")
@@ -342,7 +329,7 @@ def fourth_numpy_augments() -> Step:
     import numpy
     import torchvision
 
-    train = training_on(torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last), rows=0, width=0)
+    train = training_on(torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last))
     images = numpy.random.default_rng(1).integers(0, 255, (64, 256, 256, 3), dtype=numpy.uint8)
 
     def step() -> None:
@@ -397,7 +384,7 @@ def fourth_stops_500_of_1500ms() -> Step:
 
 @workload("stalls_input_or_io")
 def fourth_stops_1500_of_3500ms() -> Step:
-    train, x = training_on(transformer(1024, 6), rows=0, width=0), half(8, 1024, 1024)
+    train, x = training_on(transformer(1024, 6)), half(8, 1024, 1024)
     return then_sleep(lambda: work_for(lambda: train(x), 2.0), 1.5)
 
 
@@ -423,11 +410,7 @@ def fourth_encoder_request_each_50ms() -> Step:
 
 @workload("underutilized")
 def fourth_30_frames_a_second() -> Step:
-    torch = torch_module()
-    import torchvision
-
-    model, x = torchvision.models.resnet50().cuda().half().eval(), torch.randn(1, 3, 224, 224, device="cuda").half()
-    return then_sleep(quiet(lambda: model(x)), 0.027)
+    return then_sleep(one_image("resnet50"), 0.027)
 
 
 @workload("underutilized")

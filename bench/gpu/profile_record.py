@@ -100,6 +100,13 @@ def work_for(run: Callable[[], Any], seconds: float) -> None:
         torch.cuda.synchronize()
 
 
+def think(seconds: float) -> None:
+    """A processor that is busy, as one that decodes is."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+
+
 def half(*shape: int) -> Any:
     """Random numbers in bf16, which is what models are made of."""
     torch = torch_module()
@@ -138,7 +145,35 @@ def transformer(width: int, layers: int) -> Any:
     return torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).cuda().bfloat16()
 
 
-def training_on(model: Any, rows: int, width: int) -> Callable[[Any], None]:
+def convolution(channels: int, images: int, side: int) -> Step:
+    """A layer of fp16 and 3 by 3, in the order of memory that tensor cores want."""
+    torch = torch_module()
+    layer = torch.nn.Conv2d(channels, channels, 3, padding=1).cuda().half().to(memory_format=torch.channels_last)
+    x = torch.randn(images, channels, side, side, device="cuda").half().to(memory_format=torch.channels_last)
+    return quiet(lambda: layer(x))
+
+
+def recurrence(cell: Any, x: Any) -> Step:
+    def run() -> None:
+        state = None
+        for _ in range(200):
+            state = cell(x, state)
+
+    return repeat(quiet(run), 5)
+
+
+def one_image(name: str) -> Step:
+    """A model of torchvision in fp16, asked about a single image."""
+    torch = torch_module()
+    import torchvision
+
+    model = getattr(torchvision.models, name)().cuda().half().eval()
+    x = torch.randn(1, 3, 224, 224, device="cuda").half()
+    return quiet(lambda: model(x))
+
+
+def training_on(model: Any, rows: int = 0, width: int = 0) -> Callable[[Any], None]:
+    """One step of training; with rows, a first one is behind it."""
     torch = torch_module()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.gpu.profile_record import (
     Step,
+    convolution,
     copies,
     holding,
     linear_model,
@@ -106,10 +107,7 @@ def third_stops_of_700ms() -> Step:
 
 @workload("compute_bound")
 def third_conv_fp16() -> Step:
-    torch = torch_module()
-    layer = torch.nn.Conv2d(256, 256, 3, padding=1).cuda().half().to(memory_format=torch.channels_last)
-    x = torch.randn(128, 256, 64, 64, device="cuda").half().to(memory_format=torch.channels_last)
-    return repeat(quiet(lambda: layer(x)), 10)
+    return repeat(convolution(256, 128, 64), 10)
 
 
 @workload("underutilized")
@@ -159,7 +157,7 @@ def third_embedding_gather() -> Step:
 def third_small_model_training() -> Step:
     torch = torch_module()
     layer = torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True)
-    train = training_on(torch.nn.TransformerEncoder(layer, 4).cuda(), rows=0, width=0)
+    train = training_on(torch.nn.TransformerEncoder(layer, 4).cuda())
     x = torch.randn(4, 16, 128, device="cuda")
     return repeat(lambda: train(x), 10)
 
@@ -191,7 +189,7 @@ def third_dataloader_without_workers() -> Step:
             return torch.full((4096,), float(row % 7))
 
     batches = iter(torch.utils.data.DataLoader(Slow(), batch_size=64))
-    train = training_on(linear_model(4096, 4), rows=0, width=0)
+    train = training_on(linear_model(4096, 4))
 
     def step() -> None:
         train(next(batches).cuda().bfloat16().repeat(64, 1))

@@ -19,6 +19,7 @@ from bench.gpu.profile_record import (
     quiet,
     repeat,
     then_sleep,
+    think,
     torch_module,
     training_on,
     transformer,
@@ -135,7 +136,7 @@ def small_convnet_training() -> Step:
         torch.nn.ReLU(),
         torch.nn.Flatten(),
     ]
-    train = training_on(torch.nn.Sequential(*layers, torch.nn.Linear(16 * 24 * 24, 10)).cuda(), rows=0, width=0)
+    train = training_on(torch.nn.Sequential(*layers, torch.nn.Linear(16 * 24 * 24, 10)).cuda())
     x = torch.randn(16, 1, 28, 28, device="cuda")
     return repeat(lambda: train(x), 50)
 
@@ -225,7 +226,7 @@ def tiny_graph_polling() -> Step:
 def language_model_training() -> Step:
     torch = torch_module()
     model, x = transformer(2048, 4), torch.randn(4, 2048, 2048, device="cuda").bfloat16()
-    train = training_on(model, rows=0, width=0)
+    train = training_on(model)
     return repeat(lambda: train(x), 2)
 
 
@@ -235,15 +236,10 @@ def vision_transformer_training() -> Step:
     import torchvision
 
     model = torchvision.models.vit_b_16().cuda().bfloat16()
-    train, x = training_on(model, rows=0, width=0), torch.randn(128, 3, 224, 224, device="cuda").bfloat16()
+    train, x = training_on(model), torch.randn(128, 3, 224, 224, device="cuda").bfloat16()
     return repeat(lambda: train(x), 2)
 
 
 @workload("idle")
 def idle_with_busy_cpu() -> Step:
-    def step() -> None:
-        end = time.monotonic() + 0.2
-        while time.monotonic() < end:
-            sum(range(1000))
-
-    return step
+    return lambda: think(0.2)

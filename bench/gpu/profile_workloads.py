@@ -457,7 +457,7 @@ def transformer_training() -> Step:
     torch = torch_module()
     model = transformer(1024, 8)
     x = torch.randn(8, 1024, 1024, device="cuda").bfloat16()
-    train = training_on(model, rows=0, width=0)
+    train = training_on(model)
     return repeat(lambda: train(x), 2)
 
 

@@ -128,12 +128,7 @@ def test_units_that_are_not_installed_are_left_out() -> None:
         "UnitFileState=enabled\nNRestarts=3\n\nId=nvidia-dcgm.service\nLoadState=not-found\nActiveState=inactive\n"
     )
     (unit,) = systemd_units.read(text)
-    assert (unit.name, unit.is_running, unit.is_enabled, unit.restarts) == (
-        "nvidia-fabricmanager.service",
-        False,
-        True,
-        3,
-    )
+    assert (unit.name, unit.is_running, unit.restarts) == ("nvidia-fabricmanager.service", False, 3)
 
 
 def test_gpus_and_switches_are_found_on_the_bus_with_their_distance(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from watchkeeper.collect import fleet as inventory
 from watchkeeper.collect.fleet import Fleet, gpu_of, inventory_samples
 from watchkeeper.model.fleet import Gpu, Node, Place
 
@@ -25,12 +28,10 @@ def test_a_node_is_found_by_name_and_by_alias() -> None:
     assert fleet().node("unknown") is None
 
 
-def test_a_gpu_is_found_by_uuid_and_by_every_spelling_of_its_address() -> None:
+def test_a_gpu_is_found_by_uuid() -> None:
     found = fleet().gpu("GPU-2")
     assert found is not None
     assert found.place == Place("sim", node="gpu-r07-12", gpu="GPU-2")
-    assert fleet().gpu_by_pci(NODE, "00000000:5D:00.0") == fleet().gpu_by_pci(NODE, "PCI:0000:5d:00") == found
-    assert fleet().gpu_by_pci(NODE, "nonsense") is None
 
 
 def test_places_are_named_as_people_say_them() -> None:
@@ -110,6 +111,15 @@ def test_a_gpu_that_breaks_before_its_first_page_is_called_as_the_event_calls_it
     assert known.place_name(place) == "GPU-a on n1"
     known.hear_of_gpu("GPU-a", "3")
     assert known.place_name(place) == "GPU 3 on n1"
+
+
+def test_of_too_many_names_before_a_page_the_last_told_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "MAX_TOLD", 2)
+    known = Fleet()
+    for index in range(3):
+        known.hear_of_gpu(f"GPU-{index}", str(index))
+    names = [known.place_name(Place("sim", node="n1", gpu=f"GPU-{index}")) for index in range(3)]
+    assert names == ["GPU-0 on n1", "GPU 1 on n1", "GPU 2 on n1"]
 
 
 def test_an_inventory_counts_its_changes_and_what_stays_the_same_is_none() -> None:

@@ -62,6 +62,18 @@ def test_the_driver_naming_the_gpu_is_enough_without_an_inventory() -> None:
     assert event.place.gpu == UUID
 
 
+def test_a_gpu_that_the_driver_names_has_its_number_from_the_inventory() -> None:
+    named = line(f"NVRM: GPU at PCI:0000:5d:00: {UUID}")
+    (event,) = events_of(named, line(XID), inventory=[Gpu(UUID, index=3, pci="0000:5d:00")])
+    assert (event.place.gpu, event.fields["gpu"]) == (UUID, "3")
+
+
+def test_the_driver_is_believed_before_an_inventory_that_says_otherwise() -> None:
+    named = line(f"NVRM: GPU at PCI:0000:5d:00: {UUID}")
+    (event,) = events_of(named, line(XID), inventory=[Gpu("GPU-before", index=3, pci="0000:5d:00")])
+    assert (event.place.gpu, event.fields) == (UUID, {"pci": "0000:5d:00"})
+
+
 @pytest.mark.parametrize(
     ("inventory", "why"),
     [

@@ -328,6 +328,31 @@ def test_a_store_that_became_full_leaves_out_what_is_new_and_goes_on_with_the_re
         assert (state.error, sink.told()["b"]) == (None, 4.0)
 
 
+def page_of(*gpus: int) -> str:
+    return "".join(f'T{{gpu="{gpu}",UUID="GPU-{gpu}",Hostname="n1"}} 1\n' for gpu in gpus)
+
+
+def test_a_page_whose_gpus_found_no_room_is_neither_up_nor_down_until_they_do() -> None:
+    @with_pages(reply(page_of(0)), reply(page_of(0, 1)), reply(page_of(0, 1)))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        assert (await loop.scrape(1000)).health is Health.UP
+        sink.max_series = len(sink.known)
+        assert (await loop.scrape(2000)).health is Health.UNKNOWN
+        assert sink.told()["up"] == "stale"
+        sink.max_series += 1
+        assert (await loop.scrape(2000 + target_loop.FULL_MS)).health is Health.UP
+        assert sink.told()["up"] == 1.0
+
+
+def test_a_page_is_up_again_when_the_gpu_without_room_has_left_it() -> None:
+    @with_pages(reply(page_of(0)), reply(page_of(0, 1) + "a 1\n"), reply(page_of(0) + "a 1\n"))
+    async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:
+        await loop.scrape(1000)
+        sink.max_series = len(sink.known)
+        healths = [(await loop.scrape(at_ms)).health for at_ms in (2000, 3000)]
+        assert healths == [Health.UNKNOWN, Health.UP]
+
+
 def test_openmetrics_is_read_as_such_when_the_exporter_says_so() -> None:
     kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 

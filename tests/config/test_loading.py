@@ -10,7 +10,7 @@ import pytest
 from watchkeeper.config import loading
 from watchkeeper.config.settings import DriverName, Hub, Settings
 from watchkeeper.errors import SettingsError
-from watchkeeper.model.actions import Mode
+from watchkeeper.model.trust import Mode
 
 
 @pytest.fixture

@@ -22,3 +22,29 @@ def test_nodes_whose_pages_find_no_room_are_neither_down_nor_without_their_gpus(
     assert set(up.values()) == {1.0}
     assert watch.incidents() == []
     watch.close()
+
+
+def test_a_gpu_that_comes_when_there_is_no_room_left_is_not_missing(tmp_path: Path) -> None:
+    simulation = Simulation(SimSettings(gpus=64, seed=7))
+    absent = simulation.inject("gpu-missing", node="gpu-r01-02", gpu=3)
+    store = Head()
+    watch = Watch(simulation, tmp_path, store=store)
+    asyncio.run(watch.advance(25))
+    store.max_series = len(store)
+    simulation.end_fault(absent.id)
+    asyncio.run(watch.advance(200))
+    assert watch.incidents() == []
+    watch.close()
+
+
+def test_gpus_that_a_new_job_takes_are_not_missing_when_there_is_no_room_for_its_name(tmp_path: Path) -> None:
+    simulation = Simulation(SimSettings(gpus=64, seed=7))
+    store = Head()
+    watch = Watch(simulation, tmp_path, store=store)
+    asyncio.run(watch.advance(60))
+    store.max_series = len(store)
+    taken = next(node for node in simulation.layout.nodes if simulation.machines.jobs.on_node(node))
+    simulation.cluster.drain(taken, "a person")
+    asyncio.run(watch.advance(200))
+    assert watch.incidents() == []
+    watch.close()

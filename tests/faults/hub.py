@@ -11,7 +11,7 @@ from tests.faults import nursery
 from tests.remediate import deadly_hub
 from watchkeeper.cli import up
 from watchkeeper.kit import clock
-from watchkeeper.model.actions import Mode
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.drivers.simulated import Simulated
 
 

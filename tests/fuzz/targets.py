@@ -151,7 +151,7 @@ TARGETS = (
     Target("exposition", read_exposition, (PAGE,)),
     Target("promql", lambda content: parser.parse(text(content)), _exprs()),
     Target("rule file", lambda content: rulefile.read({"fuzz.yaml": text(content)}), _files("rules/*.yaml")),
-    Target("kernel log", lambda content: list(kernel_log.read_log(text(content).splitlines())), (KERNEL,)),
+    Target("kernel log", lambda content: [*map(kernel_log.read_line, text(content).splitlines())], (KERNEL,)),
     Target("nccl log", read_logs, (NCCL, KERNEL, DUMP)),
     Target("settings", in_file(loading.load, "hub.toml"), (SETTINGS,)),
     Target("prometheus.yml", in_file(prometheus_config.load, "prometheus.yml"), (SCRAPES,)),

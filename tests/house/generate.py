@@ -41,6 +41,7 @@ ADDED_SERIES = {
     "watchkeeper_gpu_workload_share": "part of a shared GPU's utilisation that is this workload's; the parts sum to 1",
     "watchkeeper_gpu_attribution": "workloads that hold the GPU; `reason` says why there are none",
     "watchkeeper_scheduler_node_state": "1 for each GPU node of Slurm, with its state in sinfo's own word",
+    "watchkeeper_hub_alert_kept_since_seconds": "since when an alert is silent that `keep_firing_for` keeps",
     "watchkeeper_fleet_moved_gpus_total": "GPUs that turned up on another node than before",
     **diag_page.FAMILIES,
     **cluster_series.HELP,

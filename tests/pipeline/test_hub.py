@@ -6,11 +6,13 @@ import asyncio
 from pathlib import Path
 
 from tests.pipeline.stories import HOT, NOON, gpu, xid
+from watchkeeper.collect.registration import NodeRegistration
 from watchkeeper.config import settings
 from watchkeeper.diagnosis_queue import DIAGNOSIS_TRIES
 from watchkeeper.hub import Hub
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.model.actions import Action
+from watchkeeper.model.fleet import Gpu
 from watchkeeper.remediate.drivers import dry_run
 
 
@@ -59,6 +61,19 @@ def test_a_diagnosis_that_fails_once_is_made_again(tmp_path: Path) -> None:
 def test_a_diagnosis_that_keeps_failing_is_said_to_be_missing(tmp_path: Path) -> None:
     told = diagnose_with(tmp_path, Stubborn(failures=DIAGNOSIS_TRIES))
     assert told[1:] == ["No diagnosis: it failed 3 times, the last time with ConnectionResetError: gone away"]
+
+
+def test_a_gpu_that_breaks_before_its_first_page_is_called_as_its_node_has_registered_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        hub = Hub(settings.Settings(hub=settings.Hub(data=str(tmp_path / "kept"))), time=ManualClock(NOON))
+        hub.open()
+        hub.register_node(NodeRegistration("sim", "n1", gpus=(Gpu("GPU-3", index=3), Gpu("GPU-4"))), "127.0.0.1")
+        await hub.take_events([xid(79, gpu(3), 0), xid(79, gpu(4), 0)])
+        told = [incident.title for incident in hub.journal.incidents(open_only=True, limit=9)]
+        assert sorted(told) == ["GPU 3 on n1 fell off the bus", "GPU-4 on n1 fell off the bus"]
+        hub.close()
+
+    asyncio.run(story())
 
 
 def test_a_hub_reloads_its_rules_and_shows_those_in_force(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ REPLAYING = HOT.replace("max by (cluster, Hostname) (DCGM_FI_DEV_GPU_TEMP) > 90"
 )
 
 
+KEEPING = HOT.replace("for: 30s", "for: 30s\n    keep_firing_for: 5m")
+
+
 def live(line: Line, since: int, until: int, *, celsius: float | None) -> None:
     """A hub that reads, evaluates and writes its own series, every 15 s."""
     for at in range(since, until + 1, 15):
@@ -69,4 +72,31 @@ def test_a_hub_without_the_samples_of_the_one_before_waits_the_whole_time(line: 
     live(line, 75, 120, celsius=None)
     assert states(line) == [AlertState.FIRING]
     live(line, 135, 135, celsius=None)
+    assert AlertState.FIRING not in states(line)
+
+
+def test_an_alert_that_is_kept_firing_ends_in_time_though_the_hub_is_restarted_every_minute(line: Line) -> None:
+    line.restart(0, KEEPING)
+    live(line, 0, 45, celsius=95.0)
+    live(line, 60, 75, celsius=50.0)
+    for start in range(90, 330, 60):
+        line.restart(start, KEEPING, keeps_samples=True)
+        live(line, start + 15, start + 45, celsius=50.0)
+        assert states(line) == [AlertState.FIRING]
+    # Five minutes after the 60th second, and four times the 30 s in which nobody looked.
+    live(line, 330, 465, celsius=50.0)
+    assert states(line) == [AlertState.FIRING]
+    live(line, 480, 480, celsius=50.0)
+    assert AlertState.FIRING not in states(line)
+
+
+def test_an_alert_that_was_back_before_a_restart_is_kept_for_the_whole_time_after_it(line: Line) -> None:
+    line.restart(0, KEEPING)
+    live(line, 0, 45, celsius=95.0)
+    live(line, 60, 240, celsius=50.0)
+    live(line, 255, 255, celsius=95.0)
+    line.restart(260, KEEPING, keeps_samples=True)
+    live(line, 270, 555, celsius=50.0)
+    assert states(line) == [AlertState.FIRING]
+    live(line, 570, 570, celsius=50.0)
     assert AlertState.FIRING not in states(line)

@@ -18,7 +18,8 @@ from tests.remediate import deadly_hub
 from watchkeeper.cli import up
 from watchkeeper.config import settings
 from watchkeeper.kit import clock, logs
-from watchkeeper.model.actions import Action, Mode
+from watchkeeper.model.actions import Action
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import Performed
 
 

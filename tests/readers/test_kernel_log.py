@@ -179,7 +179,7 @@ def test_every_collected_xid_line_gives_its_code() -> None:
 )
 def test_recorded_logs_give_what_happened(name: str, xids: dict[int, int], others: dict[EventKind, int]) -> None:
     lines = (CORPUS / "recordings" / "dmesg" / name).read_text(errors="replace").splitlines()
-    facts = [found for _, found in kernel_log.read_log(lines) if isinstance(found, KernelFact)]
+    facts = [found for found in map(kernel_log.read_line, lines) if isinstance(found, KernelFact)]
     codes = [found.code for found in facts if found.kind is EventKind.XID]
     assert {code: codes.count(code) for code in codes} == xids
     kinds = [found.kind for found in facts if found.kind is not EventKind.XID]

@@ -17,7 +17,8 @@ from watchkeeper import agent, choices
 from watchkeeper.cli import processes, serving, up
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock
-from watchkeeper.model.actions import Action, Mode
+from watchkeeper.model.actions import Action
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import Driver, Performed
 from watchkeeper.remediate.drivers.simulated import Simulated
 

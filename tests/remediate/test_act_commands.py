@@ -23,7 +23,7 @@ from watchkeeper.errors import HubError, SettingsError
 from watchkeeper.hub import Hub
 from watchkeeper.kit import clock
 from watchkeeper.model import events, fleet
-from watchkeeper.model.actions import Mode
+from watchkeeper.model.trust import Mode
 from watchkeeper.web import server
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import Auth

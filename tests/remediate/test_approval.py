@@ -10,8 +10,8 @@ import pytest
 from tests.remediate.cluster import Troubles
 from tests.remediate.world import World, limits
 from watchkeeper.errors import HubError, IllegalMove
-from watchkeeper.model.actions import Mode
 from watchkeeper.model.repairs import Repair
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.ladder import Rung
 from watchkeeper.remediate.policy import load, parse
 

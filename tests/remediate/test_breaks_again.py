@@ -11,10 +11,10 @@ import pytest
 from tests.remediate.world import World, limits
 from watchkeeper.incidents.core import Incidents
 from watchkeeper.model import alerts, events, fleet
-from watchkeeper.model.actions import Mode
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.repairs import Repair
+from watchkeeper.model.trust import Mode
 
 GPU = fleet.Place("main", node="n1", gpu="GPU-1")
 

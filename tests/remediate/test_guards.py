@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.remediate.cluster import nodes
 from watchkeeper.kit import quiet_hours
-from watchkeeper.model.actions import Mode
 from watchkeeper.model.fleet import Node, Place
 from watchkeeper.model.repairs import Switch
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards
 from watchkeeper.remediate.guards import Limits, Quorum, Start, Wish, count, refusals
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from watchkeeper.model.actions import Mode
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.ladder import Ladder, Trust
 
 LADDER = Ladder(

@@ -9,7 +9,8 @@ import pytest
 
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model import alerts, diagnosis, fleet, incidents
-from watchkeeper.model.actions import Action, Mode, Plan, Result
+from watchkeeper.model.actions import Action, Plan, Result
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import Observed
 from watchkeeper.remediate.drivers.dry_run import DryRun
 from watchkeeper.remediate.plan import dry_run, make_plan

@@ -9,8 +9,9 @@ import pytest
 
 from tests.remediate.world import World, limits
 from watchkeeper.errors import SettingsError
-from watchkeeper.model.actions import ActionKind, Mode
+from watchkeeper.model.actions import ActionKind
 from watchkeeper.model.incidents import Incident
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import policy, validation
 from watchkeeper.remediate.ladder import Rung
 from watchkeeper.remediate.reclaim import Exemptions

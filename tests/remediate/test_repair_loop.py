@@ -16,7 +16,7 @@ from watchkeeper.errors import SettingsError
 from watchkeeper.hub import Hub
 from watchkeeper.kit.clock import ManualClock, to_ms
 from watchkeeper.model import events, fleet
-from watchkeeper.model.actions import Mode
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.drivers import together
 from watchkeeper.repair_loop import ladder_of, limits_of, policy_of
 

@@ -12,8 +12,8 @@ import pytest
 from tests.remediate.cluster import Troubles
 from tests.remediate.world import World
 from watchkeeper.errors import ActionFailed, IllegalMove, StoreError
-from watchkeeper.model.actions import Mode
 from watchkeeper.model.repairs import Repair
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import policy
 from watchkeeper.remediate.driver import Observed
 from watchkeeper.remediate.ladder import Rung

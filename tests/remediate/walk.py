@@ -16,7 +16,8 @@ from pathlib import Path
 from tests.remediate.cluster import OURS, Machine, Troubles
 from tests.remediate.world import World, limits
 from watchkeeper.errors import IllegalMove
-from watchkeeper.model.actions import Action, ActionKind, Mode
+from watchkeeper.model.actions import Action, ActionKind
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards
 from watchkeeper.remediate.driver import Performed
 from watchkeeper.remediate.ladder import Rung

@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.remediate.cluster import Machine, TestCluster, nodes
 from watchkeeper.catalogue import causes
 from watchkeeper.model import actions, alerts, events, fleet, incidents
-from watchkeeper.model.actions import Mode
 from watchkeeper.model.repairs import Repair
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards, validation
 from watchkeeper.remediate.approval import Approval
 from watchkeeper.remediate.ladder import Rung

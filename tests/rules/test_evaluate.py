@@ -196,12 +196,25 @@ def an_engine_of_a_hub_that_stopped(*, at: float, alert_ended_at: float | None =
 
 def test_a_restart_remembers_for_how_long_alerts_were_active_when_the_hub_stopped() -> None:
     engine = an_engine_of_a_hub_that_stopped(at=-8)
-    assert evaluate.remembered_holds(engine, START) == {SINCE.without("__name__"): 12 * 60}
+    assert evaluate.remembered(evaluate.ALERTS_FOR_STATE, engine, START) == {SINCE.without("__name__"): 12 * 60}
 
 
 def test_a_restart_does_not_remember_an_alert_that_had_ended_before_the_hub_stopped() -> None:
-    assert evaluate.remembered_holds(an_engine_of_a_hub_that_stopped(at=-8, alert_ended_at=-10), START) == {}
-    assert evaluate.remembered_holds(EmbeddedEngine(Head()), START) == {}
+    for engine in (an_engine_of_a_hub_that_stopped(at=-8, alert_ended_at=-10), EmbeddedEngine(Head())):
+        assert evaluate.remembered(evaluate.ALERTS_FOR_STATE, engine, START) == {}
+
+
+def test_an_alert_that_is_kept_firing_tells_since_when_and_no_longer_once_it_is_back() -> None:
+    rules = group("alert: Hot, expr: celsius > 90, keep_firing_for: 10m")
+    engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
+    state: evaluate.State = {}
+    told = []
+    for at, is_hot in ((0, True), (1, False), (2, False), (3, True)):
+        engine.answers["celsius > 90"] = {HOT: 95.0} if is_hot else {}
+        result = evaluate.evaluate(rules, engine, state, now=minute(at))
+        state = result.state
+        told.append(shown(result.samples).get(str(SINCE.having(__name__=evaluate.KEPT_SINCE))))
+    assert told == [None, minute(1).timestamp(), minute(1).timestamp(), "stale"]
 
 
 def test_alerts_of_rules_that_a_new_start_no_longer_has_are_retired() -> None:

@@ -116,7 +116,7 @@ def test_names_tell_what_is_read_written_and_how_far_back() -> None:
       {record: r, expr: 'rate(a[10m] offset 5m) + sum(b)'},
       {alert: A, expr: 'r > 1 and max_over_time(c[1h:1m]) > 2'}]}]"""
     read, written, back_ms = replay.names(rulefile.read({"r.yaml": text}))
-    assert (read, written) == ({"a", "b", "c"}, {"r", "ALERTS", "ALERTS_FOR_STATE"})
+    assert (read, written) == ({"a", "b", "c"}, {"r", "ALERTS", "ALERTS_FOR_STATE", evaluate.KEPT_SINCE})
     assert back_ms == 65 * MINUTE_MS
 
 

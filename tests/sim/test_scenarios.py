@@ -37,7 +37,7 @@ def test_xid_79_takes_the_gpu_off_the_page_and_stalls_its_peers(fleet: Simulatio
     util, sm = pages.by_gpu(page, UTIL), pages.by_gpu(page, SM)
     assert set(util) == set(range(8)) - {fault.gpu.index}
     assert all(util[gpu] >= 90 and sm[gpu] < 0.2 for gpu in util)
-    assert len(fleet.inventory(fault.node.name)["gpus"]) == 7
+    assert len(fleet.inventory(fault.node.name)["gpus"]) == 8, "the driver lists what it once found"
 
 
 def test_gpu_missing_says_nothing_in_the_kernel_log(fleet: Simulation) -> None:
@@ -45,6 +45,7 @@ def test_gpu_missing_says_nothing_in_the_kernel_log(fleet: Simulation) -> None:
     fleet.advance(5)
     assert set(pages.by_gpu(fleet.page("gpu-r01-03"), UTIL)) == set(range(8)) - {5}
     assert kernel_texts(fleet, "gpu-r01-03") == []
+    assert {gpu["index"] for gpu in fleet.inventory("gpu-r01-03")["gpus"]} == set(range(8)) - {5}
     fleet.end_fault(fault.id)
     assert len(pages.by_gpu(fleet.page("gpu-r01-03"), UTIL)) == 8
 

@@ -8,11 +8,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Container
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
+from watchkeeper.collect.gpu_addresses import GpuAddresses, ask_simulator
+from watchkeeper.collect.kernel_follow import KernelEvents, follow_stream
 from watchkeeper.errors import StartRefused
+from watchkeeper.kit.clock import ScaledClock
+from watchkeeper.model.events import Event, EventKind
 from watchkeeper.sim import server
 
 MARK = {"by": "watchkeeper:i1/a1"}
@@ -103,10 +108,26 @@ def test_an_injected_fault_is_in_the_kernel_stream_and_can_be_ended() -> None:
         record = fleet.kernel_record("): 79,")
         assert sorted(record) == ["at", "boot", "node", "record", "seq"]
         assert record["node"] == "gpu-r01-02"
-        assert len(fleet.call("GET", "/nodes/gpu-r01-02/inventory")[1]["gpus"]) == 7
         assert fleet.call("DELETE", f"/faults/{fault['id']}")[0] == 200
         assert fleet.call("DELETE", f"/faults/{fault['id']}")[0] == 404
-        assert len(fleet.call("GET", "/nodes/gpu-r01-02/inventory")[1]["gpus"]) == 8
+
+    with_fleet(story)
+
+
+def test_a_gpu_that_is_lost_before_anybody_has_read_it_is_told_with_its_number() -> None:
+    async def read(root: str) -> Event:
+        reading = KernelEvents("sim", GpuAddresses(ask_simulator(root)))
+        async with aclosing(follow_stream(f"{root}/kmsg", time=ScaledClock())) as records:
+            async for record in records:
+                event = await reading.read(record)
+                if event is not None and event.kind is EventKind.XID:
+                    return event
+        raise AssertionError("the stream ended")
+
+    def story(fleet: Caller) -> None:
+        fleet.call("POST", "/faults", {"scenario": "xid-79", "node": "gpu-r01-02", "gpu": 3})
+        event = asyncio.run(read(fleet.root))
+        assert (event.code, event.place.node, event.fields["gpu"]) == (79, "gpu-r01-02", "3")
 
     with_fleet(story)
 

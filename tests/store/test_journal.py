@@ -12,7 +12,7 @@ import pytest
 
 from tests.store import places
 from watchkeeper.errors import JournalConflict, NotLeading, StoreError
-from watchkeeper.model import actions, alerts, diagnosis, events, fleet, incidents, labels
+from watchkeeper.model import actions, alerts, diagnosis, events, fleet, incidents, labels, trust
 from watchkeeper.store.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -103,7 +103,7 @@ def test_incident_numbers_are_not_used_twice(place: places.Place) -> None:
 
 def test_diagnosis_plan_and_alerts_come_back_as_they_were(journal: Journal) -> None:
     found = diagnosis.Diagnosis("INC-1", NOON, (), ("kernel log",))
-    plan = actions.Plan(incidents.IncidentId("INC-1"), "unknown", actions.Mode.OBSERVE, NOON, "Look at it", ())
+    plan = actions.Plan(incidents.IncidentId("INC-1"), "unknown", trust.Mode.OBSERVE, NOON, "Look at it", ())
     alert = alerts.Alert(
         labels.Labels({"alertname": "A"}), alerts.AlertState.FIRING, NOON, float("inf"), {"s": "t"}, NOON
     )

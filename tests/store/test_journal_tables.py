@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tests.store import places
 from tests.store.test_journal import GPU, NOON, an_incident, minutes, xid
-from watchkeeper.model import actions, alerts, fleet, incidents, notices, orders, repairs, silences
+from watchkeeper.model import actions, alerts, fleet, incidents, notices, orders, repairs, silences, trust
 from watchkeeper.store.journal import Journal
 
 NODE = fleet.Place("main", node="n1")
@@ -21,7 +21,7 @@ def a_repair(id: str, state: repairs.RepairState, *, has_cordon: bool = False) -
         node=NODE,
         pool="",
         cause="gpu_fell_off_bus",
-        mode=actions.Mode.ACT,
+        mode=trust.Mode.ACT,
         mode_why="a rule",
         digest="d",
         actions=(),

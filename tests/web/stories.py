@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.web.fake_hub import Entry, FakeHub
-from watchkeeper.model import actions, alerts, diagnosis, fleet, incidents
+from watchkeeper.model import actions, alerts, diagnosis, fleet, incidents, trust
 
 KERNEL_LINE = "NVRM: Xid (PCI:0000:5d:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 STEPS = (
@@ -79,7 +79,7 @@ def propose(hub: FakeHub, incident: incidents.Incident) -> actions.Plan:
         for at, (kind, why, text) in enumerate(STEPS, 1)
     )
     next_step = f"Cordon and drain {incident.place.node}, then reboot it"
-    return actions.Plan(incident.id, incident.cause, actions.Mode.OBSERVE, hub.clock.now(), next_step, receipts)
+    return actions.Plan(incident.id, incident.cause, trust.Mode.OBSERVE, hub.clock.now(), next_step, receipts)
 
 
 def heat_up(hub: FakeHub, *, id: str = "INC-2", node: str = "gpu-r02-01") -> incidents.Incident:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from watchkeeper.catalogue import pack
+from watchkeeper.model.clock_reasons import BITS
 
 ANY_STATUS = 0xFFFFFFFF
 
@@ -245,7 +246,12 @@ def _nvlink_fault(cells: Mapping[str, str]) -> NvlinkFault:
 
 
 def _clock_reason(cells: Mapping[str, str]) -> ClockReason:
-    return ClockReason(int(cells["bit"], 16), pack.filled(cells["name"]), pack.filled(cells["meaning"]), cells["cause"])
+    return ClockReason(
+        BITS[pack.one_of(cells["label"], frozenset(BITS))],
+        name=pack.filled(cells["name"]),
+        meaning=pack.filled(cells["meaning"]),
+        cause=cells["cause"],
+    )
 
 
 def _incident(cells: Mapping[str, str]) -> Incident:

@@ -19,7 +19,7 @@ from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import StartRefused
 from watchkeeper.kit import clock, logs, memory
-from watchkeeper.model import actions
+from watchkeeper.model import trust
 
 # A demo should move: five seconds between readings, and rules that follow them.
 DEMO_INTERVAL = "5s"
@@ -41,7 +41,7 @@ STOP_WITHIN_SECONDS = 3.0
 @click.option("--speed", type=click.FloatRange(0.1, 100), default=1.0, help="Simulated seconds per second.")
 @click.option(
     "--mode",
-    type=click.Choice([mode.value for mode in actions.Mode]),
+    type=click.Choice([mode.value for mode in trust.Mode]),
     default="observe",
     help="How far repairs may go.",
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from watchkeeper.model import actions, diagnosis, fleet, jobs
+from watchkeeper.model import actions, diagnosis, fleet, jobs, trust
 from watchkeeper.model.alerts import Severity
 from watchkeeper.model.incidents import Happened, Incident, IncidentState
 from watchkeeper.model.repairs import Switch
@@ -78,7 +78,7 @@ class ShownRepair:
     incident: str
     node: fleet.Place
     cause: str
-    mode: actions.Mode
+    mode: trust.Mode
     mode_why: str
     digest: str
     state: str

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 # GPUs and nodes that left are remembered up to this many; then the one gone longest is forgotten.
 MAX_GONE = 10_000
-# GPUs that broke before their first page; more means that no page comes at all.
+# GPUs that are known by name before their first page; of more, the last told.
 MAX_TOLD = 10_000
 # Nodes that nobody expects but whose GPUs report; more than this is a Hostname label gone wrong.
 MAX_LEARNED_NODES = 20_000
@@ -78,7 +78,6 @@ class Fleet:
         self._told_indexes: dict[str, int] = {}
         self._reported: dict[NodeKey, dict[str, frozenset[str]]] = {}
         self._uuids: dict[NodeKey, set[str]] = {}
-        self._uuid_at: dict[tuple[NodeKey, str], str] = {}
         # Made when somebody asks, and again after the inventory changed.
         self._nodes_in: dict[fleet.Place, list[fleet.Place]] | None = None
         self._holders: dict[str, tuple[labels.Labels, ...]] = {}
@@ -129,8 +128,6 @@ class Fleet:
             steady = known.steady_since_ms if known is not None and _goes_on(known, key, at_ms) else at_ms
             self._gpus[uuid] = SeenGpu(gpu, node.name, node.cluster, first, at_ms, steady_since_ms=steady)
             self._gone_gpus.pop(uuid, None)
-            if gpu.pci is not None:
-                self._uuid_at[key, gpu.pci] = uuid
         if before != reported[source]:
             self._uuids.setdefault(key, set()).update(gpus)
 
@@ -185,14 +182,6 @@ class Fleet:
         own = [seen for seen in known if (seen.cluster, seen.node) == key]
         return sorted(own, key=lambda seen: (seen.gpu.index is None, seen.gpu.index or 0, seen.gpu.uuid))
 
-    def gpu_by_pci(self, node: fleet.Node, pci: str) -> SeenGpu | None:
-        """The GPU last seen at this address of the node, in any spelling of the address."""
-        try:
-            uuid = self._uuid_at.get(((node.cluster, node.name), fleet.same_pci(pci)))
-        except ValueError:
-            return None
-        return None if uuid is None else self._gpus.get(uuid)
-
     def place_name(self, place: fleet.Place) -> str:
         """A place as people say it: `GPU 3 on gpu-r07-12`."""
         if place.gpu is not None:
@@ -208,9 +197,12 @@ class Fleet:
         return place.node or f"cluster {place.cluster}"
 
     def hear_of_gpu(self, uuid: str, index: str) -> None:
-        """What an event calls a GPU: one that breaks before its first page has no other name."""
-        if uuid not in self._gpus and index.isdecimal() and len(self._told_indexes) < MAX_TOLD:
-            self._told_indexes[uuid] = int(index)
+        """What its node or an event calls a GPU: one that breaks before its first page has no other name."""
+        if uuid in self._gpus or not index.isdecimal():
+            return
+        self._told_indexes[uuid] = int(index)
+        if len(self._told_indexes) > MAX_TOLD:
+            del self._told_indexes[next(iter(self._told_indexes))]
 
     def hold(self, source: str, holders: Iterable[labels.Labels]) -> None:
         """Take over who holds the GPUs of a page (`source`); nobody is known any more for a page without holders."""
@@ -263,8 +255,6 @@ class Fleet:
             forgotten = self._gpus.pop(oldest)
             where = (forgotten.cluster, forgotten.node)
             self._uuids[where].discard(oldest)
-            if forgotten.gpu.pci is not None and self._uuid_at.get((where, forgotten.gpu.pci)) == oldest:
-                del self._uuid_at[where, forgotten.gpu.pci]
 
 
 def _goes_on(known: SeenGpu, key: NodeKey, at_ms: int) -> bool:

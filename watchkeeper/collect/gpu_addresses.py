@@ -20,59 +20,56 @@ from watchkeeper.readers import nvidia_proc
 # An inventory that did not know an address is asked again after this time: the GPU may have come up since.
 ASK_AGAIN = timedelta(seconds=60)
 # Nodes and boots whose addresses are remembered; far above any fleet of one hub.
-# As many GPUs as the simulator has at most; a node has 16.
-MAX_INDEXES = 100_000
 MAX_BOOTS = 50_000
 
 AskInventory = Callable[[str], Awaitable[Sequence[fleet.Gpu]]]
 
 
 class GpuAddresses:
-    """PCI address to UUID, for each boot of each node."""
+    """The GPU at each PCI address, for each boot of each node."""
 
     def __init__(self, ask: AskInventory) -> None:
         self._ask = ask
-        self._uuids: dict[tuple[str, str], dict[str, str]] = {}
+        self._gpus: dict[tuple[str, str], dict[str, fleet.Gpu]] = {}
         self._asked_at: dict[tuple[str, str], datetime] = {}
-        self._indexes: dict[str, int] = {}
-
-    def index_of(self, uuid: str) -> int | None:
-        """The number that people call the GPU by, where the inventory told it."""
-        return self._indexes.get(uuid)
 
     def learn(self, node: str, boot: str, *, pci: str, uuid: str) -> None:
-        if (node, boot) not in self._uuids and len(self._uuids) >= MAX_BOOTS:
-            oldest = next(iter(self._uuids))
-            del self._uuids[oldest]
+        """What the driver said in the log: it does not tell the number that people call the GPU by."""
+        here = self._at(node, boot)
+        if pci not in here or here[pci].uuid != uuid:
+            here[pci] = fleet.Gpu(uuid, pci=pci)
+
+    async def find(self, node: str, boot: str, *, pci: str, now: datetime) -> tuple[fleet.Gpu | None, str]:
+        """The GPU at the address with its number where the inventory tells it, or None and why it is unknown."""
+        here, why = self._at(node, boot), ""
+        if pci not in here or here[pci].index is None:
+            why = await self._take_inventory(node, boot, now)
+        found = here.get(pci)
+        return found, "" if found else why or f"the inventory of {node} has no GPU at {pci}"
+
+    async def _take_inventory(self, node: str, boot: str, now: datetime) -> str:
+        """Ask the inventory, unless that was done just now; returns why it could not be read."""
+        asked_at = self._asked_at.get((node, boot))
+        if asked_at is not None and now - asked_at < ASK_AGAIN:
+            return ""
+        self._asked_at[node, boot] = now
+        try:
+            gpus = await self._ask(node)
+        except CollectError as error:
+            return f"the inventory could not be read: {error}"
+        here = self._at(node, boot)
+        for gpu in gpus:
+            known = here.get(gpu.pci or "")
+            if gpu.pci is not None and (known is None or (known.uuid == gpu.uuid and known.index is None)):
+                here[gpu.pci] = gpu
+        return ""
+
+    def _at(self, node: str, boot: str) -> dict[str, fleet.Gpu]:
+        if (node, boot) not in self._gpus and len(self._gpus) >= MAX_BOOTS:
+            oldest = next(iter(self._gpus))
+            del self._gpus[oldest]
             self._asked_at.pop(oldest, None)
-        self._uuids.setdefault((node, boot), {})[pci] = uuid
-
-    async def find(self, node: str, boot: str, *, pci: str, now: datetime) -> tuple[str | None, str]:
-        """The UUID at the address, or None and why it is unknown."""
-        key = (node, boot)
-        known = self._uuids.get(key, {})
-        if pci in known:
-            return known[pci], ""
-        asked_at = self._asked_at.get(key)
-        if asked_at is None or now - asked_at >= ASK_AGAIN:
-            if len(self._asked_at) >= MAX_BOOTS:
-                self._asked_at.clear()
-            self._asked_at[key] = now
-            try:
-                gpus = await self._ask(node)
-            except CollectError as error:
-                return None, f"the inventory could not be read: {error}"
-            for gpu in gpus:
-                if gpu.pci is not None:
-                    self.learn(node, boot, pci=gpu.pci, uuid=gpu.uuid)
-            self._learn_indexes(gpus)
-        found = self._uuids.get(key, {}).get(pci)
-        return found, "" if found else f"the inventory of {node} has no GPU at {pci}"
-
-    def _learn_indexes(self, gpus: Sequence[fleet.Gpu]) -> None:
-        if len(self._indexes) + len(gpus) > MAX_INDEXES:
-            self._indexes.clear()
-        self._indexes.update((gpu.uuid, gpu.index) for gpu in gpus if gpu.index is not None)
+        return self._gpus.setdefault((node, boot), {})
 
 
 def ask_simulator(origin: str) -> AskInventory:

@@ -125,15 +125,15 @@ class KernelEvents:
         named = dict(fact.fields)
         if fact.pci is not None:
             named["pci"] = fact.pci
-            uuid, why = await self._addresses.find(line.node, line.boot, pci=fact.pci, now=line.at)
+            gpu, why = await self._addresses.find(line.node, line.boot, pci=fact.pci, now=line.at)
         else:
-            uuid, why = None, "the kernel line names no PCI address"
-        if uuid is not None and (index := self._addresses.index_of(uuid)) is not None:
-            named["gpu"] = str(index)
+            gpu, why = None, "the kernel line names no PCI address"
+        if gpu is not None and gpu.index is not None:
+            named["gpu"] = str(gpu.index)
         # A switch or a bridge has an address too, and is no GPU.
-        if uuid is None and fact.kind in KINDS_OF_A_GPU:
+        if gpu is None and fact.kind in KINDS_OF_A_GPU:
             named["gpu_unknown_because"] = why
-        return uuid, named
+        return None if gpu is None else gpu.uuid, named
 
 
 async def follow_stream(url: str, *, time: clock.Clock, after: int = 0) -> AsyncGenerator[NodeRecord, None]:

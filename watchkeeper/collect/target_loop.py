@@ -171,10 +171,11 @@ class TargetLoop:
         # Within one page: what became of labels under one name becomes of them under every other.
         self._joined: dict[tuple[bool, tuple[tuple[str, str], ...]], tuple[tuple[str, str], ...]] = {}
         self._own_ids = self._ask_own_ids()
-        # Series for which the store had no room, since when they wait, and whether the page has ever fitted whole.
+        # Series for which the store had no room, since when they wait, whether the page has ever fitted whole, and
+        # whether it fits but for what is no GPU's.
         self._without_room: set[int] = set()
         self._asked_ms = 0
-        self._has_fitted = False
+        self._has_fitted = self._fits = False
         # What a hub before this one has read there last; known from the first scrape on.
         self._left_ids: array[int] | None = None
 
@@ -199,7 +200,7 @@ class TargetLoop:
             self._note_exemplars(page, at_ms)
             self.state = TargetState(
                 self._target,
-                health=Health.UP if self._has_fitted else Health.UNKNOWN,
+                health=Health.UP if self._fits else Health.UNKNOWN,
                 last_scrape_ms=at_ms,
                 duration_seconds=taken,
                 error="; ".join(problems) or None,
@@ -272,9 +273,11 @@ class TargetLoop:
         """Ask for the ids of series that are new, a slice at a time: a page about a whole cluster has thousands."""
         if page.epoch != self._epoch:
             self._epoch, self._id_of, self._handles = page.epoch, {}, []
+            self._without_room.clear()
         if self._without_room and at_ms - self._asked_ms >= FULL_MS:
             for handle in self._without_room:
                 self._id_of.pop(handle, None)
+            self._without_room.clear()
             self._handles = []
         if self._target.job.label_limits.is_set:
             for handle, _, _ in page.histograms:
@@ -282,7 +285,7 @@ class TargetLoop:
         if page.handles is self._handles:
             return
         strangers = [handle for handle in page.handles if handle not in self._id_of]
-        self._without_room.intersection_update(self._id_of)
+        self._without_room.intersection_update(page.handles)
         self._asked_ms = at_ms
         for start in range(0, len(strangers), SLICE_SERIES):
             for handle in strangers[start : start + SLICE_SERIES]:
@@ -290,6 +293,7 @@ class TargetLoop:
             await asyncio.sleep(0)
         self._joined.clear()
         self._has_fitted = self._has_fitted or not self._without_room
+        self._fits = self._has_fitted and not any(map(self._tells_of_gpu, self._without_room))
 
     def _find_no_room(self) -> Iterator[str]:
         if self._without_room:
@@ -311,8 +315,9 @@ class TargetLoop:
             added = len(set(self._ids).difference(before))
         values = page.values if self._mask is None else array("d", compress(page.values, self._mask))
         found, native = len(page.handles), len(page.histograms)
-        # Of a page that never fitted nobody may conclude that the rest of it is gone: it is neither up nor down.
-        is_up = 1.0 if self._has_fitted else samples.STALE
+        # Of a page that never fitted, or no longer with all its GPUs, nobody may conclude that the rest of it is gone:
+        # it is neither up nor down.
+        is_up = 1.0 if self._fits else samples.STALE
         own = array("d", [is_up, taken, float(found + native), float(len(values) + len(far) + native), float(added)])
         if self._ids is before:
             # The common case: the same object every time, so that the sink may recognise it.
@@ -483,10 +488,8 @@ class TargetLoop:
         """The GPUs of a page by node; a node that reported GPUs before and now none is there with none."""
         found = {key: (node, dict[str, fleet.Gpu]()) for key, (node, _) in self._gpus.items()}
         seen: set[tuple[str | None, str | None]] = set()
-        for handle in handles:
+        for handle in filter(self._tells_of_gpu, handles):
             label_set = self._parser.labels[handle]
-            if label_set.name.startswith(OF_PROGRAMS):
-                continue
             # Some fifty series name the same GPU: the first of them speaks for all.
             about = (label_set.get("UUID"), label_set.get("Hostname") or label_set.get("hostname"))
             gpu = None if about in seen else gpu_of(label_set)
@@ -496,6 +499,10 @@ class TargetLoop:
                 _, gpus = found.setdefault((node.cluster, node.name), (node, {}))
                 gpus.setdefault(gpu.uuid, gpu)
         return found
+
+    def _tells_of_gpu(self, handle: int) -> bool:
+        label_set = self._parser.labels[handle]
+        return bool(label_set.get("UUID")) and not label_set.name.startswith(OF_PROGRAMS)
 
     def _find_holders(self, handles: Sequence[int]) -> list[labels.Labels]:
         """Who holds the GPUs of the page, where it is an agent's."""

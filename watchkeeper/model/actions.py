@@ -13,7 +13,6 @@ from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
 
 ActionId = NewType("ActionId", str)
-Mode = trust.Mode
 
 
 class ActionKind(StrEnum):
@@ -81,7 +80,7 @@ class Plan:
 
     incident: IncidentId
     cause: str
-    mode: Mode
+    mode: trust.Mode
     made_at: datetime
     next_step: str
     receipts: tuple[Receipt, ...]

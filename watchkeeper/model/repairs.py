@@ -13,9 +13,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NewType
 
-from watchkeeper.model.actions import Action, ActionId, ActionKind, Mode, Receipt
+from watchkeeper.model.actions import Action, ActionId, ActionKind, Receipt
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
+from watchkeeper.model.trust import Mode
 
 RepairId = NewType("RepairId", str)
 

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from watchkeeper.model import clock_reasons
 from watchkeeper.probe import columns
 from watchkeeper.probe.limits import MIB_PER_GB, Model, limits
 from watchkeeper.probe.recording import Track, known
 
-# NVML: SW power cap, and the hardware's own power brake.
-POWER_CAP, POWER_BRAKE = 0x4, 0x80
-THERMAL = 0x20 | 0x40
 # dram_bw_util over mem_copy_util was 0.68 to 0.89 in every workload that was recorded on an H200.
 MEMORY_PER_USED = 0.8
 
@@ -126,8 +124,8 @@ def measure(track: Track, model: Model, *, idle_watts: float | None = None, whol
         mem_copy=_share(track, "mem_copy_util"),
         power_watts=power,
         power_over_idle=over,
-        power_capped=_bits(track, POWER_CAP | POWER_BRAKE),
-        thermally_slowed=_bits(track, THERMAL),
+        power_capped=_bits(track, clock_reasons.POWER_CAP | clock_reasons.POWER_BRAKE),
+        thermally_slowed=_bits(track, clock_reasons.THERMAL),
         sm_clock=clock,
         sm_clock_share=None if clock is None else clock / model.max_sm_mhz,
         network_gb=max(network) * 1024 / 1e9 if network else None,

@@ -9,7 +9,7 @@ neighbours, and the two chequers cells that leak. The sweep itself is Triton's w
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,10 +60,6 @@ class Flip(NamedTuple):
     word: int
     found: int
     expected: int
-
-
-# chunk, pattern to check or None, pattern to write or None, seed.
-Sweep = Callable[[Chunk, Pattern | None, Pattern | None, int], None]
 
 
 def patterns(bench: Bench, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from watchkeeper.model import clock_reasons
+
 # Counters that grow when memory errs, the cause that it speaks for, and what to call it; volatile ones count since the
 # driver was loaded.
 MEMORY_ERRORS = {
@@ -13,9 +15,6 @@ MEMORY_ERRORS = {
     "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": ("ecc_correctable_storm", "corrected ECC errors"),
 }
 REASONS = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
-# Bits of it: software and hardware thermal slowdown, external power brake.
-THERMAL_BITS = 0x20 | 0x40
-POWER_BRAKE_BIT = 0x80
 
 
 def grew(where: str, *, minutes: int) -> str:
@@ -36,4 +35,4 @@ def gravest_reasons(where: str, *, minutes: int) -> str:
 
 def is_held_down(reasons: float) -> bool:
     """Whether heat or the power brake is among the reasons."""
-    return 0 <= reasons < 2**32 and bool(int(reasons) & (THERMAL_BITS | POWER_BRAKE_BIT))
+    return 0 <= reasons < 2**32 and bool(int(reasons) & (clock_reasons.THERMAL | clock_reasons.POWER_BRAKE))

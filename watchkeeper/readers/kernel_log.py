@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from watchkeeper.model import events, fleet
@@ -375,11 +375,3 @@ def read_record(record: str) -> KmsgRecord | None:
         return None
     priority = int(match[1])
     return KmsgRecord(priority >> 3, priority & 7, int(match[2]), int(match[3]), match[4])
-
-
-def read_log(lines: Iterable[str]) -> Iterator[tuple[int, KernelFact | GpuIdentity]]:
-    """Every fact of a log with the number of its line, counted from 1."""
-    for number, line in enumerate(lines, 1):
-        fact = read_line(line)
-        if fact is not None:
-            yield number, fact

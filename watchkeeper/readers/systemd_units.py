@@ -40,10 +40,6 @@ class Unit:
     def is_running(self) -> bool:
         return self.active == "active"
 
-    @property
-    def is_enabled(self) -> bool:
-        return self.enabled in ("enabled", "enabled-runtime", "static")
-
 
 def arguments(names: Sequence[str] = GPU_UNITS) -> list[str]:
     return ["systemctl", "show", "--property=Id,LoadState,ActiveState,SubState,UnitFileState,NRestarts", "--", *names]

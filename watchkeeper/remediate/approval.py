@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import HubError, IllegalMove
-from watchkeeper.model import actions
+from watchkeeper.model import trust
 from watchkeeper.model.repairs import BY_PERSON, WAITING, Repair, RepairState, Switch
 from watchkeeper.remediate import progress
 from watchkeeper.remediate.moves import restore
@@ -30,7 +30,7 @@ class Approval:
         """Let the plan with this digest be carried out, unless it is another one by now."""
         with self._repairs.changing(now):
             repair = self._find(id)
-            if repair.mode is actions.Mode.SUGGEST:
+            if repair.mode is trust.Mode.SUGGEST:
                 raise IllegalMove(
                     "the mode is suggest, so people carry it out", where=repair.id, remedy=_raise_mode(repair)
                 )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from watchkeeper.model import actions, fleet, incidents, repairs
+from watchkeeper.model import actions, fleet, incidents, repairs, trust
 from watchkeeper.remediate import guards
 from watchkeeper.remediate.ladder import Ladder, Rung
 from watchkeeper.remediate.plan import make_plan
@@ -36,7 +36,7 @@ class Explanation:
     cause: str
     # Where in the policy the steps stand.
     policy_key: str
-    mode: actions.Mode
+    mode: trust.Mode
     mode_why: str
     # None: nothing would be done by a machine, and `why_not` says why.
     digest: str | None
@@ -56,7 +56,7 @@ class Rehearsed:
     place: str
     policy_key: str
     steps: tuple[actions.ActionKind, ...]
-    mode: actions.Mode
+    mode: trust.Mode
     mode_why: str
     # What the first guard would have said; empty where the repair would have begun, or nothing was wanted.
     refusal: str
@@ -66,8 +66,8 @@ class Rehearsed:
 def why_nothing(want: Wanted | None, rung: Rung, steps: Sequence[actions.Action]) -> str:
     """Why no machine would do anything about a plan; empty where one would."""
     if want is not None:
-        return "people carry it out: the mode is suggest" if rung.mode is actions.Mode.SUGGEST else ""
-    if rung.mode is actions.Mode.OBSERVE:
+        return "people carry it out: the mode is suggest" if rung.mode is trust.Mode.SUGGEST else ""
+    if rung.mode is trust.Mode.OBSERVE:
         return "the mode is observe: nothing is touched"
     if any(step.kind in repairs.RECLAIMS for step in steps):
         return "nobody knows which pods or jobs hold it, or on which node"
@@ -100,7 +100,7 @@ def rehearse_alone(past: Sequence[incidents.Incident], chosen: Policy) -> list[R
     for incident in past:
         place = incident.place
         nodes = () if place.node is None else (fleet.Node(place.cluster, place.node, ""),)
-        rules = Rules(chosen, Ladder(actions.Mode.ACT), guards.Limits(), nodes)
+        rules = Rules(chosen, Ladder(trust.Mode.ACT), guards.Limits(), nodes)
         found += rehearse([incident], rules)
     return found
 
@@ -133,7 +133,7 @@ class _Stage:
             mode=rung.mode,
             mode_why=rung.why,
             refusal="" if refusal is None else f"{refusal.guard}: {refusal.text}",
-            would_begin=want is not None and refusal is None and want.rung.mode is actions.Mode.ACT,
+            would_begin=want is not None and refusal is None and want.rung.mode is trust.Mode.ACT,
         )
 
     def _ask(self, want: Wanted, incident: incidents.Incident) -> guards.Refusal | None:
@@ -148,7 +148,7 @@ class _Stage:
             want.node, want.cause, want.rung.mode, want.gpu, takes_out=want.takes_out, is_reclaim=want.is_reclaim
         )
         refusal = guards.first_refusal(wish, standing, limits, now=now)
-        if refusal is None and want.rung.mode is actions.Mode.ACT:
+        if refusal is None and want.rung.mode is trust.Mode.ACT:
             self._starts.append(guards.Start(now, want.node, want.cause, want.gpu, want.is_reclaim))
             if want.takes_out:
                 self._out_until[want.node] = incident.resolved_at

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from watchkeeper.kit.quiet_hours import QuietHours
-from watchkeeper.model import actions, fleet, repairs
+from watchkeeper.model import fleet, repairs, trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Wish:
 
     node: fleet.Place
     cause: str
-    mode: actions.Mode
+    mode: trust.Mode
     gpu: str | None = None
     # It would take the node out of service; what does not needs no share of a pool.
     takes_out: bool = True
@@ -300,7 +300,7 @@ def not_too_many(wish: Wish, standing: Standing, limits: Limits, now: datetime) 
 
 def no_quiet_hours(wish: Wish, _: Standing, limits: Limits, now: datetime) -> str | None:
     """A person who says yes is awake."""
-    if wish.mode is not actions.Mode.ACT:
+    if wish.mode is not trust.Mode.ACT:
         return None
     hours = next((hours for hours in limits.quiet if hours.holds(now)), None)
     return None if hours is None else f"it is {now:%a %H:%M} UTC, and {hours} are quiet hours"

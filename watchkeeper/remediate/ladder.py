@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from watchkeeper.model import actions
+from watchkeeper.model import trust
 
-ORDER = tuple(actions.Mode)
+ORDER = tuple(trust.Mode)
 # In these a machine is not touched.
-HANDS_OFF = frozenset({actions.Mode.OBSERVE, actions.Mode.SUGGEST})
+HANDS_OFF = frozenset({trust.Mode.OBSERVE, trust.Mode.SUGGEST})
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
     """One rule; None fits everything."""
 
-    mode: actions.Mode
+    mode: trust.Mode
     cause: str | None = None
     pool: str | None = None
 
@@ -39,16 +39,16 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    mode: actions.Mode
+    mode: trust.Mode
     why: str
 
-    def is_below(self, mode: actions.Mode) -> bool:
+    def is_below(self, mode: trust.Mode) -> bool:
         return ORDER.index(self.mode) < ORDER.index(mode)
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    default: actions.Mode = actions.Mode.OBSERVE
+    default: trust.Mode = trust.Mode.OBSERVE
     rules: tuple[Trust, ...] = ()
 
     def rung(self, cause: str, pool: str) -> Rung:

@@ -11,9 +11,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from watchkeeper.kit import durations
-from watchkeeper.model.actions import Action, ActionId, ActionKind, Mode, Result
+from watchkeeper.model.actions import Action, ActionId, ActionKind, Result
 from watchkeeper.model.incidents import IncidentId
 from watchkeeper.model.repairs import BY_OTHERS, BY_PERSON, RECLAIMS, STATE_OF_KIND, Repair, RepairState
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import Observed
 from watchkeeper.remediate.validation import Standing, Verdict
 

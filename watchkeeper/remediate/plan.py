@@ -14,8 +14,9 @@ from watchkeeper.catalogue import causes
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import wire
 from watchkeeper.model import diagnosis, fleet, incidents
-from watchkeeper.model.actions import Action, ActionId, ActionKind, Mode, Plan, Receipt, Result
+from watchkeeper.model.actions import Action, ActionId, ActionKind, Plan, Receipt, Result
 from watchkeeper.model.repairs import RECLAIMS
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import Driver, Observed
 from watchkeeper.remediate.policy import Policy, PolicyStep
 

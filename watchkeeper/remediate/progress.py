@@ -10,8 +10,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import IllegalMove
-from watchkeeper.model.actions import Action, ActionKind, Mode, Receipt, Result
+from watchkeeper.model.actions import Action, ActionKind, Receipt, Result
 from watchkeeper.model.repairs import BY_PERSON, ENDED, REPAIR_MOVES, Repair, RepairId, RepairState
+from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import Performed
 from watchkeeper.remediate.ladder import Rung
 from watchkeeper.remediate.moves import LONGEST_PAUSE, Move, end, enter, state_of, validate_step

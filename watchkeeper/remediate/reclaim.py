@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, own_metrics
-from watchkeeper.model import actions, fleet
+from watchkeeper.model import actions, fleet, trust
 from watchkeeper.query import engine as engines
 from watchkeeper.remediate.ladder import Rung
 from watchkeeper.remediate.validation import Standing, Verdict
@@ -124,4 +124,4 @@ class Exemptions:
         """How far one may go for such a plan: not at all where it is about somebody who is exempt."""
         named = [step for step in steps if step.kind is actions.ActionKind.RECLAIM]
         why = self.why(workloads_of(named))
-        return rung if why is None else Rung(actions.Mode.OBSERVE, why)
+        return rung if why is None else Rung(trust.Mode.OBSERVE, why)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from watchkeeper.kit.logs import fields
-from watchkeeper.model import actions, fleet, incidents
+from watchkeeper.model import fleet, incidents, trust
 from watchkeeper.model.repairs import Repair, RepairId, Switch
 from watchkeeper.remediate import guards
 from watchkeeper.remediate.driver import Observed
@@ -67,9 +67,7 @@ class Register:
             if one.started_at is not None
         ]
         self._wanted = {
-            one.node: one.made_at
-            for one in reversed(past)
-            if one.mode is not actions.Mode.SUGGEST and not one.is_reclaim
+            one.node: one.made_at for one in reversed(past) if one.mode is not trust.Mode.SUGGEST and not one.is_reclaim
         }
         self._late = LateMarks(reversed(past), now)
         self._looked: dict[RepairId, datetime] = {}

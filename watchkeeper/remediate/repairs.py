@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from watchkeeper.errors import ActionFailed, ActionRefused, IllegalMove
 from watchkeeper.kit.logs import fields
-from watchkeeper.model import actions, events, fleet, incidents
+from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import RECLAIMS, WAITING, Repair, RepairId, RepairState
 from watchkeeper.remediate import guards, progress, validation
 from watchkeeper.remediate.driver import Observed
@@ -72,7 +72,7 @@ class Repairs(Register):
         repair = progress.made(want, attempt, now)
         self.keep(repair, now, text=f"{repair.id} for {want.node.node}: {want.rung.why}")
         # Who wants back what is idle says nothing about machines: the breaker is for rules that break a fleet.
-        if want.rung.mode is not actions.Mode.SUGGEST and not want.is_reclaim:
+        if want.rung.mode is not trust.Mode.SUGGEST and not want.is_reclaim:
             self._want(want.node, now)
         return self.decide(repair, now)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from watchkeeper.catalogue import causes
-from watchkeeper.model import actions, fleet, incidents, repairs
+from watchkeeper.model import actions, fleet, incidents, repairs, trust
 from watchkeeper.remediate.ladder import Rung
 from watchkeeper.remediate.plan import ON_WORKLOAD
 from watchkeeper.remediate.policy import Policy
@@ -74,14 +74,14 @@ def wanted(
 ) -> Wanted | None:
     machine = [step for step in steps if is_for_machine(step)]
     nodes = {(step.place.cluster, step.place.node) for step in machine}
-    if rung.mode is actions.Mode.OBSERVE or len(nodes) != 1 or None in {node for _, node in nodes}:
+    if rung.mode is trust.Mode.OBSERVE or len(nodes) != 1 or None in {node for _, node in nodes}:
         return None
     cluster, node = next(iter(nodes))
     rules = {f"{at}-{rule.action}": rule for at, rule in enumerate(policy.steps(cause, pool), start=1)}
     limits = {str(step.id): policy.limit_seconds(rules[step.id]) for step in steps if step.id in rules}
     place = fleet.Place(cluster, node=node)
-    if rung.mode is actions.Mode.ACT and steps[0].kind in repairs.BY_PERSON:
-        rung = Rung(actions.Mode.ASK, f"{rung.why}, but the plan begins with a look by a person")
+    if rung.mode is trust.Mode.ACT and steps[0].kind in repairs.BY_PERSON:
+        rung = Rung(trust.Mode.ASK, f"{rung.why}, but the plan begins with a look by a person")
     faults = _faults(incident, cause)
     return Wanted(incident.id, incident.reopened, place, pool, cause, rung, tuple(steps), limits, faults)
 

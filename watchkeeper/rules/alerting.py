@@ -57,7 +57,7 @@ def step(
 ) -> Step:
     """Move every alert of one rule; QueryError if two series become the same alert.
 
-    Where `may_resolve` is false, an answer without a firing alert is no news about it: it stays as it is.
+    Where `may_resolve` is false, an answer without a firing alert does not end it.
     """
     seen = _seen(rule, vector, now=now, surroundings=surroundings)
     alerts: dict[Labels, Alert] = {}
@@ -66,10 +66,8 @@ def step(
         before = previous.get(labels)
         if labels in seen:
             after: Alert | None = _present(rule, before, seen[labels], now)
-        elif before is not None and before.state is AlertState.FIRING and not may_resolve:
-            after = before
         else:
-            after = _absent(rule, before, now)
+            after = _absent(rule, before, now, may_resolve=may_resolve)
         if after is None:
             continue
         alerts[labels] = after
@@ -112,7 +110,7 @@ def _present(rule: AlertingRule, before: Alert | None, fresh: Alert, now: dateti
     return alert
 
 
-def _absent(rule: AlertingRule, before: Alert | None, now: datetime) -> Alert | None:
+def _absent(rule: AlertingRule, before: Alert | None, now: datetime, *, may_resolve: bool) -> Alert | None:
     if before is None or before.state is AlertState.PENDING:
         return None
     if before.state is AlertState.RESOLVED:
@@ -121,4 +119,6 @@ def _absent(rule: AlertingRule, before: Alert | None, now: datetime) -> Alert | 
     kept_since = min(before.kept_since or now, now)
     if (now - kept_since).total_seconds() < rule.keep_firing_seconds:
         return replace(before, kept_since=kept_since)
+    if not may_resolve:
+        return before
     return replace(before, state=AlertState.RESOLVED, resolved_at=now, kept_since=None)

@@ -30,6 +30,8 @@ from watchkeeper.rules.rulefile import AlertingRule, Group, RecordingRule, Rule,
 ALERTS = "ALERTS"
 ALERTS_FOR_STATE = "ALERTS_FOR_STATE"
 ALERT_STATE = "alertstate"
+# Since when the expression of an alert is silent that `keep_firing_for` keeps; Prometheus forgets it at each start.
+KEPT_SINCE = "watchkeeper_hub_alert_kept_since_seconds"
 # How far back a restart looks for the time an alert became active; Prometheus' outage tolerance.
 OUTAGE_TOLERANCE = "1h"
 # The hub writes this series as long as it runs, so its last sample tells when rules were last looked after.
@@ -194,14 +196,17 @@ def restore(group: Group, state: State, alerts: Iterable[Alert]) -> State:
     return restored
 
 
-def remembered_holds(engine: engines.Engine, started: datetime) -> Mapping[Labels, float]:
-    """For how many seconds each alert had been active when the rules were last looked after before `started`."""
+def remembered(name: str, engine: engines.Engine, started: datetime) -> Mapping[Labels, float]:
+    """How many seconds ago was what this series told of each alert, when rules were last looked after before `started`.
+
+    Of ALERTS_FOR_STATE: how long alerts had been active; of KEPT_SINCE: how long those had been silent that are kept.
+    """
     last = f"max(max_over_time(timestamp({HEARTBEAT})[{OUTAGE_TOLERANCE}:15s]))"
     seconds = next(iter(engine.instant(last, clock.to_ms(started)).latest().values()), None)
     if seconds is None:
         return {}
     # At that moment, and not within some time before it: an alert that had ended by then is not to be continued.
-    answer = engine.instant(ALERTS_FOR_STATE, round(seconds * 1000))
+    answer = engine.instant(name, round(seconds * 1000))
     return {labels.without(METRIC_NAME): max(0.0, seconds - value) for labels, value in answer.latest().items()}
 
 
@@ -211,15 +216,34 @@ def restore_holds(state: State, held: Mapping[Labels, float]) -> State:
     Like in Prometheus, the time in which nobody looked does not count: the expression may have been false in it.
     """
 
-    def remembered(alert: Alert) -> Alert:
+    def go_on(alert: Alert) -> Alert:
         if alert.state is not AlertState.PENDING or alert.labels not in held:
             return alert
         return replace(alert, active_at=alert.active_at - timedelta(seconds=held[alert.labels]))
 
-    return {
-        key: replace(one, alerts={labels: remembered(alert) for labels, alert in one.alerts.items()})
-        for key, one in state.items()
-    }
+    return _each_alert(state, go_on)
+
+
+def restore_silences(state: State, silent: Mapping[Labels, float], *, now: datetime) -> State:
+    """Before the first evaluation of a restart: alerts that were kept have been silent for as long as before it.
+
+    Nor does the time count here in which nobody looked: the expression may have been true in it.
+    """
+
+    def go_on(alert: Alert) -> Alert:
+        if alert.state is not AlertState.FIRING or alert.labels not in silent:
+            return alert
+        return replace(alert, kept_since=now - timedelta(seconds=silent[alert.labels]))
+
+    return _each_alert(state, go_on)
+
+
+def _each_alert(state: State, change: Callable[[Alert], Alert]) -> State:
+    changed = {}
+    for key, one in state.items():
+        alerts = {labels: change(alert) for labels, alert in one.alerts.items()}
+        changed[key] = replace(one, alerts=alerts, written=one.written.union(*map(_series_of, alerts.values())))
+    return changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,8 +399,7 @@ def _alert(
     moved = alerting.step(rule, before.alerts, vector, now=now, surroundings=surroundings, may_resolve=may_resolve)
     values: dict[Labels, float] = {}
     for alert in moved.active:
-        firing, since = _series(alert)
-        values |= {firing: 1.0, since: alert.active_at.timestamp()}
+        values |= _series(alert)
     state = RuleState(alerts=moved.alerts, health=Health.OK, holds_until=None if may_resolve else before.holds_until)
     return replace(_written(state, values, before=before, now=now), changes=moved.changes)
 
@@ -393,10 +416,13 @@ def _stale(labels: Labels, now: datetime) -> Sample:
     return Sample(labels, clock.to_ms(now), STALE)
 
 
-def _series(alert: Alert) -> tuple[Labels, Labels]:
-    """The two series that stand for an active alert, in Prometheus' names."""
+def _series(alert: Alert) -> dict[Labels, float]:
+    """What stands for an active alert: two series in Prometheus' names, and ours while it is kept."""
     shown = Labels({**alert.labels, METRIC_NAME: ALERTS, ALERT_STATE: alert.state.value})
-    return shown, Labels({**alert.labels, METRIC_NAME: ALERTS_FOR_STATE})
+    values = {shown: 1.0, Labels({**alert.labels, METRIC_NAME: ALERTS_FOR_STATE}): alert.active_at.timestamp()}
+    if alert.kept_since is not None:
+        values[Labels({**alert.labels, METRIC_NAME: KEPT_SINCE})] = alert.kept_since.timestamp()
+    return values
 
 
 def _series_of(alert: Alert) -> frozenset[Labels]:

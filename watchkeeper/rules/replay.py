@@ -23,7 +23,7 @@ from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine as engines
 from watchkeeper.query.promql import ast, parser
 from watchkeeper.rules import alerting
-from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, ALERTS_FOR_STATE
+from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, ALERTS_FOR_STATE, KEPT_SINCE
 from watchkeeper.rules.rulefile import AlertingRule, Group, RecordingRule, Rule, RuleSet
 
 # An engine refuses more than 11,000 steps at once.
@@ -114,7 +114,7 @@ def names(rule_set: RuleSet) -> tuple[frozenset[str], frozenset[str], int]:
             reads_everything |= selector.name is None
             read.add(selector.name or "")
     wanted = frozenset() if reads_everything else frozenset(read) - written
-    return wanted, written | {ALERTS, ALERTS_FOR_STATE}, lookback_ms
+    return wanted, written | {ALERTS, ALERTS_FOR_STATE, KEPT_SINCE}, lookback_ms
 
 
 def _selectors(expr: ast.Expr, back_ms: int) -> Iterator[tuple[ast.Selector, int]]:

@@ -87,7 +87,7 @@ class Effect:
 
     after: str = "0s"
     reach: Reach = Reach.PLACE
-    # The GPU leaves page and inventory: `lost` from the bus, `hidden` without the driver noticing.
+    # The GPU leaves the page: `lost` from the bus, and the driver goes on listing it; `hidden` from the driver as well.
     bus: Bus | None = None
     hidden: bool = False
     # Shares of what a healthy machine has.
@@ -157,12 +157,13 @@ class Lasting:
 
 @dataclass(slots=True)
 class Sum:
-    """All lasting effects together; node keys are node rows, job keys are job numbers."""
+    """All lasting effects together; hidden GPUs and node keys are rows, job keys are job numbers."""
 
     around: Surroundings
     load: NDArray[np.float64]
     present: NDArray[np.bool_]
     pcie_width: NDArray[np.int64]
+    hidden: set[int] = field(default_factory=set)
     exporters: dict[int, Exporter] = field(default_factory=dict)
     hosts_down: set[int] = field(default_factory=set)
     agent_words: dict[int, str] = field(default_factory=dict)
@@ -210,6 +211,8 @@ def _add_to_gpus(total: Sum, one: Lasting) -> None:
         total.pcie_width[rows] = np.minimum(total.pcie_width[rows], effect.pcie_width)
     if effect.hidden or effect.bus is not None:
         total.present[rows] = False
+    if effect.hidden:
+        total.hidden.update(rows)
 
 
 def _add_to_nodes(total: Sum, one: Lasting) -> None:

@@ -143,10 +143,6 @@ class Layout:
                 return gpu
         raise UnknownName(f"node {node.name} has no GPU `{uuid[:80]}`", now=f"It has {len(node.gpus)} GPUs")
 
-    def gpu_at(self, row: int) -> SimGpu:
-        node = self.nodes[int(self.node_of_gpu[row])]
-        return node.gpus[row - node.first]
-
 
 def build(*, gpus: int, seed: int) -> Layout:
     """Lay out `gpus` GPUs in full nodes; the last node takes what is left over."""

@@ -12,6 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from watchkeeper.model.clock_reasons import (
+    HW_SLOWDOWN,
+    HW_THERMAL,
+    IDLE,
+    POWER_BRAKE,
+    POWER_CAP,
+    SW_THERMAL,
+    THERMAL,
+)
 from watchkeeper.sim.fleet import Layout
 
 Floats = NDArray[np.float64]
@@ -40,7 +49,6 @@ RESERVED_SHARE = 0.0045
 # Corrected errors are rare and ordinary: about one per GPU and month.
 CORRECTED_ERRORS_PER_SECOND = 1 / (30 * 86_400)
 
-IDLE, POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x1, 0x4, 0x8, 0x20, 0x40, 0x80
 # The brake halves the clocks at least twice (NVML: hardware slowdown is a factor of two or more).
 BRAKE_SHARE = 0.25
 
@@ -181,7 +189,7 @@ class Physics:
     def _count(self) -> None:
         self.energy_mj += self.power * 1000.0
         self.power_violation_ns += np.where(self.reasons & POWER_CAP, 1e9, 0.0)
-        self.thermal_violation_ns += np.where(self.reasons & (SW_THERMAL | HW_THERMAL), 1e9, 0.0)
+        self.thermal_violation_ns += np.where(self.reasons & THERMAL, 1e9, 0.0)
         for row in self.rng.integers(0, len(self.tdp), self.rng.poisson(CORRECTED_ERRORS_PER_SECOND * len(self.tdp))):
             self.sbe[row] += 1
             self.sbe_lifetime[row] += 1

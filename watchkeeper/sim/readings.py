@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from watchkeeper.model import clock_reasons
 from watchkeeper.sim.fleet import GpuModel, Layout
 from watchkeeper.sim.physics import Floats, Physics
 
@@ -103,7 +104,7 @@ class Readings:
         received = self._pcie * state.activity[6] * state.clock_share
         sent = self._pcie * state.activity[7] * state.clock_share
         each_way = self._nvlink / 2 * state.activity[8] * state.clock_share
-        awake = (state.reasons & 0x1) == 0
+        awake = (state.reasons & clock_reasons.IDLE) == 0
         return {
             "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": state.pcie_replays,
             "DCGM_FI_DEV_PCIE_MAX_LINK_GEN": self._generation,

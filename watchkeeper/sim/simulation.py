@@ -158,12 +158,12 @@ class Simulation:
         return self.machines.exporter.page(found, self.second, fault=words)
 
     def inventory(self, node: str) -> dict[str, Any]:
-        """What the node's driver lists now; a lost GPU is not in it."""
+        """What the node's driver lists: the GPUs that it found when it was loaded, a lost one among them."""
         found = self._up(node)
         gpus = [
             {"uuid": gpu.uuid, "index": gpu.index, "pci": gpu.kernel_pci, "model": found.model.name}
             for gpu in found.gpus
-            if self.machines.exporter.is_present[gpu.row]
+            if gpu.row not in self.faults.sum.hidden
         ]
         return {"node": node, "boot": self.machines.kernel.boot_of(node), "gpus": gpus}
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import orjson
 
 from watchkeeper.kit import lately
-from watchkeeper.model import fleet, incidents
+from watchkeeper.model import clock_reasons, fleet, incidents
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine
 from watchkeeper.web.inventory import Inventory
@@ -100,8 +100,8 @@ DEFAULT_COLOUR = "sm_active"
 IDLE_BELOW = 0.05
 WORK_EXPR = "avg_over_time(DCGM_FI_PROF_SM_ACTIVE[5m]) or on (UUID) avg_over_time(DCGM_FI_DEV_GPU_UTIL[5m]) / 100"
 THROTTLE_EXPR = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS or DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"
-# nvml.h: HW slowdown 0x8, SW thermal 0x20, HW thermal 0x40, HW power brake 0x80. The power cap (0x4) is normal load.
-THROTTLE_BITS = 0x8 | 0x20 | 0x40 | 0x80
+# The power cap is normal load.
+THROTTLE_BITS = clock_reasons.HW_SLOWDOWN | clock_reasons.THERMAL | clock_reasons.POWER_BRAKE
 LOST_FAMILY = "gpu_lost"
 HEAT_FAMILIES = frozenset({"cooling", "power"})
 IDLE_CAUSE = "gpu_idle_waste"

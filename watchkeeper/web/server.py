@@ -11,7 +11,6 @@ import contextlib
 import errno
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from watchkeeper.errors import StartRefused
-from watchkeeper.kit import listening
+from watchkeeper.kit import asgi
 from watchkeeper.web.tls import REFRESH_SECONDS, Certificates
 
 # Requests in progress get this long to end; open WebSockets are told to go at once.
@@ -87,9 +86,7 @@ def _websocket(**connected: Any) -> asyncio.Protocol:
     return WebSocketsSansIOProtocol(**connected)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the hub decides when to stop."""
-
+class _Server(asgi.Server):
     def __init__(self, config: uvicorn.Config, is_up: asyncio.Event) -> None:
         super().__init__(config)
         self._is_up = is_up
@@ -99,17 +96,11 @@ class _Server(uvicorn.Server):
         self._is_up.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for one in self.servers:
-            await listening.end(one)
         await super().shutdown(sockets)
         # Who has not taken leave by now is not waited for.
         for connection in self.server_state.connections:
             connection.transport.abort()
         await asyncio.sleep(0)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 async def serve(

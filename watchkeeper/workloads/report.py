@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
-from watchkeeper.model import events, fleet, jobs, workloads
+from watchkeeper.model import clock_reasons, events, fleet, jobs, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import gpu_trouble
 from watchkeeper.query.engine import Engine
@@ -318,7 +318,7 @@ def _trouble(
             cause, what = gpu_trouble.MEMORY_ERRORS[field]
             found.append(jobs.HardwareEvent(at, place, "ecc", "", cause, f"{value:.0f} {what} within 15 min", one.rank))
         elif field == gpu_trouble.REASONS and gpu_trouble.is_held_down(value):
-            cause = "power_brake" if int(value) & gpu_trouble.POWER_BRAKE_BIT else "thermal_throttle"
+            cause = "power_brake" if int(value) & clock_reasons.POWER_BRAKE else "thermal_throttle"
             text = f"clocks held down, reasons 0x{int(value):x}"
             found.append(jobs.HardwareEvent(at, place, "throttle", f"0x{int(value):x}", cause, text, one.rank))
     return found

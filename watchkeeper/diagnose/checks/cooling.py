@@ -5,8 +5,8 @@ from __future__ import annotations
 from watchkeeper.diagnose.checks import ruling
 from watchkeeper.diagnose.checks.wording import finding
 from watchkeeper.diagnose.evidence import CLOCK_REASONS, SM_CLOCK, TEMPERATURE, Facts, member_line, number, present
+from watchkeeper.model import clock_reasons
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
-from watchkeeper.query import gpu_trouble
 
 CAUSE = "cooling_failure"
 # One hot GPU is that GPU's own trouble; two at once share the air or the coolant.
@@ -96,7 +96,7 @@ def _hot(facts: Facts) -> list[str]:
     return [
         uuid
         for uuid, celsius in facts.of_all(TEMPERATURE).items()
-        if celsius >= ruling.limit_celsius(facts, uuid) or int(reasons.get(uuid, 0)) & gpu_trouble.THERMAL_BITS
+        if celsius >= ruling.limit_celsius(facts, uuid) or int(reasons.get(uuid, 0)) & clock_reasons.THERMAL
     ]
 
 

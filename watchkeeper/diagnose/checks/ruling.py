@@ -14,9 +14,9 @@ from watchkeeper.diagnose.evidence import (
     Facts,
     is_grave,
 )
+from watchkeeper.model import clock_reasons
 from watchkeeper.model.diagnosis import RuledOut
 from watchkeeper.model.fleet import Place
-from watchkeeper.query import gpu_trouble
 
 # Where a GPU does not say its own limit: the highest maximum operating temperature of packs/gpu_models.csv.
 USUAL_LIMIT_CELSIUS = 87.0
@@ -58,7 +58,7 @@ def remap_failure(facts: Facts, gpu: str) -> RuledOut | None:
 
 def power_brake(facts: Facts) -> RuledOut | None:
     reasons = facts.of_all(CLOCK_REASONS)
-    if not reasons or any(int(value) & gpu_trouble.POWER_BRAKE_BIT for value in reasons.values()):
+    if not reasons or any(int(value) & clock_reasons.POWER_BRAKE for value in reasons.values()):
         return None
     return RuledOut(
         "power_brake", f"no GPU of {facts.node_name} has the power brake bit 0x80 in {CLOCK_REASONS.metric}"

@@ -17,8 +17,8 @@ from watchkeeper.diagnose.evidence import (
     number,
     present,
 )
+from watchkeeper.model import clock_reasons
 from watchkeeper.model.diagnosis import Finding, RuledOut, Step
-from watchkeeper.query import gpu_trouble
 
 FAMILIES = ("cooling", "power")
 POWER_CAP_BIT = 0x4
@@ -29,7 +29,7 @@ def thermal_throttle(facts: Facts) -> Finding | None:
     uuid, hot = facts.place.gpu, hot_gpus(facts)
     if facts.incident.family not in FAMILIES or uuid not in hot or len(hot) > 1:
         return None
-    has_reason = bool(reasons(facts, uuid) & gpu_trouble.THERMAL_BITS)
+    has_reason = bool(reasons(facts, uuid) & clock_reasons.THERMAL)
     return finding(
         facts,
         "thermal_throttle",
@@ -48,7 +48,7 @@ def thermal_throttle(facts: Facts) -> Finding | None:
 
 def power_brake(facts: Facts) -> Finding | None:
     """The chassis demands less power: a hardware signal, with its own bit."""
-    braked = sorted(uuid for uuid in facts.of_all(CLOCK_REASONS) if reasons(facts, uuid) & gpu_trouble.POWER_BRAKE_BIT)
+    braked = sorted(uuid for uuid in facts.of_all(CLOCK_REASONS) if reasons(facts, uuid) & clock_reasons.POWER_BRAKE)
     told = facts.members_of("power_brake")
     if facts.incident.family not in FAMILIES or not braked:
         return None
@@ -73,7 +73,7 @@ def power_cap(facts: Facts) -> Finding | None:
     uuid = facts.place.gpu
     if facts.incident.family not in FAMILIES or uuid is None or not reasons(facts, uuid) & POWER_CAP_BIT:
         return None
-    if reasons(facts, uuid) & (gpu_trouble.THERMAL_BITS | gpu_trouble.POWER_BRAKE_BIT) or uuid in hot_gpus(facts):
+    if reasons(facts, uuid) & (clock_reasons.THERMAL | clock_reasons.POWER_BRAKE) or uuid in hot_gpus(facts):
         return None
     return finding(
         facts,
@@ -98,7 +98,7 @@ def hot_gpus(facts: Facts) -> list[str]:
     return [
         uuid
         for uuid, celsius in facts.of_all(TEMPERATURE).items()
-        if celsius >= ruling.limit_celsius(facts, uuid) or reasons(facts, uuid) & gpu_trouble.THERMAL_BITS
+        if celsius >= ruling.limit_celsius(facts, uuid) or reasons(facts, uuid) & clock_reasons.THERMAL
     ]
 
 

@@ -19,7 +19,7 @@ from watchkeeper.diagnose.surroundings import (
     TRAFFIC,
     USUAL_WATTS,
 )
-from watchkeeper.model import jobs
+from watchkeeper.model import clock_reasons, jobs
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.labels import Labels
@@ -261,7 +261,7 @@ def slow_gpu(facts: Facts) -> Finding | None:
         return None
     labels, value = slowed[0]
     place = _place(facts, labels)
-    is_braked = bool(int(value) & gpu_trouble.POWER_BRAKE_BIT)
+    is_braked = bool(int(value) & clock_reasons.POWER_BRAKE)
     said = (
         f"{facts.names(place)} has the clocks event reasons 0x{int(value):x}; {len(slowed)} of the job's GPUs have one"
     )

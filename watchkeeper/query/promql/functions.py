@@ -95,4 +95,3 @@ AGGREGATION_PARAMETERS = {
     "count_values": T,
 }
 AGGREGATIONS = AGGREGATION_PARAMETERS.keys() | {"sum", "avg", "count", "min", "max", "group", "stddev", "stdvar"}
-EXPERIMENTAL_AGGREGATIONS = frozenset({"limitk", "limit_ratio"})

@@ -11,19 +11,10 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from watchkeeper.model import clock_reasons
+
 Answer = float | Mapping[str, float]
 
-CLOCKS_EVENT_REASONS = {
-    "gpu_idle": 0x1,
-    "clocks_setting": 0x2,
-    "power_cap": 0x4,
-    "hw_slowdown": 0x8,
-    "sync_boost": 0x10,
-    "sw_thermal": 0x20,
-    "hw_thermal": 0x40,
-    "hw_power_brake": 0x80,
-    "display_clocks": 0x100,
-}
 NVLINK_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3, "ecc_data": 4}
 # nvml.h: what one NVLink has carried, in KiB; the scope of the field is the link.
 NVLINK_TRAFFIC = {138: "transmitted", 139: "received"}
@@ -74,7 +65,7 @@ def _bar1(nvml: Any, gpu: Any) -> Answer:
 
 def _clocks_event_reason(nvml: Any, gpu: Any) -> Answer:
     mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
-    return {name: int(bool(mask & bit)) for name, bit in CLOCKS_EVENT_REASONS.items()}
+    return {name: int(bool(mask & bit)) for name, bit in clock_reasons.BITS.items()}
 
 
 def _slowdown_margin(nvml: Any, gpu: Any) -> Answer:

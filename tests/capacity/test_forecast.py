@@ -273,3 +273,13 @@ def test_one_odd_day_does_not_move_the_usual_day() -> None:
     paths = candidates(past, 48, Scale.of(HOUR))
     assert set(paths[USUAL_DAY]) == {10.0}
     assert set(paths["naive day"]) == {100.0}
+
+
+def test_a_level_goes_back_to_where_it_usually_is_and_not_to_a_mean_that_remembers_a_burst() -> None:
+    past = np.full(21 * 24, 10.0)
+    past[-12 * 24 : -5 * 24] = 100.0
+    past[-1] = 50.0
+    paths = candidates(past, 168, Scale.of(HOUR))
+    ends = {path[-1] for name, path in paths.items() if name.startswith("back in 0.5 d") and " + " not in name}
+    assert max(ends) == pytest.approx(10, abs=0.1)
+    assert paths["back in 6 d to 3 d"][0] == pytest.approx(50, abs=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import json
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.doctor.asking import ask, causes
-from watchkeeper.readers import shipped_text
+from watchkeeper.readers import log_text, shipped_text
 
 KERNEL = """[ 812.100001] NVRM: GPU at PCI:0000:4e:00: GPU-0a1b2c3d-1111-2222-3333-444455556666
 [ 812.100002] NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
@@ -114,3 +115,43 @@ def test_opened_lines_stay_one_to_one_whatever_the_blocks(lines: list[str], size
     opened = shipped_text.Opened(Slow(), shipped_text.opening_of(b'{"log": "x"}\n') or bytes)
     out = b"".join(iter(lambda: opened.read(size), b""))
     assert out.count(b"\n") == raw.count(b"\n")
+
+
+def telling(stream: log_text.ByteStream, wrapping: log_text.Wrapping | None) -> list[tuple[int, str, str, str]]:
+    words = {b"error", b"more"}
+    found = log_text.interesting_lines(stream, words, lambda _, found: found, wrapping=wrapping)
+    return [(line.number, line.text, line.preceding, line.following) for line in found]
+
+
+# Without their digits the two are alike outside, and only one of them says "error" or "more" inside.
+ALIKE = (
+    ('{"log": "x", "more": ""}', '{"log": "x", "more": "7"}'),
+    ('{"log": "x", "more": []}', '{"log": "x", "more": [7]}'),
+    ('{"log": "an \\u0065rror"}', '{"log": "an \\u0035rror"}'),
+    ('{"log": "x", "12": "", "more": ""}', '{"log": "x", "12": "", "more": "7"}'),
+)
+VALUES = st.sampled_from(
+    ["", "7", "42", "error", "an error 9", "\x1b[31merror\x1b[0m", "é", 'an "error"', [], [1], {}, 8]
+)
+FIELDS = st.dictionaries(st.sampled_from(["msg", "level", "ts", "error", "rank", "__CURSOR", "12", "more"]), VALUES)
+
+
+@given(st.lists(FIELDS, max_size=12), st.booleans())
+def test_lines_of_json_that_are_opened_only_where_needed_say_the_same(
+    objects: list[dict[str, object]], is_escaped: bool
+) -> None:
+    raw = "\n".join(json.dumps(one | {"log": "x"}, ensure_ascii=is_escaped) for one in objects).encode()
+    opened = shipped_text.Opened(io.BytesIO(raw), shipped_text.from_json)
+    assert telling(io.BytesIO(raw), shipped_text.JsonLines()) == telling(opened, None)
+
+
+@pytest.mark.parametrize("pair", ALIKE)
+@pytest.mark.parametrize("turned", [False, True])
+def test_lines_that_are_alike_outside_are_told_apart_where_they_differ_inside(
+    pair: tuple[str, str], turned: bool
+) -> None:
+    raw = "\n".join(reversed(pair) if turned else pair).encode()
+    opened = shipped_text.Opened(io.BytesIO(raw), shipped_text.from_json)
+    found = telling(io.BytesIO(raw), shipped_text.JsonLines())
+    assert found == telling(opened, None)
+    assert len(found) == 1

@@ -72,13 +72,9 @@ def test_a_healthy_line_that_speaks_of_errors_is_nothing(text: str) -> None:
         "[2026-08-10T05:36:05.1] error: gres/gpu: invalid GRES core specification (4-9) on node n7",
         "RuntimeError: CUDA error: the launch timed out and was terminated",
         " 10-08-2026 05:36:05:865 [pid=7 tid=7] ERROR  cufio-fs:204 NVMe Driver not registered with nvidia-fs!!!",
-        "[CUDA_ERROR_NOT_PERMITTED] operation not permitted in expression cuMemCreate(&handle, size, &prop, 0 )",
-        "Aug 10 05:36:05 n7 nvidia-gridd: Failed to acquire license from 10.9.9.9",
         "RuntimeError: unable to open shared memory object </torch_1>\n[Errno 24] Too many open files",
         "srun: error: Task launch for 7.0 failed on node n7: Job prolog failed",
         "ibgda.cpp:7: NULL value cannot allocate mlx5dv_devx_uar",
-        "Aug 10 05:36:05 n7 kernel: nfs: server 10.9.9.9 not responding, still trying",
-        "Aug 10 05:36:05 n7 kernel: LustreError: 167-0: x-OST01-osc-ff: This client was evicted by x-OST01; in",
         "[08/10/2026-05:36:05] [TRT-LLM] [RANK 0] [E] NCCL error widget.cpp:90 'invalid usage (run with NCCL'",
     ],
 )
@@ -110,14 +106,6 @@ def test_no_failure_and_one_in_a_long_log_is_nothing(text: str) -> None:
 
 def test_the_name_of_a_host_is_no_hint() -> None:
     assert causes(ask("rdma-box-1:7:9 [7] misc/cudawrap.cc:33 NCCL WARN Cuda failure 'widget error'")) == ["unknown"]
-
-
-def test_an_access_that_the_iommu_refused_names_the_device() -> None:
-    first = ask(
-        "n7 kernel: nvidia 0000:07:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x1]"
-    ).findings[0]
-    assert (first.cause, first.where["pci"]) == ("unknown", "0000:07:00")
-    assert "IOMMU" in first.why
 
 
 def test_a_line_that_two_signs_know_is_shown_once() -> None:

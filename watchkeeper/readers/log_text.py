@@ -9,7 +9,7 @@ The doctor matches its signatures against the lines that remain.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -44,6 +44,14 @@ class ByteStream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+class Wrapping(Protocol):
+    """What a shipper put around each line; lines of one shape, as `shapes` has them, differ inside in digits alone."""
+
+    def open(self, line: bytes, /) -> bytes: ...
+
+    def shapes(self, lines: Sequence[bytes], /) -> list[bytes]: ...
+
+
 Worth = TypeVar("Worth")
 # What a shape of line, in which no digits are, is worth to whoever reads it; None if it is dull.
 Judge = Callable[[bytes, frozenset[bytes]], Worth | None]
@@ -60,6 +68,8 @@ class LogLine(NamedTuple, Generic[Worth]):
     worth: Worth
     before: bytes
     after: Sequence[bytes]
+    # Around `before` and `after`, which are rarely asked for, it is still there.
+    wrapping: Wrapping | None
 
     @property
     def text(self) -> str:
@@ -67,11 +77,13 @@ class LogLine(NamedTuple, Generic[Worth]):
 
     @property
     def preceding(self) -> str:
-        return clean(self.before[:WINDOW_BYTES])
+        before = self.before if self.wrapping is None else self.wrapping.open(self.before)
+        return clean(before[:WINDOW_BYTES])
 
     @property
     def following(self) -> str:
-        return clean(b"\n".join(self.after)[:FOLLOWING_BYTES])
+        after = self.after if self.wrapping is None else map(self.wrapping.open, self.after)
+        return clean(b"\n".join(after)[:FOLLOWING_BYTES])
 
     @property
     def unwrapped(self) -> str:
@@ -86,28 +98,33 @@ def clean(raw: bytes) -> str:
     return text if text.isprintable() else CONTROL.sub(" ", text.rstrip("\r\n"))
 
 
-def interesting_lines(stream: ByteStream, words: Set[bytes], judge: Judge[Worth]) -> Iterator[LogLine[Worth]]:
+def interesting_lines(
+    stream: ByteStream, words: Set[bytes], judge: Judge[Worth], *, wrapping: Wrapping | None = None
+) -> Iterator[LogLine[Worth]]:
     """Every line that has one of the words and is worth something to the judge, in order.
 
-    Words are runs of small letters and found in any case.
+    Words are runs of small letters and found in any case. Wrapped lines are only opened where one of their shape is
+    new or tells something.
     """
-    finder = _Finder(frozenset(words), judge)
+    finder = _Finder(frozenset(words), judge, wrapping)
     counted, carry, before, more = 1, b"", b"", True
     while more:
         piece = stream.read(BLOCK_BYTES)
         more = bool(piece)
         block = carry + piece
-        text = ANSI.sub(b"", block) if b"\x1b" in block else block
-        lines, shapes = text.split(b"\n"), text.translate(None, DIGITS).split(b"\n")
+        text = ANSI.sub(b"", block) if b"\x1b" in block and wrapping is None else block
+        lines = text.split(b"\n")
+        shapes = text.translate(None, DIGITS).split(b"\n") if wrapping is None else wrapping.shapes(lines)
         # The last lines wait for the next block, so that every line has those that follow it.
         is_endless = len(lines) <= FOLLOWING_LINES + 1 and len(block) >= MAX_LINE_BYTES
         kept = min(len(lines), FOLLOWING_LINES + 1) if more and not is_endless else 0
         ready = len(lines) - kept
         carry = b"\n".join(lines[ready:])
-        for at, (found, worth) in finder.find(shapes[:ready]):
+        for at, (found, worth) in finder.find(shapes[:ready], lines):
             preceding, following = lines[at - 1] if at else before, lines[at + 1 : at + 1 + FOLLOWING_LINES]
-            for part in (lines[at],) if len(lines[at]) <= WINDOW_BYTES else _parts(lines[at], found):
-                yield LogLine(counted + at, part, worth, preceding, following)
+            line = lines[at] if wrapping is None else wrapping.open(lines[at])
+            for part in (line,) if len(line) <= WINDOW_BYTES else _parts(line, found):
+                yield LogLine(counted + at, part, worth, preceding, following, wrapping)
         before = lines[ready - 1] if ready else before
         counted += ready - (1 if is_endless and more else 0)
 
@@ -118,15 +135,19 @@ class _Finder(Generic[Worth]):
 
     words: frozenset[bytes]
     judge: Judge[Worth]
+    wrapping: Wrapping | None
     dull: set[bytes] = field(default_factory=set)
     dull_bytes: int = 0
     telling: dict[bytes, tuple[frozenset[bytes], Worth]] = field(default_factory=dict)
     telling_bytes: int = 0
 
-    def find(self, shapes: Sequence[bytes]) -> Iterator[tuple[int, tuple[frozenset[bytes], Worth]]]:
-        """Which of these lines, without their digits, tell something, and what."""
+    def find(
+        self, shapes: Sequence[bytes], lines: Sequence[bytes]
+    ) -> Iterator[tuple[int, tuple[frozenset[bytes], Worth]]]:
+        """Which of these lines tell something, and what; `shapes` has them without their digits."""
         different = set(shapes)
-        self._learn(different - self.dull - self.telling.keys())
+        fresh = different - self.dull - self.telling.keys()
+        self._learn(fresh, dict(zip(shapes, lines, strict=False)) if self.wrapping is not None and fresh else {})
         telling = self.telling
         if not telling.keys().isdisjoint(different):
             # Most lines are passed over here, so that this runs over all of them without a step of Python for each.
@@ -136,14 +157,15 @@ class _Finder(Generic[Worth]):
             self.telling.clear()
             self.telling_bytes = 0
 
-    def _learn(self, shapes: set[bytes]) -> None:
+    def _learn(self, shapes: set[bytes], samples: Mapping[bytes, bytes]) -> None:
         """Look at each shape once: it is telling if it has one of the words and is worth something."""
         told: dict[bytes, tuple[frozenset[bytes], Worth]] = {}
         known = self.words.intersection
         for shape in shapes:
-            words = known(shape.translate(LETTERS).split())
+            inside = shape if self.wrapping is None else self.wrapping.open(samples[shape]).translate(None, DIGITS)
+            words = known(inside.translate(LETTERS).split())
             if words:
-                worth = self.judge(shape, words)
+                worth = self.judge(inside, words)
                 if worth is not None:
                     told[shape] = words, worth
         dull = shapes.difference(told)

@@ -1,8 +1,9 @@
 """What log shippers, mail and web pages put around lines, taken off again.
 
 A log rarely comes as its program wrote it: journald and Docker wrap each line in JSON, a thread quotes it with `> `,
-a web page escapes it, and collectors put a prefix before each line. The doctor opens a stream with `opened` before it
-looks for signs, and reads listings, whose lines must begin where the tool began them, through `bare`.
+a web page escapes it, and collectors put a prefix before each line. The doctor asks `opening_of` how the lines of a
+stream are taken out, and reads listings, whose lines must begin where the tool began them, through `bare`. Lines of
+JSON are costly to open and mostly dull: `log_text` opens one of each shape (`JsonLines`). Others are opened all.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
+from watchkeeper.readers import log_text
 from watchkeeper.readers.log_text import ByteStream
 
 Opening = Callable[[bytes], bytes]
@@ -41,6 +44,15 @@ REALTIME = "__REALTIME_TIMESTAMP"
 # Fields that have a place of their own in the line.
 PLACED = frozenset({*TIMES, *NODES, *PROGRAMS, *LEVELS, "rank"})
 DECODER = json.JSONDecoder()
+
+# The journal's name of a line, different in each and read by nobody.
+CURSOR_KEY = b'"__CURSOR"'
+CURSOR = re.compile(CURSOR_KEY + rb' ?: ?"[^"\\\n]*"')
+EMPTY = {b'""': b'"\x01"', b"[]": b"[\x01]"}
+# The character that an escape stands for is told by its digits.
+ESCAPE = b"\\u"
+# Different sets of fields that lines of one log have.
+MAX_FIELD_SETS = 256
 
 QUOTE = re.compile(rb"^ {0,3}(?:> ?)+")
 ENTITY = re.compile(rb"&(?:lt|gt|amp|quot|nbsp|#39|#x27|#34|#x2F);")
@@ -78,17 +90,11 @@ PREFIXES = (
 MOST_PREFIXES = 16
 
 
-def opened(source: ByteStream, start: bytes) -> ByteStream | None:
-    """The stream without what is around its lines, told from its beginning; None if nothing is."""
-    opening = opening_of(start)
-    return None if opening is None else Opened(source, opening)
-
-
 def opening_of(start: bytes) -> Opening | None:
     """How a line is taken out of what is around it, from the beginning of an input; None if lines have none."""
     lines = [line for line in start.split(b"\n")[:LOOKED_AT_LINES] if line.strip()]
     if lines and _usual(lines, lambda line: line.lstrip().startswith(b"{") and _message(line) is not None, least=1):
-        return _from_json
+        return from_json
     if start.lstrip()[:1] in (b"{", b"["):
         return None
     steps: list[Opening] = []
@@ -123,10 +129,11 @@ def _from_html(line: bytes) -> bytes:
 def _message(line: bytes) -> tuple[Mapping[str, Any], str] | None:
     """The fields of a structured line and which of them has the text; an object of Kubernetes is no log line."""
     try:
-        fields = DECODER.decode(line.decode("utf-8", errors="replace"))
+        text = line.decode("utf-8", errors="replace").strip(" \t\r")
+        fields, end = DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(fields, dict) or "apiVersion" in fields:
+    if end != len(text) or not isinstance(fields, dict) or "apiVersion" in fields:
         return None
     for name in MESSAGES:
         if name in fields and isinstance(fields[name], str):
@@ -134,7 +141,29 @@ def _message(line: bytes) -> tuple[Mapping[str, Any], str] | None:
     return None
 
 
-def _from_json(line: bytes) -> bytes:
+@dataclass(frozen=True, slots=True)
+class JsonLines:
+    """Lines of JSON, of which those of one shape differ inside in digits alone (`log_text.Wrapping`)."""
+
+    def open(self, line: bytes, /) -> bytes:
+        text = from_json(line)
+        return log_text.ANSI.sub(b"", text) if b"\x1b" in text else text
+
+    def shapes(self, lines: Sequence[bytes], /) -> list[bytes]:
+        """An empty value gets a mark: unlike one of digits it is left out of the line."""
+        text = b"\n".join(lines)
+        if CURSOR_KEY in text:
+            text = CURSOR.sub(b"", text)
+        for empty, marked in EMPTY.items():
+            text = text.replace(empty, marked)
+        shapes = text.translate(None, log_text.DIGITS).split(b"\n")
+        if ESCAPE in text:
+            for at in [at for at, shape in enumerate(shapes) if ESCAPE in shape]:
+                shapes[at] = self.open(lines[at]).translate(None, log_text.DIGITS)
+        return shapes
+
+
+def from_json(line: bytes) -> bytes:
     """The line as syslog would have it: time, node, program, text, then what else the fields say in words."""
     found = _message(line)
     if found is None:
@@ -148,21 +177,18 @@ def _from_json(line: bytes) -> bytes:
     level = next((f" level={fields[key]}" for key in LEVELS if key in fields and str(fields[key]).lower() in GRAVE), "")
     more = level + "".join(
         f" {key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in fields.items()
-        if isinstance(value, str | dict | list)
-        and value
-        and key not in PLACED
-        and key != name
-        and not _is_journald(key)
+        for key in _others(tuple(fields))
+        if (value := fields[key]) and key != name and isinstance(value, str | dict | list)
     )
     time = _time(fields)
     text = f"{time + ' ' if time else ''}{place}{rank}{fields[name].rstrip()}{more}"
     return text.replace("\n", " ").encode("utf-8", errors="replace")
 
 
-def _is_journald(key: str) -> bool:
-    """Fields of the journal that say who wrote a line and how it came there."""
-    return key.startswith("_") or key.isupper()
+@lru_cache(MAX_FIELD_SETS)
+def _others(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Fields without a place of their own; those of the journal say who wrote a line and how it came there."""
+    return tuple(key for key in keys if key not in PLACED and not key.startswith("_") and not key.isupper())
 
 
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
@@ -198,16 +224,23 @@ class Opened:
 
     def read(self, size: int, /) -> bytes:
         while piece := self.source.read(size):
-            whole, end, rest = piece.rpartition(b"\n")
-            if not end and self._carried + len(piece) < MAX_LINE_BYTES:
-                self._keep(piece)
-                continue
-            lines = b"".join((*self._carry, whole if end else piece)).split(b"\n")
-            self._carry, self._carried = [], 0
-            self._keep(rest if end else b"")
-            return b"\n".join(map(self.opening, lines)) + end
-        last, self._carry = b"".join(self._carry), []
-        return self.opening(last) if last else b""
+            if text := self.feed(piece):
+                return text
+        return self.feed(b"")
+
+    def feed(self, piece: bytes) -> bytes:
+        """What can be opened with this piece; nothing means the end, and gives what was left."""
+        if not piece:
+            last, self._carry, self._carried = b"".join(self._carry), [], 0
+            return self.opening(last) if last else b""
+        whole, end, rest = piece.rpartition(b"\n")
+        if not end and self._carried + len(piece) < MAX_LINE_BYTES:
+            self._keep(piece)
+            return b""
+        lines = b"".join((*self._carry, whole if end else piece)).split(b"\n")
+        self._carry, self._carried = [], 0
+        self._keep(rest if end else b"")
+        return b"\n".join(map(self.opening, lines)) + end
 
     def _keep(self, piece: bytes) -> None:
         self._carry.append(piece)

@@ -59,10 +59,15 @@ def _read(stream: bundles.Stream, facts: Facts, progress: Callable[[int], None])
     source: ByteStream = (
         _Recoded(stream, start) if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else stream
     )
-    if kind not in WHOLE_DOCUMENTS - {"json"} and (plain := shipped_text.opened(source, start)) is not None:
-        source, kind = plain, "text"
-    tee = scan.Tee(source, scan.DOCUMENT_BYTES if kind in WHOLE_DOCUMENTS else scan.HEAD_BYTES, progress)
-    scan.scan(stream.name, tee, facts, table=table)
+    wrapping, inside = None, None
+    if kind not in WHOLE_DOCUMENTS - {"json"} and (opening := shipped_text.opening_of(start)) is not None:
+        kind, opened = "text", shipped_text.Opened(source, opening)
+        if opening is shipped_text.from_json:
+            wrapping, inside = shipped_text.JsonLines(), opened.feed
+        else:
+            source = opened
+    tee = scan.Tee(source, scan.DOCUMENT_BYTES if kind in WHOLE_DOCUMENTS else scan.HEAD_BYTES, progress, inside)
+    scan.scan(stream.name, tee, facts, table=table, wrapping=wrapping)
     head = documents.text_of(tee.head)
     if kind in ("text", "json"):
         kind = recognise(stream.name, shipped_text.bare(head).encode())

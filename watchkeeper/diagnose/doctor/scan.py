@@ -42,6 +42,8 @@ class Tee:
     source: log_text.ByteStream
     limit: int
     on_read: Callable[[int], None]
+    # Lines are kept as they are inside, where something is around them.
+    inside: Callable[[bytes], bytes] | None
     _kept: list[bytes] = field(default_factory=list)
     _kept_bytes: int = 0
 
@@ -49,8 +51,9 @@ class Tee:
         piece = self.source.read(size)
         self.on_read(len(piece))
         if self._kept_bytes < self.limit:
-            self._kept.append(piece)
-            self._kept_bytes += len(piece)
+            kept = piece if self.inside is None else self.inside(piece)
+            self._kept.append(kept)
+            self._kept_bytes += len(kept)
         return piece
 
     @property
@@ -69,11 +72,18 @@ class Worth:
     signs: tuple[tuple[Sign, tuple[str, ...]], ...]
 
 
-def scan(name: str, stream: log_text.ByteStream, facts: Facts, *, table: Table) -> None:
+def scan(
+    name: str,
+    stream: log_text.ByteStream,
+    facts: Facts,
+    *,
+    table: Table,
+    wrapping: log_text.Wrapping | None = None,
+) -> None:
     """Add what the lines of one input say to the facts."""
     words = frozenset(table.behind) | KERNEL_WORDS
     clock: line_prefix.Clock | None = None
-    for line in log_text.interesting_lines(stream, words, judge):
+    for line in log_text.interesting_lines(stream, words, judge, wrapping=wrapping):
         if line.worth.is_kernel:
             clock = _read_kernel_line(name, line, facts, clock=clock)
         for sign, texts in line.worth.signs:

@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from watchkeeper.catalogue import tables
 from watchkeeper.diagnose.doctor import cutouts, signatures
 from watchkeeper.diagnose.doctor.facts import Facts
+from watchkeeper.diagnose.doctor.judgements import services
 from watchkeeper.diagnose.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.diagnose.doctor.signatures import Role
 from watchkeeper.model import diagnosis
 
 # Judged together with other signs, in modules of their own.
-JUDGED_ELSEWHERE = frozenset({"nccl-bad-interface", "nccl-link-local", "k8s-untolerated-taint", "worker-died"})
+JUDGED_ELSEWHERE = frozenset(
+    {"nccl-bad-interface", "nccl-link-local", "k8s-untolerated-taint", "k8s-selector", "worker-died", *services.RETURNS}
+)
 SLOW_LOAD_SECONDS = 300.0
 MANY_WAITING = 100
 FULL_CACHE_PERCENT = 95.0

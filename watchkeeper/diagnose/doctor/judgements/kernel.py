@@ -265,12 +265,17 @@ def _is_uncorrected(seen: Sighting) -> bool:
 
 
 def hung_calls(facts: Facts) -> Iterable[Opinion]:
-    """Tasks that wait in the kernel, with the driver's functions in their stacks."""
+    """Tasks that wait in the kernel, with the functions of the driver or of a file system in their stacks."""
     blocked, stacks = facts.of("task-blocked", "task-waits"), facts.of("stack-in-nvidia")
+    files = facts.of("stack-in-storage")
+    if blocked and files:
+        name = files[0].fields.get("module") or files[0].fields["call"]
+        why = f"Tasks wait for minutes in the kernel for files: {name} is on their stacks."
+        yield opinion("storage_unreachable", 0.72, why, on=[*blocked[:3], *files[:3]])
     if blocked and stacks and not facts.has("driver-task-blocked"):
         why = "Tasks wait for minutes in the kernel, and the driver's functions are on the stacks."
         yield opinion("driver_call_hung", 0.68, why, on=[*blocked[:3], *stacks[:3]])
-    elif facts.has("task-blocked") and not facts.has("driver-task-blocked"):
+    elif facts.has("task-blocked") and not facts.has("driver-task-blocked") and not files:
         why = "Tasks wait for minutes in the kernel; the lines do not say for what (storage, network or the driver)."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.25, why, on=blocked[:3])
 

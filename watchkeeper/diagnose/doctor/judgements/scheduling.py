@@ -18,6 +18,10 @@ TAINT = re.compile(r"(?P<count>\d+) node\(s\) had (?:untolerated )?taints?(?:\(s
 OTHER_REASON = re.compile(
     r"(?i)Insufficient (?:nvidia|amd|gpu)|didn't match Pod's node affinity|didn't match node selector"
 )
+LARGEST = re.compile(
+    r"max node group size reached|in backoff after failed scale-up|max cluster \w+(?: \w+)? limit reached"
+)
+FULL = re.compile(rf"(?i)Insufficient (?:nvidia|amd|gpu)|{LARGEST.pattern}")
 ON_PURPOSE = ("node-role.kubernetes.io/", "CriticalAddonsOnly")
 NODE_STATE = re.compile(r"node\.kubernetes\.io/(?:not-ready|unreachable|out-of-service)")
 
@@ -44,3 +48,19 @@ def taints(facts: Facts) -> Iterable[Opinion]:
     if down:
         why = "Nodes are tainted as not ready or unreachable: they do not answer, and no toleration cures that."
         yield opinion("node_down", 0.72, why, on=down[:MAX_EVIDENCE])
+
+
+def selectors(facts: Facts) -> Iterable[Opinion]:
+    """Selectors that nothing matches; where the same sentence names groups or nodes that are full, those do match."""
+    seen = facts.of("k8s-selector")
+    sign = lookup("k8s-selector")
+    full = [one for one in seen if FULL.search(one.text)]
+    if len(full) < len(seen):
+        yield opinion(sign.cause, sign.confidence, sign.why, on=seen[:MAX_EVIDENCE])
+    elif full:
+        why = "Some nodes do not match the pod's selector; others were passed over for another reason."
+        yield opinion(sign.cause, 0.6, why, on=full[:MAX_EVIDENCE])
+        largest = [one for one in full if LARGEST.search(one.text)]
+        if largest:
+            why = "The groups of nodes that the pod could use may not grow any more."
+            yield opinion("insufficient_gpu_capacity", 0.75, why, on=largest[:MAX_EVIDENCE])

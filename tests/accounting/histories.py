@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +29,16 @@ class Minute:
 
 def empty_engine() -> embedded.EmbeddedEngine:
     return embedded.EmbeddedEngine(head.Head(retention_ms=400 * 86_400_000))
+
+
+def minute_of(samples: Mapping[Labels, float]) -> embedded.EmbeddedEngine:
+    """An engine that has seen some series once and has run the rules of one minute over them."""
+    engine = empty_engine()
+    engine.append(standing.Standing().samples(dict(samples), clock.to_ms(START)))
+    group = next(group for group in rulefile.load([RULES]).groups if group.name == "usage-minutes")
+    for result in evaluate.evaluate_each(group, engine, {}, now=START):
+        engine.append(result.samples)
+    return engine
 
 
 def told(history: list[Minute], *, late_seconds: float = 0.2) -> embedded.EmbeddedEngine:

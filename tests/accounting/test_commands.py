@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from watchkeeper.accounting import written
 from watchkeeper.cli import cost, usage
+from watchkeeper.errors import WatchkeeperError
 
 JOBS = """id,team,user,project,model,gpus,started,ended,activity
 1,vision,ana,maps,NVIDIA H200,8,2026-11-01T00:00:00Z,2026-11-02T00:00:00Z,0.5
@@ -33,6 +34,12 @@ def run(command: object, *arguments: object) -> Result:
     result = CliRunner().invoke(command, [str(one) for one in arguments])  # type: ignore[arg-type]
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
     return result
+
+
+def run_failing(command: object, *arguments: object) -> BaseException:
+    result = CliRunner().invoke(command, [str(one) for one in arguments])  # type: ignore[arg-type]
+    assert isinstance(result.exception, WatchkeeperError), result.output
+    return result.exception
 
 
 def test_usage_of_a_table_of_jobs_is_shown_by_team(jobs: str) -> None:
@@ -76,7 +83,7 @@ def test_names_from_outside_are_defused_in_csv(jobs: str) -> None:
     assert sum(float(row["money"]) for row in rows[:-1]) == pytest.approx(float(rows[-1]["money"]))
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx", "\rx"])
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx", "\rx", "\n=1", "\uff1d1+1"])
 def test_no_cell_can_be_a_formula(text: str) -> None:
     assert written.harmless(text).startswith("'")
 
@@ -100,6 +107,73 @@ def test_a_statement_is_written_for_each_team(jobs: str, tmp_path: Path) -> None
     assert "GPU statement of speech, 2026-11" in text
     assert "Held and not used" in text
     assert "Jobs behind these numbers" in text
+
+
+def test_every_team_has_a_statement_of_its_own_whatever_its_name(tmp_path: Path) -> None:
+    teams = ["a/b", "a_b", "a%2Fb", "..", "\u4e2d\u6587", "\u65e5\u672c"]
+    rows = "".join(f"{at},{team},1,2026-11-01,2026-11-02\n" for at, team in enumerate(teams))
+    (tmp_path / "jobs.csv").write_text(f"id,team,gpus,started,ended\n{rows}")
+    run(cost.command, "statement", "--jobs", tmp_path / "jobs.csv", "--month", "2026-11", "-o", tmp_path / "pages")
+    pages = [path.read_text() for path in (tmp_path / "pages").iterdir()]
+    assert all(any(f"GPU statement of {team}, 2026-11" in page for page in pages) for team in teams)
+
+
+def test_a_bad_line_is_named_once_however_many_statements_are_written(tmp_path: Path) -> None:
+    rows = "1,a,1,2026-11-01,2026-11-02\n2,b,1,2026-11-01,2026-11-02\n2,b,1,2026-11-01,2026-11-02\n"
+    (tmp_path / "jobs.csv").write_text(f"id,team,gpus,started,ended\n{rows}")
+    result = run(cost.command, "statement", "--jobs", tmp_path / "jobs.csv", "--month", "2026-11", "-o", tmp_path)
+    assert result.stderr.count("job id stands twice") == 1
+
+
+def test_a_statement_takes_no_other_time_than_a_month(jobs: str, tmp_path: Path) -> None:
+    arguments = ("--jobs", jobs, "--month", "2026-11", "--from", "2026-11-01", "-o", tmp_path)
+    assert "say --month instead of --from and --to" in run(cost.command, "statement", *arguments).output
+
+
+def test_a_team_that_held_nothing_has_no_statement(jobs: str, tmp_path: Path) -> None:
+    result = run_failing(cost.command, "statement", "--jobs", jobs, "--month", "2026-11", "--team", "visoin")
+    assert "no team `visoin` held a GPU in 2026-11" in str(result)
+
+
+def test_energy_that_nobody_measured_is_not_nought(jobs: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    run(cost.command, "report", "--jobs", jobs, "--format", "html", "-o", page)
+    assert "<dd>not measured</dd>" in page.read_text()
+    assert "kWh</th>" not in page.read_text()
+
+
+def test_a_part_that_nobody_has_is_said_to_be_empty(jobs: str) -> None:
+    for command in ((usage.command,), (cost.command, "report")):
+        shown = run(*command, "--jobs", jobs, "--of", "team=visoin").output
+        assert "note: nothing is of team visoin in this time" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpus", "nan"), "`nan` is no number"),
+        (("--gpus", "inf"), "is not in the range"),
+        (("--from", "2026-11-02", "--to", "2026-11-01"), "--from (2026-11-02T00:00:00Z) must be before --to"),
+    ],
+)
+def test_a_question_without_an_answer_says_why(jobs: str, arguments: tuple[str, ...], said: str) -> None:
+    assert said in run(usage.command, "--jobs", jobs, *arguments).output
+
+
+def test_an_empty_report_has_the_columns_of_every_other(jobs: str) -> None:
+    windows = (("2026-11-01", "2026-11-02"), ("2025-01-01", "2025-01-02"))
+    full, empty = (
+        run(cost.command, "report", "--jobs", jobs, "--format", "csv", "--from", since, "--to", until).stdout
+        for since, until in windows
+    )
+    assert empty.splitlines()[0] == full.splitlines()[0]
+    assert set(empty.splitlines()[1].split(",")) == {"total", "0"}
+
+
+def test_a_table_that_is_not_utf_8_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_bytes("id,team,gpus,started,ended\n1,M\u00fcller,1,0,3600\n".encode("latin-1"))
+    assert f"{path}:2: is not UTF-8" in str(run_failing(usage.command, "--jobs", path))
 
 
 def test_a_price_book_of_ones_own_is_used_and_its_policy_named(jobs: str, tmp_path: Path) -> None:

@@ -163,8 +163,21 @@ def test_opencost_csv_is_read_and_its_bad_rows_are_named() -> None:
     rate = book.rate("Quadro RTX 4000", "")
     assert rate is not None
     assert rate.per_gpu_hour == 0.75
-    assert book.problems[0].startswith("opencost.csv:3: could not convert string to float")
+    assert book.problems[0].startswith("opencost.csv:3: MarketPriceHourly of 'dear' must be a number of at least 0")
     assert "1 rows price nodes or volumes" in book.problems[1]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_opencost_csv_of_any_spreadsheet_is_read(separator: str, ending: str) -> None:
+    rows = ("instanceid,region,assetclass,marketpricehourly", "H200,,gpu,3.5", "H200,,gpu,4", "A100,,gpu,1_0")
+    text = "\ufeff" + ending.join(rows).replace(",", separator)
+    book = prices.read(text, where="o.csv")
+    assert [(price.model, price.per_gpu_hour) for price in book.prices] == [("H200", 3.5)]
+    assert book.problems == (
+        "o.csv:3: 'H200' has a price already; it is not used",
+        "o.csv:4: MarketPriceHourly of '1_0' must be a number of at least 0; it is not used",
+    )
 
 
 def test_rows_of_a_book_that_cannot_be_used_are_named_one_by_one() -> None:
@@ -180,6 +193,55 @@ def test_rows_of_a_book_that_cannot_be_used_are_named_one_by_one() -> None:
         prices.read("not = [", where="book.toml")
     with pytest.raises(PackError, match=r"pue of 0\.2 must be a number of at least 1"):
         prices.read("pue = 0.2", where="book.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("budgets = 5", "`budgets` must be written as [budgets]"),
+        ("[[budgets]]\nteam = 1", "`budgets` must be written as [budgets]"),
+        ('kind = "rent"', "kind of 'rent' must be one of on_demand, reserved, own"),
+        ("currency = 5", "currency of 5 must be text"),
+    ],
+)
+def test_a_book_that_cannot_be_used_says_why(text: str, said: str) -> None:
+    with pytest.raises(PackError) as refused:
+        prices.read(text, where="book.toml")
+    assert said in str(refused.value)
+
+
+def test_words_of_a_row_that_mean_nothing_and_second_prices_are_named() -> None:
+    row = '[[price]]\nmodel="H200"\nkind="own"\npurchase_per_gpu=1000\nyears=4\n'
+    text = (
+        f'{row}residual=900\n{row}[[pool]]\nregion="eu"\n[[pool]]\nname="p"\nkind="rent"\n[[pool]]\nname="q"\nzone=1\n'
+    )
+    assert prices.read(text, where="b").problems == (
+        "b: price 1 ('H200'): no such key: residual; it is used without",
+        "b: price 2 ('H200'): it has a price already; it is not used",
+        "b: pool 1: name is missing; it is not used",
+        "b: pool 2: kind of 'rent' must be one of on_demand, reserved, own; it is not used",
+        "b: pool 3: no such key: zone; it is used without",
+    )
+
+
+def test_of_many_bad_rows_the_first_are_named_and_the_rest_is_counted() -> None:
+    header = "InstanceID,Region,AssetClass,MarketPriceHourly\n"
+    problems = prices.read(header + "H200,,gpu,dear\n" * 50 + "n,,node,1\n", where="o.csv").problems
+    assert problems[20:] == (
+        "o.csv: and 30 more like these",
+        "o.csv: 1 rows price nodes or volumes; only those of AssetClass gpu are used",
+    )
+
+
+def test_a_hole_says_what_the_book_has_instead() -> None:
+    reserved = prices.Price("H200", prices.Kind.RESERVED, 3.0)
+    east, west = (prices.Price("H100", prices.Kind.ON_DEMAND, 4.0, region=name) for name in ("east", "west"))
+    book = prices.Book(prices=(reserved, east, west))
+    found = cost.report(table(row("a", allocated=1), row("b", model="NVIDIA H100 PCIe", allocated=1)), book, ["team"])
+    assert [note.partition("; ")[2] for note in found.notes] == [
+        "the book has on_demand in east, on_demand in west, and these are on_demand",
+        "the book has reserved, and these are on_demand",
+    ]
 
 
 def test_the_run_rate_and_its_interval_judge_a_budget() -> None:
@@ -211,3 +273,10 @@ def test_a_fleet_of_half_a_day_has_a_run_rate_too() -> None:
     by_team = {one["team"]: one for one in found["budgets"]}
     assert by_team["vision"]["forecast"] == pytest.approx(50 + 10 * 100)
     assert by_team["vision"]["low"] is None
+
+
+def test_a_hole_of_every_day_of_a_month_is_said_once_with_all_its_hours() -> None:
+    day = table(row("a", model="GeForce", allocated=7))
+    days = [usage.Table(at * DAY, (at + 1) * DAY, day.keys, day.amounts * (at + 1), (f"day {at}",)) for at in range(3)]
+    notes = budgets.of_month(days, BOOK, policy=cost.Policy.NONE, ends=30 * DAY)["notes"]
+    assert notes == ["day 0", "day 1", "day 2", "42.0 GPU-hours of GeForce have no price and are in no sum of money"]

@@ -6,8 +6,10 @@ import random
 
 import pytest
 
-from tests.accounting.histories import EXPECTED, START, Minute, told
+from tests.accounting.histories import EXPECTED, START, Minute, minute_of, told
 from watchkeeper.accounting import books, ledger, summary, usage
+from watchkeeper.kit import clock
+from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.query import embedded
 
 SINCE = START.timestamp()
@@ -85,3 +87,24 @@ def test_minutes_stand_in_for_an_hour_that_is_not_recorded_yet(engine: embedded.
     table = books.table(engine, None, since=SINCE + 7200, until=SINCE + 7200 + 180, by_job=True)
     found, expected = summary.plain_amounts(summary.total(table)), by_hand(history()[120:123])
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("profile", "share"),
+    [
+        ("", 1), ("1g.18gb", 1 / 7), ("3g.71gb", 3 / 7), ("7g.141gb", 1),
+        ("1g.6gb+me", 1 / 4), ("2g.12gb", 1 / 2), ("4g.24gb", 1),
+    ],
+)  # fmt: skip
+def test_a_slice_counts_as_its_part_of_the_gpu_it_is_cut_from(profile: str, share: float) -> None:
+    gpu = {"cluster": "sim", "Hostname": "n1", "UUID": "GPU-0", "modelName": "NVIDIA"}
+    held = {**gpu, "GPU_I_ID": "1", "GPU_I_PROFILE": profile, "workload": "a", "workload_kind": "pod", "team": "a"}
+    engine = minute_of(
+        {
+            Labels({METRIC_NAME: "DCGM_FI_DEV_GPU_TEMP", **gpu}): 40.0,
+            Labels({METRIC_NAME: "watchkeeper_gpu_workload_info", **held}): 1.0,
+        }
+    )
+    for name, expected in (("workload_gpus:sum{part='allocated'}", share), ("fleet_gpus:sum{part='idle'}", 1 - share)):
+        answer = engine.instant(f"sum(watchkeeper:{name})", clock.to_ms(START))
+        assert list(answer.latest().values()) == pytest.approx([expected])

@@ -94,10 +94,66 @@ def test_a_time_without_a_zone_is_in_the_zone_that_is_told_also_when_clocks_chan
 
 
 def test_activity_makes_hours_used_or_wasted() -> None:
-    found = read("id,gpus,started,ended,activity\na,1,0,3600,50\nb,1,0,3600,0.01\nc,1,0,3600,\n")
+    found = read("id,gpus,started,ended,activity\na,1,0,3600,0.5\nb,1,0,3600,0.01\nc,1,0,3600,\n")
     amounts = summary.total(job_files.hours(found, since=0, until=3600))
     parts = (usage.ALLOCATED, usage.USED, usage.WASTED, usage.UNMEASURED)
     assert [float(amounts[at]) for at in parts] == pytest.approx([3, 0.51, 0.99, 1])
+
+
+def held(text: str, *by: str) -> dict[tuple[str, ...], float]:
+    found = read(text)
+    lines = summary.lines(job_files.hours(found, since=found.since, until=found.until), by)
+    return {line.names: float(line.amounts[usage.ALLOCATED]) for line in lines}
+
+
+def test_a_column_of_activity_is_in_per_cent_as_a_whole() -> None:
+    found = read("id,gpus,started,ended,util\na,1,0,3600,50\nb,1,0,3600,1\nc,1,0,3600,101\n", activity="util")
+    assert [job.share for job in found.jobs] == [0.5, 0.01]
+    assert found.problems.lines() == ["jobs.csv:4: cannot be used: an activity of 101 is not between 0 and 100"]
+
+
+def test_slices_of_slurm_are_parts_of_a_gpu_and_each_model_has_its_hours() -> None:
+    table = "JobID|Start|End|AllocTRES\n" + "".join(
+        f"{id}|2026-11-01T00:00:00|2026-11-01T07:00:00|{tres}\n"
+        for id, tres in enumerate(
+            (
+                "cpu=4,gres/gpu:1g.18gb=1,gres/gpu=1",
+                "gres/gpu:h200_3g.71gb=2,gres/gpu=2",
+                "gres/gpu:a30_1g.6gb=1",
+                "gres/gpu:h100=2,gres/gpu:h200=1,gres/gpu=3",
+                "cpu=4,gres/shard=4",
+            )
+        )
+    )
+    assert held(table, "job", "model") == pytest.approx(
+        {("0", "unmapped"): 1, ("1", "h200"): 6, ("2", "a30"): 7 / 4, ("3", "h100"): 14, ("3", "h200"): 7}
+    )
+    found = read(table)
+    assert found.count == 4
+    assert found.counts == {"excluded jobs, shards or MPS shares of unknown size": 1}
+
+
+def test_each_run_of_a_requeued_job_counts_and_a_row_that_is_there_twice_does_not() -> None:
+    rows = ("00:00:00|01:00:00", "00:00:00|01:00:00", "02:00:00|05:00:00", "04:00:00|06:00:00")
+    begun = ["|".join(f"2026-11-01T{at}" for at in row.split("|")) for row in rows]
+    text = "JobID|Start|End|AllocTRES\n" + "".join(f"7|{row}|gres/gpu=2\n" for row in begun)
+    assert held(text, "job") == {("7",): 8}
+    assert read(text).counts == {"further runs of requeued jobs": 1}
+    assert read(text).problems.counts == {"job id stands twice": 2}
+    assert read(text).count == 1
+
+
+def test_jobs_of_two_namespaces_or_clusters_may_have_one_name() -> None:
+    pods = "id,namespace,gpus,started,ended\ntrain,a,1,0,3600\ntrain,b,2,0,3600\n"
+    assert held(pods, "namespace") == {("a",): 1, ("b",): 2}
+    clusters = "JobID|Cluster|Start|End|AllocTRES\n7|east|0|3600|gres/gpu=1\n7|west|0|3600|gres/gpu=2\n"
+    assert held(clusters, "cluster") == {("east",): 1, ("west",): 2}
+
+
+def test_a_time_without_jobs_says_of_which_time_the_table_is() -> None:
+    found = read("id,gpus,started,ended\na,1,0,3600\n")
+    notes = job_files.hours(found, since=7200, until=9000).notes
+    assert "no job ran in this time; the table is of 1970-01-01T00:00Z to 1970-01-01T01:00Z" in notes
 
 
 @pytest.mark.parametrize(
@@ -106,6 +162,8 @@ def test_activity_makes_hours_used_or_wasted() -> None:
         ("a,b\n1,2\n", "which column is the start of a job"),
         ("", "this is no table"),
         ("id,gpus,started,ended\nx,0,1,2\n", "no row is a job that held a GPU"),
+        ("id,gpus,started,ended\nx,1,,\n", "jobs that never started: 1"),
+        ("id,gpus,submitted,started,ended\nx,1,,,\n", "no row has a time"),
         ("id,gpus,started,ended\nx,-1,1,2\n", "between 0 and 1,000,000"),
     ],
 )

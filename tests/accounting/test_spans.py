@@ -67,3 +67,9 @@ def test_gaps_are_what_no_slot_covers() -> None:
 def test_slots_out_of_order_are_refused() -> None:
     with pytest.raises(ValueError, match="order"):
         spans.cover(np.array([5.0, 1.0]), 1, since=0, until=9)
+
+
+@pytest.mark.parametrize("text", ["9999-12", "0001-01"])
+def test_a_month_at_an_end_of_the_calendar_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="nothing is counted in"):
+        spans.month(text, ZoneInfo("Asia/Tokyo"))

@@ -122,6 +122,24 @@ def test_a_ledger_gives_back_any_window(tmp_path_factory: pytest.TempPathFactory
     }  # fmt: skip
 
 
+@settings(deadline=None, max_examples=40)
+@given(hours, st.integers(1, 31), st.sampled_from([0.4, 1500.0]))
+def test_a_ledger_that_lags_behind_changes_no_total(
+    tmp_path_factory: pytest.TempPathFactory,
+    found: dict[int, tuple[float, float, int]],
+    kept_hours: int,
+    offset: float,
+) -> None:
+    engine, kept = engine_of(found, offset=offset), ledger.Ledger(tmp_path_factory.mktemp("ledger"))
+    for day in (DAY, DAY + 86_400):
+        known = recorded.hours(engine, day, min(day + 86_400, DAY + kept_hours * HOUR), by_job=False)
+        if len(known.starts):
+            kept.keep(day, known, known)
+    window = {"since": DAY - HOUR, "until": DAY + 32 * HOUR, "by_job": False}
+    one, other = (summary.total(books.table(engine, source, **window)) for source in (None, kept))
+    assert other == pytest.approx(one, rel=1e-5, abs=1e-5)
+
+
 def test_a_day_is_never_replaced_by_one_with_fewer_hours(tmp_path: Path) -> None:
     kept = ledger.Ledger(tmp_path)
     assert kept.lacks(DAY, hours_of_a_day(DAY))

@@ -101,6 +101,13 @@ def test_cost_drills_down_to_jobs_that_sum_to_the_team(site: Site) -> None:
     assert behind["waste"][0]["job"] == "vision/vision-1"
 
 
+def test_a_year_names_no_job_that_wastes_and_says_so(site: Site) -> None:
+    year = asked(site, cost.command, "report", "--from", "-1y")
+    assert year["waste"] == []
+    assert "who held GPUs and did not use them is listed for at most 35 days" in year["notes"]
+    assert asked(site, cost.command, "report", "--from", "-4w")["waste"]
+
+
 def test_a_budget_that_is_over_is_trouble(site: Site) -> None:
     result = run(site, cost.command, "budget")
     assert result.exit_code == 1

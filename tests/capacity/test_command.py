@@ -93,6 +93,20 @@ def test_what_is_left_out_of_a_table_is_in_the_answer_and_on_the_screen(table: P
     assert f"{table}:41: no value: 'n/a'" in said
 
 
+def test_capacity_now_of_tables_holds_what_still_runs_and_says_what_found_no_place(tmp_path: Path) -> None:
+    nodes, jobs = tmp_path / "nodes.csv", tmp_path / "jobs.csv"
+    nodes.write_text("name,gpus\nn1,8\nn2,many\n")
+    jobs.write_text("id,gpus,submitted,started,ended\na,6,0,0,\nb,8,0,0,\nc,1,0,5,20\n")
+    answer = answered("now", "--nodes", nodes, "--jobs", jobs)
+    assert (answer["standing"]["held_gpus"], answer["standing"]["free_gpus"]) == (6, 2)
+    assert answer["unplaced"] == {"jobs": 1, "gpus": 8.0}
+    shown = run("now", "--nodes", nodes, "--jobs", jobs).output
+    assert "1 running jobs with 8 GPUs have no place on these nodes" in shown
+    assert "nodes.csv:3: bad number" in shown
+    replayed = run("whatif", "--nodes", nodes, "--jobs", jobs, "--add", 8).output
+    assert "nodes.csv:3: bad number" in replayed
+
+
 def test_capacity_now_of_tables_counts_what_ran_at_their_end(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text(NODES)
     (tmp_path / "jobs.csv").write_text(JOBS)

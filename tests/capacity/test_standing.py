@@ -51,9 +51,10 @@ def test_waits_are_told_by_shape_for_those_who_wait_and_those_who_started() -> N
 
 def test_a_table_of_jobs_gives_the_same_picture_at_a_time() -> None:
     jobs = [Job("a", 0.0, 100.0, Shape(6000), started=0.0), Job("b", 10.0, 100.0, Shape(4000), started=None)]
-    found, asks = standing.of_record([Node("n1", 8)], jobs, at=50.0)
-    assert [(node.gpus, node.held) for node in found] == [(8, 6)]
-    assert asks == [Ask(6, 0.0, 0.0), Ask(4, 10.0, None)]
+    found = standing.of_record([Node("n1", 8)], jobs, at=50.0)
+    assert [(node.gpus, node.held) for node in found.nodes] == [(8, 6)]
+    assert found.asks == [Ask(6, 0.0, 0.0), Ask(4, 10.0, None)]
+    assert not found.unplaced
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,38 @@ def test_what_sacct_prints_becomes_jobs_and_every_odd_line_is_named() -> None:
     assert "s.txt:7: job id stands twice: 17: the first is used" in found.problems.lines()
 
 
+def test_a_job_that_waits_asks_for_what_it_requested() -> None:
+    text = "JobID|Submit|Start|End|AllocTRES|ReqTRES\n1|0|0|60|gres/gpu=2|gres/gpu=1\n2|5|Unknown|Unknown||gres/gpu=8\n"
+    found = jobs.read_jobs(text, where="s.txt")
+    assert [(job.id, job.shape.gpus) for job in (*found.jobs, *found.waiting)] == [("1", 2.0), ("2", 8.0)]
+
+
+def test_each_run_of_a_requeued_job_is_replayed() -> None:
+    text = "JobID|Submit|Start|End|AllocTRES\n" + "".join(
+        f"7|{submit}|{start}|{end}|gres/gpu=2\n"
+        for submit, start, end in ((0, 10, 60), (60, 100, 200), (60, 100, 200), (60, 150, 250))
+    )
+    found = jobs.read_jobs(text, where="s.txt")
+    assert [(job.id, job.submitted, job.seconds) for job in found.jobs] == [("7", 0, 50), ("7 run 2", 60, 100)]
+    assert found.counts["further_runs"] == 1
+    assert found.problems.counts == {"job id stands twice": 2}
+
+
+@pytest.mark.parametrize(
+    ("tres", "shape"),
+    [
+        ("cpu=4,gres/gpu:1g.18gb=1,gres/gpu=1", Shape(143, (), slice_milli=143)),
+        ("gres/gpu:a30_2g.12gb=1,gres/gpu=1", Shape(500, (), slice_milli=500)),
+        ("gres/gpu:h200=4,gres/gpu=4", Shape(4000)),
+    ],
+)
+def test_a_slice_of_slurm_is_a_part_of_a_gpu(tres: str, shape: Shape) -> None:
+    text = f"JobID|Submit|Start|End|AllocTRES\n1|0|0|60|{tres}\n2|0|0|60|gres/shard=2\n"
+    found = jobs.read_jobs(text, where="s.txt")
+    assert [job.shape for job in found.jobs] == [shape]
+    assert found.counts["shares_of_unknown_size"] == 1
+
+
 def test_a_table_that_nobody_knows_is_read_by_the_columns_that_are_told() -> None:
     text = "came,cards,ran\n100,2,50\n0,1,10\n"
     with pytest.raises(CollectError, match="--column submitted="):

@@ -106,6 +106,37 @@ def test_advice_is_data_and_the_same_question_is_answered_from_memory(site: Site
     assert first["advice"][0]["gpus"] == pytest.approx(80 / 0.5 - 96, abs=8)
 
 
+def held_since(minutes: int, *, cluster_name: str = "main", gpu: str) -> Iterator[Sample]:
+    """A day of a GPU that was idle until somebody took it, so many minutes ago, and has been busy ever since."""
+    now, labels = clock.to_ms(START), {"cluster": cluster_name, "Hostname": "n1", "UUID": gpu}
+    owner = {**labels, "workload": f"job-{minutes}", "workload_kind": "slurm_job"}
+    for ago in range(1440, -1, -1):
+        at_ms, is_held = now - ago * 60_000, ago <= minutes
+        facts = {"DCGM_FI_PROF_SM_ACTIVE": 0.9 if is_held else 0.0, "DCGM_FI_DEV_FB_USED": 100.0}
+        yield from (Sample(Labels({"__name__": name, **labels}), at_ms, value) for name, value in facts.items())
+        if is_held:
+            for name in ("watchkeeper:gpu_holder:group", "watchkeeper_gpu_workload_info"):
+                yield Sample(Labels({"__name__": name, **owner}), at_ms, 1.0)
+
+
+def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
+    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub.engine = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))  # type: ignore[assignment]
+    for at, minutes in enumerate((1500, 400, 30, 2)):
+        hub.engine.append(held_since(minutes, gpu=f"GPU-{at}"))
+    hub.engine.append(held_since(1499, cluster_name="other", gpu="GPU-9"))
+    with serving(hub) as running:
+        found = running.ask("/api/capacity/now?cluster=main").json["rightsizing"]
+    fits = {one["name"]: (one["fit"], one["why"]) for one in found}
+    busy = ("keep", "SM activity 90 % on average, 90 % at its busiest: it uses its GPU")
+    assert fits == {
+        "job-1500": busy,
+        "job-400": busy,
+        "job-30": busy,
+        "job-2": ("unknown", "it has held its GPUs for less than ten minutes"),
+    }
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from watchkeeper.accounting import cost, usage
 from watchkeeper.catalogue import prices
 from watchkeeper.kit import wire
@@ -120,11 +122,15 @@ def judge_month(
     notes: dict[str, None] = {}
     begun = [day for day in days if len(day.keys)]
     for at, day in enumerate(begun):
-        found = cost.report(day, book, ["team"], policy=policy)
-        notes |= dict.fromkeys(found.notes)
-        for line in found.lines:
+        notes |= dict.fromkeys(day.notes)
+        for line in cost.report(day, book, ["team"], policy=policy).lines:
             if usage.NOBODY not in line.names:
                 money.setdefault(line.names[0], [0.0] * len(begun))[at] = line.money
+    if begun:
+        # What has no price is said of the month, not of each of its days.
+        keys = [key for day in begun for key in day.keys]
+        month = usage.Table(begun[0].since, begun[-1].until, keys, np.concatenate([day.amounts for day in begun]))
+        notes |= dict.fromkeys(cost.report(month, book, ["team"], policy=policy).notes)
     whole = [at for at, day in enumerate(begun) if day.recorded_hours >= SHORTEST_DAY_HOURS]
     # On its first day a fleet has no whole one yet: the part of it stands for a day.
     scale = [1.0 if whole else 24 / max(day.recorded_hours, 1 / 60) for day in begun]

@@ -116,7 +116,9 @@ def report(
         nobody = (usage.NOBODY,) * len(by)
         lines.setdefault(nobody, Line(nobody, np.zeros(len(usage.PARTS)))).shared += left
     ordered = sorted(lines.values(), key=lambda line: (usage.NOBODY in line.names, -line.money, line.names))
-    notes = [*table.notes, *book.problems, *_holes(table, rows, chosen), *_power(table, book)]
+    notes = [*table.notes, *book.problems, *_holes(table, rows, chosen, book), *_power(table, book)]
+    if of and len(table.keys) and not chosen:
+        notes.append(summary.nothing_of(of))
     if policy is not Policy.NONE and left + rows.pool.sum() and not shared[~rows.is_nobody].any():
         notes.append(f"nobody can be charged by {policy}: the shared cost stays a line of its own")
     return Report(
@@ -244,14 +246,20 @@ def _unpriced(table: usage.Table, rows: _Rows, chosen: Sequence[int]) -> dict[st
     return holes
 
 
-def _holes(table: usage.Table, rows: _Rows, chosen: Sequence[int]) -> list[str]:
+def _holes(table: usage.Table, rows: _Rows, chosen: Sequence[int], book: prices.Book) -> list[str]:
+    instead: dict[str, str] = {}
+    for at in chosen:
+        model, pool = table.keys[at][MODEL], table.keys[at][POOL]
+        if rows.price[at] is None and model not in instead:
+            has = book.instead(model, pool)
+            instead[model] = f"; {has}" if has else ""
     stand_ins = {
         table.keys[at][MODEL] or UNKNOWN_MODEL: price
         for at in chosen
         if (price := rows.price[at]) is not None and price.source == prices.FALLBACK
     }
     return [
-        f"{hours:,.1f} GPU-hours of {model} have no price and are in no sum of money"
+        f"{hours:,.1f} GPU-hours of {model} have no price and are in no sum of money{instead.get(model, '')}"
         for model, hours in sorted(_unpriced(table, rows, chosen).items())
     ] + [
         f"{model} has no price in the book: {price.source} = {price.per_gpu_hour:g} stands in"
@@ -305,6 +313,7 @@ def plain(found: Report) -> dict[str, object]:
         "policy": found.policy.value,
         "policy_words": POLICY_WORDS[found.policy],
         "lines": [_plain_line(line, found.by) for line in found.lines],
+        "total": _plain_line(_total(found.lines), ()),
         "money": found.money,
         "shared": dict(found.shared),
         "holes": dict(found.holes),
@@ -315,6 +324,12 @@ def plain(found: Report) -> dict[str, object]:
         "notes": list(found.notes),
         "words": dict(usage.WORDS),
     }
+
+
+def _total(lines: Sequence[Line]) -> Line:
+    hours = np.sum([line.hours for line in lines], axis=0) if lines else np.zeros(len(usage.PARTS))
+    names = ("direct", "energy", "shared", "wasted", "unpriced_hours")
+    return Line((), hours, *(sum(getattr(line, name) for line in lines) for name in names))
 
 
 def _plain_price(price: prices.Price) -> dict[str, object]:

@@ -1,8 +1,9 @@
 """Usage out of a table of jobs (`sacct`, or any CSV), for those who have no hub yet.
 
 Which column is what is found by packs/usage_columns.csv or said by the caller. A line that cannot be used is named and
-counted, the first of a job id that stands twice is used, and a job without an end runs until the window's end. Nothing
-in such a table says how active a GPU was, so all of it is unmeasured unless there is a column of utilisation.
+counted; of a job id that stands twice the first row is used, of a job that Slurm requeued each run; a job without an
+end runs until the window's end. Nothing in such a table says how active a GPU was, so all of it is unmeasured unless
+there is a column of activity.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
 import numpy as np
 
 from watchkeeper.accounting import usage
-from watchkeeper.accounting.tally import HOUR, nobody
+from watchkeeper.accounting.tally import HOUR, moment, nobody
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.readers import slurm_records, table
+from watchkeeper.readers import table, tres
 
 FIELDS = frozenset({"gpus", "tres", "milli", "submitted", "started", "ended", "seconds", "share", *usage.DIMENSIONS})
 MOST_GPUS = 1_000_000.0
 NO_JOB_STEPS = "steps of jobs"
+# No share of a GPU is twice all of it: a column with such a number counts per cent.
+SURELY_PER_CENT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job that held GPUs; `ended` None is still running, `share` its mean activity where the table has one."""
+    """GPUs of one model that a job held; `ended` None is still running, `share` its mean activity where it is known."""
 
     key: usage.Key
     gpus: float
@@ -40,7 +43,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
+    """What a table says; a job that held GPUs of two models is there twice, and counts once in `count`."""
+
     jobs: tuple[Job, ...]
+    count: int
     rows: int
     problems: table.Problems
     counts: Mapping[str, int]
@@ -66,6 +72,16 @@ def _column_row(cells: Mapping[str, str]) -> tuple[str, str]:
     return pack.filled(cells["column"]), pack.one_of(cells["field"], FIELDS)
 
 
+@dataclass(slots=True)
+class _Reading:
+    """How the cells of a table are read; `whole` is what its column of activity has for all of a GPU, 1 or 100."""
+
+    zone: ZoneInfo
+    model: str
+    whole: float = 1.0
+    counts: Counter[str] = field(default_factory=Counter)
+
+
 def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | None = None, model: str = "") -> Jobs:
     """The jobs of a table; `told` maps our words to its columns, `model` is the GPU of rows that name none.
 
@@ -74,26 +90,46 @@ def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | Non
     problems = table.Problems(where)
     rows = table.read(text, where=where, problems=problems)
     places = _places(rows.columns, told or {}, where=where)
-    found: dict[str, Job] = {}
-    counts: Counter[str] = Counter()
+    reading = _Reading(zone, model, _whole(rows, places.get("share")))
+    found: dict[tuple[str, ...], list[Job]] = {}
     read_rows = len(rows.rows) + problems.counts.total()
     for row in rows.rows:
         line, named = row.line, {name: row.cells[column] for name, column in places.items()}
         try:
-            job = _job(named, line, counts, zone=zone, model=model)
+            jobs = _jobs(named, line, reading)
         except ValueError as error:
             problems.add("cannot be used", line, str(error))
             continue
-        if job is None:
+        if not jobs:
             continue
         id = named.get("job") or f"line {line}"
-        if id in found:
+        # Pods of two namespaces and jobs of two clusters may have the same name.
+        known_as = (named.get("cluster", ""), named.get("namespace", ""), id)
+        earlier = found.setdefault(known_as, [])
+        # Slurm gives a requeued job a row for each run; in any other table a second row is a mistake.
+        if earlier and not ("tres" in named and all(_is_apart(jobs[0], job) for job in earlier)):
             problems.add("job id stands twice", line, f"{quote(id)}: the first is used")
             continue
-        found[id] = job
+        if earlier:
+            reading.counts["further runs of requeued jobs"] += 1
+        earlier += jobs
     if not found:
-        raise CollectError("no row is a job that held a GPU", where=where, now="; ".join(problems.lines()[:3]) or None)
-    return Jobs(tuple(found.values()), read_rows, problems, counts)
+        said = [*problems.lines()[:3], *(f"{what}: {count:,}" for what, count in sorted(reading.counts.items()))]
+        raise CollectError("no row is a job that held a GPU", where=where, now="; ".join(said) or None)
+    held = tuple(job for jobs in found.values() for job in jobs)
+    if all(math.isinf(job.started) and job.ended is None for job in held):
+        raise CollectError("no row has a time that can be read", where=where)
+    return Jobs(held, len(found), read_rows, problems, reading.counts)
+
+
+def _is_apart(one: Job, other: Job) -> bool:
+    first, second = sorted((one, other), key=lambda job: job.started)
+    return first.ended is not None and first.ended <= second.started
+
+
+def _whole(rows: table.Table, column: str | None) -> float:
+    cells = [row.cells[column] for row in rows.rows] if column is not None else []
+    return 100.0 if any(table.NUMBER.fullmatch(cell) and float(cell) > SURELY_PER_CENT for cell in cells) else 1.0
 
 
 def _places(header: Sequence[str], told: Mapping[str, str], *, where: str) -> dict[str, str]:
@@ -103,12 +139,14 @@ def _places(header: Sequence[str], told: Mapping[str, str], *, where: str) -> di
         meaning = columns().get(name.casefold())
         if meaning is not None:
             found.setdefault(meaning, name)
-    for meaning, name in told.items():
+    for word, name in told.items():
+        # `activity` and `id` are words of the documentation, and columns of tables.
+        meaning = columns().get(word, word)
         if meaning not in FIELDS or name not in header:
             has = ", ".join(header[:20])
             known = ", ".join(sorted(FIELDS))
             raise CollectError(
-                f"--column {meaning[:40]}={name[:40]} cannot be used",
+                f"--column {word[:40]}={name[:40]} cannot be used",
                 where=where,
                 remedy=f"Columns: {has}. Words: {known}",
             )
@@ -123,21 +161,23 @@ def _places(header: Sequence[str], told: Mapping[str, str], *, where: str) -> di
     return found
 
 
-def _job(named: Mapping[str, str], line: int, counts: Counter[str], *, zone: ZoneInfo, model: str) -> Job | None:
-    """None for a row that is no job with GPUs; ValueError for one that should be and cannot be used."""
+def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
+    """One for each model; none for a row that is no job with GPUs; ValueError for one that cannot be used."""
+    counts = reading.counts
     # `4711.batch` is a step of a Slurm job: its GPUs are the job's.
     if "tres" in named and "." in named.get("job", ""):
         counts[NO_JOB_STEPS] += 1
-        return None
-    gpus = _gpus(named)
-    if not gpus:
-        counts["rows without GPUs"] += 1
-        return None
-    started, ended = (table.moment(named.get(name, ""), zone=zone) for name in ("started", "ended"))
+        return []
+    by_model = _gpus(named)
+    if not by_model:
+        is_share = tres.is_share_of_unknown_size(named.get("tres", ""))
+        counts["excluded jobs, shards or MPS shares of unknown size" if is_share else "rows without GPUs"] += 1
+        return []
+    started, ended = (table.moment(named.get(name, ""), zone=reading.zone) for name in ("started", "ended"))
     seconds = table.number(named.get("seconds", ""))
     if started is None and named.get("submitted", "?") not in table.EMPTY:
         counts["jobs that never started"] += 1
-        return None
+        return []
     if started is None:
         # A table that writes down when jobs come, and not when this one did, begins while it runs.
         counts["jobs that began before the table does"] += 1
@@ -149,31 +189,34 @@ def _job(named: Mapping[str, str], line: int, counts: Counter[str], *, zone: Zon
     elif ended < started:
         raise ValueError(f"it ends {started - ended:,.0f} s before it starts")
     share = table.number(named.get("share", ""))
-    # 0.5 and 50 are both written for a half.
-    share = None if share is None else share / 100 if share > 1 else share
-    if share is not None and not 0 <= share <= 1:
-        raise ValueError(f"an activity of {share:g} is not between 0 and 1")
+    if share is not None and not 0 <= share <= reading.whole:
+        raise ValueError(f"an activity of {share:g} is not between 0 and {reading.whole:g}")
     owner = {name: named.get(name, "") for name in usage.DIMENSIONS}
     owner["job"] = owner["job"] or f"line {line}"
-    owner["model"] = owner["model"] or _model(named.get("tres", "")) or model
-    return Job(usage.key(**owner), gpus, started, ended, share)
+    said = owner["model"]
+    return [
+        Job(
+            usage.key(**{**owner, "model": said or model or reading.model}),
+            gpus,
+            started,
+            ended,
+            None if share is None else share / reading.whole,
+        )
+        for model, gpus in by_model.items()
+    ]
 
 
-def _model(tres: str) -> str:
-    """`h200` of gres/gpu:h200=4; a site chooses the word, and may choose none."""
-    return next((match["type"] for match in slurm_records.GPUS.finditer(tres) if match["type"]), "")
-
-
-def _gpus(named: Mapping[str, str]) -> float | None:
+def _gpus(named: Mapping[str, str]) -> dict[str, float]:
+    """GPUs by model; Slurm's word for it is a site's own, and empty where a site has none."""
     if "tres" in named:
-        return slurm_records.gpu_count(named["tres"])
+        return tres.gpus(named["tres"])
     gpus, milli = table.number(named.get("gpus", "")), table.number(named.get("milli", ""))
     # A share is of one GPU: `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
     if milli is not None and (gpus is None or (gpus == 1 and 0 < milli < 1000)):
         gpus = milli / 1000
     if gpus is not None and not 0 <= gpus <= MOST_GPUS:
         raise ValueError(f"{gpus:g} GPUs; between 0 and {MOST_GPUS:,.0f} are possible")
-    return gpus
+    return {"": gpus} if gpus else {}
 
 
 def hours(found: Jobs, *, since: float, until: float, capacity: float | None = None, model: str = "") -> usage.Table:
@@ -191,7 +234,9 @@ def hours(found: Jobs, *, since: float, until: float, capacity: float | None = N
         else:
             row[usage.USED] += hours * job.share
             row[usage.WASTED] += hours * (1 - job.share) if job.share < usage.WASTE_FLOOR else 0.0
-    notes = [f"{found.problems.where}: {len(found.jobs):,} jobs of {found.rows:,} rows"]
+    notes = [f"{found.problems.where}: {found.count:,} jobs of {found.rows:,} rows"]
+    if not rows:
+        notes.append(f"no job ran in this time; the table is of {moment(found.since)} to {moment(found.until)}")
     notes += [f"{what}: {count:,}" for what, count in sorted(found.counts.items())]
     notes += [f"excluded rows, {what}: {count:,}" for what, count in sorted(found.problems.counts.items())]
     if capacity is None:

@@ -39,13 +39,13 @@ class _Chunk:
     length: int
 
 
-def table(rows: Sequence[Mapping[str, Cell]]) -> bytes:
-    """Rows that all have the same columns: text where the first row has text, else floating-point numbers."""
+def table(rows: Sequence[Mapping[str, Cell]], *, like: Mapping[str, Cell]) -> bytes:
+    """Rows that all have the columns of `like`: text where it has text, else floating-point numbers."""
     file = bytearray(MAGIC)
     chunks = []
-    for name in rows[0] if rows else ():
-        kind = BYTE_ARRAY if isinstance(rows[0][name], str) else DOUBLE
-        page = _page([row[name] for row in rows], kind)
+    for name, example in like.items():
+        kind = BYTE_ARRAY if isinstance(example, str) else DOUBLE
+        page = _page([row[name] for row in rows], kind) if rows else b""
         chunks.append(_Chunk(name, kind, len(file), len(page)))
         file += page
     footer = _footer(chunks, len(rows))

@@ -18,7 +18,7 @@ from watchkeeper.accounting import usage
 
 # A page is read by people; beyond this it is a file for programs.
 MOST_ROWS = 200
-HOUR_COLUMNS = ("allocated", "used", "wasted", "spare", "unmeasured", "idle", "lost", "unknown")
+COLUMNS = ("allocated", "used", "wasted", "spare", "unmeasured", "idle", "lost", "unknown", "kwh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,20 @@ def _figures(page: Page) -> str:
         ("allocated", f"{allocated:,.1f} GPU-hours"),
         ("used", f"{used:,.1f} GPU-hours" + (f" ({used / measured:.0%})" if measured > 0 else "")),
         ("wasted", f"{wasted:,.1f} GPU-hours"),
-        ("energy", f"{report['kwh']:,.1f} kWh" + (f" × PUE {report['pue']:g}" if report["pue"] else "")),
+        ("energy", _energy(report)),
     ]
     if page.budget is not None and page.budget["budget"] is not None:
         shown.append(("budget of the month", _money(page.budget["budget"], report["currency"])))
         shown.append(("expected at its end", _expected(page.budget, report["currency"])))
     cells = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in shown)
     return f'<dl class="figures">{cells}</dl>'
+
+
+def _energy(report: Mapping[str, Any]) -> str:
+    """A table of jobs knows no energy, and a GPU that runs takes some: nought is not a measurement."""
+    if not report["kwh"]:
+        return "not measured"
+    return f"{report['kwh']:,.1f} kWh" + (f" × PUE {report['pue']:g}" if report["pue"] else "")
 
 
 def _expected(budget: Mapping[str, Any], currency: str) -> str:
@@ -82,14 +89,15 @@ def _expected(budget: Mapping[str, Any], currency: str) -> str:
 
 def _table(title: str, report: Mapping[str, Any]) -> str:
     names, lines = list(report["by"]), list(report["lines"])
-    columns = [name for name in HOUR_COLUMNS if any(line["hours"][name] for line in lines)]
+    columns = [name for name in COLUMNS if any(line["hours"][name] for line in lines)]
     head = "".join(f"<th>{_text(name)}</th>" for name in names)
-    head += "".join(f'<th class="n">{_text(name)}</th>' for name in [*columns, "kWh", "shared", "cost"])
+    said = [name.replace("kwh", "kWh") for name in columns]
+    head += "".join(f'<th class="n">{name}</th>' for name in [*said, "shared", "cost"])
     rows = [_row([line[name] for name in names], line, columns) for line in lines[:MOST_ROWS]]
     left = lines[MOST_ROWS:]
     if left:
         rows.append(_row([f"{len(left)} more", *[""] * (len(names) - 1)], _sum(left), columns))
-    foot = _row(["total", *[""] * (len(names) - 1)], _sum(lines), columns)
+    foot = _row(["total", *[""] * (len(names) - 1)], report["total"], columns)
     return (
         f"<section><h2>{_text(title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
         f"<tfoot>{foot}</tfoot></table><p>Hours are GPU-hours; money is in {_text(report['currency'])}.</p></section>"
@@ -102,17 +110,16 @@ def _row(names: Sequence[str], line: Mapping[str, Any], columns: Sequence[str]) 
     numbers = [f"{hours[name]:,.1f}" for name in columns]
     # A line without any price has no money, which is not the same as none.
     is_hole = line["unpriced_hours"] > 0 and line["money"] == 0
-    numbers += [f"{hours['kwh']:,.1f}", f"{line['shared']:,.2f}", "no price" if is_hole else f"{line['money']:,.2f}"]
+    numbers += [f"{line['shared']:,.2f}", "no price" if is_hole else f"{line['money']:,.2f}"]
     cells += "".join(f'<td class="n">{number}</td>' for number in numbers)
     return f"<tr>{cells}</tr>"
 
 
 def _sum(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = ("money", "shared", "unpriced_hours")
-    hours = [*HOUR_COLUMNS, "kwh"]
     return {
         **{name: sum(line[name] for line in lines) for name in names},
-        "hours": {name: sum(line["hours"][name] for line in lines) for name in hours},
+        "hours": {name: sum(line["hours"][name] for line in lines) for name in COLUMNS},
     }
 
 

@@ -75,6 +75,11 @@ def only(table: usage.Table, wanted: Mapping[str, str]) -> usage.Table:
     )
 
 
+def nothing_of(wanted: Mapping[str, str]) -> str:
+    """The note of an answer that has nothing: a name may be mistyped."""
+    return f"nothing is of {', '.join(f'{name} {value}' for name, value in wanted.items())} in this time"
+
+
 def dimension(name: str) -> int:
     try:
         return usage.DIMENSIONS.index(name)
@@ -86,6 +91,7 @@ def dimension(name: str) -> int:
 def report(table: usage.Table, by: Sequence[str], *, of: Mapping[str, str] | None = None) -> dict[str, object]:
     """What `watchkeeper usage --json` and GET /api/usage answer."""
     chosen = only(table, of or {})
+    empty = [nothing_of(of)] if of and len(table.keys) and not len(chosen.keys) else []
     return {
         "since": table.since,
         "until": table.until,
@@ -93,7 +99,7 @@ def report(table: usage.Table, by: Sequence[str], *, of: Mapping[str, str] | Non
         "of": dict(of or {}),
         "lines": [line.plain(by) for line in lines(chosen, by)],
         "total": plain_amounts(total(chosen)),
-        "notes": [*chosen.notes, *_said(total(chosen))],
+        "notes": [*chosen.notes, *empty, *_said(total(chosen))],
         "words": dict(usage.WORDS),
     }
 

@@ -8,6 +8,7 @@ that the cluster had when it was last seen. What lies before the first slot is e
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -74,7 +75,8 @@ class Tally:
         return usage.Table(self.since, self.until, tuple(self._places), amounts, tuple(self.notes), first)
 
     def _fill(self, cluster: str, slots: list[Slot]) -> None:
-        slots.sort(key=lambda slot: slot.start)
+        # An hour that the ledger has kept and the engine still knows is one hour.
+        slots[:] = sorted({slot.start: slot for slot in slots}.values(), key=lambda slot: slot.start)
         if slots[0].start > self.since + LEAST_GAP_SECONDS:
             slots[0] = _begun_late(slots[0])
         first = max(slots[0].start, self.since)
@@ -83,7 +85,8 @@ class Tally:
                 f"cluster {usage.shown(cluster)}: records begin at {moment(first)}; the "
                 f"{(first - self.since) / HOUR:,.1f} hours before are excluded"
             )
-        unknown = sum(self._unseen(slot) for slot in slots)
+        following = [*(slot.start for slot in slots[1:]), math.inf]
+        unknown = sum(self._unseen(slot, before=start) for slot, start in zip(slots, following, strict=True))
         missing = [
             (start, end)
             for start, end in spans.gaps([(slot.start, slot.end) for slot in slots], since=first, until=self.until)
@@ -106,9 +109,9 @@ class Tally:
             row[0, usage.UNKNOWN] = unknown
             self.add([nobody(cluster=cluster)], row)
 
-    def _unseen(self, slot: Slot) -> float:
-        """GPU-hours of the part of a slot in which nobody looked."""
-        inside = min(slot.end, self.until) - max(slot.start, self.since)
+    def _unseen(self, slot: Slot, *, before: float) -> float:
+        """GPU-hours of the part of a slot in which nobody looked; like its own hours it ends where the next begins."""
+        inside = min(slot.end, self.until, before) - max(slot.start, self.since)
         gpus = slot.gpus
         return 0.0 if gpus is None or inside <= 0 else gpus * inside / HOUR * (1 - slot.seen)
 

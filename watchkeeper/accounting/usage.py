@@ -34,7 +34,7 @@ WASTE_FLOOR = 0.05
 WASTE_MINUTES = 15
 WORDS: Mapping[str, str] = {
     "total": "allocated + idle + lost + unknown: the hours of every GPU that the inventory expects or that reported",
-    "allocated": "held by a workload; a MIG slice counts as its sevenths, one of n time-sliced holders as 1/n",
+    "allocated": "held by a workload; a MIG slice counts as its part of the GPU, one of n time-sliced holders as 1/n",
     "used": "the integral of SM activity while held; of GPU_UTIL where there is no profiling field (used_by_util)",
     "wasted": f"allocated and not used, on GPUs whose activity was below {WASTE_FLOOR:.0%} for {WASTE_MINUTES} minutes",
     "unmeasured": "allocated, but no field says how active the GPU was; neither used nor wasted",

@@ -11,29 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from watchkeeper.accounting import parquet
+from watchkeeper.readers import table
 
-# A spreadsheet takes a cell that begins so for a formula (OWASP, CSV injection).
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 TOTAL = "total"
 
 
 def harmless(text: str) -> str:
-    """A name from outside as a cell: no formula for a spreadsheet, no control characters."""
-    plain = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-    return f"'{plain}" if text.startswith(FORMULA_STARTS) else plain
+    """A name from outside as a cell; one that is a number with a sign would lose the sign's meaning as well."""
+    is_signed = text.startswith(table.FORMULA_STARTS) and table.NUMBER.fullmatch(text) is not None
+    return f"'{text}" if is_signed else table.harmless(text)
 
 
 def rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The lines of a usage or cost report and their total, flat, names first."""
-    names = list(report["by"])
-    flat = [_flat(line) for line in report["lines"]]
-    if isinstance(report.get("total"), Mapping):
-        whole: dict[str, Any] = dict(report["total"])
-    else:
-        numbers = [name for name in (flat[0] if flat else {}) if name not in names]
-        whole = {name: sum(line[name] for line in flat) for name in numbers}
-    labels = {name: TOTAL if at == 0 else "" for at, name in enumerate(names)}
-    return [*flat, {**labels, **whole}]
+    labels = {name: TOTAL if at == 0 else "" for at, name in enumerate(report["by"])}
+    return [*(_flat(line) for line in report["lines"]), labels | _flat(report["total"])]
 
 
 def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,4 +53,5 @@ def _cell(value: Any) -> str:
 
 def to_parquet(report: Mapping[str, Any]) -> bytes:
     """Without the total, which is for people: whoever reads Parquet sums."""
-    return parquet.table(rows(report)[:-1])
+    *lines, total = rows(report)
+    return parquet.table(lines, like=total)

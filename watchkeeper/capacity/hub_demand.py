@@ -49,6 +49,12 @@ def activity_expressions(window: str, *, cluster: str | None = None) -> dict[str
     }
 
 
+def held_minutes_expression(window: str, *, cluster: str | None = None) -> str:
+    """Minutes of a window in which each workload held each of its GPUs, as packs/rules/usage-hours.yaml saw them."""
+    held = f"count_over_time(watchkeeper:gpu_holder:group{{{_only(cluster)}}}[{window}])"
+    return f"sum by (cluster, UUID, namespace, workload) ({held})"
+
+
 def _only(cluster: str | None) -> str:
     if cluster is None:
         return ""

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from watchkeeper.capacity.stock import WHOLE, Node, Shape
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError
-from watchkeeper.readers import slurm_records, table
+from watchkeeper.readers import table, tres
 
 OWN_LAYOUT = "watchkeeper"
 FIELDS = ("id", "gpus", "milli", "share", "tres", "models", "submitted", "started", "ended", "seconds")
+REQUESTED = "ReqTRES"
 # A cut GPU has at most seven parts, and no allocation of one job comes near this.
 MOST_GPUS = 1_000_000
 NODE_NAMES = {"name": ("name", "node", "sn"), "gpus": ("gpus", "gpu"), "model": ("model",), "rack": ("rack",)}
@@ -86,16 +87,21 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
     if not known:
         raise CollectError("no row has a time that can be read", where=where, now="; ".join(problems.lines()[:3]))
     since, until = min(known), max(known)
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, list[Job]] = {}
     for row, times in zip(found.rows, rows, strict=True):
         job = None if times is None else _job(row, times, reading, window=(since, until))
         if job is None:
             continue
-        if job.id in jobs:
+        runs = jobs.setdefault(job.id, [])
+        # Slurm gives a requeued job a row for each run; in any other table a second row is a mistake.
+        if runs and not ("tres" in chosen and all(_is_apart(job, run) for run in runs)):
             problems.add("job id stands twice", row.line, f"{table.harmless(job.id)[:60]}: the first is used")
             continue
-        jobs[job.id] = job
-    in_order = tuple(sorted(jobs.values(), key=lambda job: (job.submitted, job.id)))
+        if runs:
+            reading.count("further_runs")
+        runs.append(replace(job, id=f"{job.id} run {len(runs) + 1}") if runs else job)
+    every_run = [job for runs in jobs.values() for job in runs]
+    in_order = tuple(sorted(every_run, key=lambda job: (job.submitted, job.id)))
     misshapen = problems.counts["wrong number of cells"]
     counts = {
         "rows": len(found.rows) + misshapen,
@@ -104,6 +110,12 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
         "left_out": problems.counts.total(),
     }
     return Recorded(in_order, layout, counts, problems, since, until, tuple(reading.waiting))
+
+
+def _is_apart(one: Job, other: Job) -> bool:
+    """Whether one run was over before the other began."""
+    begins = [job.submitted if job.started is None else job.started for job in (one, other)]
+    return begins[0] + one.seconds <= begins[1] or begins[1] + other.seconds <= begins[0]
 
 
 def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tuple[str, dict[str, str]]:
@@ -159,7 +171,8 @@ def _job(
         reading.problems.add("bad number", row.line, str(error))
         return None
     if shape is None:
-        reading.count("without_gpus")
+        is_share = tres.is_share_of_unknown_size(_cell(row, "tres", reading))
+        reading.count("shares_of_unknown_size" if is_share else "without_gpus")
         return None
     if submitted is None:
         # A trace that begins while a job runs does not know when it came.
@@ -186,7 +199,8 @@ def _job(
 def _shape(row: table.Row, reading: _Reading) -> Shape | None:
     """What a row asks for; None for a job without GPUs."""
     if "tres" in reading.columns:
-        gpus: float | None = slurm_records.gpu_count(_cell(row, "tres", reading))
+        # Slurm has allocated nothing to a job that waits.
+        gpus: float | None = sum(tres.gpus(_cell(row, "tres", reading) or row.cells.get(REQUESTED, "")).values())
     else:
         gpus = table.number(_cell(row, "gpus", reading))
     milli = table.number(_cell(row, "milli", reading))

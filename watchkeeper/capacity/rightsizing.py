@@ -2,8 +2,8 @@
 
 Decided from what a workload did, not from what it asked for: the activity that it exceeds one time in twenty (p95 of
 SM activity), its mean, and the most memory it held. MIG comes first because its slices cannot disturb each other; MPS
-and time slicing share memory and faults, so they are for GPUs that cannot be cut. `web/capacity_api` asks for every
-workload of a hub; what is said is advice.
+and time slicing share memory and faults, so they are for GPUs that cannot be cut. `web/uses` asks a hub what
+each workload did; what is said is advice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Fit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a workload did with each of its GPUs, 0 to 1 and MiB; None: not measured."""
+    """What a workload did with each of its GPUs, 0 to 1 and MiB; None: not measured. `is_new`: not for long enough."""
 
     name: str
     gpus: int
@@ -50,6 +50,7 @@ class Use:
     peak_memory_mib: float | None
     memory_mib: float | None
     is_sliced: bool = False
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ def advise(use: Use) -> Advice:
     mean, p95, memory = use.mean_active, use.p95_active, use.peak_memory_mib
     if use.is_sliced:
         return _say(use, Fit.KEEP, "it runs in a slice already")
+    if use.is_new:
+        return _say(use, Fit.UNKNOWN, "it has held its GPUs for less than ten minutes")
     if mean is None or p95 is None:
         return _say(use, Fit.UNKNOWN, "no activity was measured: export DCGM_FI_PROF_SM_ACTIVE")
     seen = f"SM activity {100 * mean:.0f} % on average, {100 * p95:.0f} % at its busiest"

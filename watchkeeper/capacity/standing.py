@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper.capacity.jobs import Job
-from watchkeeper.capacity.stock import Node, Stock
+from watchkeeper.capacity.stock import WHOLE, Node, Stock
 from watchkeeper.model.standing import ShapeRoom, Standing
 
 SHAPES = (1, 2, 4, 8)
@@ -98,17 +98,28 @@ def _wait(gpus: int, asks: list[Ask], now: float) -> Wait:
     return Wait(gpus, len(pending), max(pending, default=None), len(started), p50, p95)
 
 
-def of_record(nodes: Sequence[Node], jobs: Sequence[Job], *, at: float) -> tuple[list[NodeStanding], list[Ask]]:
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A fleet as tables have it; `unplaced` ran and found no place, so that nodes are missing or others than those."""
+
+    nodes: list[NodeStanding]
+    asks: list[Ask]
+    unplaced: list[Job]
+
+
+def of_record(nodes: Sequence[Node], jobs: Sequence[Job], *, at: float) -> Recorded:
     """The same from tables: jobs that ran at a time, placed as a replay places them, the longest running first."""
     stock = Stock(nodes)
-    asks = []
+    asks, unplaced = [], []
     for job in sorted(jobs, key=lambda job: (job.submitted if job.started is None else job.started, job.id)):
         if job.submitted > at:
             continue
         started = job.started if job.started is not None and job.started <= at else None
-        size = -(-job.shape.milli // 1000)
-        if started is not None and started + job.seconds > at:
-            stock.place(job.shape)
-        asks.append(Ask(size, job.submitted, started))
+        # A job without an end runs on when its table ends.
+        is_running = started is not None and (job.is_cut_off or started + job.seconds > at)
+        if is_running and stock.place(job.shape) is None:
+            unplaced.append(job)
+        asks.append(Ask(-(-job.shape.milli // WHOLE), job.submitted, started))
     free = stock.free_by_node()
-    return [NodeStanding(node.name, node.gpus, node.gpus - left) for node, left in zip(nodes, free, strict=True)], asks
+    found = [NodeStanding(node.name, node.gpus, node.gpus - left) for node, left in zip(nodes, free, strict=True)]
+    return Recorded(found, asks, unplaced)

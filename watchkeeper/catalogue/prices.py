@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,10 @@ from watchkeeper.errors import PackError, quote
 HOURS_A_YEAR = 8766.0
 # https://github.com/opencost/opencost, configs/pricing_schema.csv
 OPENCOST_COLUMNS = ("InstanceID", "Region", "AssetClass", "MarketPriceHourly")
-MOST_ROWS = 100_000
+# Rows that are named; the rest is counted.
+MOST_NAMED = 20
+SEPARATORS = ",;\t|"
+DECIMAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
 FALLBACK = "[cost] dollars_per_gpu_hour"
 
 
@@ -32,6 +36,10 @@ class Kind(StrEnum):
     ON_DEMAND = "on_demand"
     RESERVED = "reserved"
     OWN = "own"
+
+
+# Model, kind and region: what a book has one price for.
+Offer = tuple[str, Kind, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,17 @@ class Book:
             return Price(model, kind, self.fallback, source=FALLBACK)
         return None
 
+    def instead(self, model: str, pool: str) -> str:
+        """What the book has of a GPU for which `rate` has none; empty where it has nothing of it."""
+        about, name = self.pools.get(pool, Pool(pool)), model.casefold()
+        known = [one for one in self.prices if _fits(one.model.casefold(), name)]
+        has = ", ".join(dict.fromkeys(_paid(one.kind, one.region) for one in known))
+        return f"the book has {has}, and these are {_paid(about.kind or self.kind, about.region)}" if known else ""
+
+
+def _paid(kind: Kind, region: str) -> str:
+    return f"{kind.value} in {region}" if region else kind.value
+
 
 def _fits(wanted: str, name: str) -> bool:
     """`h100` fits `nvidia h100 80gb hbm3` and not `nvidia gh1000`: whole words, in their order."""
@@ -100,9 +119,10 @@ def shipped() -> Book:
 
 def read(text: str, *, where: str) -> Book:
     """A book in TOML, or OpenCost's CSV; PackError where it is neither, problems for single rows."""
-    first = text.lstrip("\ufeff").partition("\n")[0]
-    if all(column in first for column in OPENCOST_COLUMNS):
-        return _of_opencost(text, where=where)
+    text = text.removeprefix("\ufeff")
+    header = text.partition("\n")[0].casefold()
+    if all(column.casefold() in header for column in OPENCOST_COLUMNS):
+        return _of_opencost(text, max(SEPARATORS, key=header.count), where=where)
     try:
         plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -112,40 +132,52 @@ def read(text: str, *, where: str) -> Book:
 
 
 def _of_toml(plain: Mapping[str, Any], *, where: str) -> Book:
-    problems: list[str] = []
-    unknown = set(plain) - KNOWN_KEYS
-    problems += [f"{where}: {name}: no such key; it is not used" for name in sorted(unknown)]
-    prices: list[Price] = []
-    for at, row in enumerate(_tables(plain, "price", where)[:MOST_ROWS], start=1):
+    problems = [f"{where}: {name}: no such key; it is not used" for name in sorted(set(plain) - KNOWN_KEYS)]
+    prices: dict[Offer, Price] = {}
+    for at, row in enumerate(_tables(plain, "price", where), start=1):
+        called = f"{where}: price {at} ({quote(row.get('model', ''))})"
         try:
-            prices.append(_price(row))
+            price = _price(row)
         except (KeyError, ValueError, TypeError) as error:
-            said = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-            problems.append(f"{where}: price {at} ({quote(row.get('model', ''))}): {said}; it is not used")
+            problems.append(f"{called}: {_said(error)}; it is not used")
+            continue
+        problems += _strange(row, PRICE_KEYS, called)
+        if _offer(price) in prices:
+            problems.append(f"{called}: it has a price already; it is not used")
+        prices.setdefault(_offer(price), price)
     pools: dict[str, Pool] = {}
-    for at, row in enumerate(_tables(plain, "pool", where)[:MOST_ROWS], start=1):
+    for at, row in enumerate(_tables(plain, "pool", where), start=1):
+        called = f"{where}: pool {at}"
         try:
-            kind = Kind(row["kind"]) if "kind" in row else None
+            kind = _kind(row["kind"]) if "kind" in row else None
             pools[str(row["name"])] = Pool(str(row["name"]), kind, str(row.get("region", "")))
         except (KeyError, ValueError) as error:
-            problems.append(f"{where}: pool {at}: {error}; it is not used")
+            problems.append(f"{called}: {_said(error)}; it is not used")
+            continue
+        problems += _strange(row, POOL_KEYS, called)
     budgets: dict[str, float] = {}
-    for team, amount in plain.get("budgets", {}).items():
+    limits = plain.get("budgets", {})
+    if not isinstance(limits, dict):
+        raise PackError("`budgets` must be written as [budgets], with a line for each team", where=where)
+    for team, amount in limits.items():
         try:
             budgets[team] = _money(amount, "budget")
         except (ValueError, TypeError) as error:
             problems.append(f"{where}: budgets.{team[:60]}: {error}; it is not used")
+    currency = plain.get("currency", "USD")
     try:
+        if not isinstance(currency, str):
+            raise ValueError(f"currency of {quote(currency)} must be text")
         return Book(
-            str(plain.get("currency", "USD")),
+            currency,
             None if "pue" not in plain else _at_least(plain["pue"], "pue", 1.0),
             None if "power_per_kwh" not in plain else _money(plain["power_per_kwh"], "power_per_kwh"),
-            Kind(plain.get("kind", Kind.ON_DEMAND)),
-            tuple(prices),
+            _kind(plain.get("kind", Kind.ON_DEMAND)),
+            tuple(prices.values()),
             pools,
             _money(plain.get("overhead_per_month", 0.0), "overhead_per_month"),
             budgets,
-            tuple(problems),
+            _first(problems, where),
             where=where,
         )
     except (ValueError, TypeError) as error:
@@ -156,6 +188,36 @@ KNOWN_KEYS = frozenset(
     {"currency", "pue", "pue_source", "power_per_kwh", "power_source", "kind", "price", "pool", "overhead_per_month"}
     | {"budgets"}
 )
+PRICE_KEYS = frozenset(
+    {"model", "kind", "region", "per_gpu_hour", "source", "checked", "purchase_per_gpu", "residual_per_gpu", "years"}
+    | {"overhead_per_gpu_hour"}
+)
+POOL_KEYS = frozenset({"name", "kind", "region"})
+
+
+def _first(problems: list[str], where: str) -> tuple[str, ...]:
+    """The first rows by name, and how many more there are."""
+    more = len(problems) - MOST_NAMED
+    return (*problems[:MOST_NAMED], f"{where}: and {more:,} more like these") if more > 0 else tuple(problems)
+
+
+def _strange(row: Mapping[str, Any], known: frozenset[str], called: str) -> list[str]:
+    """A key that was mistyped changes what a row says, so it is named."""
+    return [f"{called}: no such key: {name[:60]}; it is used without" for name in sorted(set(row) - known)]
+
+
+def _said(error: Exception) -> str:
+    return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+
+
+def _offer(price: Price) -> Offer:
+    return price.model.casefold(), price.kind, price.region
+
+
+def _kind(value: Any) -> Kind:
+    if value not in list(Kind):
+        raise ValueError(f"kind of {quote(value)} must be one of {', '.join(Kind)}")
+    return Kind(value)
 
 
 def _tables(plain: Mapping[str, Any], name: str, where: str) -> Sequence[Mapping[str, Any]]:
@@ -166,7 +228,7 @@ def _tables(plain: Mapping[str, Any], name: str, where: str) -> Sequence[Mapping
 
 
 def _price(row: Mapping[str, Any]) -> Price:
-    kind = Kind(row.get("kind", Kind.ON_DEMAND))
+    kind = _kind(row.get("kind", Kind.ON_DEMAND))
     model = str(row["model"])
     if not model.strip():
         raise ValueError("a price needs a model")
@@ -195,26 +257,28 @@ def _at_least(value: Any, name: str, least: float) -> float:
     return float(value)
 
 
-def _of_opencost(text: str, *, where: str) -> Book:
+def _of_opencost(text: str, separator: str, *, where: str) -> Book:
     """Rows of asset class `gpu`; a row prices a node or a volume otherwise, which no GPU-hour can be read from."""
-    prices: list[Price] = []
+    prices: dict[Offer, Price] = {}
     problems: list[str] = []
     others = 0
-    reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff")))
-    for cells in reader:
-        named = {name: (cells.get(name) or "").strip() for name in OPENCOST_COLUMNS}
-        if named["AssetClass"].lower() != "gpu":
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+    for row in reader:
+        cells = {str(name).strip().casefold(): cell for name, cell in row.items() if isinstance(cell, str)}
+        instance, region, asset, hourly = (cells.get(name.casefold(), "").strip() for name in OPENCOST_COLUMNS)
+        if asset.casefold() != "gpu":
             others += 1
             continue
         try:
-            hourly = _money(float(named["MarketPriceHourly"]), "MarketPriceHourly")
-            if not named["InstanceID"]:
+            if not instance:
                 raise ValueError("a row of a GPU needs an InstanceID")
+            number = float(hourly) if DECIMAL.fullmatch(hourly) else hourly
+            price = Price(instance, Kind.ON_DEMAND, _money(number, "MarketPriceHourly"), region, "OpenCost CSV")
+            if _offer(price) in prices:
+                raise ValueError(f"{quote(instance)} has a price already")
         except ValueError as error:
             problems.append(f"{where}:{reader.line_num}: {error}; it is not used")
             continue
-        price = Price(named["InstanceID"], Kind.ON_DEMAND, hourly, named["Region"], "OpenCost CSV")
-        prices.append(price)
-    if others:
-        problems.append(f"{where}: {others} rows price nodes or volumes; only those of AssetClass gpu are used")
-    return Book(prices=tuple(prices), problems=tuple(problems), where=where)
+        prices[_offer(price)] = price
+    left = [f"{where}: {others:,} rows price nodes or volumes; only those of AssetClass gpu are used"] if others else []
+    return Book(prices=tuple(prices.values()), problems=(*_first(problems, where), *left), where=where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -16,6 +17,7 @@ from watchkeeper.cli import capacity_words, options
 from watchkeeper.client.hub import HubClient
 from watchkeeper.kit import durations
 
+MOST_GPUS = 1_000_000
 ABOUT = ("demand", "allocated", "queued", "used")
 OF_TABLES = {
     "time_column": "--time-column",
@@ -49,6 +51,16 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
+class Number(click.FloatRange):
+    """A number in a range; click lets `nan` into every one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if math.isnan(found):
+            self.fail(f"`{value}` is no number", param, ctx)
+        return found
+
+
 class Pair(click.ParamType[tuple[str, str]]):
     """`name=value`."""
 
@@ -64,9 +76,13 @@ class Pair(click.ParamType[tuple[str, str]]):
 def read_text(path: str) -> str:
     """A file, or the standard input for `-`."""
     try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.CollectError(f"cannot be read: {error}", where=path[:200]) from error
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise errors.CollectError("is not UTF-8", where=f"{path[:200]}:{line}", remedy="Save it as UTF-8") from error
+    except OSError as error:
+        raise errors.CollectError(f"cannot be read: {error.strerror or error}", where=path[:200]) from error
 
 
 @command.command("forecast")
@@ -81,8 +97,8 @@ def read_text(path: str) -> str:
 @click.option("--holiday", "holidays", type=click.DateTime(["%Y-%m-%d"]), multiple=True, help="A day unlike others.")
 @click.option("--step", type=Duration(), help="Length of a step; without it, as the table has it.")
 @click.option("--horizon", type=Duration(), default="7d", help="How far ahead.")
-@click.option("--capacity", "capacity_gpus", type=float, help="GPUs there are; a hub knows its own.")
-@click.option("--target", type=click.FloatRange(0.05, 1.0), default=0.8, help="Share of the GPUs that may be taken.")
+@click.option("--capacity", "capacity_gpus", type=Number(0, MOST_GPUS), help="GPUs there are; a hub knows its own.")
+@click.option("--target", type=Number(0.05, 1.0), default=0.8, help="Share of the GPUs that may be taken.")
 @click.option("--about", type=click.Choice(ABOUT), default="demand", help="Of a hub: which series.")
 @click.option("--cluster", metavar="NAME", help="Of a hub: only this cluster.")
 @options.as_json
@@ -175,10 +191,11 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 
     nodes, bad_nodes = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
     recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path)
-    found, asks = standing.of_record(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
+    found = standing.of_record(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
     return {
-        "standing": wire.to_plain(standing.standing(found)),
-        "waits": wire.to_plain(standing.waits(asks, now=recorded.until)),
+        "standing": wire.to_plain(standing.standing(found.nodes)),
+        "waits": wire.to_plain(standing.waits(found.asks, now=recorded.until)),
+        "unplaced": {"jobs": len(found.unplaced), "gpus": sum(job.shape.gpus for job in found.unplaced)},
         "jobs": dict(recorded.counts),
         "problems": recorded.problems.plain(),
         "node_problems": bad_nodes.plain(),
@@ -190,12 +207,12 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 @click.option("--window", type=Duration(), default="1d", help="Of a hub: the jobs of how long, at most 2w.")
 @click.option("--column", "columns", type=Pair(), multiple=True, help="Which column is what, such as gpus=num_gpus.")
 @click.option("--nodes", "nodes_path", metavar="FILE", help="The fleet: a table with name, gpus, model, rack.")
-@click.option("--gpus", type=click.IntRange(1, 1_000_000), help="The fleet, where there is no table of nodes.")
+@click.option("--gpus", type=click.IntRange(1, MOST_GPUS), help="The fleet, where there is no table of nodes.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), default=8, help="With --gpus: the size of a node.")
 @click.option(
-    "--add", "add_gpus", type=click.IntRange(0, 1_000_000), default=0, help="GPUs more, in nodes like the others."
+    "--add", "add_gpus", type=click.IntRange(0, MOST_GPUS), default=0, help="GPUs more, in nodes like the others."
 )
-@click.option("--remove", "remove_gpus", type=click.IntRange(0, 1_000_000), default=0, help="GPUs fewer.")
+@click.option("--remove", "remove_gpus", type=click.IntRange(0, MOST_GPUS), default=0, help="GPUs fewer.")
 @click.option("--remove-rack", "remove_racks", multiple=True, metavar="RACK", help="Lose this rack.")
 @click.option("--remove-node", "remove_nodes", multiple=True, metavar="NODE", help="Lose this node.")
 @click.option("--repartition", metavar="GPUSxSLICES", help="Cut GPUs by MIG: 16x7 cuts 16 GPUs into 7 slices each.")
@@ -211,7 +228,7 @@ def whatif(hub: HubClient, jobs_path: str | None, nodes_path: str | None, as_jso
     \b
     watchkeeper capacity whatif --window 7d --add 64
     watchkeeper capacity whatif --jobs jobs.csv --nodes nodes.csv --add 64
-    sacct -aXP -S 2026-10-01 -o JobID,Submit,Start,End,AllocTRES > jobs.txt
+    sacct -aDXP -S 2026-10-01 -o JobID,Submit,Start,End,AllocTRES,ReqTRES > jobs.txt
     watchkeeper capacity whatif --jobs jobs.txt --gpus 512 --remove 64 --json
     """
     if jobs_path is None:

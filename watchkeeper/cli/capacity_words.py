@@ -98,7 +98,14 @@ def _now(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"Out of service: {name}, {gpus} GPUs{f': {why}' if why else ''}."
     yield from _use(answer)
     yield from options.unmapped(answer.get("unmapped", {}))
+    unplaced = answer.get("unplaced", {"jobs": 0})
+    if unplaced["jobs"]:
+        yield (
+            f"{unplaced['jobs']} running jobs with {unplaced['gpus']:g} GPUs have no place on these nodes, and are not "
+            "counted as held: the table of nodes lacks some."
+        )
     yield from _problems(answer.get("problems"))
+    yield from _problems(answer.get("node_problems"))
 
 
 def _use(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -154,6 +161,7 @@ def _whatif(answer: Mapping[str, Any]) -> Iterator[str]:
     yield f"{counts['jobs']} jobs{share} ({answer['layout']}{_window_of(answer)}); {taken}."
     yield f"A replay assumes: {'; '.join(answer['assumes'])}. Policy: {answer['policy']}."
     yield from _problems(answer["problems"])
+    yield from _problems(answer.get("node_problems"))
 
 
 def _window_of(answer: Mapping[str, Any]) -> str:

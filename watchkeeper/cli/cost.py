@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,6 +19,10 @@ from watchkeeper.client.hub import HubClient
 from watchkeeper.errors import CollectError
 
 POLICIES = ("none", "use", "allocation", "even")
+# The other forms are tables of numbers, without who wastes what.
+SHOW_WASTE = frozenset({"table", "json", "html"})
+# Every job of a year is millions of names; a month of them takes a second on ten thousand GPUs.
+LONGEST_WASTE_SECONDS = 35 * 86_400.0
 TROUBLE = frozenset({"over", "will_be_over"})
 policy_option = click.option(
     "--policy", type=click.Choice(POLICIES), default="none", help="Split of idle GPUs and overhead; none is showback."
@@ -45,8 +50,10 @@ def report(hub: HubClient, by: tuple[str, ...], form: str, output: str | None, a
     `--of team=vision` lists the jobs behind a line. `--policy allocation` makes a showback a chargeback.
     """
     chosen = by or (("job",) if asked["of"] else ("team",))
-    found, waste = _ask(hub, chosen, asked)
     form = "json" if as_json else form
+    asked["read"] = _read(asked)
+    found = _ask(hub, chosen, asked)
+    waste = _waste(hub, found, asked) if form in SHOW_WASTE else []
     if form == "table":
         _show(found, waste)
         return
@@ -60,26 +67,42 @@ def report(hub: HubClient, by: tuple[str, ...], form: str, output: str | None, a
         sys.stdout.flush()
 
 
-def _ask(hub: HubClient, by: tuple[str, ...], asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    if asked["jobs_path"]:
+def _ask(hub: HubClient, by: tuple[str, ...], asked: Mapping[str, Any]) -> dict[str, Any]:
+    if asked["read"]:
+        from watchkeeper.accounting import cost
+
+        table, book = asked["read"]
+        return cost.plain(cost.report(table, book, by, policy=cost.Policy(asked["policy"]), of=dict(asked["of"])))
+    answer = hub.usage("cost", by=list(by), policy=asked["policy"], **usage.asked(asked, hub))
+    answer.pop("ok", None)
+    return answer
+
+
+def _waste(hub: HubClient, found: dict[str, Any], asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Who holds what and does not use it; `found` says so where the time is too long to look at every job."""
+    if asked["read"]:
         from watchkeeper.accounting import cost, summary
 
-        table, book = usage.job_table(asked), _book(asked["prices_path"])
-        made = cost.report(table, book, by, policy=cost.Policy(asked["policy"]), of=dict(asked["of"]))
-        waste = cost.wasted(summary.only(table, dict(asked["of"])), book)
-        return cost.plain(made), [asdict(one) for one in waste]
-    if asked["prices_path"]:
-        raise click.UsageError("--prices is for --jobs; a hub has its own price book: [cost] prices")
-    window = usage.asked(asked, hub)
-    answer = hub.usage("cost", by=list(by), policy=asked["policy"], **window)
-    answer.pop("ok", None)
-    return answer, hub.usage("cost/waste", **window)["waste"]
+        table, book = asked["read"]
+        return [asdict(one) for one in cost.wasted(summary.only(table, dict(asked["of"])), book)]
+    if found["until"] - found["since"] > LONGEST_WASTE_SECONDS:
+        found["notes"].append("who held GPUs and did not use them is listed for at most 35 days")
+        return []
+    of = [f"{name}={value}" for name, value in asked["of"]]
+    return list(hub.usage("cost/waste", since=found["since"], until=found["until"], of=of)["waste"])
 
 
-def _book(path: str | None) -> Any:
+def _read(asked: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Usage of a table of jobs and a price book, once for all questions; None where a hub is asked."""
+    path = asked["prices_path"]
+    if not asked["jobs_path"]:
+        if path:
+            raise click.UsageError("--prices is for --jobs; a hub has its own price book: [cost] prices")
+        return None
     from watchkeeper.catalogue import prices
 
-    return prices.shipped() if path is None else prices.read(read_text(path), where=path)
+    book = prices.shipped() if path is None else prices.read(read_text(path), where=path)
+    return usage.job_table(asked), book
 
 
 def _written(found: Mapping[str, Any], waste: list[dict[str, Any]], *, form: str, asked: Mapping[str, Any]) -> bytes:
@@ -101,7 +124,7 @@ def _show(found: Mapping[str, Any], waste: list[dict[str, Any]]) -> None:
     names = list(found["by"])
     header = [*names, "GPU-hours", "used", "wasted", "direct", "energy", "shared", "cost"]
     rows = [[*(line[name] for name in names), *_cells(line)] for line in found["lines"]]
-    rows.append(["total", *[""] * (len(names) - 1), *_cells(_total(found["lines"]))])
+    rows.append(["total", *[""] * (len(names) - 1), *_cells(found["total"])])
     usage.print_numbers(header, rows, names=len(names))
     if found["shared"]:
         said = ", ".join(f"{item} {money:,.2f}" for item, money in found["shared"].items())
@@ -127,12 +150,6 @@ def _cells(line: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _total(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    parts = ("money", "direct", "energy", "shared", "unpriced_hours")
-    hours = {name: sum(line["hours"][name] for line in lines) for name in ("total", "used", "wasted")}
-    return {**{name: sum(line[name] for line in lines) for name in parts}, "hours": hours}
-
-
 @command.command("statement")
 @click.option("--month", metavar="YYYY-MM", help="Which month; without it, this one so far.")
 @click.option("--team", "teams", multiple=True, help="Only this team; repeatable.  [default: every team]")
@@ -150,23 +167,36 @@ def statement_command(hub: HubClient, month: str | None, teams: tuple[str, ...],
         since, until = spans.month(text, asked["zone"])
     except ValueError as error:
         raise click.UsageError(f"--month `{text[:40]}`: write it like 2026-11") from error
+    if asked["since"] or asked["until"]:
+        raise click.UsageError("a statement is of a whole month: say --month instead of --from and --to")
     asked |= {"since": _rfc(since), "until": _rfc(until)}
     if not asked["jobs_path"]:
         asked["until"] = _rfc(min(until, datetime.fromisoformat(hub.status()["now"]).timestamp()))
-    found, _ = _ask(hub, ("team",), asked)
+    asked["read"] = _read(asked)
+    found = _ask(hub, ("team",), asked)
     budgets = {} if asked["jobs_path"] else _budgets(hub, text, asked)
-    chosen = teams or [line["team"] for line in found["lines"] if line["team"] != "(nobody)"]
-    if not chosen:
-        raise CollectError(f"no team held a GPU in {text}", remedy="Look at `watchkeeper usage --from … --to …`")
-    for team in chosen:
+    known = [line["team"] for line in found["lines"] if line["team"] != "(nobody)"]
+    strangers = [team for team in teams if team not in known and team not in budgets]
+    if strangers or not known:
+        whom = f"no team `{strangers[0][:60]}`" if strangers else "no team"
+        now = f"Those who did: {', '.join(known)[:200]}" if known else None
+        raise CollectError(
+            f"{whom} held a GPU in {text}", now=now, remedy="Look at `watchkeeper usage --from … --to …`"
+        )
+    for team in teams or known:
         part = {**asked, "of": (*asked["of"], ("team", team))}
-        by_project, waste = _ask(hub, ("project", "user", "model"), part)
-        jobs, _ = _ask(hub, ("job", "model"), part)
+        by_project, jobs = (_ask(hub, by, part) for by in (("project", "user", "model"), ("job", "model")))
+        waste = _waste(hub, by_project, part)
         title = f"GPU statement of {team}, {text}"
         page = statement.Page(title, by_project, asked["zone"], jobs, waste, budgets.get(team))
-        path = Path(folder) / f"{text}-{re.sub(r'[^A-Za-z0-9_.-]', '_', team)}.html"
+        path = Path(folder) / f"{text}-{_file_name(team)}.html"
         _write(path, statement.render(page).encode())
         click.echo(f"{path}: {by_project['money']:,.2f} {found['currency']}")
+
+
+def _file_name(team: str) -> str:
+    """No two teams have the same."""
+    return re.sub(r"[^\w.-]", lambda found: urllib.parse.quote(found[0], safe=""), team)
 
 
 def _this_month(hub: HubClient, asked: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import click
 
 from watchkeeper.cli import options, tables, times
-from watchkeeper.cli.capacity import Pair, read_text
+from watchkeeper.cli.capacity import MOST_GPUS, Number, Pair, read_text
 from watchkeeper.client.hub import HubClient
 
 BY = ("team", "project", "namespace", "user", "job", "model", "node", "pool", "cluster", "kind")
@@ -41,7 +41,7 @@ def with_window(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--zone", type=Zone(), default="UTC", help="Time zone of days, and of times without one."),
         click.option("--of", "of", type=Pair(), multiple=True, help="Only these, such as team=vision."),
         click.option("--jobs", "jobs_path", metavar="FILE", help="A table of jobs (sacct, CSV) instead of a hub."),
-        click.option("--gpus", type=click.FloatRange(min=0), help="With --jobs: how many GPUs there are."),
+        click.option("--gpus", type=Number(0, MOST_GPUS), help="With --jobs: how many GPUs there are."),
         click.option("--model", default="", help="With --jobs: the GPU of jobs that name none."),
         click.option("--column", "columns", type=Pair(), multiple=True, help="With --jobs: a column, as team=account."),
     ):
@@ -60,7 +60,7 @@ def command(hub: HubClient, by: tuple[str, ...], as_json: bool, **window: Any) -
     Every number can be looked into: `--of team=vision` lists the jobs behind a line. Without a hub:
 
     \b
-    sacct -aPX -S 2026-11-01 -o JobID,User,Account,Partition,Start,End,AllocTRES > jobs.csv
+    sacct -aDPX -S 2026-11-01 -o JobID,User,Account,Partition,Start,End,AllocTRES > jobs.csv
     watchkeeper usage --jobs jobs.csv
     """
     chosen = by or (("job",) if window["of"] else ("team",))
@@ -111,8 +111,9 @@ def job_table(window: Mapping[str, Any]) -> Any:
     until = times.read(local(window["until"], window), now).timestamp() if window["until"] else found.until
     # What is still to come of a month nobody has held yet, and nobody has left idle.
     until = min(until, max(now.timestamp(), found.until))
-    if since >= until:
-        raise click.UsageError(f"--from ({since:,.0f}) must be before --to ({until:,.0f})")
+    if not since < until:
+        begin, end = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}" for at in (since, until))
+        raise click.UsageError(f"--from ({begin}) must be before --to ({end})")
     return job_files.hours(found, since=since, until=until, capacity=window["gpus"], model=window["model"])
 
 

@@ -28,8 +28,8 @@ EARLIEST_SECONDS, LARGEST_SECONDS, LARGEST_NANOSECONDS = -6.2e10, 1e11, 1e20
 EMPTY = frozenset({"", "null", "none", "nan", "n/a", "unknown", "none assigned"})
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
 MONTH = re.compile(r"\d{4}-\d{2}")
-# A spreadsheet takes a cell that begins so for a formula (OWASP, CSV injection).
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+# A spreadsheet takes a cell that begins so for a formula (OWASP, CSV injection); some the wide signs as well.
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -24,7 +24,7 @@ from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
 from watchkeeper.model.standing import Standing
 from watchkeeper.query.engine import Span
-from watchkeeper.web import holders, shapes
+from watchkeeper.web import holders, shapes, uses
 from watchkeeper.web.answers import Asked, Endpoint, ok
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
@@ -123,7 +123,7 @@ class CapacityApi:
             now=now,
             standing=found,
             waits=standing.waits(self._asks(named), now=now.timestamp()),
-            use={"window": window, "held_gpus": found.held_gpus, "used_gpus": used_gpus},
+            use={"window": durations.format_seconds(window), "held_gpus": found.held_gpus, "used_gpus": used_gpus},
             rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
             repartition=rightsizing.repartition(advised),
             unmapped=inventory.unmapped(self._hub.fleet.nodes()),
@@ -182,23 +182,14 @@ class CapacityApi:
         ]
 
     async def _rightsizing(
-        self, held: holders.Holders, window: str, named: str | None
+        self, held: holders.Holders, window_seconds: float, named: str | None
     ) -> tuple[list[rightsizing.Advice], float | None]:
         """What would do for every workload, and what all did in GPUs' worth; None where nothing is measured."""
         try:
-            asked = hub_demand.activity_expressions(window, cluster=named)
+            found, used_gpus = await uses.ask(self._hub, held, window_seconds, named)
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
-        by_gpu: dict[str, dict[str, float]] = {}
-        models: dict[str, str] = {}
-        for name, expr in asked.items():
-            for labels, value in (await self._hub.ask(expr, self._now_ms())).latest().items():
-                uuid = labels.get("UUID", "")
-                by_gpu.setdefault(uuid, {})[name] = max(value, by_gpu.get(uuid, {}).get(name, value))
-                models[uuid] = labels.get("modelName", models.get(uuid, ""))
-        means = [facts["mean"] for facts in by_gpu.values() if "mean" in facts]
-        advised = [rightsizing.advise(use) for use in uses_of(held, by_gpu, models)]
-        return advised, sum(means) if means else None
+        return [rightsizing.advise(use) for use in found], used_gpus
 
     def _views(self) -> list[cluster.ClusterView]:
         return [] if self._hub.clusters is None else self._hub.clusters.views()
@@ -207,45 +198,10 @@ class CapacityApi:
         return clock.to_ms(self._hub.clock.now())
 
 
-def uses_of(
-    held: holders.Holders, by_gpu: dict[str, dict[str, float]], models: dict[str, str]
-) -> list[rightsizing.Use]:
-    """Workloads with the GPUs they hold; a GPU that several hold is shared already and belongs to none alone."""
-    gpus: dict[str, list[str]] = {}
-    sliced: set[str] = set()
-    for uuid, those in held.by_gpu.items():
-        for holder in those:
-            gpus.setdefault(holder.called, []).append(uuid)
-            if holder.slice is not None or len(those) > 1:
-                sliced.add(holder.called)
-    return [
-        rightsizing.Use(
-            name,
-            len(uuids),
-            models.get(uuids[0], ""),
-            _mean([by_gpu.get(uuid, {}).get("mean") for uuid in uuids]),
-            _most([by_gpu.get(uuid, {}).get("p95") for uuid in uuids]),
-            _most([by_gpu.get(uuid, {}).get("memory") for uuid in uuids]),
-            _most([by_gpu.get(uuid, {}).get("free_memory") for uuid in uuids]),
-            is_sliced=name in sliced,
-        )
-        for name, uuids in sorted(gpus.items())
-    ]
-
-
 def _scheduled(node: cluster.ScheduledNode, held: int) -> standing.NodeStanding:
     is_in_service = node.is_schedulable and node.is_ready is not False
     usable = node.allocatable_gpus if node.allocatable_gpus is not None else node.gpus or 0
     return standing.NodeStanding(node.name, usable, held, is_in_service, node.reason or node.state)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _most(values: Sequence[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _seconds(text: str, name: str, most: float) -> float:
@@ -258,10 +214,8 @@ def _seconds(text: str, name: str, most: float) -> float:
     return seconds
 
 
-def _window(form: Mapping[str, str]) -> str:
-    window = form.get("window", "1d")
-    _seconds(window, "window", LONGEST_WINDOW)
-    return window
+def _window(form: Mapping[str, str]) -> float:
+    return _seconds(form.get("window", "1d"), "window", LONGEST_WINDOW)
 
 
 def _share(text: str) -> float:

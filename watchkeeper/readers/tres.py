@@ -1,0 +1,52 @@
+"""The GPUs of a job in Slurm's accounting, by type: `gres/gpu:h200=4` is four, a MIG slice is its part of one GPU.
+
+A shard or a share of MPS is a part of a GPU too, but its line does not say how large: `is_share_of_unknown_size` tells
+such a job from one without a GPU. `accounting.job_files` and `capacity.jobs` read AllocTRES and ReqTRES here.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from watchkeeper.catalogue import mig
+from watchkeeper.readers import slurm_records
+
+# 3g.71gb · h200_3g.71gb · nvidia_a100_1g.10gb+me: a site may put the model before the profile.
+SLICE = re.compile(r"(?:(?P<model>.+)_)?(?P<profile>(?P<compute>[1-7])g\.\d+gb(?:\+me)?)", re.IGNORECASE)
+SHARE = re.compile(r"(?:^|,)gres/(?:shard|mps)[:=]")
+MOST_SLICES = 7
+
+
+def gpus(text: str) -> dict[str, float]:
+    """How many GPUs of each type; the type is empty where the line names none. Empty for a job without GPUs."""
+    found: dict[str, float] = {}
+    total, typed = 0, 0
+    for match in slurm_records.GPUS.finditer(text):
+        count, kind = int(match["count"] or 1), match["type"] or match["alone"]
+        if kind is None:
+            total += count
+            continue
+        typed += count
+        cut = SLICE.fullmatch(kind)
+        model = kind if cut is None else cut["model"] or ""
+        part = 1.0 if cut is None else share(cut["profile"].lower(), int(cut["compute"]))
+        found[model] = found.get(model, 0.0) + count * part
+    # `gres/gpu=4` stands beside the types that it is made of.
+    if total > typed:
+        found[""] = found.get("", 0.0) + total - typed
+    return found
+
+
+def is_share_of_unknown_size(text: str) -> bool:
+    return SHARE.search(text) is not None
+
+
+@functools.cache
+def share(profile: str, compute: int) -> float:
+    """The part of a GPU that a slice is: its compute slices of those that the GPU with this profile has."""
+    for gpu in mig.gpus().values():
+        known = mig.profiles(gpu.name).get(profile)
+        if known is not None:
+            return known.compute / gpu.compute
+    return compute / MOST_SLICES

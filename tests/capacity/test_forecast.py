@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from watchkeeper.capacity import backtest, demand, forecast, fullness
-from watchkeeper.capacity.forecast_models import PLAIN, USUAL_DAY, Scale, candidates, repeat_last
+from watchkeeper.capacity.forecast_models import (
+    NAIVE_DAY,
+    NAIVE_WEEK,
+    PLAIN,
+    USUAL_DAY,
+    Scale,
+    candidates,
+    repeat_last,
+)
 from watchkeeper.errors import CollectError
 
 Floats = npt.NDArray[np.float64]
@@ -283,3 +291,26 @@ def test_a_level_goes_back_to_where_it_usually_is_and_not_to_a_mean_that_remembe
     ends = {path[-1] for name, path in paths.items() if name.startswith("back in 0.5 d") and " + " not in name}
     assert max(ends) == pytest.approx(10, abs=0.1)
     assert paths["back in 6 d to 3 d"][0] == pytest.approx(50, abs=1)
+
+
+def rolled_beside_naive(own_is_off_by: float) -> tuple[backtest.Rolled, Floats]:
+    """Twelve origins half a day apart, of a day each: what comes is 10, the naive ones said 12 and 14."""
+    origins, steps = np.arange(72, 72 + 12 * 12, 12), 24
+    actual = np.full((len(origins), steps), 10.0)
+    actual[origins + steps > origins[-1]] = np.nan
+    paths = np.stack([np.full((len(origins), steps), said) for said in (12.0, 14.0)], axis=1)
+    edges, scale = np.array([0, steps]), Scale.of(HOUR)
+    rolled = backtest.Rolled((NAIVE_DAY, NAIVE_WEEK), origins, paths, actual, edges, scale, usual_move=1.0, stride=12)
+    return rolled, np.full((len(origins), steps), 10.0 + own_is_off_by)
+
+
+@pytest.mark.parametrize(
+    ("off_by", "drawn"),
+    [pytest.param(-1.0, 9.0, id="better"), pytest.param(-3.0, 9.5, id="worse"), pytest.param(3.0, 13.0, id="between")],
+)
+def test_a_forecast_without_skill_goes_half_of_the_way_to_the_naive_ones(off_by: float, drawn: float) -> None:
+    rolled, own = rolled_beside_naive(off_by)
+    made = backtest.steadied(rolled, backtest.errors(rolled), own)
+    assert made[-1] == pytest.approx(drawn)
+    # The first origins have seen no outcome, so nothing tells whether they have skill.
+    assert made[:4] == pytest.approx(own[:4])

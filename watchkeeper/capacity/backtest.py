@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from watchkeeper.capacity import demand
-from watchkeeper.capacity.forecast_models import PLAIN, Floats, Scale, candidates
+from watchkeeper.capacity.forecast_models import NAIVE_DAY, NAIVE_WEEK, PLAIN, Floats, Scale, candidates
 
 Indexes = npt.NDArray[np.int64]
 # Two origins a day over six weeks: both halves of the day, and more than one of each weekday.
@@ -37,6 +38,10 @@ SHARPNESS, ERROR_FADES = 8.0, 0.9
 NEIGHBOUR_FADES, PLAIN_WINDOWS, PLAIN_SHARPNESS = 0.5, 4.0, 2.0
 # A model that was wrong for a while by more than this times the median model is as good as out; more adds nothing.
 WORST_RATIO = 5.0
+# Skill is to have been better than the better naive forecast by half a standard error, over at least three outcomes.
+# Without it a forecast goes half of the way to where the naive ones are. That is for safety: of the public series none
+# is more than 2 % worse than a naive forecast then; means pay up to 1 % for it (docs/reference/performance.md).
+LEAST_SKILL, LEAST_JUDGED, STEADIED = 0.5, 3, 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,10 +114,14 @@ def _edges(steps: int, day: int) -> Indexes:
 
 def errors(rolled: Rolled) -> Floats:
     """Mean absolute error by origin, model and part of the horizon; NaN where nothing of the part is known."""
-    distance = np.abs(rolled.paths - rolled.actual[:, None, :])
+    return _errors(rolled, rolled.paths)
+
+
+def _errors(rolled: Rolled, paths: Floats) -> Floats:
+    distance = np.abs(paths - rolled.actual[:, None, :])
     known = ~np.isnan(rolled.actual)
     parts = []
-    for start, end in zip(rolled.edges[:-1], rolled.edges[1:], strict=True):
+    for start, end in pairwise(rolled.edges):
         count = known[:, start:end].sum(axis=1)
         total = np.nansum(distance[:, :, start:end], axis=2)
         parts.append(np.where(count[:, None] > 0, total / np.maximum(count, 1)[:, None], math.nan))
@@ -150,9 +159,36 @@ def weights_at(rolled: Rolled, missed: Floats, row: int) -> Floats:
 def combined(rolled: Rolled, weights: Floats, row: int) -> Floats:
     """The weighted median path of one origin."""
     path = np.empty(rolled.steps)
-    for part, (start, end) in enumerate(zip(rolled.edges[:-1], rolled.edges[1:], strict=True)):
+    for part, (start, end) in enumerate(pairwise(rolled.edges)):
         path[start:end] = weighted_median(rolled.paths[row][:, start:end], weights[part])
     return path
+
+
+def steadied(rolled: Rolled, missed: Floats, own: Floats) -> Floats:
+    """The paths of all origins, drawn towards the range of both naive forecasts where the past shows no skill."""
+    naive = [rolled.names.index(name) for name in (NAIVE_DAY, NAIVE_WEEK)]
+    low, high = rolled.paths[:, naive].min(axis=1), rolled.paths[:, naive].max(axis=1)
+    drawn = own + STEADIED * (np.clip(own, low, high) - own)
+    gained = missed[:, naive] - _errors(rolled, own[:, None])
+    # The first origins know less than a day of what the models are about.
+    is_seasoned = rolled.origins >= rolled.origins[0] + rolled.scale.day
+    made = own.copy()
+    for row, now in enumerate(rolled.origins):
+        for part, (start, end) in enumerate(pairwise(rolled.edges)):
+            usable = is_seasoned & (rolled.origins + end <= now) & ~np.isnan(gained[:, 0, part])
+            fading = ERROR_FADES ** ((now - rolled.origins[usable] - end) / rolled.scale.day)
+            windows = max(1.0, fading.sum() * min(1.0, rolled.stride / end))
+            if len(fading) >= LEAST_JUDGED and not _has_skill(gained[usable, :, part], fading, windows):
+                made[row, start:end] = drawn[row, start:end]
+    return made
+
+
+def _has_skill(gained: Floats, fading: Floats, windows: float) -> bool:
+    """Whether forecasts were better than the better naive one, as far as so many windows can tell."""
+    fading = fading / fading.sum()
+    over_better = gained[:, np.argmin(fading @ gained)]
+    mean = fading @ over_better
+    return bool(mean >= LEAST_SKILL * math.sqrt(fading @ (over_better - mean) ** 2 / windows))
 
 
 def weighted_median(values: Floats, weights: Floats) -> Floats:

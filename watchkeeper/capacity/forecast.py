@@ -81,15 +81,15 @@ def forecast(series: demand.Series, horizon_seconds: float, *, holidays: Iterabl
     scale = Scale.of(series.step_seconds)
     rolled = backtest.roll(series, steps, scale)
     missed = backtest.errors(rolled)
-    now = len(rolled.origins) - 1
-    weights = backtest.weights_at(rolled, missed, now)
-    mean = backtest.combined(rolled, weights, now)
+    weights = [backtest.weights_at(rolled, missed, row) for row in range(len(rolled.origins))]
+    own = np.array([backtest.combined(rolled, one, row) for row, one in enumerate(weights)])
+    paths = backtest.steadied(rolled, missed, own)
+    mean = paths[-1]
     rows = _tested_rows(rolled)
-    paths = [backtest.combined(rolled, backtest.weights_at(rolled, missed, row), row) for row in rows]
-    tested = _Tested.of(rolled, rows, np.array(paths).reshape(len(rows), steps))
+    tested = _Tested.of(rolled, rows, paths[rows])
     low, high = tested.track.offsets(len(series))
     lowest, highest = bounds(demand.filled(series.values, day=scale.day, week=scale.week), scale.day)
-    shares = _shares(rolled, weights)
+    shares = _shares(rolled, weights[-1])
     return Forecast(
         series.end_seconds,
         series.step_seconds,

@@ -30,6 +30,8 @@ ALONE = [block for block in BLOCKS if not block.why_not and not block.needs_hub]
 WITH_HUB = [block for block in BLOCKS if block.needs_hub]
 SAMPLE = Path(__file__).parent / "docs_sample"
 SECONDS = 60
+# Of the fleet that the documents ask about, as the hub counts them.
+GPUS = "64"
 LINK = re.compile(r"\]\(([^)#\s]+\.md)\)")
 PROMQL = re.compile(r"^```promql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # --json and -r, but neither -2h nor a lone dash
@@ -135,16 +137,16 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A hub with a simulated fleet, as `watchkeeper up` starts it."""
     folder = tmp_path_factory.mktemp("hub")
     url = f"http://127.0.0.1:{servers.free_port()}"
-    command = [sys.executable, "-m", "watchkeeper", "up", "--gpus", "64", "--data", folder / "data", "--mode", "ask"]
+    command = [sys.executable, "-m", "watchkeeper", "up", "--gpus", GPUS, "--data", folder / "data", "--mode", "ask"]
     with servers.running([*command, "--port", url.rpartition(":")[2]], ready_url=f"{url}/-/ready", log=folder / "log"):
         wait_for_samples(url)
         yield url
 
 
 def wait_for_samples(url: str) -> None:
-    """Until the fleet's first readings are there, which some questions are about."""
+    """Until every GPU was read once: some questions are about one of them, whichever that is."""
     path = "/api/v1/query?query=count(DCGM_FI_DEV_GPU_TEMP)"
-    await_that(lambda: asked(url, path)["data"]["result"], within_seconds=90)
+    await_that(lambda: [one["value"][1] for one in asked(url, path)["data"]["result"]] == [GPUS], within_seconds=90)
 
 
 def asked(url: str, path: str) -> Any:

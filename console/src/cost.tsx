@@ -13,7 +13,7 @@ import "./pages.css";
 interface Hours { total: number; allocated: number; used: number; wasted: number; unmeasured: number; idle: number; lost: number; unknown: number; kwh: number; spare: number }
 interface Line { money: number; direct: number; energy: number; shared: number; wasted_money: number; unpriced_hours: number; hours: Hours; [dimension: string]: unknown }
 interface Bill {
-  since: number; until: number; by: string[]; currency: string; policy: string; policy_words: string; lines: Line[]; money: number; shared: Record<string, number>; holes: Record<string, number>;
+  since: number; until: number; recorded_hours: number; by: string[]; currency: string; policy: string; policy_words: string; lines: Line[]; money: number; shared: Record<string, number>; holes: Record<string, number>;
   kwh: number; pue: number | null; kwh_with_pue: number | null; rates: { of: string; kind: string; per_gpu_hour: number; source: string; checked: string }[]; notes: string[]; words: Record<string, string>;
 }
 interface Waste { team: string; user: string; job: string; gpu_hours: number; money: number | null }
@@ -96,7 +96,7 @@ function removeOf(address: URL, at: number): void {
 const total = (bill: Bill, part: keyof Hours) => bill.lines.reduce((sum, l) => sum + l.hours[part], 0);
 const FIGURES = [["tile-idle", "Idle but held"], ["tile-spent", "Spent"], ["tile-usedshare", "Used of what was held"], ["tile-nobody", "Held by nobody"], ["tile-energy", "Energy"]] as const;
 function Figures({ bill, waste }: { bill: Bill; waste?: Waste[] }) {
-  const hours = (bill.until - bill.since) / 3600, idle = waste?.reduce((sum, w) => sum + (w.money ?? 0), 0), allocated = total(bill, "allocated"), isEmpty = total(bill, "total") === 0, nobody = Object.values(bill.shared).reduce((a, b) => a + b, 0);
+  const hours = bill.recorded_hours, idle = waste?.reduce((sum, w) => sum + (w.money ?? 0), 0), allocated = total(bill, "allocated"), isEmpty = total(bill, "total") === 0, nobody = Object.values(bill.shared).reduce((a, b) => a + b, 0);
   // Where nothing was recorded nothing is known: that nobody wasted a GPU would be a claim.
   if (isEmpty) return <section class="tiles even" aria-label="cost in figures">{FIGURES.map(([id, name]) => <Tile key={id} id={id} name={name} value="unknown" meaning="nothing was recorded in this time" />)}</section>;
   return (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -280,3 +282,9 @@ def test_a_hole_of_every_day_of_a_month_is_said_once_with_all_its_hours() -> Non
     days = [usage.Table(at * DAY, (at + 1) * DAY, day.keys, day.amounts * (at + 1), (f"day {at}",)) for at in range(3)]
     notes = budgets.of_month(days, BOOK, policy=cost.Policy.NONE, ends=30 * DAY)["notes"]
     assert notes == ["day 0", "day 1", "day 2", "42.0 GPU-hours of GeForce have no price and are in no sum of money"]
+
+
+def test_the_bill_of_a_fleet_that_is_new_says_for_how_long_it_is() -> None:
+    begun = replace(FLEET, first=DAY - 1800)
+    bills = [cost.plain(cost.report(one, BOOK, ["team"])) for one in (FLEET, begun)]
+    assert [bill["recorded_hours"] for bill in bills] == [24.0, 0.5]

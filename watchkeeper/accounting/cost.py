@@ -66,10 +66,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A bill. `shared` itemises what nobody held; it is part of the lines of `(nobody)` unless a policy split it."""
+    """A bill. `shared` itemises what nobody held; it is part of the lines of `(nobody)` unless a policy split it.
+
+    `recorded_hours` are those since records begin: what an hour costs is the money by these, not by the whole window.
+    """
 
     since: float
     until: float
+    recorded_hours: float
     by: tuple[str, ...]
     currency: str
     policy: Policy
@@ -124,6 +128,7 @@ def report(
     return Report(
         table.since,
         table.until,
+        table.recorded_hours,
         tuple(by),
         book.currency,
         policy,
@@ -308,6 +313,7 @@ def plain(found: Report) -> dict[str, object]:
     return {
         "since": found.since,
         "until": found.until,
+        "recorded_hours": found.recorded_hours,
         "by": list(found.by),
         "currency": found.currency,
         "policy": found.policy.value,

@@ -46,6 +46,7 @@ export function CapacityView({ address, theme }: PageProps) {
   const horizon = param(address, "horizon", "7d"), { answer: made, problem } = useAsk<Forecast>(`/api/capacity/forecast?horizon=${horizon}`);
   const { answer: here, problem: unseen } = useAsk<Now>("/api/capacity/now"), { answer: advised } = useAsk<{ advice: Advice[] }>(`/api/capacity/advice?horizon=${horizon}`);
   const add = Number(param(address, "add", "0")) || 0, capacity = made?.capacity_gpus == null ? null : made.capacity_gpus + add;
+  const unjudged = here?.rightsizing.filter((r) => r.fit === "unknown") ?? [];
   return (
     <>
       {here && <Figures here={here} made={made} />}
@@ -62,12 +63,13 @@ export function CapacityView({ address, theme }: PageProps) {
           </Panel>
           <Replay address={address} />
           <Panel title="Who would do with less" id="rightsizing-panel" hint="what would suffice, from a day of use">
-            <Table id="rightsizing" caption="Workloads and what would do for them" rows={here?.rightsizing.filter((r) => r.fit !== "keep")} problem={unseen} rowKey={(r) => r.name} most={20} sort="-saves" address={address} href={(r) => to.job(r.name)} columns={[
+            <Table id="rightsizing" caption="Workloads and what would do for them" rows={here?.rightsizing.filter((r) => r.fit !== "keep" && r.fit !== "unknown")} problem={unseen} rowKey={(r) => r.name} most={20} sort="-saves" address={address} href={(r) => to.job(r.name)} columns={[
               { id: "name", title: "Workload", value: (r) => r.name, cell: (r) => <a href={to.job(r.name)}>{r.name}</a> },
               { id: "gpus", title: "Holds", numeric: true, value: (r) => r.gpus, cell: (r) => many(r.gpus, "GPU") },
               { id: "fit", title: "Would do", value: (r) => words(r.fit), cell: (r) => <>{words(r.fit)}{r.profile && ` · ${r.profile}`}<small class="plain">{r.why}</small></> },
               { id: "saves", title: "Frees", numeric: true, value: (r) => r.saves_gpus, cell: (r) => `${Number(r.saves_gpus.toFixed(1))} GPUs` }]}
-              empty={<p class="dim"><Mark tone="ok">{here && here.rightsizing.length ? `All ${count(here.rightsizing.length)} workloads use what they hold, or are not measured.` : "Nobody holds a GPU now."}</Mark></p>} />
+              empty={<p class="dim">{!here?.rightsizing.length ? <Mark tone="ok">Nobody holds a GPU now.</Mark> : unjudged.length === here.rightsizing.length ? <Mark>Nothing is known yet.</Mark> : <Mark tone="ok">{`All ${count(here.rightsizing.length - unjudged.length)} ${unjudged.length ? "others" : "workloads"} use what they hold.`}</Mark>}</p>} />
+            {unjudged.length > 0 && <p class="dim small" data-testid="unjudged">{`${many(unjudged.length, "workload")} not judged: ${[...new Set(unjudged.map((r) => r.why))].join("; ")}.`}</p>}
           </Panel>
         </div>
         <aside>
@@ -145,7 +147,7 @@ function Replay({ address }: { address: URL }) {
         <Choice label="who may start" options={[["backfill", "backfill"], ["fifo", "in order"]]} value={policy} choose={(p) => put("policy", p === "backfill" ? null : p)} />
         <button class="primary" disabled={busy} data-testid="replay-run">{busy ? "Replaying…" : "Replay"}</button>
       </form>
-      {!jobs && <p class="dim small">A scheduler knows its jobs of months, and how long each waited: <code>sacct -aXP -S 2026-10-01 -o JobID,Submit,Start,End,AllocTRES</code></p>}
+      {!jobs && <p class="dim small">A scheduler knows its jobs of months, and how long each waited: <code>sacct -aDXP -S 2026-10-01 -o JobID,Submit,Start,End,AllocTRES</code></p>}
       {problem && <Problem>{problem}</Problem>}
       {found && <div data-testid="replay-answer">
         <p class="answer">{found.change}: p95 of waiting {wait(found.before.wait.p95)} → <b>{wait(found.after.wait.p95)}</b>, GPUs in use {percent(found.before.utilisation == null ? null : 100 * found.before.utilisation)} → {percent(found.after.utilisation == null ? null : 100 * found.after.utilisation)}.</p>

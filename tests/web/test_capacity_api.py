@@ -133,7 +133,7 @@ def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
         "job-1500": busy,
         "job-400": busy,
         "job-30": busy,
-        "job-2": ("unknown", "it has held its GPUs for less than ten minutes"),
+        "job-2": ("unknown", "seen on its GPUs for less than ten minutes"),
     }
 
 

@@ -95,7 +95,7 @@ def advise(use: Use) -> Advice:
     if use.is_sliced:
         return _say(use, Fit.KEEP, "it runs in a slice already")
     if use.is_new:
-        return _say(use, Fit.UNKNOWN, "it has held its GPUs for less than ten minutes")
+        return _say(use, Fit.UNKNOWN, "seen on its GPUs for less than ten minutes")
     if mean is None or p95 is None:
         return _say(use, Fit.UNKNOWN, "no activity was measured: export DCGM_FI_PROF_SM_ACTIVE")
     seen = f"SM activity {100 * mean:.0f} % on average, {100 * p95:.0f} % at its busiest"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -129,6 +131,22 @@ def test_a_batch_that_cannot_be_taken_is_refused_with_both_numbers(
     assert reply.status == status
     assert words in reply.json["error"]
     assert site.hub.taken == []
+
+
+def test_a_sender_that_goes_away_in_the_middle_is_no_error_of_the_hub(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(FakeHub()) as running:
+        with socket.create_connection(("127.0.0.1", running.port)) as sender:
+            head = (
+                "POST /api/events HTTP/1.1",
+                "Host: localhost",
+                "Content-Type: application/json",
+                "Content-Length: 9",
+            )
+            sender.sendall("\r\n".join((*head, "", "[")).encode())
+            assert running.ask("/api/status").status == 200
+        assert running.ask("/api/status").status == 200
+    assert running.hub.taken == []
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_full_intake_asks_agents_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from watchkeeper.kit import wire
@@ -128,6 +128,9 @@ async def read_body(request: Request, limit_bytes: int, *, remedy: str = "Send i
                         break
     except TimeoutError as error:
         raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
+    except ClientDisconnect as error:
+        # An agent that was killed: nobody hears this answer, and it is no error of the hub's.
+        raise HTTPException(400, "the sender went away before the body was whole") from error
     if size > limit_bytes:
         raise HTTPException(413, f"the body has {size:,} bytes or more, the limit is {limit_bytes:,}. {remedy}")
     return bytes(parts)

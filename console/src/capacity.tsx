@@ -42,6 +42,8 @@ const WAITS: Column<Now["waits"][number]>[] = [
   { id: "p95", title: "p95 of started", numeric: true, value: (w) => w.p95_seconds, cell: (w) => wait(w.p95_seconds) },
 ];
 
+const FITS: Record<string, string> = { give_back: "give it back", fewer_gpus: "fewer GPUs", mig: "MIG", mps: "MPS", time_slicing: "time slicing", smaller_gpu: "a smaller GPU" };
+
 export function CapacityView({ address, theme }: PageProps) {
   const horizon = param(address, "horizon", "7d"), { answer: made, problem } = useAsk<Forecast>(`/api/capacity/forecast?horizon=${horizon}`);
   const { answer: here, problem: unseen } = useAsk<Now>("/api/capacity/now"), { answer: advised } = useAsk<{ advice: Advice[] }>(`/api/capacity/advice?horizon=${horizon}`);
@@ -66,7 +68,7 @@ export function CapacityView({ address, theme }: PageProps) {
             <Table id="rightsizing" caption="Workloads and what would do for them" rows={here?.rightsizing.filter((r) => r.fit !== "keep" && r.fit !== "unknown")} problem={unseen} rowKey={(r) => r.name} most={20} sort="-saves" address={address} href={(r) => to.job(r.name)} columns={[
               { id: "name", title: "Workload", value: (r) => r.name, cell: (r) => <a href={to.job(r.name)}>{r.name}</a> },
               { id: "gpus", title: "Holds", numeric: true, value: (r) => r.gpus, cell: (r) => many(r.gpus, "GPU") },
-              { id: "fit", title: "Would do", value: (r) => words(r.fit), cell: (r) => <>{words(r.fit)}{r.profile && ` · ${r.profile}`}<small class="plain">{r.why}</small></> },
+              { id: "fit", title: "Would do", value: (r) => FITS[r.fit], cell: (r) => <>{FITS[r.fit]}{r.profile && ` · ${r.profile}`}<small class="plain">{r.why}</small></> },
               { id: "saves", title: "Frees", numeric: true, value: (r) => r.saves_gpus, cell: (r) => `${Number(r.saves_gpus.toFixed(1))} GPUs` }]}
               empty={<p class="dim">{!here?.rightsizing.length ? <Mark tone="ok">Nobody holds a GPU now.</Mark> : unjudged.length === here.rightsizing.length ? <Mark>Nothing is known yet.</Mark> : <Mark tone="ok">{`All ${count(here.rightsizing.length - unjudged.length)} ${unjudged.length ? "others" : "workloads"} use what they hold.`}</Mark>}</p>} />
             {unjudged.length > 0 && <p class="dim small" data-testid="unjudged">{`${many(unjudged.length, "workload")} not judged: ${[...new Set(unjudged.map((r) => r.why))].join("; ")}.`}</p>}

@@ -137,6 +137,15 @@ def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
     }
 
 
+def test_a_hub_whose_rules_have_not_yet_run_judges_nobody() -> None:
+    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub.engine = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))  # type: ignore[assignment]
+    hub.engine.append(one for one in held_since(30, gpu="GPU-0") if one.labels.name != "watchkeeper:gpu_holder:group")
+    with serving(hub) as running:
+        found = running.ask("/api/capacity/now").json["rightsizing"]
+    assert [(one["name"], one["fit"]) for one in found] == [("job-30", "unknown")]
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

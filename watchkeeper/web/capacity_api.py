@@ -36,6 +36,7 @@ LEAST_HOURS = 48
 LONGEST_HORIZON = 26 * 7 * 86_400
 KEPT_SECONDS, MOST_KEPT = 300.0, 16
 LONGEST_WINDOW = 7 * 86_400
+TOO_YOUNG = "a forecast needs at least 10 minutes of samples of GPUs that someone holds"
 MOST_ADVICE = 1000
 FORECAST_ASKS = (
     Asked("about", f"{', '.join(hub_demand.ABOUT)}; demand unless given"),
@@ -92,8 +93,8 @@ class CapacityApi:
                 target=target,
             )
         except CollectError as error:
-            young = "a forecast needs at least 10 minutes of samples of GPUs that someone holds"
-            return {"about": about, "capacity_gpus": gpus, "forecast": [], "reason": f"{error}; {young}"}
+            reason = str(error) if len(points) > 1 else TOO_YOUNG
+            return {"about": about, "capacity_gpus": gpus, "forecast": [], "reason": reason}
         return {"about": about, "capacity_gpus": gpus, **made, "reason": None}
 
     async def _points(self, expr: str) -> tuple[list[tuple[float, float]], float]:

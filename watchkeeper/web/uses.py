@@ -70,7 +70,7 @@ def _by_workload(held: holders.Holders, cluster: str | None) -> dict[Workload, _
 
 
 async def _lasted(hub: HubView, window_seconds: float, cluster: str | None) -> Mapping[OnGpu, float]:
-    """For how long of the window each workload has held each of its GPUs; empty where no rule writes that down."""
+    """For how long of the window each workload has held each of its GPUs, as the rules of usage write it down."""
     expr = hub_demand.held_minutes_expression(durations.format_seconds(window_seconds), cluster=cluster)
     answer = await hub.ask(expr, clock.to_ms(hub.clock.now()))
     lasted: dict[OnGpu, float] = {}
@@ -85,8 +85,6 @@ def _window(
     lasted: Mapping[OnGpu, float], workload: Workload, gpus: Iterable[str], window_seconds: float
 ) -> float | None:
     """The longest window in which it held all of its GPUs nearly all the time; None for one that has just begun."""
-    if not lasted:
-        return window_seconds
     cluster, called = workload
     seconds = min(lasted.get((cluster, gpu, called), 0.0) for gpu in gpus)
     span = window_seconds

@@ -119,9 +119,14 @@ def held_since(minutes: int, *, cluster_name: str = "main", gpu: str) -> Iterato
                 yield Sample(Labels({"__name__": name, **owner}), at_ms, 1.0)
 
 
-def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
+def small_hub() -> FakeHub:
     hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     hub.engine = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))  # type: ignore[assignment]
+    return hub
+
+
+def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
+    hub = small_hub()
     for at, minutes in enumerate((1500, 400, 30, 2)):
         hub.engine.append(held_since(minutes, gpu=f"GPU-{at}"))
     hub.engine.append(held_since(1499, cluster_name="other", gpu="GPU-9"))
@@ -138,8 +143,7 @@ def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
 
 
 def test_a_hub_whose_rules_have_not_yet_run_judges_nobody() -> None:
-    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
-    hub.engine = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))  # type: ignore[assignment]
+    hub = small_hub()
     hub.engine.append(one for one in held_since(30, gpu="GPU-0") if one.labels.name != "watchkeeper:gpu_holder:group")
     with serving(hub) as running:
         found = running.ask("/api/capacity/now").json["rightsizing"]

@@ -21,10 +21,11 @@ from watchkeeper.accounting import usage
 from watchkeeper.accounting.tally import HOUR, moment, nobody
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError, quote
+from watchkeeper.kit import csv_text
+from watchkeeper.model import fleet
 from watchkeeper.readers import table, tres
 
 FIELDS = frozenset({"gpus", "tres", "milli", "submitted", "started", "ended", "seconds", "share", *usage.DIMENSIONS})
-MOST_GPUS = 1_000_000.0
 NO_JOB_STEPS = "steps of jobs"
 # No share of a GPU is twice all of it: a column with such a number counts per cent.
 SURELY_PER_CENT = 2.0
@@ -129,7 +130,7 @@ def _is_apart(one: Job, other: Job) -> bool:
 
 def _whole(rows: table.Table, column: str | None) -> float:
     cells = [row.cells[column] for row in rows.rows] if column is not None else []
-    return 100.0 if any(table.NUMBER.fullmatch(cell) and float(cell) > SURELY_PER_CENT for cell in cells) else 1.0
+    return 100.0 if any(csv_text.NUMBER.fullmatch(cell) and float(cell) > SURELY_PER_CENT for cell in cells) else 1.0
 
 
 def _places(header: Sequence[str], told: Mapping[str, str], *, where: str) -> dict[str, str]:
@@ -214,8 +215,8 @@ def _gpus(named: Mapping[str, str]) -> dict[str, float]:
     # A share is of one GPU: `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
     if milli is not None and (gpus is None or (gpus == 1 and 0 < milli < 1000)):
         gpus = milli / 1000
-    if gpus is not None and not 0 <= gpus <= MOST_GPUS:
-        raise ValueError(f"{gpus:g} GPUs; between 0 and {MOST_GPUS:,.0f} are possible")
+    if gpus is not None and not 0 <= gpus <= fleet.MOST_GPUS:
+        raise ValueError(f"{gpus:g} GPUs; between 0 and {fleet.MOST_GPUS:,} are possible")
     return {"": gpus} if gpus else {}
 
 

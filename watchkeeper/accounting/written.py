@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from watchkeeper.accounting import parquet
+from watchkeeper.kit import csv_text
 from watchkeeper.readers import table
 
 TOTAL = "total"
@@ -18,7 +19,7 @@ TOTAL = "total"
 
 def harmless(text: str) -> str:
     """A name from outside as a cell; one that is a number with a sign would lose the sign's meaning as well."""
-    is_signed = text.startswith(table.FORMULA_STARTS) and table.NUMBER.fullmatch(text) is not None
+    is_signed = text.startswith(table.FORMULA_STARTS) and csv_text.NUMBER.fullmatch(text) is not None
     return f"'{text}" if is_signed else table.harmless(text)
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from watchkeeper.capacity.demand import Floats
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.kit import durations
+from watchkeeper.kit import csv_text, durations
 from watchkeeper.readers import table
 
 UNIT_SECONDS = {"s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -127,7 +127,7 @@ def read_points(text: str, columns: Columns, *, where: str, now: float) -> Read:
 
 def _guessed_unit(name: str, cells: Sequence[str]) -> float | None:
     """Hours or days, where the times are plain counts 0, 1, 2, …; None where they are times."""
-    counts = [float(cell) for cell in cells if table.NUMBER.fullmatch(cell)]
+    counts = [float(cell) for cell in cells if csv_text.NUMBER.fullmatch(cell)]
     if len(counts) < 2 or len(counts) < len(cells) or max(map(abs, counts)) > 1e6:
         return None
     gaps = np.diff(np.unique(counts))

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from watchkeeper.capacity.stock import WHOLE, Node, Shape
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError
+from watchkeeper.model import fleet
 from watchkeeper.readers import table, tres
 
 OWN_LAYOUT = "watchkeeper"
 FIELDS = ("id", "gpus", "milli", "share", "tres", "models", "submitted", "started", "ended", "seconds")
 REQUESTED = "ReqTRES"
-# A cut GPU has at most seven parts, and no allocation of one job comes near this.
-MOST_GPUS = 1_000_000
 NODE_NAMES = {"name": ("name", "node", "sn"), "gpus": ("gpus", "gpu"), "model": ("model",), "rack": ("rack",)}
 
 
@@ -209,8 +208,8 @@ def _shape(row: table.Row, reading: _Reading) -> Shape | None:
         gpus = milli / WHOLE
     if gpus is None or gpus == 0:
         return None
-    if not 0 < gpus <= MOST_GPUS:
-        raise ValueError(f"{gpus:g} GPUs; between 0 and {MOST_GPUS:,} are possible")
+    if not 0 < gpus <= fleet.MOST_GPUS:
+        raise ValueError(f"{gpus:g} GPUs; between 0 and {fleet.MOST_GPUS:,} are possible")
     wanted = round(gpus * WHOLE)
     # A share is of one GPU; `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
     if gpus == 1 and milli is not None and 0 < milli < WHOLE:
@@ -238,7 +237,7 @@ def read_nodes(text: str, *, where: str) -> tuple[tuple[Node, ...], table.Proble
         name = row.cells[name_column]
         try:
             gpus = table.number(row.cells[gpu_column])
-            if gpus is not None and (gpus != int(gpus) or not 0 <= gpus <= MOST_GPUS):
+            if gpus is not None and (gpus != int(gpus) or not 0 <= gpus <= fleet.MOST_GPUS):
                 raise ValueError(f"{gpus:g} GPUs cannot be")
         except ValueError as error:
             problems.add("bad number", row.line, str(error))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +18,13 @@ from importlib import resources
 from typing import Any
 
 from watchkeeper.errors import PackError, quote
+from watchkeeper.kit import csv_text
 
 HOURS_A_YEAR = 8766.0
 # https://github.com/opencost/opencost, configs/pricing_schema.csv
 OPENCOST_COLUMNS = ("InstanceID", "Region", "AssetClass", "MarketPriceHourly")
 # Rows that are named; the rest is counted.
 MOST_NAMED = 20
-SEPARATORS = ",;\t|"
-DECIMAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
 FALLBACK = "[cost] dollars_per_gpu_hour"
 
 
@@ -122,7 +120,7 @@ def read(text: str, *, where: str) -> Book:
     text = text.removeprefix("\ufeff")
     header = text.partition("\n")[0].casefold()
     if all(column.casefold() in header for column in OPENCOST_COLUMNS):
-        return _of_opencost(text, max(SEPARATORS, key=header.count), where=where)
+        return _of_opencost(text, csv_text.separator_of(header), where=where)
     try:
         plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -272,7 +270,7 @@ def _of_opencost(text: str, separator: str, *, where: str) -> Book:
         try:
             if not instance:
                 raise ValueError("a row of a GPU needs an InstanceID")
-            number = float(hourly) if DECIMAL.fullmatch(hourly) else hourly
+            number = float(hourly) if csv_text.NUMBER.fullmatch(hourly) else hourly
             price = Price(instance, Kind.ON_DEMAND, _money(number, "MarketPriceHourly"), region, "OpenCost CSV")
             if _offer(price) in prices:
                 raise ValueError(f"{quote(instance)} has a price already")

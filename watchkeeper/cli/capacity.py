@@ -16,8 +16,8 @@ from watchkeeper import errors
 from watchkeeper.cli import capacity_words, options
 from watchkeeper.client.hub import HubClient
 from watchkeeper.kit import durations
+from watchkeeper.model import fleet
 
-MOST_GPUS = 1_000_000
 ABOUT = ("demand", "allocated", "queued", "used")
 OF_TABLES = {
     "time_column": "--time-column",
@@ -97,7 +97,9 @@ def read_text(path: str) -> str:
 @click.option("--holiday", "holidays", type=click.DateTime(["%Y-%m-%d"]), multiple=True, help="A day unlike others.")
 @click.option("--step", type=Duration(), help="Length of a step; without it, as the table has it.")
 @click.option("--horizon", type=Duration(), default="7d", help="How far ahead.")
-@click.option("--capacity", "capacity_gpus", type=Number(0, MOST_GPUS), help="GPUs there are; a hub knows its own.")
+@click.option(
+    "--capacity", "capacity_gpus", type=Number(0, fleet.MOST_GPUS), help="GPUs there are; a hub knows its own."
+)
 @click.option("--target", type=Number(0.05, 1.0), default=0.8, help="Share of the GPUs that may be taken.")
 @click.option("--about", type=click.Choice(ABOUT), default="demand", help="Of a hub: which series.")
 @click.option("--cluster", metavar="NAME", help="Of a hub: only this cluster.")
@@ -207,12 +209,12 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 @click.option("--window", type=Duration(), default="1d", help="Of a hub: the jobs of how long, at most 2w.")
 @click.option("--column", "columns", type=Pair(), multiple=True, help="Which column is what, such as gpus=num_gpus.")
 @click.option("--nodes", "nodes_path", metavar="FILE", help="The fleet: a table with name, gpus, model, rack.")
-@click.option("--gpus", type=click.IntRange(1, MOST_GPUS), help="The fleet, where there is no table of nodes.")
+@click.option("--gpus", type=click.IntRange(1, fleet.MOST_GPUS), help="The fleet, where there is no table of nodes.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), default=8, help="With --gpus: the size of a node.")
 @click.option(
-    "--add", "add_gpus", type=click.IntRange(0, MOST_GPUS), default=0, help="GPUs more, in nodes like the others."
+    "--add", "add_gpus", type=click.IntRange(0, fleet.MOST_GPUS), default=0, help="GPUs more, in nodes like the others."
 )
-@click.option("--remove", "remove_gpus", type=click.IntRange(0, MOST_GPUS), default=0, help="GPUs fewer.")
+@click.option("--remove", "remove_gpus", type=click.IntRange(0, fleet.MOST_GPUS), default=0, help="GPUs fewer.")
 @click.option("--remove-rack", "remove_racks", multiple=True, metavar="RACK", help="Lose this rack.")
 @click.option("--remove-node", "remove_nodes", multiple=True, metavar="NODE", help="Lose this node.")
 @click.option("--repartition", metavar="GPUSxSLICES", help="Cut GPUs by MIG: 16x7 cuts 16 GPUs into 7 slices each.")

@@ -10,8 +10,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import click
 
 from watchkeeper.cli import options, tables, times
-from watchkeeper.cli.capacity import MOST_GPUS, Number, Pair, read_text
+from watchkeeper.cli.capacity import Number, Pair, read_text
 from watchkeeper.client.hub import HubClient
+from watchkeeper.model import fleet
 
 BY = ("team", "project", "namespace", "user", "job", "model", "node", "pool", "cluster", "kind")
 HOURS = ("total", "allocated", "used", "wasted", "idle", "lost", "unknown")
@@ -41,7 +42,7 @@ def with_window(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--zone", type=Zone(), default="UTC", help="Time zone of days, and of times without one."),
         click.option("--of", "of", type=Pair(), multiple=True, help="Only these, such as team=vision."),
         click.option("--jobs", "jobs_path", metavar="FILE", help="A table of jobs (sacct, CSV) instead of a hub."),
-        click.option("--gpus", type=Number(0, MOST_GPUS), help="With --jobs: how many GPUs there are."),
+        click.option("--gpus", type=Number(0, fleet.MOST_GPUS), help="With --jobs: how many GPUs there are."),
         click.option("--model", default="", help="With --jobs: the GPU of jobs that name none."),
         click.option("--column", "columns", type=Pair(), multiple=True, help="With --jobs: a column, as team=account."),
     ):

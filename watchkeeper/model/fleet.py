@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote, unquote
 
+# No fleet and no job comes near: more in a table or an option is a mistake.
+MOST_GPUS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:

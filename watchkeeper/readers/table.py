@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 
 from watchkeeper.errors import CollectError, quote
+from watchkeeper.kit import csv_text
 
 # Lines that are named; the rest is counted by kind.
 MOST_NAMED = 20
@@ -26,7 +27,6 @@ LONGEST_BYTES = 1 << 30
 # count, of microseconds or of nanoseconds.
 EARLIEST_SECONDS, LARGEST_SECONDS, LARGEST_NANOSECONDS = -6.2e10, 1e11, 1e20
 EMPTY = frozenset({"", "null", "none", "nan", "n/a", "unknown", "none assigned"})
-NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
 MONTH = re.compile(r"\d{4}-\d{2}")
 # A spreadsheet takes a cell that begins so for a formula (OWASP, CSV injection); some the wide signs as well.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -81,7 +81,7 @@ def opened(text: str, *, where: str, problems: Problems) -> tuple[tuple[str, ...
         raise CollectError(f"{len(text):,} characters; the most is {LONGEST_BYTES:,}", where=where)
     text = text.removeprefix("\ufeff")
     header_line, _, _ = text.partition("\n")
-    separator = max(",;\t|", key=header_line.count)
+    separator = csv_text.separator_of(header_line)
     # A file of one column has none of them; a NUL is no text at all, and csv refuses it as well.
     if not header_line.strip() or "\0" in text:
         raise CollectError("this is no table: the first line must name the columns", where=where)
@@ -114,7 +114,7 @@ def number(text: str) -> float | None:
     """A finite number, or None for a cell that has none; ValueError for anything else."""
     if text.lower() in EMPTY:
         return None
-    if NUMBER.fullmatch(text) is None or not math.isfinite(found := float(text)):
+    if csv_text.NUMBER.fullmatch(text) is None or not math.isfinite(found := float(text)):
         raise ValueError(f"{quote(text)} is not a number such as 1234.5")
     return found
 
@@ -124,7 +124,7 @@ def moment(text: str, *, unit_seconds: float | None = None, zone: tzinfo = UTC) 
     if text.lower() in EMPTY:
         return None
     try:
-        at = _counted(float(text), unit_seconds) if NUMBER.fullmatch(text) else _written(text, zone)
+        at = _counted(float(text), unit_seconds) if csv_text.NUMBER.fullmatch(text) else _written(text, zone)
         if not EARLIEST_SECONDS <= at <= LARGEST_SECONDS:
             raise ValueError("outside of what calendars have")
     except (ValueError, OverflowError) as error:
@@ -148,7 +148,7 @@ def _written(text: str, zone: tzinfo) -> float:
 def harmless(text: str) -> str:
     """A name from outside as a cell of our own output: no formula for a spreadsheet, no control characters."""
     plain = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
-    is_number = NUMBER.fullmatch(text) is not None
+    is_number = csv_text.NUMBER.fullmatch(text) is not None
     return f"'{plain}" if text.startswith(FORMULA_STARTS) and not is_number else plain
 
 

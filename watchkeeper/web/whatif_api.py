@@ -17,6 +17,7 @@ from starlette.responses import Response
 from watchkeeper.capacity import hub_jobs, jobs, replay, stock, whatif
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, durations
+from watchkeeper.model import fleet
 from watchkeeper.query.engine import Span
 from watchkeeper.web import inventory
 from watchkeeper.web.answers import Endpoint, ok, read_object
@@ -27,7 +28,6 @@ from watchkeeper.web.view import HubView
 # A line of sacct is about 120 bytes: room for 60,000 jobs, of which the limit below are replayed.
 BODY_BYTES = 8 << 20
 MOST_JOBS = 50_000
-MOST_GPUS = 1_000_000
 MOST_NAMES = 1000
 USUAL_WINDOW, LONGEST_WINDOW = "1d", "2w"
 
@@ -142,8 +142,8 @@ def _change(body: dict[str, Any]) -> whatif.Change:
 
 def _gpus(body: dict[str, Any], name: str) -> int:
     value = body.get(name, 0)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_GPUS:
-        raise HTTPException(400, f"{name} must be a whole number from 0 to {MOST_GPUS:,}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= fleet.MOST_GPUS:
+        raise HTTPException(400, f"{name} must be a whole number from 0 to {fleet.MOST_GPUS:,}")
     return value
 
 

@@ -1,0 +1,13 @@
+"""What everybody who reads a table of text agrees about: how its cells are separated, and which of them are numbers."""
+
+from __future__ import annotations
+
+import re
+
+SEPARATORS = ",;\t|"
+# Decimal, as spreadsheets write it: Python would also read 1_000, inf and nan.
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
+
+
+def separator_of(header: str) -> str:
+    return max(SEPARATORS, key=header.count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 
 from watchkeeper.collect import standing
@@ -41,8 +42,13 @@ def minute_of(samples: Mapping[Labels, float]) -> embedded.EmbeddedEngine:
     return engine
 
 
-def told(history: list[Minute], *, late_seconds: float = 0.2) -> embedded.EmbeddedEngine:
-    """An engine that has seen the history and has run the shipped rules at each minute of it that was watched."""
+def told(
+    history: list[Minute], *, late_seconds: float = 0.2, cut: Mapping[tuple[int, str], int] | None = None
+) -> embedded.EmbeddedEngine:
+    """An engine that has seen the history and has run the shipped rules at each minute of it that was watched.
+
+    `cut` has the minutes in which the hub was killed after so many rules of a group.
+    """
     engine = empty_engine()
     groups = {group.name: group for group in rulefile.load([RULES]).groups}
     state: evaluate.State = {}
@@ -54,11 +60,13 @@ def told(history: list[Minute], *, late_seconds: float = 0.2) -> embedded.Embedd
         engine.append(scraped.samples(series(minute), clock.to_ms(now)))
         names = ["usage-minutes", *(["usage-hours"] if at and at % 60 == 0 else [])]
         for name in names:
-            for result in evaluate.evaluate_each(
-                groups[name], engine, state, now=now + timedelta(seconds=late_seconds)
-            ):
+            rules = (cut or {}).get((at, name))
+            each = evaluate.evaluate_each(groups[name], engine, state, now=now + timedelta(seconds=late_seconds))
+            for result in islice(each, rules):
                 state = {**state, result.key: result.state}
                 engine.append(result.samples)
+            if rules is not None:
+                state = {}
     return engine
 
 

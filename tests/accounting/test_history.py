@@ -89,6 +89,22 @@ def test_minutes_stand_in_for_an_hour_that_is_not_recorded_yet(engine: embedded.
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("by_job", [True, False])
+def test_a_hub_that_is_killed_between_two_rules_makes_no_hour_longer_or_shorter(by_job: bool) -> None:
+    steady = [Minute((("a1", 0.5), ("b1", 0.5), (None, 0.0)))] * MINUTES
+    # After the holders, after what is allocated, in the middle of what is idle, before the last rule; then in the hour.
+    minutes = {(at, "usage-minutes"): rules for at, rules in ((7, 3), (20, 8), (33, 15), (51, 21), (122, 9))}
+    engine = told(steady, cut={**minutes, (120, "usage-hours"): 3})
+    for since, until in ((0, 60), (60, 120), (0, 120), (120, 124)):
+        table = books.table(engine, None, since=SINCE + since * 60, until=SINCE + until * 60, by_job=by_job)
+        found = summary.plain_amounts(summary.total(table))
+        assert found["total"] == pytest.approx(EXPECTED * (until - since) / 60, rel=1e-4)
+        # What is written of a minute that nobody finished moves the parts by that minute at most.
+        unfinished = sum(since <= at < until for at, _ in minutes)
+        assert found["allocated"] == pytest.approx(found["total"] / 2, rel=1e-4, abs=unfinished * 2 / 60)
+
+
 @pytest.mark.parametrize(
     ("profile", "share"),
     [

@@ -95,7 +95,10 @@ def engine_with_offset_hour() -> list[Sample]:
     """A second evaluator's hour from 1:30 to 2:30."""
     labels = {METRIC_NAME: "watchkeeper:team_gpu_hours:sum", "cluster": "main", "modelName": "NVIDIA H200"}
     at = round((DAY + 2.5 * HOUR) * 1000)
-    return [Sample(Labels({**labels, "team": "vision", "part": "allocated"}), at, 8.0)]
+    return [
+        Sample(Labels({**labels, "team": "vision", "part": "allocated"}), at, 8.0),
+        Sample(Labels({METRIC_NAME: "watchkeeper:usage_minutes:count", "cluster": "main"}), at, 60.0),
+    ]
 
 
 def hours_of_a_day(day: float, rows: int = 24) -> recorded.Hours:

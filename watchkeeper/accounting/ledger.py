@@ -134,11 +134,8 @@ def _arrays(name: str, found: recorded.Hours, day: float) -> Mapping[str, Any]:
         f"{name}_amounts": kept, f"{name}_sums": sums,
     }  # fmt: skip
     if name == "teams":
-        sizes: dict[tuple[str, float], float] = {}
-        for at, start, row in zip(chosen, starts.tolist(), kept, strict=True):
-            cluster = found.keys[at][0]
-            sizes[cluster, start] = sizes.get((cluster, start), 0.0) + float(row[recorded.STATE_COLUMNS].sum())
-        made["sizes"] = _text([[cluster, start, size] for (cluster, start), size in sizes.items()])
+        slots, _, sizes = recorded.by_slot([found.keys[at] for at in chosen], starts, kept)
+        made["sizes"] = _text([[*slot, size] for slot, size in zip(slots, sizes.tolist(), strict=True)])
     return made
 
 

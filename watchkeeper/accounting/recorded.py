@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from watchkeeper.accounting import spans, usage
 from watchkeeper.accounting.tally import HOUR, Slot, Tally
@@ -24,7 +25,10 @@ JOB_HOURS = (
     "watchkeeper:missing_gpu_hours:sum",
 )
 MINUTES = ("watchkeeper:workload_gpus:sum", "watchkeeper:fleet_gpus:sum", "watchkeeper:fleet_missing:sum")
-SEEN_MINUTES, ACCOUNTED = "watchkeeper:usage_minutes:count", "watchkeeper:gpus_accounted:sum"
+# GPUs of each whole minute, their mean of an hour, and the number of its whole minutes, which is written last: an hour
+# without it was not written to its end.
+ACCOUNTED, HOUR_ACCOUNTED = "watchkeeper:gpus_accounted:sum", "watchkeeper:gpus_accounted:avg"
+SEEN_MINUTES = "watchkeeper:usage_minutes:count"
 # One question is at most this long: a month of hours of 10,000 jobs is 7 million samples.
 CHUNK_SECONDS = 7 * 86_400.0
 # Minutes stand in for hours that are not recorded yet, never for a year of them.
@@ -52,11 +56,14 @@ class Hours:
 def hours(engine: Engine, since: float, until: float, *, by_job: bool) -> Hours:
     """Every recorded hour that overlaps the window."""
     seen: dict[str, dict[float, float]] = {}
+    gpus: dict[tuple[str, float], float] = {}
     parts = []
     for start, end in _chunks(since, until):
         for labels, times, values in _samples(engine, SEEN_MINUTES, start, end=end):
             known = seen.setdefault(labels.get("cluster", ""), {})
             known.update(zip(times.tolist(), np.minimum(values / 60, 1.0).tolist(), strict=True))
+        for labels, times, values in _samples(engine, HOUR_ACCOUNTED, start, end=end):
+            gpus.update(((labels.get("cluster", ""), at), value) for at, value in zip(times, values, strict=True))
         names = JOB_HOURS if by_job else TEAM_HOURS
         found = [each for name in names for each in _samples(engine, name, start, end=end)]
         if found:
@@ -65,7 +72,7 @@ def hours(engine: Engine, since: float, until: float, *, by_job: bool) -> Hours:
         return Hours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), seen)
     starts, keys, amounts = zip(*parts, strict=True)
     owners = [key for each in keys for key in each]
-    return _standing(Hours(np.concatenate(starts), owners, np.concatenate(amounts), seen))
+    return _standing(_whole(Hours(np.concatenate(starts), owners, np.concatenate(amounts), seen)), gpus)
 
 
 def hours_of_minutes(engine: Engine, starts: Sequence[float], *, by_job: bool) -> Hours:
@@ -80,7 +87,7 @@ def hours_of_minutes(engine: Engine, starts: Sequence[float], *, by_job: bool) -
         for cluster, times in minutes.items():
             seen.setdefault(cluster, {})[start] = min(len(times) / 60, 1.0)
     amounts = np.array([row for _, _, row in rows]) if rows else np.zeros((0, len(usage.PARTS)))
-    return _standing(Hours(np.array([at for at, _, _ in rows]), [key for _, key, _ in rows], amounts, seen))
+    return _standing(Hours(np.array([at for at, _, _ in rows]), [key for _, key, _ in rows], amounts, seen), {})
 
 
 def joined(one: Hours, other: Hours) -> Hours:
@@ -98,18 +105,45 @@ def _of_team(key: usage.Key) -> usage.Key:
     )
 
 
-def _standing(found: Hours) -> Hours:
-    """Hours of which enough was seen, as if all had been."""
-    factors = np.ones(len(found.starts))
-    for at, (key, start) in enumerate(zip(found.keys, found.starts.tolist(), strict=True)):
-        share = found.seen.get(key[0], {}).get(start, 1.0)
+def _whole(found: Hours) -> Hours:
+    """Without hours that were not written to their end; their minutes tell of them."""
+    pairs = zip(found.keys, found.starts.tolist(), strict=True)
+    kept = np.array([start in found.seen.get(key[0], {}) for key, start in pairs], dtype=bool)
+    keys = [key for key, is_kept in zip(found.keys, kept.tolist(), strict=True) if is_kept]
+    return Hours(found.starts[kept], keys, found.amounts[kept], found.seen)
+
+
+def _standing(found: Hours, gpus: Mapping[tuple[str, float], float]) -> Hours:
+    """Hours of which enough was seen, as if all had been; parts that sum to the GPUs of whole minutes.
+
+    A hub that is killed between two rules leaves a minute with some of its parts. Nobody has seen that minute, so its
+    parts must not count beside the unknown that stands for it.
+    """
+    slots, at, sizes = by_slot(found.keys, found.starts, found.amounts)
+    factors = np.ones(len(slots))
+    for one, (cluster, start) in enumerate(slots):
+        share = found.seen.get(cluster, {}).get(start, 1.0)
+        written = gpus.get((cluster, start), 0.0) * share
+        if written > 0 and sizes[one] > 0:
+            factors[one] = written / sizes[one]
         if ENOUGH_SEEN <= share < 1:
-            factors[at] = 1 / share
+            factors[one] /= share
     seen = {
         cluster: {start: 1.0 if share >= ENOUGH_SEEN else share for start, share in known.items()}
         for cluster, known in found.seen.items()
     }
-    return Hours(found.starts, found.keys, found.amounts * factors[:, None], seen)
+    return Hours(found.starts, found.keys, found.amounts * factors[at, None], seen)
+
+
+def by_slot(
+    keys: Sequence[usage.Key], starts: spans.Seconds, amounts: usage.Amounts
+) -> tuple[list[tuple[str, float]], npt.NDArray[np.int64], spans.Seconds]:
+    """Clusters and starts of the hours in some rows, which of them each row belongs to, and the GPU-hours of each."""
+    places: dict[tuple[str, float], int] = {}
+    pairs = ((key[0], start) for key, start in zip(keys, starts.tolist(), strict=True))
+    at = np.fromiter((places.setdefault(one, len(places)) for one in pairs), dtype=np.int64, count=len(keys))
+    sizes = np.bincount(at, weights=amounts[:, STATE_COLUMNS].sum(axis=1, dtype=np.float64), minlength=len(places))
+    return list(places), at, sizes
 
 
 def _rows(
@@ -137,10 +171,8 @@ def add_hours(tally: Tally, found: Hours) -> list[tuple[float, float]]:
     weights = spans.cover(starts, HOUR, since=tally.since, until=tally.until)
     at = np.searchsorted(starts, found.starts)
     tally.add(found.keys, found.amounts * weights[at, None])
-    sizes: dict[tuple[str, float], float] = {}
-    for key, start, row in zip(found.keys, found.starts.tolist(), found.amounts, strict=True):
-        sizes[key[0], start] = sizes.get((key[0], start), 0.0) + float(row[STATE_COLUMNS].sum())
-    for (cluster, start), size in sizes.items():
+    slots, _, sizes = by_slot(found.keys, found.starts, found.amounts)
+    for (cluster, start), size in zip(slots, sizes.tolist(), strict=True):
         tally.saw(cluster, Slot(start, start + HOUR, found.seen.get(cluster, {}).get(start, 1.0), size))
     return [(start, start + HOUR) for start in starts.tolist()]
 
@@ -172,18 +204,24 @@ def _sum_minutes(
     # Half a minute before the end the window holds each minute once, whatever the jitter of the evaluations.
     at = round((until - MINUTE / 2) * 1000)
     minutes: dict[str, spans.Seconds] = {}
-    for labels, times, _ in engine.instant(f"{ACCOUNTED}[{seconds}s]", at).frame.rows():
+    gpus: dict[tuple[str, float], float] = {}
+    for labels, times, values in engine.instant(f"{ACCOUNTED}[{seconds}s]", at).frame.rows():
         if len(times):
-            minutes[labels.get("cluster", "")] = np.unique(spans.snap(times / 1000, MINUTE))
+            cluster = labels.get("cluster", "")
+            minutes[cluster] = np.unique(spans.snap(times / 1000, MINUTE))
+            gpus[cluster, since] = float(values.mean()) * len(minutes[cluster]) / 60
     rows: dict[usage.Key, usage.Amounts] = {}
     for name in MINUTES:
         for labels, value in engine.instant(f"sum_over_time({name}[{seconds}s])", at).latest().items():
             owned = labels if name == MINUTES[0] else labels.having(team=usage.NOBODY)
+            if owned.get("cluster", "") not in minutes:
+                continue
             row = rows.setdefault(key_of(owned), np.zeros(len(usage.PARTS)))
             for column, factor in _columns(owned):
                 row[column] += value / 60 * factor
     amounts = np.array(list(rows.values())) if rows else np.zeros((0, len(usage.PARTS)))
-    return list(rows), amounts, minutes
+    found = Hours(np.full(len(rows), since), list(rows), amounts, {})
+    return list(rows), _standing(found, gpus).amounts, minutes
 
 
 def key_of(labels: Labels) -> usage.Key:

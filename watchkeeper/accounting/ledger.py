@@ -134,7 +134,7 @@ def _arrays(name: str, found: recorded.Hours, day: float) -> Mapping[str, Any]:
         f"{name}_amounts": kept, f"{name}_sums": sums,
     }  # fmt: skip
     if name == "teams":
-        slots, _, sizes = recorded.by_slot([found.keys[at] for at in chosen], starts, kept)
+        slots, _, sizes = recorded.by_slot([found.keys[at] for at in chosen], starts, kept.astype(np.float64))
         made["sizes"] = _text([[*slot, size] for slot, size in zip(slots, sizes.tolist(), strict=True)])
     return made
 

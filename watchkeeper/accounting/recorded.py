@@ -142,7 +142,8 @@ def by_slot(
     places: dict[tuple[str, float], int] = {}
     pairs = ((key[0], start) for key, start in zip(keys, starts.tolist(), strict=True))
     at = np.fromiter((places.setdefault(one, len(places)) for one in pairs), dtype=np.int64, count=len(keys))
-    sizes = np.bincount(at, weights=amounts[:, STATE_COLUMNS].sum(axis=1, dtype=np.float64), minlength=len(places))
+    sizes = np.zeros(len(places))
+    np.add.at(sizes, at, amounts[:, STATE_COLUMNS].sum(axis=1))
     return list(places), at, sizes
 
 

@@ -19,7 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from watchkeeper.capacity import demand
-from watchkeeper.capacity.forecast_models import NAIVE_DAY, NAIVE_WEEK, PLAIN, Floats, Scale, candidates
+from watchkeeper.capacity.demand import Floats
+from watchkeeper.capacity.forecast_models import (
+    NAIVE_DAY,
+    NAIVE_WEEK,
+    PLAIN,
+    PLAIN_BEYOND_A_WEEK,
+    Scale,
+    candidates,
+)
 
 Indexes = npt.NDArray[np.int64]
 # Two origins a day over six weeks: both halves of the day, and more than one of each weekday.
@@ -151,7 +159,9 @@ def weights_at(rolled: Rolled, missed: Floats, row: int) -> Floats:
     windows = (now - rolled.origins[0]) / rolled.edges[1:, None]
     kept = PLAIN_WINDOWS / (PLAIN_WINDOWS + windows)
     # Of the plain ones, too, the better says more.
-    plain = np.isin(rolled.names, PLAIN) * weights ** (PLAIN_SHARPNESS / SHARPNESS)
+    is_late = rolled.edges[:-1, None] >= rolled.scale.week
+    plain = np.where(is_late, np.isin(rolled.names, PLAIN_BEYOND_A_WEEK), np.isin(rolled.names, PLAIN))
+    plain = plain * weights ** (PLAIN_SHARPNESS / SHARPNESS)
     of_models, of_plain = (one / one.sum(axis=1, keepdims=True) for one in (weights, plain))
     return np.asarray((1 - kept) * of_models + kept * of_plain)
 

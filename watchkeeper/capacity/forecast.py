@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.capacity import backtest, demand, intervals
+from watchkeeper.capacity import backtest, demand, intervals, trends
+from watchkeeper.capacity.demand import Floats
 from watchkeeper.capacity.forecast_models import (
     NAIVE_DAY,
     NAIVE_WEEK,
-    Floats,
     Scale,
     bounds,
     straight_line,
@@ -233,4 +233,7 @@ def _notes(series: demand.Series, rolled: backtest.Rolled, tested: _Tested) -> l
         notes.append("no weekly season can be seen in this series: two weeks are the least")
     if not tested.is_whole:
         notes.append("the history is too short to test the whole horizon: the far end is a guess")
+    trend = trends.of(demand.filled(series.values, day=day, week=week), day, has_week=rolled.scale.has_week)
+    if trend.relied_on and rolled.scale.has_week:
+        notes.append(f"a trend of {trend.relied_on * week:+,.1f} a week is taken to go on")
     return notes

@@ -1,9 +1,10 @@
 """Every way in which a series may go on: a shape that repeats, on a level that moves.
 
 A shape is nothing, the day's, or the week's; a level is where the series is now, its mean over a day or more, a way
-back from now to its median, or a trend. Each pair is one candidate, beside the two naive forecasts that repeat the last
-day and the last week, and the usual day of late, which one odd day does not move. All are plain and cheap; `backtest`
-finds out which of them would have been right on this series at this horizon, and `forecast` weighs them.
+back from now to its median, or a trend. Each pair is one candidate, beside the usual day of late, which one odd day
+does not move; all of them on top of the trend of weeks, where one stands out (`trends`). The two naive forecasts repeat
+the last day and the last week as they were. All are plain and cheap; `backtest` finds out which of them would have been
+right on this series at this horizon, and `forecast` weighs them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from watchkeeper.capacity import trends
+from watchkeeper.capacity.demand import Floats
+
 DAY_SECONDS, WEEK_SECONDS = 86_400.0, 604_800.0
 NAIVE_DAY, NAIVE_WEEK, STRAIGHT_LINE = "naive day", "naive week", "straight line"
 # Twelve weeks hold every season that is modelled; what is older speaks of another fleet.
@@ -27,6 +29,8 @@ USUAL_DAY = f"usual day of {USUAL_DAYS} d"
 # What is relied on while nothing is known about the others: nothing that can run away. A week ahead each alone was
 # more than 2 % worse than the better naive forecast on 9 to 55 of 76 series of public traces; what leans on all, on 2.
 PLAIN = (NAIVE_DAY, NAIVE_WEEK, USUAL_DAY, "now", "last day", "last day + day", "median", "last week + week")
+# Beyond a week, what knows no weekdays has less to say.
+PLAIN_BEYOND_A_WEEK = (NAIVE_DAY, NAIVE_WEEK, "now", "last day + day", "last week + week", "back in 6 d to 7 d + week")
 # How fast a level goes back, in days: jobs last hours, projects last a week.
 WAYS_BACK_DAYS = (0.5, 2.0, 6.0)
 # It goes back to a median of so many days, since absolute errors count, and a mean remembers a burst that is over.
@@ -58,17 +62,21 @@ class Scale:
 def candidates(past: Floats, steps: int, scale: Scale) -> dict[str, Floats]:
     """Each model's path over the next `steps`; `past` has no gaps."""
     past = past[-WEEKS_KEPT * scale.week :]
-    paths = {NAIVE_DAY: repeat_last(past, scale.day, steps), NAIVE_WEEK: repeat_last(past, scale.week, steps)}
+    trend = trends.of(past, scale.day, has_week=scale.has_week)
+    until_now = np.arange(1 - len(past), 1)
+    steady = past - trend.relied_on * until_now
+    paths = {USUAL_DAY: _usual_day(steady, steps, scale)}
     left = _what_is_left(past, scale.day)
-    for shape_name, whole in _shapes(ordinary(past, scale), scale).items():
+    for shape_name, whole in _shapes(ordinary(past - trend.slope * until_now, scale), scale).items():
         shape = whole * left
-        level = past - np.resize(shape[::-1], len(past))[::-1]
+        level = steady - np.resize(shape[::-1], len(past))[::-1]
         ahead = np.resize(shape, steps)
         for level_name, path in _levels(level, steps, scale.day).items():
             paths[f"{level_name} + {shape_name}" if shape_name else level_name] = path + ahead
-    paths[USUAL_DAY] = _usual_day(past, steps, scale)
+    paths = {name: path + trend.relied_on * np.arange(1, steps + 1) for name, path in paths.items()}
+    naive = {NAIVE_DAY: repeat_last(past, scale.day, steps), NAIVE_WEEK: repeat_last(past, scale.week, steps)}
     lowest, highest = bounds(past, scale.day)
-    return {name: np.clip(path, lowest, highest) for name, path in paths.items()}
+    return {name: np.clip(path, lowest, highest) for name, path in (naive | paths).items()}
 
 
 def _usual_day(past: Floats, steps: int, scale: Scale) -> Floats:
@@ -225,10 +233,6 @@ def _levels(level: Floats, steps: int, day: int) -> dict[str, Floats]:
 
 
 def _daily_slope(level: Floats, day: int) -> float:
-    """Theil and Sen's slope of the daily means of the last ten days: one odd day does not turn it."""
+    """The slope of the daily means of the last ten days."""
     days = min(10, len(level) // day)
-    if days < 4:
-        return 0.0
-    means = level[-days * day :].reshape(days, day).mean(axis=1)
-    one, other = np.triu_indices(days, 1)
-    return float(np.median((means[other] - means[one]) / (other - one)))
+    return 0.0 if days < 4 else trends.median_slope(level[-days * day :].reshape(days, day).mean(axis=1))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from watchkeeper.capacity.demand import Floats
 from watchkeeper.capacity.forecast import Forecast
-from watchkeeper.capacity.forecast_models import Floats
 
 # Above 80 % new work begins to wait, and ordering takes months: the threshold of the alert FleetNearlyFull.
 TARGET = 0.8

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from watchkeeper.capacity import demand
-from watchkeeper.capacity.forecast_models import Floats, Scale
+from watchkeeper.capacity.demand import Floats
+from watchkeeper.capacity.forecast_models import Scale
 
 DAY_SECONDS = 86_400.0
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper.capacity.backtest import Indexes, Rolled
-from watchkeeper.capacity.forecast_models import Floats
+from watchkeeper.capacity.demand import Floats
 
 HELD = 0.8
 # What comes is a little wider than what was: 8 % and 92 % of what was missed hold 80 % of what comes (first chosen with

@@ -24,6 +24,8 @@ def an_event(kind: EventKind, **fields: str) -> Event:
         (EventKind.NIC_ERROR, "ib_link_degraded"),
         (EventKind.LINK_DOWN, "ib_link_degraded"),
         (EventKind.FABRIC_DOWN, "ib_link_degraded"),
+        (EventKind.IOMMU_FAULT, "iommu_fault"),
+        (EventKind.STORAGE_LOST, "storage_unreachable"),
         (EventKind.MACHINE_CHECK, None),
         (EventKind.NODE_BOOT, None),
         (EventKind.FABRIC_UP, None),

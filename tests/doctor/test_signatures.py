@@ -55,6 +55,11 @@ def test_a_row_that_names_no_real_cause_is_refused_with_its_file() -> None:
     assert caught.value.where == "packs/signatures/x.toml"
 
 
+def test_every_sign_beside_which_another_counts_for_nothing_exists() -> None:
+    signs = signatures.table().signs
+    assert not [(sign.id, name) for sign in signs.values() for name in sign.unless if name not in signs]
+
+
 def test_no_cause_is_its_own_consequence() -> None:
     for row in causes.all():
         assert row.cause not in ranking.effects_of(row.cause)

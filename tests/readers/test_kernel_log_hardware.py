@@ -109,6 +109,63 @@ def test_a_link_that_goes_down_opens_what_ends_by_itself_when_it_stays_quiet() -
 
 
 @pytest.mark.parametrize(
+    ("line", "pci"),
+    [
+        (
+            "nvidia 0000:41:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0012 address=0xa0 flags=0x0]",
+            "0000:41:00",
+        ),
+        ("AMD-Vi: Event logged [IO_PAGE_FAULT device=41:00.0 domain=0x0012 address=0xa0 flags=0x0020]", "0000:41:00"),
+        ("DMAR: [DMA Read NO_PASID] Request device [0xc8:0x00.0] fault addr 0x1000 [fault reason 0x06]", "0000:c8:00"),
+        ("DMAR: [DMA Write] Request device [c8:00.1] fault addr 1000 [fault reason 05] PTE Write", "0000:c8:00"),
+        ("arm-smmu-v3 arm-smmu-v3.3.auto: event: F_TRANSLATION client: 0009:01:00.0 sid: 0x1", "0009:01:00"),
+        ("arm-smmu-v3 arm-smmu-v3.3.auto: event 0x10 received:", None),
+    ],
+)
+def test_an_access_that_the_iommu_stopped_is_named_with_the_device(line: str, pci: str | None) -> None:
+    assert (fact(line).kind, fact(line).pci, cause(line)) == (EventKind.IOMMU_FAULT, pci, "iommu_fault")
+
+
+def test_accesses_of_a_mainboards_own_graphics_are_nobodys_trouble() -> None:
+    assert kernel_log.read_line("DMAR: [DMA Read NO_PASID] Request device [00:02.0] fault addr 0x1000") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "server"),
+    [
+        ("nfs: server filer-3 not responding, still trying", "filer-3"),
+        ("lockd: server 10.4.0.7 not responding, timed out", "10.4.0.7"),
+        (
+            "LustreError: 167-0: work-OST0004-osc-ffff9c: This client was evicted by work-OST0004; in progress",
+            "work-OST0004",
+        ),
+        ("ceph: [0c1d2e 4711]: mds2 hung", "mds2"),
+    ],
+)
+def test_a_file_server_that_is_away_opens_what_ends_by_itself_when_it_stays_quiet(line: str, server: str) -> None:
+    found = fact(line)
+    assert (found.kind, found.fields, cause(line)) == (
+        EventKind.STORAGE_LOST,
+        {"server": server},
+        "storage_unreachable",
+    )
+    assert signals.clear_rule("storage_unreachable", EventKind.STORAGE_LOST).quiet_seconds is not None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nfs: server filer-3 OK",
+        "Lustre: work-OST0004-osc-ffff9c: Connection restored to work-OST0004 (at 10.4.0.8@o2ib)",
+        "ceph: [0c1d2e 4711]: mds2 came back",
+        "ceph: loaded (mds proto 32)",
+    ],
+)
+def test_a_file_server_that_answers_is_no_event(line: str) -> None:
+    assert kernel_log.read_line(line) is None
+
+
+@pytest.mark.parametrize(
     ("line", "severity"),
     [
         (

@@ -29,6 +29,9 @@ class EventKind(StrEnum):
     NVLINK_ERROR = "nvlink_error"
     NIC_ERROR = "nic_error"
     LINK_DOWN = "link_down"
+    # An access of a device that was stopped, and a file server that does not answer or has dropped this machine.
+    IOMMU_FAULT = "iommu_fault"
+    STORAGE_LOST = "storage_lost"
     GPU_RESET = "gpu_reset"
     NODE_BOOT = "node_boot"
     # What reading the driver finds, with or without a kernel line; `fields["cause"]` names it. `code` is NVML's return

@@ -53,7 +53,8 @@ class KmsgRecord:
 
 
 # 0000:3b:00, 0000:3b:00.0, 00000000:3B:00.0, and 03:00 of drivers that print no domain
-ADDRESS = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2,4}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
+BARE_ADDRESS = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2,4}:[0-9a-fA-F]{2}(?:\.[0-7])?"
+ADDRESS = rf"(?P<pci>{BARE_ADDRESS})"
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
 # NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=208042, Contained: CE User Channel (0x9). RST: No, D-RST: No
@@ -160,6 +161,27 @@ NIC = re.compile(
 )
 # mlx5_core 0000:12:00.0 ens3f0np0: Link down
 LINK_DOWN = re.compile(rf"mlx5_core {ADDRESS} (?P<interface>\S+): Link down")
+
+# nvidia 0000:07:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x80000040 flags=0x0020]
+# AMD-Vi: Event logged [IO_PAGE_FAULT device=07:00.0 domain=0x0003 address=0x80000040 flags=0x0020]
+# DMAR: [DMA Write NO_PASID] Request device [3b:00.0] fault addr 0xffc00000 [fault reason 0x05] PTE Write access is …
+# arm-smmu-v3 arm-smmu-v3.5.auto: event: F_TRANSLATION client: 0008:01:00.0 sid: 0x10000 ssid: 0x0 iova: 0xffc00000
+# (00:02.0 is Intel's own graphics, which does this on many machines and harms nobody)
+IOMMU = re.compile(
+    rf"(?:(?P<driver>[\w-]+) {ADDRESS}: )?AMD-Vi: Event logged \[IO_PAGE_FAULT(?: device=(?P<amd>{BARE_ADDRESS}))?"
+    r"|DMAR: \[DMA (?:Read|Write)(?: NO_PASID)?\] Request [Dd]evice "
+    r"\[(?P<intel>(?!(?:0x)?00:(?:0x)?02\.0)(?:0x)?[0-9a-f]{1,2}:(?:0x)?[0-9a-f]{1,2}\.[0-7])\]"
+    rf"|arm-smmu-v3 \S+: event(?: 0x10 received|: F_TRANSLATION client: (?:(?P<arm>{BARE_ADDRESS})(?= )|\S+))"
+)
+# nfs: server 10.0.0.9 not responding, still trying
+# LustreError: 167-0: work-MDT0000-mdc-ffff8820: This client was evicted by work-MDT0000; in progress operations …
+# ceph: [5d1c 4711]: mds0 hung
+# (Lustre's "Connection to … was lost" is not here: most such breaks mend themselves within seconds)
+STORAGE = re.compile(
+    r"(?:nfs|lockd): server (?P<server>\S+) not responding"
+    r"|LustreError: [^\n]{0,80}: This client was evicted by (?P<target>[^\s;]+)"
+    r"|ceph: [^\n]{0,60}?(?P<mds>mds\d+) hung\b"
+)
 
 # Out of memory: Killed process 4711 (python) total-vm:8123456kB, anon-rss:8012345kB, file-rss:0kB
 # Memory cgroup out of memory: Killed process 4711 (python) total-vm:8123456kB, anon-rss:8012345kB
@@ -292,6 +314,17 @@ def _link_down(match: re.Match[str]) -> KernelFact:
     return KernelFact(events.EventKind.LINK_DOWN, _to_end(match), pci=fleet.same_pci(match["pci"]), fields=named)
 
 
+def _iommu(match: re.Match[str]) -> KernelFact:
+    address = next((match[name] for name in ("pci", "amd", "intel", "arm") if match[name] is not None), None)
+    pci = None if address is None else fleet.same_pci(address)
+    return KernelFact(events.EventKind.IOMMU_FAULT, _to_end(match), pci=pci, fields=_named(match, "driver"))
+
+
+def _storage(match: re.Match[str]) -> KernelFact:
+    server = match["server"] or match["target"] or match["mds"]
+    return KernelFact(events.EventKind.STORAGE_LOST, _to_end(match), fields={"server": server})
+
+
 def _oom(match: re.Match[str]) -> KernelFact:
     scope = "node" if match["scope"] == "Out" else "cgroup"
     return KernelFact(
@@ -340,6 +373,13 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], KernelFact
     ("hardware memory ", BAD_MEMORY, _bad_memory),
     ("mlx5_core ", LINK_DOWN, _link_down),
     ("mlx5_core ", NIC, _nic),
+    ("AMD-Vi: Event", IOMMU, _iommu),
+    ("DMAR: [DMA", IOMMU, _iommu),
+    ("arm-smmu-v3 ", IOMMU, _iommu),
+    ("nfs: server", STORAGE, _storage),
+    ("lockd: server", STORAGE, _storage),
+    ("was evicted by", STORAGE, _storage),
+    ("ceph: ", STORAGE, _storage),
     ("ut of memory: K", OOM, _oom),
     ("Linux version", BOOT, _boot),
 )

@@ -20,7 +20,7 @@ HEAD_BYTES = 2 << 20
 DOCUMENT_BYTES = 64 << 20
 # Words of which each line that readers/kernel_log.py knows has one.
 KERNEL_WORDS = frozenset(
-    {b"nvrm", b"sxid", b"bus", b"nvlink", b"aer", b"dpc", b"pciehp", b"hardware", b"edac", b"memory", b"mlx", b"linux"}
+    b"nvrm sxid bus nvlink aer dpc pciehp hardware edac memory mlx linux vi dmar smmu nfs lockd evicted ceph".split()
 )
 NEGATION = re.compile(r"(?i)(?:^|\W)(?:no|zero|without|never)\s+$|(?:^|[\s(,;|])0\s+$")
 # The first of something is not none of it: `GPU 0 has fallen off the bus`, `rank 0 out of memory`.

@@ -42,7 +42,8 @@ class Role(StrEnum):
 class Sign:
     """One row. `also` are further causes that the same line allows; `silences` those it speaks against.
 
-    `needs` are texts of which a listing must have one before a pattern without words is tried on it.
+    `needs` are texts of which a listing must have one before a pattern without words is tried on it; `unless` are
+    signs beside which this one counts for nothing.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Sign:
     also: Mapping[str, float] = field(default_factory=dict)
     silences: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
 
     @property
     def compiled(self) -> re.Pattern[str]:
@@ -160,6 +162,7 @@ def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
             also=dict(row.get("also", {})),
             silences=tuple(row.get("silences", ())),
             needs=tuple(row["needs"].split("|")) if "needs" in row else (),
+            unless=tuple(row.get("unless", ())),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise PackError(f"sign {name}: {error}", where=f"packs/{file}") from error

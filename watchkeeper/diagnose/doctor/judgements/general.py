@@ -29,27 +29,32 @@ FRAGMENTED_SHARE = 0.1
 
 def signs(facts: Facts) -> Iterable[Opinion]:
     """Each sign of the table that names a cause, and the further causes that its line allows."""
-    silenced = {cause for sign in facts.signs() for cause in signatures.lookup(sign).silences}
-    for name in list(facts.signs()):
-        sign = signatures.lookup(name)
+    seen = _seen(facts)
+    silenced = {cause for sign in seen for cause in sign.silences}
+    for sign in seen:
         if sign.role is Role.HINT:
             continue
         named = {sign.cause: sign.confidence, **sign.also}
         for cause, confidence in named.items():
-            if cause in ("", signatures.BY_XID) or cause in silenced or name in JUDGED_ELSEWHERE:
+            if cause in ("", signatures.BY_XID) or cause in silenced or sign.id in JUDGED_ELSEWHERE:
                 continue
-            yield opinion(cause, confidence, sign.why, on=facts.of(name)[:MAX_EVIDENCE])
+            yield opinion(cause, confidence, sign.why, on=facts.of(sign.id)[:MAX_EVIDENCE])
+
+
+def _seen(facts: Facts) -> list[signatures.Sign]:
+    """The signs that count."""
+    found = [signatures.lookup(name) for name in facts.signs()]
+    return [sign for sign in found if not facts.of(*sign.unless)]
 
 
 def harmless(facts: Facts) -> Iterable[str]:
     """What looks like trouble and is none, in the words of its sign."""
-    seen = [signatures.lookup(name) for name in facts.signs()]
-    return [sign.why for sign in seen if sign.role is Role.BENIGN and sign.why]
+    return [sign.why for sign in _seen(facts) if sign.role is Role.BENIGN and sign.why]
 
 
 def hints(facts: Facts) -> Iterable[Opinion]:
     """What remains to be said when no judgement says more: the part that a failing line speaks of."""
-    seen = [signatures.lookup(name) for name in facts.signs()]
+    seen = _seen(facts)
     if any(sign.role is Role.BENIGN for sign in seen) or facts.kinds() <= LISTINGS:
         return
     for sign in seen:

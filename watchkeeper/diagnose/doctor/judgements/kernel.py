@@ -51,6 +51,8 @@ CARRIERS = frozenset(
     }
 )
 PORTS = frozenset({"pcieport", "pci"})
+# Tasks that wait in the kernel, as its watchdog and its listings in old and new shape have them.
+WAITS = ("task-blocked", "task-waits", "task-waits-traced")
 # … 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000002 0x00000000 …)
 NVLINK_REGISTERS = re.compile(r"\d, (?:pid=.*?, )?(?P<unit>[A-Z]+_[A-Z_]+) .*\(0x[0-9a-f]+ (?P<status>0x[0-9a-f]+)")
 
@@ -266,7 +268,7 @@ def _is_uncorrected(seen: Sighting) -> bool:
 
 def hung_calls(facts: Facts) -> Iterable[Opinion]:
     """Tasks that wait in the kernel, with the functions of the driver or of a file system in their stacks."""
-    blocked, stacks = facts.of("task-blocked", "task-waits"), facts.of("stack-in-nvidia")
+    blocked, stacks = facts.of(*WAITS), facts.of("stack-in-nvidia")
     files = facts.of("stack-in-storage")
     if blocked and files:
         name = files[0].fields.get("module") or files[0].fields["call"]

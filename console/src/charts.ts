@@ -9,37 +9,48 @@ export const RANGES: Record<string, number> = { "15m": 900e3, "1h": 3600e3, "6h"
 export const spanOf = (address: URL): number => RANGES[address.searchParams.get("range") ?? "1h"] ?? RANGES["1h"];
 
 const quoted = (text: string) => JSON.stringify(text);
-export function selector(place: Place): string {
-  if (place.gpu) return `{UUID=${quoted(place.gpu)}}`;
-  return place.node ? `{Hostname=${quoted(place.node)}}` : "";
+/** A metric of the GPUs that a place means. What spans nodes has no label of its own in the readings: another series names its GPUs or nodes. */
+function readings(place: Place): (metric: string) => string {
+  if (place.gpu) return (metric) => `${metric}{UUID=${quoted(place.gpu!)}}`;
+  if (place.node) return (metric) => `${metric}{Hostname=${quoted(place.node!)}}`;
+  if (!place.domain) return (metric) => metric;
+  const [kind, name] = partsOf(place.domain), job = `{job_name=${quoted(name)}}`, [space, pod] = name.includes("/") ? name.split("/") : ["", name];
+  const named = {
+    job: `on (UUID) (training_rank_info${job} or watchkeeper:job_gpu:share${job})`,
+    pod: `on (UUID) watchkeeper_gpu_workload_info{namespace=${quoted(space)},workload=${quoted(pod)}}`,
+    hpc_job: `on (UUID) watchkeeper_gpu_workload_info{workload=${quoted(name)}}`,
+  }[kind] ?? `on (cluster, Hostname) watchkeeper_node_info{cluster=${quoted(place.cluster)},${kind.replace(/\W/g, "_")}=${quoted(name)}}`;
+  return (metric) => `(${metric} and ${named})`;
 }
+const partsOf = (domain: string): [string, string] => { const at = domain.indexOf("="); return [domain.slice(0, at), domain.slice(at + 1)]; };
 /** The job's own name: a pod `research/llm-70b-worker-3` belongs to the job `llm-70b`. */
 export const jobOf = (workload: string) => workload.replace(/^.*\//, "").replace(/-(worker|master|launcher|rank|server)?-?\d+$/, "");
 const pattern = (texts: string[]) => quoted(texts.map((t) => t.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|"));
 /** All layers of one place: what the hardware does, what its links carry, and what the work on it achieves. */
-export function layers(place: Pick<Place, "node" | "gpu">, workloads: string[] = []): Strip[] {
-  const s = selector(place as Place), jobs = [...new Set(workloads.flatMap((w) => [w.replace(/^.*\//, ""), jobOf(w)]))];
+export function layers(place: Place, workloads: string[] = []): Strip[] {
+  const of = readings(place), [kind, name] = partsOf(place.domain ?? ""), jobs = [...new Set([...(kind === "job" || kind === "model" ? [name] : []), ...workloads.flatMap((w) => [w.replace(/^.*\//, ""), jobOf(w)])])];
   const hardware: Strip[] = [
-    { label: "SM active", unit: "%", expr: `100 * avg(DCGM_FI_PROF_SM_ACTIVE${s})`, group: "hardware" },
-    { label: "Power", unit: "W", expr: `avg(DCGM_FI_DEV_POWER_USAGE${s})`, group: "hardware" },
-    { label: "Temperature", unit: "°C", expr: `max(DCGM_FI_DEV_GPU_TEMP${s})`, group: "hardware" },
-    { label: "SM clock", unit: "MHz", expr: `avg(DCGM_FI_DEV_SM_CLOCK${s})`, group: "hardware" },
-    { label: "Memory used", unit: "GiB", expr: `avg(DCGM_FI_DEV_FB_USED${s}) / 1024`, group: "hardware" },
+    { label: "SM active", unit: "%", expr: `100 * avg(${of("DCGM_FI_PROF_SM_ACTIVE")})`, group: "hardware" },
+    { label: "Power", unit: "W", expr: `avg(${of("DCGM_FI_DEV_POWER_USAGE")})`, group: "hardware" },
+    { label: "Temperature", unit: "°C", expr: `max(${of("DCGM_FI_DEV_GPU_TEMP")})`, group: "hardware" },
+    { label: "SM clock", unit: "MHz", expr: `avg(${of("DCGM_FI_DEV_SM_CLOCK")})`, group: "hardware" },
+    { label: "Memory used", unit: "GiB", expr: `avg(${of("DCGM_FI_DEV_FB_USED")}) / 1024`, group: "hardware" },
   ];
   const fabric: Strip[] = [
-    { label: "PCIe", unit: "B/s", expr: `sum(DCGM_FI_PROF_PCIE_TX_BYTES${s}) + sum(DCGM_FI_PROF_PCIE_RX_BYTES${s})`, tone: "c4", group: "fabric" },
-    { label: "NVLink", unit: "B/s", expr: `sum(DCGM_FI_PROF_NVLINK_TX_BYTES${s}) + sum(DCGM_FI_PROF_NVLINK_RX_BYTES${s})`, tone: "c4", group: "fabric" },
+    { label: "PCIe", unit: "B/s", expr: `sum(${of("DCGM_FI_PROF_PCIE_TX_BYTES")}) + sum(${of("DCGM_FI_PROF_PCIE_RX_BYTES")})`, tone: "c4", group: "fabric" },
+    { label: "NVLink", unit: "B/s", expr: `sum(${of("DCGM_FI_PROF_NVLINK_TX_BYTES")}) + sum(${of("DCGM_FI_PROF_NVLINK_RX_BYTES")})`, tone: "c4", group: "fabric" },
   ];
   if (place.node) {
-    const here = `{instance=~${quoted(`${place.node.replace(/[.]/g, "\\$&")}(:.*)?`)}}`, of = (m: string, over: string) => `sum(rate(node_infiniband_${m}${here}[${over}]))`;
-    fabric.push({ label: "InfiniBand", unit: "B/s", expr: `${of("port_data_received_bytes_total", "1m")} + ${of("port_data_transmitted_bytes_total", "1m")}`, tone: "c4", group: "fabric" },
-      { label: "Symbol errors", unit: "/ h", expr: `3600 * ${of("symbol_error_total", "5m")}`, tone: "c4", group: "fabric" });
+    const here = `{instance=~${quoted(`${place.node.replace(/[.]/g, "\\$&")}(:.*)?`)}}`, carried = (m: string, over: string) => `sum(rate(node_infiniband_${m}${here}[${over}]))`;
+    fabric.push({ label: "InfiniBand", unit: "B/s", expr: `${carried("port_data_received_bytes_total", "1m")} + ${carried("port_data_transmitted_bytes_total", "1m")}`, tone: "c4", group: "fabric" },
+      { label: "Symbol errors", unit: "/ h", expr: `3600 * ${carried("symbol_error_total", "5m")}`, tone: "c4", group: "fabric" });
   }
   const job = `{job_name=~${pattern(jobs)}}`, model = `{model_name=~${pattern(jobs)}}`;
   const work: Strip[] = jobs.length === 0 ? [] : [
-    { label: "Steps", unit: "/ s", expr: `max(rate(training_iterations_total${job}[1m]))`, tone: "ok", group: "workload" },
+    { label: "Steps", unit: "/ s", expr: `min(max by (job_name) (rate(training_iterations_total${job}[1m])))`, tone: "ok", group: "workload" },
     { label: "Waits for data", unit: "%", expr: `100 * max(rate(training_data_wait_seconds_total${job}[1m]))`, tone: "ok", group: "workload" },
-    { label: "Requests running", unit: "", expr: `sum(vllm:num_requests_running${model})`, tone: "ok", group: "workload" },
+    { label: "Requests", unit: "", expr: `sum(vllm:num_requests_running${model})`, tone: "ok", group: "workload" },
+    { label: "Queue", unit: "", expr: `sum(vllm:num_requests_waiting${model})`, tone: "ok", group: "workload" },
   ];
   return [...hardware, ...fabric, ...work];
 }

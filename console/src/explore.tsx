@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { Chart, TONES, type Line } from "./chart";
 import { count } from "./format";
-import { get, now, Refused, set, useHub } from "./hub";
+import { get, now, Refused, set, useHub, useReturns } from "./hub";
 import { Choice, Empty, Panel, Problem, Select, Skeleton } from "./parts";
 import { PromqlField } from "./promql_field";
 import { go, param, put, putAll, type PageProps } from "./router";
@@ -66,7 +66,7 @@ function useQueries(exprs: string[], view: string, time: { start: number; end: n
 }
 
 export function ExplorePage({ address, theme }: PageProps) {
-  const [again, ask] = useState(0), [draft, add] = useState(0);
+  const [asked, ask] = useState(0), [draft, add] = useState(0), again = asked + useReturns();
   const exprs = address.searchParams.getAll("expr"), view = param(address, "view", "chart");
   const key = address.search, time = useMemo(() => readTime(address), [key, again, Boolean(get().status)]);
   const found = useQueries(exprs, view, time, again);
@@ -140,10 +140,14 @@ function Answers({ found, view, time, theme, address }: { found: Found[]; view: 
           ...(found.length > 1 ? [{ id: "expr", title: "Expression", value: (r: (typeof rows)[0]) => r.expr, cell: (r: (typeof rows)[0]) => <code>{r.expr}</code> }] : []),
           ...labelNames(rows.map((r) => r.metric)).map((label) => ({ id: label, title: label, value: (r: (typeof rows)[0]) => r.metric[label] ?? "", cell: (r: (typeof rows)[0]) => r.metric[label] ?? <span class="dim">–</span> })),
           { id: "value", title: "Value", numeric: true, value: (r) => Number(r.value?.[1]), cell: (r) => value(Number(r.value?.[1])) }]} />
-        : <Lines rows={rows.slice(0, MOST_SERIES)} several={found.length > 1} name={name} time={time} theme={theme} />}
+        : <Lines rows={inOrder(rows, name).slice(0, MOST_SERIES)} several={found.length > 1} name={name} time={time} theme={theme} />}
     </Panel>
   );
 }
+
+/** An engine answers in any order; by name, a line has the same colour each time. */
+const inOrder = <T extends { q: number; metric: Labels }>(rows: T[], name: (m: Labels) => string) =>
+  rows.map((row) => [row, name(row.metric)] as const).sort(([a, x], [b, y]) => a.q - b.q || x.localeCompare(y, "en", { numeric: true })).map(([row]) => row);
 
 function Lines({ rows, several, name, time, theme }: { rows: { q: number; expr: string; metric: Labels; values?: [number, string][] }[]; several: boolean; name: (m: Labels) => string; time: { start: number; end: number; step: number }; theme: string }) {
   const { times, lines } = useMemo(() => {

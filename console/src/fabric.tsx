@@ -135,9 +135,9 @@ const columns = (window: string, address: URL): Column<Link>[] => [
   { id: "end", title: "Link", value: (l) => endOf(l), cell: (l) => <>{endOf(l)}{l.switch && <small class="plain">{switchOf(l)}</small>}</> },
   { id: "state", title: "State", value: (l) => wordOf(l), cell: (l) => <><Mark tone={toneOf(l)} glyph={glyphOf(l)}>{wordOf(l)}</Mark>{(l.why || l.down_since) && <small class="plain">{l.why}{l.down_since && <> since <Time at={l.down_since} full /></>}</small>}</> },
   { id: "rate", title: "Rate", numeric: true, value: (l) => l.gbps, cell: (l) => rate(l.gbps), minor: true },
-  { id: "load", title: "Load", numeric: true, value: (l) => l.load, cell: (l) => percent(l.load == null ? null : 100 * l.load), hint: "the busier way, over 5 minutes" },
+  { id: "load", title: "Load", numeric: true, class: "wide-only", value: (l) => l.load, cell: (l) => percent(l.load == null ? null : 100 * l.load), hint: "the busier way, over 5 minutes" },
   { id: "errors", title: `Errors, ${window}`, numeric: true, value: (l) => l.errors && Math.round(l.errors), hint: "symbol errors, receive errors, recoveries and the like, together" },
-  { id: "wait", title: "Waits", numeric: true, value: (l) => l.wait_times, cell: (l) => (l.wait_times == null ? "unknown" : times(l.wait_times)), hint: "time with data to send and no leave to, beside the median of such links" },
+  { id: "wait", title: "Waits", numeric: true, class: "wide-only", value: (l) => l.wait_times, cell: (l) => (l.wait_times == null ? "unknown" : times(l.wait_times)), hint: "time with data to send and no leave to, beside the median of such links" },
   { id: "jobs", title: "Jobs on it", value: (l) => l.jobs.join(" "), cell: (l) => <Jobs names={l.jobs} address={address} most={2} trunk={l.kind === "trunk"} /> },
 ];
 function Jobs({ names, most, trunk }: { names: string[]; address?: URL; most: number; trunk: boolean }) {

@@ -23,7 +23,7 @@ function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; sta
   const seen = s.gpus - s.silent - s.unknown, silent = s.nodes - s.nodes_reporting;
   return (
     <div class="tiles steady" data-testid="tiles">
-      <Tile id="tile-gpus" name={`GPUs on ${many(s.nodes, "node")}`} value={count(s.gpus)} meaning={[`${count(s.ok + s.held_idle)} healthy`, ...trouble, silent ? `${many(silent, "node")} silent` : ""].filter(Boolean).join(" · ")} />
+      <Tile id="tile-gpus" name={`GPUs on ${many(s.nodes, "node")}`} value={count(s.gpus)} meaning={[...trouble, silent ? `${many(silent, "node")} silent` : "", `${count(s.ok + s.held_idle)} healthy`].filter(Boolean).join(" · ")} />
       <Tile id="tile-working" name="Working (SM active)" value={percent(s.working_percent)}
         meaning={`allocated ${s.held == null || !s.gpus ? "unknown" : percent((100 * s.held) / s.gpus)} · GPU_UTIL says ${percent(s.gpu_util_percent)}`} />
       <Tile id="tile-idle" name="Idle but held" value={s.held == null ? "unknown" : count(s.held_idle)} href={s.held_idle ? to.fleet("state:held_idle") : undefined}

@@ -52,6 +52,8 @@ export const zone = () => {
   const m = -new Date().getTimezoneOffset();
   return m === 0 ? "UTC" : `UTC${m > 0 ? "+" : "−"}${Math.floor(Math.abs(m) / 60)}${m % 60 ? `:${pad(Math.abs(m) % 60)}` : ""}`;
 };
+/** A workload as one would say it: Slurm knows a job by its number alone. */
+export const workloadName = (workload: string) => (/^\d[\d_.+]*$/.test(workload) ? `job ${workload}` : workload);
 /** `gpu_fell_off_bus` → `gpu fell off bus`. */
 export const words = (id: string) => id.replace(/^incident\./, "").replace(/[_.]/g, " ");
 export const many = (n: number, noun: string) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;

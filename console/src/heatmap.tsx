@@ -2,7 +2,7 @@
 
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Fits } from "./find";
-import { quantity } from "./format";
+import { many, quantity } from "./format";
 import { STATES } from "./parts";
 import { go, to } from "./router";
 import type { Fleet, FleetNode, Frame, Gpu } from "./types";
@@ -86,7 +86,8 @@ function glyph(pen: CanvasRenderingContext2D, state: number, x: number, y: numbe
     pen.fillStyle = state === 2 ? ink.bad : ink.warn; pen.fill();
     pen.strokeStyle = ink.panel; pen.lineWidth = Math.max(0.7, size / 14); pen.stroke();
   } else if (state === 4 || state === 6) {
-    pen.strokeStyle = ink.line; pen.lineWidth = 1; pen.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
+    // A rack that says nothing must not look like a gap in the map.
+    pen.strokeStyle = state === 4 ? ink.unknown : ink.line; pen.lineWidth = 1; pen.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
     pen.strokeStyle = ink.unknown; pen.lineWidth = Math.max(1, size / 8);
     pen.moveTo(mx - (state === 4 ? r : 0.5), my); pen.lineTo(mx + (state === 4 ? r : 0.5), my); pen.stroke();
   } else if (state === 5) {
@@ -140,7 +141,7 @@ export function HeatMap(p: Props) {
   return (
     <div class="heatmap" ref={box}>
       <canvas ref={canvas} data-testid="heatmap" data-pitch={layout?.pitch} tabIndex={0} role="img" style={{ width: `${width}px`, height: `${layout?.height ?? 300}px` }}
-        aria-label={`Map of ${layout?.cells.length ?? 0} GPUs in ${layout?.blocks ?? 0} blocks by ${p.by}, coloured by ${p.paint.title}. Arrow keys move, Enter opens a GPU.`}
+        aria-label={`Map of ${many(layout?.cells.length ?? 0, "GPU")} in ${many(layout?.blocks ?? 0, "block")} by ${p.by}, coloured by ${p.paint.title}.${told(layout, frame)} Arrow keys move, Enter opens a GPU.`}
         onMouseMove={point} onMouseLeave={() => choose(null)} onClick={click} onKeyDown={keys} />
       {cell && layout && <>
         <div class="ring" style={{ left: `${cell.x - 2}px`, top: `${cell.y - 2}px`, width: `${size + 4}px`, height: `${size + 4}px` }} />
@@ -151,6 +152,20 @@ export function HeatMap(p: Props) {
       </>}
     </div>
   );
+}
+
+/** How many GPUs of a block are down, have an event, throttle or do not report. */
+function wrongIn(layout: Layout, frame: Frame, block: string): [state: number, gpus: number][] {
+  const found = [0, 0, 0, 0, 0];
+  for (const slot of layout.trouble.get(block) ?? []) if (frame.states[slot] < found.length) found[frame.states[slot]]++;
+  return found.map((n, state): [number, number] => [state, n]).slice(1).filter(([, n]) => n > 0);
+}
+const MOST_TOLD = 8;
+/** What the map shows, for those who do not see it: the blocks with trouble, the first of them by name. */
+function told(layout: Layout | null, frame: Frame | undefined): string {
+  const wrong = layout && frame ? [...layout.trouble.keys()].map((name) => [name, wrongIn(layout, frame, name)] as const).filter(([, found]) => found.length) : [];
+  const some = wrong.slice(0, MOST_TOLD).map(([name, found]) => `${name} ${found.map(([state, n]) => `${n} ${STATES[state].text}`).join(", ")}`);
+  return wrong.length ? ` Trouble: ${some.join("; ")}${wrong.length > MOST_TOLD ? `; and ${wrong.length - MOST_TOLD} more` : ""}.` : "";
 }
 
 function draw(sheet: HTMLCanvasElement, width: number, layout: Layout, frame: Frame | undefined, p: Props): void {
@@ -169,11 +184,10 @@ function draw(sheet: HTMLCanvasElement, width: number, layout: Layout, frame: Fr
     if (label.to !== "block" || !frame) continue;
     // What is wrong inside a block stands beside its name: a failure domain is seen before its cells are counted.
     let x = label.x + Math.min(label.wide, pen.measureText(label.text).width) + 6;
-    const slots = layout.trouble.get(label.text) ?? [];
-    for (const [state, colour] of [[1, ink["bad-text"]], [2, ink["bad-text"]], [3, ink["warn-text"]]] as const) {
-      const n = slots.reduce((sum, slot) => sum + Number(frame.states[slot] === state), 0), text = `${STATES[state].glyph}${n}`;
-      if (!n || x + pen.measureText(text).width > label.x + label.wide) continue;
-      pen.fillStyle = colour;
+    for (const [state, n] of wrongIn(layout, frame, label.text)) {
+      const text = `${STATES[state].glyph}${n}`;
+      if (x + pen.measureText(text).width > label.x + label.wide) continue;
+      pen.fillStyle = ink[state < 3 ? "bad-text" : "warn-text"];
       pen.fillText(text, x, label.y);
       x += pen.measureText(text).width + 5;
     }

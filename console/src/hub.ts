@@ -6,8 +6,10 @@ import type { Card, Fleet, Frame, News, Status } from "./types";
 export interface State {
   status?: Status; fleet?: Fleet; frame?: Frame; open?: Card[]; closed?: Card[];
   link: "connecting" | "live" | "lost"; heard?: string; signIn: boolean; colour: string; notice?: string;
+  /** How often the hub came back: what could not be asked meanwhile is asked anew. */
+  returns: number;
 }
-let state: State = { link: "connecting", signIn: false, colour: "sm_active" };
+let state: State = { link: "connecting", signIn: false, colour: "sm_active", returns: 0 };
 const listeners = new Set<() => void>();
 
 export function set(change: Partial<State>): void {
@@ -24,6 +26,17 @@ export function useHub(): State {
     return () => { listeners.delete(tell); };
   }, []);
   return state;
+}
+
+/** `returns` alone: who only asks need not be drawn with every picture. */
+export function useReturns(): number {
+  const [seen, look] = useState(state.returns);
+  useLayoutEffect(() => {
+    const tell = () => look(state.returns);
+    listeners.add(tell);
+    return () => { listeners.delete(tell); };
+  }, []);
+  return seen;
 }
 
 export class Refused extends Error {
@@ -46,6 +59,7 @@ export function useAsk<T>(path: string, again: unknown = 0): { answer?: T; probl
   const wanted = useRef(""), asked = useRef(0), came = useRef(0);
   wanted.current = path;
   useEffect(() => () => { wanted.current = "gone"; }, []);
+  const returns = useReturns();
   useEffect(() => {
     const turn = ++asked.current;
     // An answer that was overtaken by the next question is still the newest one there is; only older ones are dropped.
@@ -54,7 +68,7 @@ export function useAsk<T>(path: string, again: unknown = 0): { answer?: T; probl
       (answer) => use(() => ({ path, answer })),
       (problem) => use((old) => ({ path, problem, answer: old.path === path ? old.answer : undefined })),
     );
-  }, [path, again]);
+  }, [path, again, returns]);
   const { answer, problem } = found.path === path ? found : { answer: undefined, problem: undefined };
   return { answer, problem, set: (value) => keep({ path, answer: value }) };
 }
@@ -111,7 +125,7 @@ export function connect(): void {
   if (!state.frame && state.colour === USUAL) firstPicture();
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/live`);
   socket.binaryType = "arraybuffer";
-  socket.onopen = () => { pause = 500; set({ link: "live" }); tell(); };
+  socket.onopen = () => { pause = 500; set({ link: "live", returns: state.returns + Number(state.link === "lost") }); tell(); };
   socket.onmessage = ({ data }) => (typeof data === "string" ? hear(JSON.parse(data)) : see(data as ArrayBuffer));
   socket.onclose = () => { if (!state.signIn) retry(); };
 }

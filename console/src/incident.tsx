@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { layers, memberMarks } from "./charts";
 import type { Mark } from "./chart";
-import { ago, dollars, many, words } from "./format";
+import { ago, dollars, many, words, workloadName } from "./format";
 import { ask, now, set, useAsk, useHub } from "./hub";
 import { BeforePanel, BlastPanel, SilencedChip, ToldPanel, WorkLine } from "./incident_work";
 import { Bar, Chip, Empty, focus, Level, Panel, Problem, Skeleton, Time } from "./parts";
@@ -18,7 +18,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
   const [changes, change] = useState(0), done = () => change((n) => n + 1);
   const version = `${live && stamp(live)} ${changes}`;
   const { answer, problem } = useAsk<Detail>(`/api/incidents/${encodeURIComponent(id)}`, version);
-  if (!answer) return <main class="single">{problem ? <Panel><Empty title={problem.status === 404 ? `There is no incident ${id}` : "The incident cannot be shown"}>{problem.message}. <a href="/incidents">All incidents</a></Empty></Panel> : <Panel><Skeleton lines={8} /></Panel>}</main>;
+  if (!answer) return <main class="single">{problem ? <Panel><Empty title={problem.status === 404 ? `There is no incident ${id}` : "The incident cannot be shown"}>{problem.status !== 404 && `${problem.message}. `}<a href="/incidents">All incidents</a></Empty></Panel> : <Panel><Skeleton lines={8} /></Panel>}</main>;
   const { incident, diagnosis } = answer, open = incident.state !== "resolved", opened = Date.parse(incident.opened_at);
   const ended = incident.resolved_at ? Date.parse(incident.resolved_at) : now();
   const until = Math.ceil(Math.max(opened + 60e3, Math.min(now(), ended + 120e3, opened + 3600e3)) / 10000) * 10000;
@@ -52,8 +52,8 @@ const stamp = (c: Card) => `${c.state} ${c.signals} ${c.confidence} ${c.next_ste
 
 /** Whom it hits and what that costs, as one would say it aloud. */
 function hit({ incident, blast }: Detail): string {
-  if (!blast?.hits.length) return incident.workloads.length ? `It hits ${incident.workloads.join(", ")}.` : "";
-  const [first] = blast.hits, rest = blast.hits.length - 1, name = `${first.workload}${first.gpus == null ? "" : ` (${many(first.gpus, "GPU")})`}`;
+  if (!blast?.hits.length) return incident.workloads.length ? `It hits ${incident.workloads.map(workloadName).join(", ")}.` : "";
+  const [first] = blast.hits, rest = blast.hits.length - 1, name = `${workloadName(first.workload)}${first.gpus == null ? "" : ` (${many(first.gpus, "GPU")})`}`;
   return `${incident.resolved_at ? "It held up" : "It holds up"} ${name}${rest ? ` and ${many(rest, "more workload")}` : ""}: ${dollars(blast.dollars_per_hour)} an hour${incident.resolved_at ? "" : " until it moves"}.`;
 }
 /** What the lines show anyway, or what is no deed. */
@@ -84,15 +84,19 @@ function Why({ findings, looked, apart }: { findings: Finding[]; looked: string[
   );
 }
 
+const MOST_FACTS = 20;
+/** The alert or the series by its name; its labels are in the text, and whole on hover. */
+const sourceName = (source: string) => /alertname="([^"]+)"/.exec(source)?.[1] ?? source.replace(/\s*\{.*$/s, "");
 function EvidenceLines({ detail }: { detail: Detail }) {
-  const seen = new Set<string>();
+  const [all, showAll] = useState(false), seen = new Set<string>();
   const lines = (detail.diagnosis?.findings ?? []).flatMap((f) => f.evidence)
-    .concat(detail.incident.members.map((m) => ({ source: m.kind, text: m.text, at: m.since })))
+    .concat(detail.incident.members.map((m) => ({ source: m.kind === "alert" ? m.ref : m.kind, text: m.text, at: m.since })))
     .filter((e) => !seen.has(e.text) && seen.add(e.text))
     .sort((a, b) => (a.at ?? "").localeCompare(b.at ?? ""));
   return (
     <Panel title="Evidence" hint={many(lines.length, "observed fact")} id="evidence-panel">
-      {lines.length === 0 ? <Empty title="Nothing observed yet" /> : <ol class="evidence">{lines.map((e) => <li key={e.text}>{e.at ? <Time at={e.at} millis /> : <span>–</span>}<b title={e.source}>{e.source}</b><span>{e.text}</span></li>)}</ol>}
+      {lines.length === 0 ? <Empty title="Nothing observed yet" /> : <ol class="evidence">{(all ? lines : lines.slice(0, MOST_FACTS)).map((e) => <li key={e.text}>{e.at ? <Time at={e.at} millis /> : <span>–</span>}<b title={e.source}>{sourceName(e.source)}</b><span>{e.text}</span></li>)}</ol>}
+      {!all && lines.length > MOST_FACTS && <button type="button" class="plain" data-testid="more-facts" onClick={() => showAll(true)}>{lines.length - MOST_FACTS} more</button>}
     </Panel>
   );
 }

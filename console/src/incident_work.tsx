@@ -2,7 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { jobOf, type History } from "./charts";
-import { ago, clock, count, dollars, many, utc, words } from "./format";
+import { ago, clock, count, dollars, many, utc, words, workloadName } from "./format";
 import { acknowledge, ask, now, set, useAsk } from "./hub";
 import { Chip, Empty, Facts, focus, Panel, Problem, Since, Skeleton, Time } from "./parts";
 import { to } from "./router";
@@ -69,17 +69,20 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
   const places = new Set(incident.members.map((m) => m.place.gpu ?? m.place.node)).size, opened = Date.parse(incident.opened_at);
   const jobs = [...new Set(incident.workloads.map(jobOf))].map((name) => name.replace(/[^\w-]/g, "."));
   const { answer } = useAsk<Vector>(jobs.length ? query(`max(training_checkpoint_last_success_timestamp_seconds{job_name=~"${jobs.join("|")}"} < ${opened / 1000})`, opened) : "");
-  const saved = number(answer);
+  const saved = number(answer), [, kind, name] = /^(\w+)=(.+)$/.exec(incident.place.domain ?? "") ?? [];
+  const there = incident.place.gpu ? to.gpu(incident.place.gpu) : incident.place.node ? to.node(incident.place.node) : ["job", "pod", "hpc_job"].includes(kind) ? to.job(name) : ["rack", "leaf", "nvlink", "pool"].includes(kind) ? to.fleet(`${kind}:${name}`) : "";
+  // A model or a job of which nobody tells where it runs: no GPU is not what it has.
+  const known = blast && (blast.gpus > 0 || blast.hits.length > 0 || incident.place.node);
   return (
-    <Panel title="Blast radius" hint={blast ? `${dollars(blast.dollars_per_hour)} an hour` : "unknown"} id="blast-panel">
+    <Panel title="Blast radius" hint={known ? `${dollars(blast.dollars_per_hour)} an hour` : "unknown"} id="blast-panel">
       {!blast && <Problem>Whom it hits is unknown: the engine did not answer.</Problem>}
       <Facts rows={[
-        ["Place", incident.place.gpu ? <a href={to.gpu(incident.place.gpu)}>{incident.place_name}</a> : incident.place.node ? <a href={to.node(incident.place.node)}>{incident.place_name}</a> : incident.place_name],
-        ["GPUs", blast && <>{many(blast.gpus, "GPU")}{blast.gpus > blast.broken_gpus && <small>{count(blast.broken_gpus)} broken; the others wait for them</small>}</>],
+        ["Place", there ? <a href={there} data-testid="place">{incident.place_name}</a> : incident.place_name],
+        ["GPUs", blast && !known ? "unknown: nobody says on which GPUs it runs" : blast && <>{many(blast.gpus, "GPU")}{blast.broken_gpus > 0 && blast.gpus > blast.broken_gpus && <small>{count(blast.broken_gpus)} broken; the others wait for them</small>}</>],
         ["Workloads", blast ? <Hits blast={blast} /> : incident.workloads.join(", ") || "none known"],
         ["Teams", blast && (blast.teams.join(", ") || "none known")],
         ["Last checkpoint", saved && <>{clock(saved * 1000)} · {ago(opened - saved * 1000)} of work lost</>],
-        ["Cost", blast && <>{dollars(blast.dollars_per_hour)} / h · {dollars(blast.gpu_hours * price)} {incident.resolved_at ? "in all" : "so far"}<small>{blast.gpu_hours.toFixed(1)} GPU-hours{incident.resolved_at ? "" : " so far"}</small></>],
+        ["Cost", known && <>{dollars(blast.dollars_per_hour)} / h · {dollars(blast.gpu_hours * price)} {incident.resolved_at ? "in all" : "so far"}<small>{blast.gpu_hours.toFixed(1)} GPU-hours{incident.resolved_at ? "" : " so far"}</small></>],
         ["Signals", `${many(incident.members.length, "signal")} at ${many(places, "place")}`],
         ["Cause", words(incident.cause)],
         ["Part of", incident.part_of && <a href={to.incident(incident.part_of)} data-testid="part-of">{incident.part_of}</a>],
@@ -113,7 +116,7 @@ export function BeforePanel({ incident }: { incident: Incident }) {
 function Hits({ blast }: { blast: Blast }) {
   const [all, showAll] = useState(false), shown = all ? blast.hits : blast.hits.slice(0, 5), rest = blast.hits.length - shown.length;
   if (!blast.hits.length) return <>none known</>;
-  return <>{shown.map((h) => <div key={h.workload} data-testid="hit">{h.workload} <span class="dim">{h.gpus == null ? "GPUs unknown" : many(h.gpus, "GPU")}</span></div>)}
+  return <>{shown.map((h) => <div key={h.workload} data-testid="hit"><a href={to.job(h.workload)}>{workloadName(h.workload)}</a> <span class="dim">{h.gpus == null ? "GPUs unknown" : many(h.gpus, "GPU")}</span></div>)}
     {rest > 0 && <button type="button" class="plain" onClick={() => showAll(true)}>{rest} more</button>}</>;
 }
 

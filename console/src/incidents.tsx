@@ -1,6 +1,6 @@
 // All incidents, newest first; state, severity, order and words to look for are in the address.
 
-import { ago, percent } from "./format";
+import { ago, percent, workloadName } from "./format";
 import { now, useAsk, useHub } from "./hub";
 import { SilencedChip } from "./incident_work";
 import { Choice, Empty, GLYPH, Panel, Select, Time } from "./parts";
@@ -14,12 +14,12 @@ const RANK = { critical: 3, warning: 2, info: 1 };
 
 const COLUMNS: Column<Card>[] = [
   { id: "what", title: "What", value: (c) => c.title, class: "what", cell: (c) => <><span class={`mark ${c.state === "resolved" ? "closed" : c.severity}`} title={c.severity}>{GLYPH[c.severity]}</span><a href={to.incident(c.id)}>{c.title}</a><small>{c.id}{c.part_of && ` · part of ${c.part_of}`}</small></> },
-  { id: "severity", title: "Severity", value: (c) => RANK[c.severity], numeric: true, class: "left", cell: (c) => c.severity },
+  { id: "severity", title: "Severity", value: (c) => RANK[c.severity], numeric: true, class: "left wide-only", cell: (c) => c.severity },
   { id: "place", title: "Place", minor: true, value: (c) => c.place_name },
   { id: "state", title: "State", value: (c) => c.state, class: "nowrap", cell: (c) => <>{c.state} {c.state !== "resolved" && ago(now() - Date.parse(c.opened_at))}{(c.assignee || c.silenced_by) && <small class="plain">{c.assignee && `with ${c.assignee} `}<SilencedChip silence={c.silenced_by} /></small>}</> },
-  { id: "opened", title: "Opened", value: (c) => c.opened_at, class: "nowrap", cell: (c) => <Time at={c.opened_at} full /> },
-  { id: "sure", title: "Sure", numeric: true, value: (c) => c.confidence, cell: (c) => (c.confidence == null ? "unknown" : percent(100 * c.confidence)) },
-  { id: "hits", title: "Hits", minor: true, value: (c) => c.workloads.join(" "), cell: (c) => (c.workloads.length ? <span title={c.workloads.join("\n")}>{c.workloads[0]}{c.workloads.length > 1 && ` +${c.workloads.length - 1}`}</span> : "nobody") },
+  { id: "opened", title: "Opened", value: (c) => c.opened_at, class: "nowrap wide-only", cell: (c) => <Time at={c.opened_at} full /> },
+  { id: "sure", title: "Sure", numeric: true, class: "wide-only", value: (c) => c.confidence, cell: (c) => (c.confidence == null ? "unknown" : percent(100 * c.confidence)) },
+  { id: "hits", title: "Hits", minor: true, value: (c) => c.workloads.join(" "), cell: (c) => (c.workloads.length ? <span title={c.workloads.join("\n")}>{workloadName(c.workloads[0])}{c.workloads.length > 1 && ` +${c.workloads.length - 1}`}</span> : c.place.node ? "nobody" : "unknown") },
   { id: "next", title: "Next step", minor: true, value: (c) => c.next_step ?? "", cell: (c) => c.next_step ?? "–" },
 ];
 

@@ -30,6 +30,8 @@ export const STATE: Record<string, { tone: string; glyph: string }> = {
   slow: { tone: "warning", glyph: "▲" }, idle: { tone: "warning", glyph: "○" }, paused: { tone: "info", glyph: "‖" }, pending: { tone: "", glyph: "…" }, running: { tone: "ok", glyph: "✓" }, unknown: { tone: "", glyph: "·" },
 };
 const TROUBLE = ["hung", "stalled", "diverged", "slow", "idle"];
+/** Nobody is behind in a job where all wait; its page says for whom. */
+const STUCK = ["hung", "stalled"];
 const ORDER = ["hung", "stalled", "diverged", "slow", "idle", "paused", "pending", "running", "unknown"];
 const BOUND: Record<string, string> = { compute: "compute", memory_bandwidth: "memory bandwidth", input: "input", communication: "communication", straggler: "a straggler", power_or_heat: "power or heat", nothing: "nothing", unknown: "unknown" };
 export const money = (m: { amount: number | null; currency: string } | null) => (m == null || m.amount == null ? "unknown" : m.currency === "USD" || m.currency === "$" ? dollars(m.amount) : `${m.currency} ${count(m.amount)}`);
@@ -37,6 +39,8 @@ const span = (seconds: number | null) => (seconds == null ? "unknown" : seconds 
 const hours = (n: number | null) => (n == null ? "unknown" : n < 10 ? n.toFixed(1) : count(n));
 const share = (n: number | null) => percent(n == null ? null : 100 * n);
 
+/** Of a plain job no scheduler tells: the program alone says what it is called. */
+const kindName = (kind: string) => (kind === "plain" ? "no scheduler names it" : kind);
 const dim = (text: string) => (text === "unknown" || text === "none" ? <span class="dim">{text}</span> : text);
 
 export function JobsPage({ address, theme, id }: PageProps) {
@@ -77,7 +81,7 @@ function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
       <Tile id="tile-used" name="Used of what is held" value={share(base ? used / base : null)} meaning={base < gpus ? `SM active, of ${count(base)} GPUs that are measured` : "SM active over the last hour"} />
       <Tile id="tile-trouble" name="In trouble" value={nobody(bad.length)} tone={bad.some((j) => STATE[j.state]?.tone === "critical") ? "bad" : bad.length ? "warn" : undefined} meaning={by.length ? by.map(([s, n]) => `${n} ${s}`).join(" · ") : isBlind ? "no GPU of a job is measured yet" : "none hung, stalled, slow or idle"} href={withParams(address, { state: "trouble" })} />
       <Tile id="tile-goodput" name="Goodput" value={share(goodput)} meaning={good.length ? `of ${many(good.length, "job")} that tell of their steps` : "no job tells of its steps"} />
-      <Tile id="tile-stragglers" name="Stragglers" value={nobody(stragglers.length)} tone={stragglers.length ? "warn" : undefined} meaning={stragglers.length ? `worst ${percent(100 * Math.max(...stragglers.map((j) => j.straggler!.score)))} behind its peers` : isBlind ? "no rank is measured yet" : "no rank is behind its peers"} />
+      <Tile id="tile-stragglers" name="Stragglers" value={nobody(stragglers.length)} tone={stragglers.length ? "warn" : undefined} meaning={stragglers.length ? `worst ${percent(100 * Math.max(...stragglers.map((j) => j.straggler!.score)))} behind its peers` : isBlind ? "no rank is measured yet" : jobs.some((j) => STUCK.includes(j.state)) ? "no rank of the jobs that go on is behind its peers" : "no rank is behind its peers"} />
     </section>
   );
 }
@@ -87,13 +91,13 @@ const Counted = (p: { job: JobLine; children: string }) => (
   <span class={p.children === "unknown" ? "dim" : undefined} title={p.job.counted_since ? `since ${day(p.job.counted_since)}${p.job.started_at ? "" : ", when this hub first saw it: it may have begun before"}` : undefined}>{p.children}</span>
 );
 const COLUMNS: Column<JobLine>[] = [
-  { id: "name", title: "Job", value: (j) => j.id, cell: (j) => <><a href={to.job(j.id)}>{j.name || j.id}</a><small class="plain">{[j.namespace || (j.kind === "slurm" ? `Slurm ${j.id}` : j.kind), j.user, j.team && `team ${j.team}`].filter(Boolean).join(" · ")}</small></> },
+  { id: "name", title: "Job", value: (j) => j.id, cell: (j) => <><a href={to.job(j.id)}>{j.name || j.id}</a><small class="plain">{[j.namespace || (j.kind === "slurm" ? `Slurm ${j.id}` : kindName(j.kind)), j.user, j.team && `team ${j.team}`].filter(Boolean).join(" · ")}</small></> },
   { id: "state", title: "State", value: (j) => `${ORDER.indexOf(j.state)} ${j.state}`, cell: (j) => <><Mark {...STATE[j.state]}>{j.state}</Mark>{j.stalled_since && <small class="plain">since <Time at={j.stalled_since} /></small>}{j.incidents.length > 0 && <small class="plain">{j.incidents.slice(0, 2).map((i) => <a key={i} href={to.incident(i)}>{i} </a>)}</small>}</> },
   { id: "gpus", title: "GPUs", numeric: true, value: (j) => j.gpus, cell: (j) => <>{count(j.gpus)}<small>{many(j.nodes, "node")}</small></> },
   { id: "used", title: "Used", numeric: true, value: (j) => j.used, cell: (j) => dim(share(j.used)), hint: "share of the held GPU time of the last hour in which SMs were active" },
   { id: "bound", title: "Bound by", value: (j) => BOUND[j.bound_by], cell: (j) => dim(BOUND[j.bound_by]) },
   { id: "goodput", title: "Goodput", numeric: true, value: (j) => j.goodput, cell: (j) => dim(share(j.goodput)), hint: "productive step time over wall time" },
-  { id: "straggler", title: "Straggler", value: (j) => (j.straggler ? `${j.straggler.node} GPU ${j.straggler.gpu}` : ""), cell: (j) => (j.straggler ? <Mark tone="warning">{j.straggler.rank == null ? `${j.straggler.node} GPU ${j.straggler.gpu}` : `rank ${j.straggler.rank}`}<small class="plain">{percent(100 * j.straggler.score)} behind</small></Mark> : dim(j.used == null && j.goodput == null ? "unknown" : "none")), minor: true },
+  { id: "straggler", title: "Straggler", value: (j) => (j.straggler ? `${j.straggler.node} GPU ${j.straggler.gpu}` : ""), cell: (j) => (j.straggler ? <Mark tone="warning">{j.straggler.rank == null ? `${j.straggler.node} GPU ${j.straggler.gpu}` : `rank ${j.straggler.rank}`}<small class="plain">{percent(100 * j.straggler.score)} behind</small></Mark> : dim((j.used == null && j.goodput == null) || STUCK.includes(j.state) ? "unknown" : "none")), minor: true },
   { id: "hours", title: "GPU-hours", numeric: true, value: (j) => j.gpu_hours, cell: (j) => <Counted job={j}>{hours(j.gpu_hours)}</Counted>, minor: true, hint: "so far" },
   { id: "cost", title: "Cost so far", numeric: true, value: (j) => j.cost?.amount, cell: (j) => <Counted job={j}>{money(j.cost)}</Counted> },
 ];
@@ -110,7 +114,7 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
       <div class="columns">
         <div>
           <Panel class="head">
-            <p class="chips"><Chip tone={state.tone}><i aria-hidden="true">{state.glyph}</i> {job.state}</Chip><Chip>{job.kind}</Chip><Chip>{many(job.gpus, "GPU")} on {many(job.nodes, "node")}</Chip>{job.started_at && <Chip title={day(job.started_at)}>started {ago(now() - Date.parse(job.started_at))} ago</Chip>}{job.team && <Chip>team {job.team}</Chip>}</p>
+            <p class="chips"><Chip tone={state.tone}><i aria-hidden="true">{state.glyph}</i> {job.state}</Chip><Chip>{kindName(job.kind)}</Chip><Chip>{many(job.gpus, "GPU")} on {many(job.nodes, "node")}</Chip>{job.started_at && <Chip title={day(job.started_at)}>started {ago(now() - Date.parse(job.started_at))} ago</Chip>}{job.team && <Chip>team {job.team}</Chip>}</p>
             <h1 data-testid="title">{job.name || job.id}</h1>
             <p class="lead" data-testid="job-why">{answer.why}</p>
           </Panel>
@@ -163,7 +167,7 @@ function NoJob({ id }: { id: string }) {
 const host = (url: string) => { try { return new URL(url).host; } catch { return url; } };
 function amount(n: number | null, unit: string): string {
   if (n == null) return "unknown";
-  return unit === "bytes" ? `${count(n / 2 ** 30)} GiB` : `${Number(n.toPrecision(3))} ${unit}`;
+  return unit === "bytes" ? `${count(n / 2 ** 30)} GiB` : `${Number(n.toPrecision(3))} ${n === 1 ? unit.replace(/s$/, "") : unit}`;
 }
 
 const LOST: Record<string, { text: string; tone: string }> = { productive: { text: "productive", tone: "accent" }, stall: { text: "stalled", tone: "bad" }, failure: { text: "failure", tone: "bad2" }, restart: { text: "restart", tone: "warn" }, queue: { text: "waiting in the queue", tone: "warn2" }, pause: { text: "checkpoints and validation", tone: "calm" }, unknown: { text: "unknown", tone: "unknown" } };
@@ -204,10 +208,10 @@ function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggler | nul
 }
 const RANK: Record<string, { tone: string; glyph: string }> = { works: { tone: "ok", glyph: "✓" }, waits: { tone: "", glyph: "‖" }, slow: { tone: "warning", glyph: "▲" }, idle: { tone: "warning", glyph: "○" }, missing: { tone: "critical", glyph: "✕" }, unknown: { tone: "", glyph: "·" } };
 const rankColumns = (straggler: Straggler | null): Column<Rank>[] => [
-  { id: "rank", title: "Rank", value: (r) => r.rank, cell: (r) => <>{r.rank ?? <span class="dim">unknown</span>}{straggler && straggler.uuid === r.uuid && <Chip tone="warning">▲ straggler</Chip>}</> },
-  { id: "gpu", title: "GPU", value: (r) => `${r.node} ${r.gpu}`, cell: (r) => <a href={to.gpu(r.uuid)}>{r.node} · GPU {r.gpu}</a> },
+  { id: "rank", title: "Rank", class: "short", value: (r) => r.rank, cell: (r) => <>{r.rank ?? <span class="dim">unknown</span>}{straggler && straggler.uuid === r.uuid && <Chip tone="warning">▲ straggler</Chip>}</> },
+  { id: "gpu", title: "GPU", class: "nowrap", value: (r) => `${r.node} ${r.gpu}`, cell: (r) => <a href={to.gpu(r.uuid)}>{r.node} · GPU {r.gpu}</a> },
   { id: "state", title: "Does", value: (r) => r.state, cell: (r) => <Mark {...RANK[r.state]}>{r.state}</Mark> },
-  { id: "sm", title: "SM active", numeric: true, value: (r) => r.sm_active, cell: (r) => share(r.sm_active) },
+  { id: "sm", title: "SM active", numeric: true, class: "wide-only", value: (r) => r.sm_active, cell: (r) => share(r.sm_active) },
   { id: "power", title: "Power", numeric: true, value: (r) => r.power_watts, cell: (r) => (r.power_watts == null ? "unknown" : `${count(r.power_watts)} W`), minor: true },
   { id: "step", title: "Step", numeric: true, value: (r) => r.step_seconds, cell: (r) => (r.step_seconds === 0 ? "no step" : span(r.step_seconds)) },
   { id: "score", title: "Behind", numeric: true, value: (r) => r.score, cell: (r) => (r.score == null ? "unknown" : r.score < 0.005 ? "–" : percent(100 * r.score)), hint: "how much longer it takes than the others" },

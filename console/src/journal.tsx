@@ -72,8 +72,8 @@ function Chain() {
 const isIncident = (subject: string) => /^INC-\d+$/.test(subject);
 const COLUMNS: Column<Entry>[] = [
   { id: "at", title: "Time", value: (e) => e.at, cell: (e) => <Time at={e.at} full />, class: "when" },
-  { id: "actor", title: "Who", value: (e) => e.actor, cell: (e) => <button type="button" class="plain as-is" onClick={() => put("actor", e.actor)}>{e.actor}</button> },
-  { id: "kind", title: "What", value: (e) => e.kind, cell: (e) => words(e.kind), class: "when" },
+  { id: "actor", title: "Who", class: "wide-only", value: (e) => e.actor, cell: (e) => <button type="button" class="plain as-is" onClick={() => put("actor", e.actor)}>{e.actor}</button> },
+  { id: "kind", title: "What", value: (e) => e.kind, cell: (e) => words(e.kind), class: "when wide-only" },
   { id: "subject", title: "About", value: (e) => e.subject, cell: (e) => (isIncident(e.subject) ? <a href={to.incident(e.subject)}>{e.subject}</a> : <button type="button" class="plain as-is" onClick={() => put("subject", e.subject)}>{e.subject}</button>), class: "about" },
   { id: "text", title: "In words", value: (e) => e.text, cell: (e) => e.text || <span class="dim">–</span>, class: "words-cell" },
   { id: "seq", title: "No.", numeric: true, minor: true, value: (e) => e.seq },

@@ -1,12 +1,12 @@
 // The shell: the table of pages, navigation, keys, theme, and the state of the connection around every page.
 
 import { render, type ComponentType } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { RANGES } from "./charts";
 import "./console.css";
 import { FleetPage } from "./fleet";
 import { clock, many, utc, zone } from "./format";
-import { ask, connect, get, refreshStatus, set, useHub } from "./hub";
+import { ask, connect, get, refreshStatus, set, useHub, useReturns } from "./hub";
 import { KeysDialog, useKeys } from "./keys";
 import { Chip, Empty, focus, Panel, Skeleton } from "./parts";
 import { followLinks, put, useAddress, type PageProps, type PageRow } from "./router";
@@ -44,10 +44,11 @@ function rowOf(path: string): { row?: PageRow; first: string; id: string } {
 const loaded = new Map<PageRow, ComponentType<PageProps>>([[FLEET, FleetPage]]);
 /** The page's code, asked for once; until it is there a skeleton stands in. */
 function Page({ row, ...props }: PageProps & { row: PageRow }) {
-  const [problem, say] = useState(""), [, redraw] = useState(0);
+  const [problem, say] = useState(""), [, redraw] = useState(0), returns = useReturns();
   useEffect(() => {
-    if (!loaded.has(row)) row.load().then((page) => { loaded.set(row, page); redraw((n) => n + 1); }, () => say("This page could not be loaded; the hub may have a newer version. Load it again."));
-  }, [row]);
+    const failed = () => say(get().link === "lost" ? "The hub does not answer. This page comes as soon as it does." : "This page could not be loaded; the hub may have a newer version.");
+    if (!loaded.has(row)) row.load().then((page) => { loaded.set(row, page); say(""); redraw((n) => n + 1); }, failed);
+  }, [row, returns]);
   const Found = loaded.get(row);
   if (Found) return <Found {...props} key={`${row.path}${props.id}`} />;
   return <main class="single"><Panel>{problem ? <Empty title={problem}><a href={props.address.href} target="_self">Load again</a></Empty> : <Skeleton lines={8} />}</Panel></main>;
@@ -104,7 +105,7 @@ function Rail({ pages, first, theme, toggle, help }: { pages: PageRow[]; first: 
       {GROUPS.map((group) => {
         const shown = pages.filter((p) => p.group === group);
         return shown.length > 0 && <div key={group} class="group" role="group" aria-label={group}>{shown.map((p) => (
-          <a class="nav" key={p.path} href={p.path} aria-current={p.path === here ? "page" : undefined} data-testid={`nav-${p.path.slice(1) || "fleet"}`} title={`${p.name} (g ${p.key})`} onPointerEnter={() => void p.load()}>
+          <a class="nav" key={p.path} href={p.path} aria-current={p.path === here ? "page" : undefined} data-testid={`nav-${p.path.slice(1) || "fleet"}`} title={`${p.name} (g ${p.key})`} onPointerEnter={() => p.load().catch(() => undefined)}>
             {p.short ?? p.name}{p.path === "/incidents" && open && open.length > 0 && <sup aria-label={`${open.length} open`}>{open.length}</sup>}</a>))}</div>;
       })}
       <div class="group foot">
@@ -124,6 +125,12 @@ function Shell() {
   useEffect(() => { if (!hub.notice) return; const timer = setTimeout(() => set({ notice: undefined }), 5000); return () => clearTimeout(timer); }, [hub.notice]);
   const { row, first, id } = rowOf(address.pathname);
   useEffect(() => { document.title = row?.path === "/" || !row ? "Watchkeeper" : `${id || row.name} · Watchkeeper`; }, [row, id]);
+  // A link that led here is gone with its page: who uses no pointer goes on at the new one, and hears it.
+  const before = useRef(address.pathname);
+  useEffect(() => {
+    if (before.current !== address.pathname && document.activeElement === document.body) document.getElementById("page")?.focus({ preventScroll: true });
+    before.current = address.pathname;
+  }, [address.pathname]);
   if (hub.signIn) return <SignIn />;
   const span = address.searchParams.get("range") ?? "1h";
   return (
@@ -145,7 +152,8 @@ function Shell() {
       {hub.status && !hub.status.ready && <p class="banner" role="status">The hub is not ready: {hub.status.not_ready_because}.</p>}
       {hub.status && !hub.status.rules.is_successful && <RuleTrouble rules={hub.status.rules} />}
       {hub.status && hub.status.degraded.length > 0 && hub.link !== "lost" && <Degraded said={hub.status.degraded} />}
-      <div id="page">
+      <div id="page" tabIndex={-1}>
+        {row && !id && <h1 class="unseen">{row.name}</h1>}
         {row ? <Page row={row} address={address} theme={theme} id={id} />
           : <main class="single"><Panel><Empty title="There is no such page">{pages.map((p, i) => <span key={p.path}>{i > 0 && " · "}<a href={p.path}>{p.name}</a></span>)}</Empty></Panel></main>}
       </div>
@@ -156,7 +164,7 @@ function Shell() {
 }
 
 // The page's code and its first answers are on their way at the same time.
-rowOf(location.pathname).row?.load();
+rowOf(location.pathname).row?.load().catch(() => undefined);
 set({ colour: new URL(location.href).searchParams.get("colour") ?? get().colour });
 followLinks((path) => Boolean(rowOf(path).row));
 connect();

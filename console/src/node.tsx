@@ -2,7 +2,7 @@
 
 import { useMemo } from "preact/hooks";
 import { cardMarks, eventMarks, layers, repairMarks, spanOf, type History, type RepairRow } from "./charts";
-import { count, many, quantity, words } from "./format";
+import { count, many, quantity, words, workloadName } from "./format";
 import { now, useAsk, useHub } from "./hub";
 import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton, STATES } from "./parts";
 import { param, put, to, type PageProps } from "./router";
@@ -72,10 +72,10 @@ function GpuTable({ gpus, fleet, frame, address }: { gpus: GpuAnswer[]; fleet?: 
   fleet?.nodes.flatMap((n) => n.gpus).forEach((g, i) => { if (g) slots.set(g.uuid, i); });
   const of = (g: GpuAnswer) => (frame && frame.version === fleet?.version && slots.has(g.uuid) ? { state: frame.states[slots.get(g.uuid)!], value: frame.values[slots.get(g.uuid)!] } : { state: 6, value: NaN });
   const columns: Column<GpuAnswer>[] = [
-    { id: "gpu", title: "GPU", value: (g) => g.index, cell: (g) => <a href={to.gpu(g.uuid)}>GPU {g.index ?? "?"}</a> },
+    { id: "gpu", title: "GPU", class: "short nowrap", value: (g) => g.index, cell: (g) => <a href={to.gpu(g.uuid)}>GPU {g.index ?? "?"}</a> },
     { id: "state", title: "State", value: (g) => STATES[of(g).state].text, cell: (g) => <Chip tone={STATES[of(g).state].name}>{STATES[of(g).state].glyph} {STATES[of(g).state].text}</Chip> },
-    { id: "sm", title: "SM active", numeric: true, value: (g) => (Number.isNaN(of(g).value) ? null : of(g).value), cell: (g) => quantity(of(g).value, "%") },
-    { id: "held", title: "Held by", value: (g) => g.holders.map(called).join(" "), cell: (g) => (g.holders.length ? g.holders.map(called).join(", ") : <span class="dim">{g.reason || "nobody"}</span>) },
+    { id: "sm", title: "SM active", numeric: true, class: "wide-only", value: (g) => (Number.isNaN(of(g).value) ? null : of(g).value), cell: (g) => quantity(of(g).value, "%") },
+    { id: "held", title: "Held by", value: (g) => g.holders.map(called).join(" "), cell: (g) => (g.holders.length ? g.holders.map((h, i) => <span key={i}>{i > 0 && ", "}<a href={to.job(called(h))}>{workloadName(called(h))}</a></span>) : <span class="dim">{g.reason || "nobody"}</span>) },
     { id: "mig", title: "MIG", minor: true, value: (g) => g.holders.filter((h) => h.slice != null).length, cell: (g) => (g.holders.some((h) => h.slice != null) ? many(new Set(g.holders.map((h) => h.slice)).size, "slice") : "whole") },
     { id: "incidents", title: "Incidents", value: (g) => g.incidents.length, cell: (g) => (g.incidents.length ? g.incidents.map((i) => <a key={i.id} href={to.incident(i.id)}>{i.id} </a>) : "none") },
   ];
@@ -88,7 +88,7 @@ export function LayersPanel(p: { id: string; node: string; gpu: string | null; w
   const back = () => { put("from", null); put("until", null); };
   return (
     <Panel title="All layers on one clock" hint="hardware, fabric and workload · events, alerts and actions drawn in · drag to look closer" id="layers" side={zoomed && <button type="button" class="plain" data-testid="zoom-out" onClick={back}>Whole range</button>}>
-      <Strips id={p.id} name="Readings of hardware, fabric and workload" strips={layers({ node: p.node, gpu: p.gpu }, p.workloads)} quiet start={zoomed ? from : p.end - spanOf(p.address)} end={zoomed ? until : p.end} marks={p.marks} theme={p.theme} band={42} zoom={zoom} />
+      <Strips id={p.id} name="Readings of hardware, fabric and workload" strips={layers({ cluster: "", node: p.node, gpu: p.gpu, domain: null }, p.workloads)} quiet start={zoomed ? from : p.end - spanOf(p.address)} end={zoomed ? until : p.end} marks={p.marks} theme={p.theme} band={42} zoom={zoom} />
     </Panel>
   );
 }

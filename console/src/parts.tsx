@@ -1,7 +1,7 @@
 // Small pieces that all pages share: panels, chips, times, glyphs, and what stands there when there is nothing to show.
 
 import type { ComponentChildren } from "preact";
-import { ago, clock, day, dollars, percent, utc, words } from "./format";
+import { ago, clock, day, dollars, percent, utc, words, workloadName } from "./format";
 import { acknowledge, get, now } from "./hub";
 import { to } from "./router";
 import type { Card as CardValue, Severity } from "./types";
@@ -91,7 +91,8 @@ export function IncidentCard({ card }: { card: CardValue }) {
       <div class="chips">
         {open && <Level severity={card.severity} />}
         {card.confidence != null && <Chip title={`confidence of the finding ${card.cause}`}>cause {percent(100 * card.confidence)}</Chip>}
-        {card.workloads.length > 0 && <Chip title={card.workloads.join("\n")}>{card.workloads.length === 1 ? card.workloads[0] : `${card.workloads.length} workloads`}</Chip>}
+        {card.workloads.length > 0 && <Chip title={card.workloads.join("\n")}>{card.workloads.length === 1 ? workloadName(card.workloads[0]) : `${card.workloads.length} workloads`}</Chip>}
+        {card.silenced_by && <Chip tone="warning" title={`by ${card.silenced_by.author} until ${utc(card.silenced_by.ends_at)}: ${card.silenced_by.reason}`}>silenced</Chip>}
         {card.dollars_per_hour ? <Chip title="what the GPUs it holds up cost">{dollars(card.dollars_per_hour)} / h</Chip> : null}
         <Chip title={utc(card.opened_at)}>{open ? `${card.state} ${ago(now() - Date.parse(card.opened_at))}` : `closed ${clock(card.resolved_at ?? card.opened_at)}`}</Chip>
       </div>
@@ -99,7 +100,7 @@ export function IncidentCard({ card }: { card: CardValue }) {
         <>
           {card.next_step && <p class="next" data-testid="next-step"><b>Next</b> {card.next_step}</p>}
           <div class="buttons">
-            {asks && <a class="button primary wrap" href={`${to.incident(card.id)}?plan=1`} data-testid="review">Review: {card.plan.map(words).join(", ")}</a>}
+            {asks && <a class="button primary wrap" href={`${to.incident(card.id)}?plan=1`} data-testid="review">Review: {[...new Set(card.plan)].map(words).join(", ")}</a>}
             <a class={asks ? "button" : "button primary"} href={to.incident(card.id)} data-testid="why">Why</a>
             {card.state === "open" && <button type="button" data-testid="acknowledge" onClick={() => acknowledge(card.id)}>Acknowledge</button>}
           </div>

@@ -71,7 +71,7 @@ export function Table<T>(p: Props<T>) {
             <caption class="unseen">{p.caption}</caption>
             <thead><tr>{p.columns.map((c) => (
               <th key={c.id} scope="col" class={classes(c)} aria-sort={c.id === by ? (down ? "descending" : "ascending") : undefined}>
-                <button type="button" class="head" title={c.hint} onClick={() => turn(c)}>{c.title}<i aria-hidden="true">{c.id === by ? (down ? " ↓" : " ↑") : ""}</i></button>
+                {c.title ? <button type="button" class="head" title={c.hint} onClick={() => turn(c)}>{c.title}<i aria-hidden="true">{c.id === by ? (down ? " ↓" : " ↑") : ""}</i></button> : <span class="unseen">What to do</span>}
               </th>))}</tr></thead>
             <tbody>{shown!.map((row) => {
               const key = p.rowKey(row), leads = p.href || p.choose;

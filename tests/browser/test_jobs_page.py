@@ -69,3 +69,18 @@ def test_a_loss_that_went_wrong_names_the_gpus_that_something_happened_to(page: 
     page.route(f"**/api/jobs/{quote(name, safe='')}", with_a_loss)
     page.goto(f"{demo.url}/jobs/{quote(name, safe='')}")
     expect(page.get_by_test_id("job-events")).to_contain_text("around then: rank 3 · GPU 3 on gpu-r01-02: Xid 94")
+
+
+def test_a_list_does_not_say_that_a_hung_job_has_no_straggler(page: Page, demo: Product) -> None:  # noqa: F811
+    largest(demo)
+
+    def hung(route: Route) -> None:
+        answer = route.fetch()
+        jobs = [job | {"straggler": None, "state": "hung"} for job in answer.json()["jobs"]]
+        route.fulfill(response=answer, json=answer.json() | {"jobs": jobs})
+
+    page.route("**/api/jobs?*", hung)
+    page.goto(f"{demo.url}/jobs")
+    expect(page.get_by_test_id("job-row").first).to_contain_text("hung")
+    expect(page.get_by_test_id("job-row").first).not_to_contain_text("none")
+    expect(page.get_by_test_id("tile-stragglers")).to_contain_text("of the jobs that go on")

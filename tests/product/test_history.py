@@ -55,7 +55,7 @@ def test_rules_are_tried_on_the_history_of_a_hub_and_of_a_file(product: Product,
         assert [episode["alert"] for episode in found["episodes"]] == ["Warm"]
         assert (found["fired"], found["failures"]) == (1, [])
     shown = command("rules", "replay", str(rules), "--record", str(tape))
-    assert "1 alerts would have fired" in shown.stdout
+    assert "1 alert would have fired" in shown.stdout
     assert "Warm" in shown.stdout
 
 

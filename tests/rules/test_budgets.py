@@ -72,3 +72,8 @@ def test_an_alert_about_another_model_is_not_this_one_s() -> None:
 def test_a_budget_without_traffic_now_is_unknown_however_much_is_left() -> None:
     [found] = budgets.budgets([GOAL], recorded(left=0.9), [])
     assert (found.left, found.indicator, found.state) == (0.9, None, budgets.BudgetState.UNKNOWN)
+
+
+def test_no_more_than_all_answers_are_good() -> None:
+    [found] = budgets.budgets([GOAL], recorded(_5m=-0.00016, _1h=-0.0001, left=1.0), [])
+    assert (found.indicator, found.burn_rates[0].rate) == (1.0, 0.0)

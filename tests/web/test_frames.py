@@ -115,3 +115,12 @@ def test_a_packed_frame_has_header_values_and_states_in_line() -> None:
     assert values[0] == 1.5
     assert np.isnan(values[1])
     assert packed[-2:] == b"\x00\x04"
+
+
+def test_an_average_that_outlives_its_readings_does_not_make_a_gpu_healthy() -> None:
+    hub = FakeHub(racks=1, per_rack=1)
+    gone = hub.fleet.seen[2].gpu.uuid
+    picture = draw(hub, power=reading(hub, 500.0, but=gone), gpu_util=reading(hub, 90.0, but=gone))
+    assert (picture.states[2], picture.summary["ok"], picture.summary["silent"]) == (State.SILENT, 7, 1)
+    alone = draw(hub, power=None, gpu_util=None)
+    assert alone.summary["ok"] == 8, "an exporter that gives nothing but activity still reports"

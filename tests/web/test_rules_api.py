@@ -107,6 +107,7 @@ def test_a_mistake_has_its_place(site: Site) -> None:
         ({"expr": "up", "interval": "100ms"}, "steps; the most is"),
         ({"expr": "up", "from": "soon"}, "from"),
         ({"rules": "groups: []"}, "0 rules; from 1 to"),
+        ({"rules": "[" * 60_000}, "nested deeper than 100"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_with_both_numbers(site: Site, body: dict[str, Any], problem: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import options
+from watchkeeper.cli import groups, options
 from watchkeeper.client.hub import HubClient
 from watchkeeper.errors import SettingsError, WireError
 from watchkeeper.kit import durations, wire
@@ -16,7 +16,7 @@ from watchkeeper.model import incidents
 from watchkeeper.remediate import explanation, policy
 
 
-@click.group("act")
+@click.group("act", cls=groups.Group)
 def command() -> None:
     """Repairs: from a plan to a healthy node.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from watchkeeper.cli import groups
 from watchkeeper.collect import control, node_facts, order_bench
 from watchkeeper.kit import secret_file
 from watchkeeper.model import orders
@@ -29,7 +30,7 @@ COMMANDS = {
 }
 
 
-class Commands(click.Group):
+class Commands(groups.Group):
     """The commands beside running, each imported on use: a running agent has no need of a client of the hub."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002

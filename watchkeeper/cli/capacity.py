@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from watchkeeper import errors
-from watchkeeper.cli import capacity_words, options
+from watchkeeper.cli import capacity_words, groups, options
 from watchkeeper.client.hub import HubClient
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet
@@ -31,7 +31,7 @@ OF_TABLES = {
 }
 
 
-@click.group("capacity")
+@click.group("capacity", cls=groups.Group)
 def command() -> None:
     """When is the fleet full, what is true about it now, and what if it were another."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import options, usage
+from watchkeeper.cli import groups, options, usage
 from watchkeeper.cli.capacity import read_text
 from watchkeeper.client.hub import HubClient
 from watchkeeper.errors import CollectError
@@ -30,7 +30,7 @@ policy_option = click.option(
 prices_option = click.option("--prices", "prices_path", metavar="FILE", help="With --jobs: a price book; TOML or CSV.")
 
 
-@click.group("cost")
+@click.group("cost", cls=groups.Group)
 def command() -> None:
     """What GPUs cost whom: reports, monthly statements and budgets."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import diag_fabric
+from watchkeeper.cli import diag_fabric, groups
 from watchkeeper.cli.gpu_choice import with_gpus
 from watchkeeper.cli.options import as_json, print_json
 from watchkeeper.cli.profiling import SPOOL
@@ -52,7 +52,7 @@ def _bent(body: Callable[..., Any]) -> Callable[..., Any]:
     return body
 
 
-@click.group("diag", invoke_without_command=True)
+@click.group("diag", cls=groups.Group, invoke_without_command=True)
 @click.option(
     "-r",
     "--run",

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import options
+from watchkeeper.cli import groups, options
 from watchkeeper.diagnose.doctor import examine, recognise, report
 from watchkeeper.readers import bundles, this_node
 
@@ -22,7 +22,7 @@ SHOWN_EVIDENCE = 5
 CERTAIN, LIKELY = 0.8, 0.5
 
 
-class Doctor(click.Group):
+class Doctor(groups.Group):
     """Takes files as a plain command does; the word `stack` as the first one means the command of that name."""
 
     # As for a plain command: `doctor FILE --json`.

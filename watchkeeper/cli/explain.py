@@ -10,7 +10,7 @@ import json
 import click
 
 from watchkeeper.catalogue import causes, metrics, xid
-from watchkeeper.cli import explain_workload
+from watchkeeper.cli import explain_workload, groups
 from watchkeeper.kit import wire
 
 LABEL_WIDTH = 14
@@ -29,7 +29,7 @@ ACTION_WORDS = {
 DEVICE_PLUGIN_WORDS = {"ignored": "ignores it", "marks_unhealthy": "marks the GPU unhealthy"}
 
 
-@click.group("explain")
+@click.group("explain", cls=groups.Group)
 def command() -> None:
     """Say what something means and what to do about it."""
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from watchkeeper.cli import options
+from watchkeeper.cli import groups, options
 from watchkeeper.client.hub import HubClient
 from watchkeeper.collect import fabric_sweep
 from watchkeeper.errors import CollectError, HubError
@@ -20,7 +20,7 @@ SHOWN_PORTS = 50
 CANNOT_TELL = 3
 
 
-@click.group("fabric")
+@click.group("fabric", cls=groups.Group)
 def command() -> None:
     """Look at the InfiniBand fabric from this host; only reads."""
 

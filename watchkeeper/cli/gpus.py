@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from watchkeeper.cli import groups
 from watchkeeper.cli.gpu_choice import with_gpus
 from watchkeeper.cli.options import as_json, print_json, print_table
 from watchkeeper.collect import gpu_groups, scan_readings
@@ -36,7 +37,7 @@ class Row:
     slices: Mapping[str, int] = field(default_factory=dict)
 
 
-@click.group("gpus", invoke_without_command=True)
+@click.group("gpus", cls=groups.Group, invoke_without_command=True)
 @as_json
 @with_gpus
 @click.option("--sysfs", type=click.Path(path_type=Path), default=Path("/sys"), hidden=True)

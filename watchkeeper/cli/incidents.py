@@ -7,20 +7,21 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import options
+from watchkeeper.cli import groups, options
 from watchkeeper.client.hub import HubClient
 
-INCIDENT = re.compile(r"INC-\d+", re.IGNORECASE)
+INCIDENT = re.compile(r"(?:INC-?)?(\d+)", re.IGNORECASE)
+NO_COST = "costs what it holds, which is unknown: nobody says on which GPUs it runs"
 
 
-class _OneOrAll(click.Group):
+class _OneOrAll(groups.Group):
     """`incidents INC-1` is `incidents show INC-1`: the first that people type after reading the list."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        is_one = bool(args) and INCIDENT.fullmatch(args[0]) is not None
-        return super().resolve_command(ctx, ["show", args[0].upper(), *args[1:]] if is_one else args)
+        one = INCIDENT.fullmatch(args[0]) if args else None
+        return super().resolve_command(ctx, args if one is None else ["show", f"INC-{one[1]}", *args[1:]])
 
 
 @click.group("incidents", cls=_OneOrAll, invoke_without_command=True)
@@ -187,18 +188,25 @@ def _state(incident: dict[str, Any]) -> str:
     return f"{incident['state']}, silenced" if incident.get("silenced_by") else str(incident["state"])
 
 
+def _times(incident: dict[str, Any]) -> str:
+    ended = f", resolved {incident['resolved_at'][:19]}Z" if incident["resolved_at"] else ""
+    return f"opened {incident['opened_at'][:19]}Z{ended}"
+
+
 def describe(answer: dict[str, Any]) -> list[str]:
     """The incident as lines of text, the answer first."""
     incident, diagnosis, plan = answer["incident"], answer.get("diagnosis"), answer.get("plan")
     lines = [
         f"{incident['id']}  {incident['title']}",
-        f"{incident['severity']}, {incident['state']} since {incident['opened_at'][:19]}Z",
+        f"{incident['severity']}, {incident['state']}; {_times(incident)}",
     ]
     if incident["workloads"]:
         lines.append(f"hits {', '.join(incident['workloads'])}")
     if blast := answer.get("blast"):
         lost, price = f"{blast['gpu_hours']:g} GPU-hours", f"{blast['dollars_per_hour']:g} dollars an hour"
-        lines.append(f"costs {blast['gpus']} GPUs, {lost} so far, {price}")
+        # A model or a job of which nobody tells where it runs: no GPU is not what it has.
+        is_known = blast["gpus"] or blast["hits"] or incident["place"]["node"]
+        lines.append(f"costs {blast['gpus']} GPUs, {lost} so far, {price}" if is_known else NO_COST)
         if blast["teams"]:
             lines.append(f"teams {', '.join(blast['teams'])}")
     if silence := answer.get("silenced_by"):

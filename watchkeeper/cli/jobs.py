@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import options
+from watchkeeper.cli import groups, options
 from watchkeeper.client.hub import HubClient
 
 # Worth an exit code other than 0.
@@ -22,7 +22,7 @@ UNKNOWN, UNMAPPED = "-", "unmapped"
 MOST_RANKS = 32
 
 
-class JobsGroup(click.Group):
+class JobsGroup(groups.Group):
     """`jobs` lists, `jobs ID` shows one: whatever is not a command is the id of a job."""
 
     def resolve_command(
@@ -134,7 +134,7 @@ def in_words(answer: Mapping[str, Any], *, most_ranks: int = MOST_RANKS) -> list
         said.append(
             f"  loss       {loss['at'][:19]}Z {loss['what']}; {near or 'no hardware event of its GPUs was seen then'}"
         )
-    said += [f"  hardware   {one['at'][:19]}Z {one['place']}: {one['text'][:100]}" for one in answer["hardware"][-8:]]
+    said += [f"  hardware   {one['at'][:19]}Z {one['place']}: {one['text']}" for one in answer["hardware"][-8:]]
     said += _ranks(answer, most_ranks)
     return said + [f"  not seen   {one}" for one in (*answer["efficiency"]["unseen"], *answer["notes"])]
 
@@ -174,7 +174,7 @@ def _ranks(answer: Mapping[str, Any], most: int) -> list[str]:
         step = UNKNOWN if one["step_seconds"] is None else f"{one['step_seconds']:.3g} s"
         score = UNKNOWN if one["score"] is None else f"{one['score']:+.0%}"
         power = UNKNOWN if one["power_watts"] is None else f"{one['power_watts']:.0f}"
-        util = UNKNOWN if one["utilisation_percent"] is None else f"{one['utilisation_percent']:.0f} %"
+        util = UNKNOWN if one["utilisation_percent"] is None else f"{one['utilisation_percent']:.0f}%"
         link = UNKNOWN if one["link_bytes_per_second"] is None else _rate(one["link_bytes_per_second"])
         said.append(
             f"  {number:>6}  {one['node']:<16} {one['gpu']:<4} {_share(one['sm_active']):>5} {util:>5} {power:>6} "
@@ -189,7 +189,7 @@ def _print_list(lines: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -
         [
             one["id"], one["name"] if one["name"] not in one["id"] else "", one["team"] or UNMAPPED, one["state"],
             str(one["gpus"]), str(one["nodes"]), _share(one["used"]), _share(one["memory_used"]),
-            one["bound_by"].replace("_", " "), _share(one["goodput"]), _money(one["cost"]), _note(one),
+            one["bound_by"].replace("_", " "), _share(one["goodput"]), _money(one["cost"]), note(one),
         ]
         for one in lines
     ]  # fmt: skip
@@ -207,9 +207,9 @@ def _print_list(lines: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -
     _problems(answer)
 
 
-def _note(one: Mapping[str, Any]) -> str:
+def note(one: Mapping[str, Any]) -> str:
     if one["stalled_since"]:
-        return f"stands still since {one['stalled_since'][11:19]}Z"
+        return " ".join([f"stands still since {one['stalled_since'][11:19]}Z", *one["incidents"]])
     slow = one["straggler"]
     if slow is None:
         return " ".join(one["incidents"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from watchkeeper.cli import groups
 from watchkeeper.cli.options import print_json, print_table
 from watchkeeper.cli.progress import Progress
 from watchkeeper.kit import durations
@@ -22,7 +23,7 @@ SHOWN_SECONDS = 5.0
 COMMAND = "watchkeeper.profile.command"
 
 
-class ProfileGroup(click.Group):
+class ProfileGroup(groups.Group):
     """Everything after `--` is the workload, whatever it is called."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import agent_order
+from watchkeeper.cli import agent_order, groups
 from watchkeeper.cli.options import as_json, print_json, with_hub
 from watchkeeper.client.hub import HubClient
 from watchkeeper.collect import profiling
@@ -24,7 +24,7 @@ from watchkeeper.kit import clock, durations, wire
 SPOOL = Path("/var/lib/watchkeeper/spool")
 
 
-@click.group("profiling")
+@click.group("profiling", cls=groups.Group)
 def command() -> None:
     """Leave this node's profiling counters to nsys or ncu, and take them up again.
 

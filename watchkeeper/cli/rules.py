@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from watchkeeper.cli import options, times
+from watchkeeper.cli import groups, options, times
 from watchkeeper.cli.progress import Progress
 from watchkeeper.client.hub import HubClient
 from watchkeeper.kit import clock, durations, wire
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXISTING = click.Path(exists=True, path_type=Path)
 
 
-@click.group("rules")
+@click.group("rules", cls=groups.Group)
 def command() -> None:
     """Check and test Prometheus rule files, see what they would have said, and put them in force."""
 
@@ -202,7 +202,8 @@ def _print(found: replays.Timeline, since: datetime, until: datetime, *, as_json
         about = episode.labels.without("alertname")
         click.echo(f"{episode.fired_at:%m-%d %H:%M:%S}  {lasted:>8}  {episode.alert:<32.32} |{bar}|  {about}")
     pending = len(found.episodes) - len(fired)
-    click.echo(f"{len(fired)} alerts would have fired, {pending} waited and did not, in {found.steps:,} evaluations")
+    would = f"{len(fired)} alert{'s' * (len(fired) != 1)} would have fired"
+    click.echo(f"{would}, {pending} waited and did not, in {found.steps:,} evaluations")
     for failure in found.failures:
         click.echo(f"{failure.rule} could not be asked: {failure.problem}", err=True)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import options
+from watchkeeper.cli import groups, options
 from watchkeeper.client.hub import HubClient
 
 
-@click.group("silence")
+@click.group("silence", cls=groups.Group)
 def command() -> None:
     """Keep people from being told, for a time and for a reason.
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import options
+from watchkeeper.cli import groups, options
 from watchkeeper.client.hub import HubClient
 from watchkeeper.kit import durations
 
 
-@click.group("sim")
+@click.group("sim", cls=groups.Group)
 def command() -> None:
     """Run a simulated fleet, list what can go wrong in it, and make it go wrong."""
 

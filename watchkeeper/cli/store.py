@@ -12,6 +12,9 @@ from typing import Any
 
 import click
 
+from watchkeeper.cli import groups
+
+NOTHING_THERE = 3
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
@@ -36,7 +39,7 @@ def with_holdings(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-@click.group("store")
+@click.group("store", cls=groups.Group)
 def command() -> None:
     """Back up, restore and verify what a hub keeps."""
 
@@ -74,9 +77,12 @@ def restore_command(directory: Path, kept: Any) -> None:
 @command.command("verify")
 @with_holdings
 def verify_command(kept: Any) -> None:
-    """Read every byte of samples and journal, name what is damaged, and exit 1 if anything is."""
+    """Read every byte of samples and journal, name what is damaged, and exit 1 if anything is; 3 without data."""
     from watchkeeper.store import backup
 
+    if kept.url_file is None and not kept.samples.is_dir() and not kept.journal.exists():
+        click.echo(f"watchkeeper: {kept.data}: no hub has kept anything here. Name its data with --data", err=True)
+        raise SystemExit(NOTHING_THERE)
     _say(list(backup.damages(kept)))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from watchkeeper.cli import options
+from watchkeeper.cli import groups, options
 from watchkeeper.config import loading
 from watchkeeper.errors import SettingsError
 from watchkeeper.web import auth, users
@@ -36,7 +36,7 @@ def chosen(path: Path | None, config_file: Path | None) -> Path:
     return path
 
 
-@click.group("users")
+@click.group("users", cls=groups.Group)
 def command() -> None:
     """People who sign in with a name and a password; programs and agents have tokens.
 

@@ -90,7 +90,7 @@ def _budget(one: slo.Slo, labels: Labels, recorded: Mapping[str, float], firing:
         for alert in firing
         if alert.name == one.alert_name and all(alert.labels.get(name, "") == text for name, text in labels.items())
     ]
-    errors = recorded.get(slo.RATIO + SHORTEST)
+    errors = _errors(recorded, SHORTEST)
     indicator, left = None if errors is None else 1 - errors, recorded.get(slo.BUDGET)
     inside = ",".join(f'{name}="{text}"' for name, text in [("slo", one.name), *labels.items()])
     return Budget(
@@ -109,9 +109,15 @@ def _budget(one: slo.Slo, labels: Labels, recorded: Mapping[str, float], firing:
     )
 
 
+def _errors(recorded: Mapping[str, float], window: str) -> float | None:
+    """The share of errors. Rates of good and of all are each extrapolated, so their ratio may be a little over one."""
+    errors = recorded.get(slo.RATIO + window)
+    return None if errors is None else max(0.0, errors)
+
+
 def _burn_rate(one: slo.Slo, burn: slo.Burn, recorded: Mapping[str, float]) -> BurnRate:
     def times(window: str) -> float | None:
-        errors = recorded.get(slo.RATIO + window)
+        errors = _errors(recorded, window)
         return None if errors is None else errors / one.budget
 
     return BurnRate(burn.long, burn.short, burn.factor, burn.severity, times(burn.long), times(burn.short))

@@ -122,7 +122,7 @@ class Journal:
                     fresh[event.id] = replace(event, received_at=now)
             if fresh:
                 nodes = sorted({str(event.place.node or event.place.cluster) for event in fresh.values()})
-                text = f"{len(fresh)} events of {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''}"
+                text = f"events of {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''}: {len(fresh)}"
                 self._write("event", {key: wire.dumps(event) for key, event in fresh.items()}, at=now, text=text)
             return list(fresh.values())
 
@@ -354,7 +354,7 @@ class Journal:
         with self.together():
             self._connection.executemany("DELETE FROM alert WHERE key = ?", [(str(labels),) for labels in over])
             rows = {str(alert.labels): wire.dumps(_alert_to_plain(alert)) for alert in lasting}
-            self._write("alert", rows, at=at, text=f"{len(lasting)} alerts fire or wait, {len(over)} are over")
+            self._write("alert", rows, at=at, text=f"alerts that fire or wait: {len(lasting)}, over: {len(over)}")
 
     def alerts(self) -> list[alerts.Alert]:
         rows = self._rows("SELECT body FROM alert ORDER BY key LIMIT ?", MOST_ROWS)

@@ -160,7 +160,11 @@ def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incident
     power, gpu_util = place(stock, readings.power), place(stock, readings.gpu_util)
     # Who holds a GPU now; an average still has the labels of a job that has left.
     held = owners(stock, readings.gpu_util, readings.holders)
-    states = np.where(np.isnan(work) & np.isnan(power), State.SILENT, State.OK).astype(np.uint8)
+    silent = np.isnan(power) & np.isnan(gpu_util)
+    # An average goes on for minutes after the last reading; it counts only where nobody gives a reading of now.
+    silent = np.isnan(work) if silent.all() else silent
+    work[silent] = np.nan
+    states = np.where(silent, State.SILENT, State.OK).astype(np.uint8)
     if readings.work is None and readings.power is None:
         states[:] = State.UNKNOWN
     idle = np.zeros(len(states), dtype=np.bool_)

@@ -1,0 +1,179 @@
+"""What a person on call meets at night: a hub that comes back, a phone, incidents of jobs and models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from urllib.parse import quote, unquote_plus
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.test_console import browser, open_fleet, page  # noqa: F401 (fixtures)
+from tests.product.running import Product, await_that
+from tests.web import stories
+from tests.web.fake_hub import Entry, FakeHub
+from tests.web.running import Site, serving
+from watchkeeper.model import alerts, fleet, incidents
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
+# The cells of a row that a reader without another swipe does not see whole.
+OUTSIDE = """row => [...row.children]
+  .filter(cell => cell.offsetParent && cell.getBoundingClientRect().right > innerWidth).map(cell => cell.textContent)"""
+CUT = (
+    "tile => [...tile.children].filter(part => part.scrollHeight > part.clientHeight + 1).map(part => part.textContent)"
+)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serving(FakeHub(racks=4, per_rack=4)) as running:
+        yield running
+
+
+def overload(hub: FakeHub, *, id: str = "INC-5") -> incidents.Incident:
+    """A model gets too many requests; nobody says on which GPUs it runs."""
+    place, at = fleet.Place("main", domain="model=chat"), hub.clock.now() - timedelta(minutes=3)
+    told = 'alert{alertname="InferenceQueueDeep", model_name="chat"}'
+    member = incidents.Member(
+        incidents.MemberKind.ALERT, told, place, "inference_overload", at, "Requests queue", alerts.Severity.CRITICAL
+    )
+    incident = incidents.Incident(
+        incidents.IncidentId(id),
+        place,
+        "Model chat gets more requests than it can serve",
+        alerts.Severity.CRITICAL,
+        incidents.IncidentState.OPEN,
+        at,
+        "inference_overload",
+        "serving",
+        (member,),
+    )
+    return hub._keep(incident, Entry(at, "hub", "incident.opened", {"text": "Requests queue"}))
+
+
+def test_what_could_not_be_asked_is_asked_when_the_hub_is_back(page: Page) -> None:  # noqa: F811
+    hub = FakeHub()
+    with serving(hub) as site:
+        port = site.port
+        site.call(stories.lose_gpu, hub)
+        page.goto(f"{site.url}/explore?expr=up")
+        expect(page.get_by_test_id("explore-chart")).to_have_attribute("data-ready", "yes")
+    expect(page.get_by_test_id("lost")).to_be_visible()
+    page.get_by_test_id("run").click()
+    expect(page.get_by_test_id("answers")).to_contain_text("the hub does not answer")
+    with serving(hub, port=port):
+        expect(page.get_by_test_id("explore-chart")).to_have_attribute("data-ready", "yes")
+        expect(page.get_by_test_id("explore-page")).not_to_contain_text("the hub does not answer")
+        page.goto("about:blank")
+
+
+def test_a_page_that_was_asked_for_without_a_hub_comes_with_it(page: Page) -> None:  # noqa: F811
+    hub = FakeHub()
+    with serving(hub) as site:
+        port = site.port
+        site.call(stories.lose_gpu, hub)
+        open_fleet(page, site)
+    expect(page.get_by_test_id("lost")).to_be_visible()
+    page.get_by_test_id("nav-incidents").click()
+    expect(page.get_by_test_id("empty")).to_contain_text("The hub does not answer")
+    with serving(hub, port=port):
+        expect(page.get_by_test_id("incident-row")).to_have_count(1)
+        page.goto("about:blank")
+
+
+def test_the_readings_of_a_job_are_those_of_its_own_gpus(page: Page, demo: Product) -> None:  # noqa: F811
+    assert demo.command("sim", "inject", "nccl-dead-rank", "gpu-r01-05").returncode == 0
+    of_job = re.compile(r"job=(.+)")
+
+    def found() -> dict[str, str]:
+        return next((i for i in demo.incidents() if i["cause"] == "nccl_rank_died"), {})
+
+    incident = await_that(found, within_seconds=200)
+    name = of_job.fullmatch(incident["place"]["domain"])
+    assert name is not None
+    own = demo.get("/api/v1/query?query=" + quote(f'count(training_rank_info{{job_name="{name[1]}"}})'))
+    assert own["data"]["result"], "the ranks of the job tell where they run"
+    with page.expect_request(lambda request: "query_range" in request.url and "POWER_USAGE" in request.url) as asked:
+        page.goto(f"{demo.url}/incidents/{incident['id']}")
+    query = re.search(r"avg\((\(DCGM_FI_DEV_POWER_USAGE .+?\))\), \"strip\"", unquote_plus(asked.value.url))
+    assert query is not None
+    counted = demo.get("/api/v1/query?query=" + quote(f"count({query[1]})"))["data"]["result"]
+    assert counted[0]["value"][1] == own["data"]["result"][0]["value"][1]
+    expect(page.get_by_test_id("place")).to_have_attribute("href", f"/jobs/{name[1]}")
+
+
+def test_a_model_that_nobody_places_hits_something_unknown(page: Page, site: Site) -> None:  # noqa: F811
+    site.call(overload, site.hub)
+    page.goto(f"{site.url}/incidents/INC-5")
+    expect(page.get_by_test_id("blast-panel")).to_contain_text("unknown: nobody says on which GPUs it runs")
+    expect(page.get_by_test_id("blast-panel")).not_to_contain_text("$ 0")
+    expect(page.get_by_test_id("evidence-panel")).to_contain_text("InferenceQueueDeep")
+    page.goto(f"{site.url}/incidents")
+    expect(page.get_by_test_id("incident-row")).not_to_contain_text("nobody")
+
+
+def test_on_a_phone_the_state_of_an_incident_needs_no_swipe(page: Page, site: Site) -> None:  # noqa: F811
+    site.call(stories.lose_gpu, site.hub)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{site.url}/incidents")
+    row = page.get_by_test_id("incident-row")
+    expect(row).to_contain_text("open 4 min")
+    assert row.evaluate(OUTSIDE) == []
+
+
+def test_on_a_phone_the_journal_shows_what_happened(page: Page, demo: Product) -> None:  # noqa: F811
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{demo.url}/journal")
+    row = page.get_by_test_id("entry-row").first
+    expect(row).to_be_visible()
+    assert row.evaluate(OUTSIDE) == []
+
+
+def test_what_is_wrong_with_gpus_is_said_before_what_is_well(page: Page, site: Site) -> None:  # noqa: F811
+    site.call(stories.lose_gpu, site.hub)
+    page.set_viewport_size({"width": 1440, "height": 900})
+    open_fleet(page, site)
+    tile = page.get_by_test_id("tile-gpus")
+    expect(tile).to_contain_text(re.compile(r"^.*128\s*1 down · 127 healthy$"))
+    assert tile.evaluate(CUT) == []
+
+
+def test_a_link_leads_the_keyboard_into_its_page(page: Page, site: Site) -> None:  # noqa: F811
+    site.call(stories.lose_gpu, site.hub)
+    page.goto(f"{site.url}/incidents")
+    page.get_by_test_id("incident-row").get_by_role("link").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("incident-page")).to_be_visible()
+    expect(page.locator("#page")).to_be_focused()
+
+
+def test_the_first_tab_offers_to_skip_to_the_page_which_has_a_heading(page: Page, site: Site) -> None:  # noqa: F811
+    open_fleet(page, site)
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the page")).to_be_focused()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Fleet")
+    page.goto(f"{site.url}/incidents")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Incidents")
+
+
+def test_the_lines_of_a_chart_stand_in_the_order_of_their_names(page: Page, demo: Product) -> None:  # noqa: F811
+    page.goto(f"{demo.url}/explore?expr={quote('max by (Hostname) (last_over_time(DCGM_FI_DEV_GPU_TEMP[30m]))')}")
+    expect(page.get_by_test_id("explore-chart").locator(".label")).to_have_text([f"gpu-r01-0{n}" for n in range(1, 9)])
+
+
+def test_a_rack_that_says_nothing_is_named_in_the_map(page: Page, site: Site) -> None:  # noqa: F811
+    site.hub.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen if seen.node.startswith("gpu-r02"))
+    open_fleet(page, site)
+    expect(page.get_by_test_id("heatmap")).to_have_attribute(
+        "aria-label", re.compile(r"Trouble: r02 32 not reporting\.")
+    )
+
+
+def test_a_card_says_that_nobody_is_told(page: Page, site: Site) -> None:  # noqa: F811
+    site.call(stories.lose_gpu, site.hub)
+    answer = site.ask("/api/incidents/INC-1/silence", method="POST", body={"for": "2h", "reason": "waits for the part"})
+    assert answer.status == 200, answer.body
+    open_fleet(page, site)
+    expect(page.get_by_test_id("incident-card")).to_contain_text("silenced")

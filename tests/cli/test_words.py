@@ -1,0 +1,81 @@
+"""What a stranger reads on a terminal: help with whole sentences, mistyped names, and an incident that is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from watchkeeper.cli import incidents, jobs, main, store
+
+
+def groups(command: click.Command, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if not isinstance(command, click.Group):
+        return
+    yield names
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        yield from groups(below, (*names, name))
+
+
+def test_no_list_of_commands_ends_a_sentence_in_the_middle() -> None:
+    for names in groups(main.watchkeeper, ()):
+        said = CliRunner().invoke(main.watchkeeper, [*names, "--help"], terminal_width=80).output
+        listed = said.partition("Commands:")[2].splitlines()
+        assert listed, names
+        assert [line for line in listed if line.endswith("...")] == [], names
+
+
+def test_a_mistyped_command_is_answered_with_the_one_that_is_meant() -> None:
+    said = CliRunner().invoke(main.watchkeeper, ["incidnts"])
+    assert (said.exit_code, "Did you mean 'incidents'?" in said.output) == (2, True)
+    assert "Did you mean" not in CliRunner().invoke(main.watchkeeper, ["zzz"]).output
+
+
+@pytest.mark.parametrize("typed", ["7", "inc7", "INC7", "inc-7", "INC-7"])
+def test_an_incident_may_be_named_by_its_number(typed: str) -> None:
+    context = click.Context(incidents.command)
+    assert incidents.command.resolve_command(context, [typed, "--json"])[2] == ["INC-7", "--json"]
+
+
+def test_nothing_kept_is_not_called_undamaged(tmp_path: Path) -> None:
+    found = CliRunner().invoke(store.command, ["verify", "--data", str(tmp_path / "elsewhere")])
+    assert found.exit_code == 3
+    assert "no damage" not in found.output
+    assert f"{tmp_path / 'elsewhere'}: no hub has kept anything here" in found.output
+
+
+def incident(**known: Any) -> dict[str, Any]:
+    place = {"cluster": "sim", "node": None, "gpu": None, "domain": "model=chat"}
+    times = {"opened_at": "2026-11-16T18:04:52.000Z", "resolved_at": None}
+    return {"id": "INC-1", "title": "x", "severity": "critical", "state": "open", "workloads": [], "place": place} | (
+        times | known
+    )
+
+
+def test_an_incident_that_is_over_says_when_it_began_and_when_it_ended() -> None:
+    assert incidents.describe({"incident": incident()})[1] == "critical, open; opened 2026-11-16T18:04:52Z"
+    over = incident(state="resolved", resolved_at="2026-11-16T18:15:20.5Z")
+    told = incidents.describe({"incident": over})[1]
+    assert told == "critical, resolved; opened 2026-11-16T18:04:52Z, resolved 2026-11-16T18:15:20Z"
+
+
+def test_what_an_unplaced_model_costs_is_unknown_and_not_nothing() -> None:
+    blast = {"gpus": 0, "gpu_hours": 0.0, "dollars_per_hour": 0.0, "hits": [], "teams": []}
+    told = incidents.describe({"incident": incident(), "blast": blast})
+    assert [line for line in told if line.startswith("costs")] == [incidents.NO_COST]
+    empty = incident(place={"cluster": "sim", "node": "n1", "gpu": None, "domain": None})
+    assert "costs 0 GPUs, 0 GPU-hours so far, 0 dollars an hour" in incidents.describe(
+        {"incident": empty, "blast": blast}
+    )
+
+
+def test_a_job_that_stands_still_names_its_incident() -> None:
+    line = {"stalled_since": "2026-11-16T18:04:54Z", "incidents": ["INC-4"], "straggler": None}
+    assert jobs.note(line) == "stands still since 18:04:54Z INC-4"

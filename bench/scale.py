@@ -23,7 +23,7 @@ from bench.idle import resident_mib
 from watchkeeper.cli.up import SERIES_PER_GPU
 from watchkeeper.collect import http, scrape
 from watchkeeper.drill.watch import Pace, SimulatedLine, Watch
-from watchkeeper.kit import clock
+from watchkeeper.kit import clock, memory
 from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.store import durable
 
@@ -132,6 +132,9 @@ async def _pass(watch: Watch, store: durable.DurableStore, intervals: int) -> fl
 
 
 if __name__ == "__main__":
+    # As in a hub: with Python's own habits a sixth of the first minutes is the search for garbage among label sets.
+    memory.give_back_early()
+    memory.collect_seldom()
     with tempfile.TemporaryDirectory() as kept:
         asked = {"warm": int(sys.argv[2]), "intervals": int(sys.argv[3])}
         print(json.dumps(asyncio.run(one_size(int(sys.argv[1]), **asked, folder=Path(kept)))))

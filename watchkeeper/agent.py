@@ -446,7 +446,7 @@ class Agent:
         self._metrics.spooled.set(self._spooled_bytes())
         if path is not None:
             try:
-                files.write_whole(path, self._metrics.registry.render().encode())
+                files.write_whole(path, self._metrics.registry.render().encode(), syncs=False)
             except OSError as error:
                 log.warning("Metrics not written", extra=logs.fields(path=str(path), error=error.strerror))
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from watchkeeper.errors import StoreError
 from watchkeeper.model.incidents import Incident
 
 # What fails as often as this fails always.
@@ -46,13 +47,12 @@ class DiagnosisQueue:
             await self._let_events_pass()
             id = max(self._waiting, key=lambda one: self._waiting[one][0])
             _, failures = self._waiting.pop(id)
-            incident = self._around.incident(id)
-            if incident is None or not incident.is_open:
-                continue
             try:
-                await self._around.diagnose(incident)
+                incident = self._around.incident(id)
+                if incident is not None and incident.is_open:
+                    await self._around.diagnose(incident)
             except Exception as error:
-                await self._later(incident, failures + 1, error)
+                await self._later(id, failures + 1, error)
                 raise
         self._has_some.clear()
 
@@ -62,10 +62,14 @@ class DiagnosisQueue:
                 return
             await asyncio.sleep(WAIT_SECONDS)
 
-    async def _later(self, incident: Incident, failures: int, error: Exception) -> None:
+    async def _later(self, id: str, failures: int, error: Exception) -> None:
         """Put it behind the others, or say on its timeline that there will be no diagnosis until it changes."""
         if failures < DIAGNOSIS_TRIES:
-            self._waiting.setdefault(incident.id, (0, failures))
+            self._waiting.setdefault(id, (0, failures))
             return
         last = f"{type(error).__name__}: {str(error)[:300]}"
-        await self._around.note(incident.id, f"No diagnosis: it failed {failures} times, the last time with {last}")
+        try:
+            await self._around.note(id, f"No diagnosis: it failed {failures} times, the last time with {last}")
+        except StoreError:
+            # The journal that does not take it may be what failed: it waits on.
+            self._waiting.setdefault(id, (0, failures))

@@ -280,7 +280,7 @@ class Hub:
                 self._repeat(loop.name, loop.body, loop.pause_seconds)
                 for loop in [*self._rules.loops(), *self.repairs.loops()]
             ),
-            *self.desk.loops(self.clock, self._at_clerk),
+            *(self._repeat(name, body, 0.0) for name, body in self.desk.loops(self.clock, self._at_clerk)),
         ]
 
     async def _repeat(self, name: str, body: Callable[[], Awaitable[None]], pause_seconds: float) -> None:
@@ -339,7 +339,7 @@ class Hub:
         if not self._keeps_samples():
             return
         at_ms = clock.to_ms(self.clock.now())
-        for severity, count in self.journal.count_open().items():
+        for severity, count in (await self._at_clerk(self.journal.count_open)).items():
             self._open_incidents.set(count, severity=severity)
         self._left_out.set(self._pipeline.incidents.left_out)
         held = standing.workload_series((await self.ask(HOLDER_EXPR, at_ms)).frame.labels)

@@ -319,15 +319,15 @@ class RepairLoop:
     # While time passes
 
     async def _tick(self) -> None:
-        if not self._has_caught_up:
-            self._has_caught_up = True
-            await self._in_thread(self._catch_up)
         for id in await self._in_thread(lambda: self.repairs.sweep(self._clock.now())):
             self._start(self._follow(id))
         handing = self._hand_over
         if handing is not None:
             await self._in_thread(lambda: handing.look(self.repairs.all(), self._clock.now()))
         self._measure()
+        if not self._has_caught_up:
+            await self._in_thread(self._catch_up)
+            self._has_caught_up = True
 
     def _catch_up(self) -> None:
         """After a start: a mode may have been raised, or a plan made just before the end."""
@@ -398,7 +398,7 @@ class RepairLoop:
             place, row = incident.place, causes.lookup(incident.cause)
             if place.node is None or not row.is_hardware or row.severity is not alerts.Severity.CRITICAL:
                 continue
-            node = fleet_model.Place(place.cluster, node=place.node)
+            node = place.whole_node
             known = self._parts.fleet.node(place.node, place.cluster)
             if place.gpu is not None:
                 found.setdefault(node, set()).add(place.gpu)

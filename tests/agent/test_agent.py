@@ -85,6 +85,26 @@ def test_an_xid_in_the_kernel_log_arrives_at_the_hub(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_stopped_accesses_and_absent_file_servers_arrive_as_events_of_gpu_and_node(tmp_path: Path) -> None:
+    async def story() -> None:
+        lines = [
+            "4,5,1000000,-;nvidia 0000:5d:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x2]\n",
+            "5,6,2000000,-;nfs: server filer-1 not responding, still trying\n",
+            "14,7,3000000,-;nfs: server filer-2 not responding, still trying\n",
+        ]
+        async with serve(lambda _: reply('{"ok":true}')) as server:
+            await run_until(machine(tmp_path), server.origin, lines, done=pushed(2))
+            refused, away = events(server.heard)
+            assert (refused.kind, refused.place) == ("iommu_fault", Place("sim", node="n1", gpu=UUID))
+            assert (away.kind, away.place, away.fields["server"]) == (
+                "storage_lost",
+                Place("sim", node="n1"),
+                "filer-1",
+            )
+
+    asyncio.run(story())
+
+
 def test_events_wait_for_an_absent_hub_and_are_sent_once_by_the_next_agent(tmp_path: Path) -> None:
     async def story() -> None:
         root, silent = machine(tmp_path), "http://127.0.0.1:9"

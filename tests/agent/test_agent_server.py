@@ -207,14 +207,32 @@ def test_a_connection_carries_several_requests() -> None:
     with_patience(60, story)
 
 
-def test_tls_is_spoken_where_a_certificate_is_given(tmp_path: Path) -> None:
+def certificate(folder: Path) -> Listen:
+    """Where to listen, with a certificate of our own."""
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    made += ["-subj", "/CN=localhost", "-days", "2", "-keyout", f"{tmp_path}/key", "-out", f"{tmp_path}/cert"]
+    made += ["-subj", "/CN=localhost", "-days", "2", "-keyout", f"{folder}/key", "-out", f"{folder}/cert"]
     if subprocess.run(made, capture_output=True, check=False).returncode != 0:
         pytest.skip("openssl is needed to make a certificate")
+    return Listen(port=0, certificate=folder / "cert", key=folder / "key")
+
+
+def test_a_client_that_does_not_begin_with_tls_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_server, "REQUEST_SECONDS", 0.05)
+
+    async def story() -> None:
+        async with serving(certificate(tmp_path), ROUTES) as address, asyncio.timeout(30):
+            parts = urlsplit(address)
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            assert await reader.read() == b""
+            writer.close()
+
+    asyncio.run(story())
+
+
+def test_tls_is_spoken_where_a_certificate_is_given(tmp_path: Path) -> None:
+    listen = certificate(tmp_path)
     trust = ssl.create_default_context(cafile=f"{tmp_path}/cert")
     trust.check_hostname = False
-    listen = Listen(port=0, certificate=tmp_path / "cert", key=tmp_path / "key")
 
     async def story() -> None:
         async with serving(listen, ROUTES) as address:

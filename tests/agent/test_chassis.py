@@ -249,6 +249,15 @@ def test_a_controller_must_show_a_certificate_that_is_believed(tmp_path: Path) -
     asyncio.run(story())
 
 
+def test_an_answer_that_is_nested_without_end_is_no_json() -> None:
+    async def story() -> None:
+        async with serve(lambda _: reply("[" * 100_000)) as server:
+            with pytest.raises(CollectError, match="the answer is no JSON"):
+                await chassis.read_redfish(server.origin, chassis.load_access(None))
+
+    asyncio.run(story())
+
+
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
 KEYS = st.sampled_from(["Temperatures", "Fans", "PowerControl", "PowerSupplies", "Status", "Name", "Reading", "Health"])
 ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4))

@@ -290,6 +290,15 @@ def test_another_source_goes_on_where_the_one_before_ended(tmp_path: Path, monke
     asyncio.run(story())
 
 
+def test_a_position_is_kept_without_waiting_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(_: int) -> None:
+        raise OSError("a disk that hangs would be waited for")
+
+    monkeypatch.setattr(os, "fsync", hang)
+    PositionFile(tmp_path / "cursor", "b1").save(Position("kmsg", 7, 9, "m"))
+    assert PositionFile(tmp_path / "cursor", "b1").load() == Position("kmsg", 7, 9, "m")
+
+
 def test_a_position_of_another_boot_is_none(tmp_path: Path) -> None:
     kept = PositionFile(tmp_path / "cursor", "b1")
     kept.save(Position("file", 5, 6, "1:2"))

@@ -55,6 +55,14 @@ def test_an_order_is_done_and_answered(tmp_path: Path) -> None:
     assert agent.count.get(kind="profiling_pause", result="done") == 1
 
 
+def test_an_order_is_remembered_for_a_day_after_it_expired_whatever_the_clock_does(tmp_path: Path) -> None:
+    agent = Setup(tmp_path)
+    agent.take(seal(PAUSE, KEY))
+    for hours, is_known in ((23, True), (0, True), (25, False)):
+        agent.ledger.forget_old(PAUSE.expires_at + timedelta(hours=hours))
+        assert (agent.ledger.line("WO-1") is not None) is is_known
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from watchkeeper.collect import discovery
+from watchkeeper.collect import registered as registering
 from watchkeeper.collect.registered import Registered
 from watchkeeper.collect.registration import NodeRegistration
 from watchkeeper.errors import CollectError
@@ -48,6 +49,15 @@ def test_a_node_that_has_been_silent_for_a_day_is_forgotten() -> None:
     registered = known(NODE)
     assert registered.found(EMPTY, now=NOW + timedelta(hours=23)).nodes
     assert not registered.found(EMPTY, now=NOW + timedelta(hours=25)).nodes
+
+
+def test_one_node_too_many_is_refused_and_those_that_are_known_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registering, "MAX_NODES", 1)
+    registered = known(NODE)
+    with pytest.raises(CollectError, match="1 nodes are registered, the limit is 1"):
+        registered.take(replace(NODE, node="n2"), "10.0.0.8", now=NOW)
+    registered.take(NODE, "10.0.0.9", now=NOW)
+    assert [target.address for target in registered.found(EMPTY, now=NOW).targets] == ["10.0.0.9:9400"]
 
 
 @pytest.mark.parametrize(

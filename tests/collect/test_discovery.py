@@ -87,6 +87,50 @@ def test_a_list_of_the_wrong_shape_says_which_group(document: str, problem: str)
         read_groups(document.encode(), "here", defaults=Defaults())
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('- targets: ["10.0.0.9:9400"]\n  labels: {on: "1"}', "labels must be text"),
+        ('- targets: ["10.0.0.9:9400"]\n  labels: {since: 2026-13-45}', "not YAML"),
+        ("[" * 100_000, "not YAML"),
+    ],
+)
+def test_yaml_that_reads_as_something_else_breaks_its_own_list_only(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "broken.yml").write_text(text)
+    (tmp_path / "good.json").write_text(json.dumps([GROUP]))
+    sources = Discovery([str(tmp_path / "broken.yml"), str(tmp_path / "good.json")])
+    found = asyncio.run(sources.refresh(NOW))
+    assert [target.address for target in found.targets] == ["127.0.0.1:9481"]
+    assert problem in sources.problems()[0]
+
+
+def test_a_large_list_is_read_beside_the_event_loop(tmp_path: Path) -> None:
+    lines = [f"- targets: [10.0.{n // 256}.{n % 256}:9400]\n  labels: {{rack: r{n}}}\n" for n in range(10_000)]
+    (tmp_path / "many.yml").write_text("".join(lines))
+
+    async def longest_wait() -> tuple[float, float]:
+        """Of a task that wants to run all the time, and how long everything took."""
+        loop, waits = asyncio.get_running_loop(), [0.0]
+
+        async def look() -> None:
+            while True:
+                before = loop.time()
+                await asyncio.sleep(0.001)
+                waits.append(loop.time() - before)
+
+        looking, began = asyncio.create_task(look()), loop.time()
+        await asyncio.sleep(0)
+        found = await Discovery([str(tmp_path / "many.yml")]).refresh(NOW)
+        assert len(found.targets) == 10_000
+        took = loop.time() - began
+        await asyncio.sleep(0.01)
+        looking.cancel()
+        return max(waits), took
+
+    longest, took = asyncio.run(longest_wait())
+    assert longest < took / 3, f"{longest:.3f} s of {took:.3f} s"
+
+
 def test_a_file_that_breaks_keeps_the_last_good_list_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "targets.json"
     path.write_text(json.dumps([GROUP]))

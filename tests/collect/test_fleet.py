@@ -61,6 +61,24 @@ def test_a_second_exporter_that_knows_fewer_gpus_loses_none() -> None:
     assert [seen.gone_since_ms for seen in known.gpus_of(NODE)] == [None, None]
 
 
+def test_a_page_that_nobody_reads_any_more_does_not_keep_a_gpu_there() -> None:
+    known = fleet()
+    for at in range(60, 600, 60):
+        known.saw(NODE, BOTH, at_ms=at * 1000, source="page of the exporter that was started anew")
+    known.saw(NODE, {FIRST.uuid: FIRST}, at_ms=600_000, source="page of the exporter that was started anew")
+    lost = known.gpu(SECOND.uuid)
+    assert lost is not None
+    assert lost.gone_since_ms == 540_000
+
+
+def test_of_the_pages_of_a_node_some_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "MAX_PAGES", 3)
+    known = fleet()
+    for number in range(10):
+        known.saw(NODE, BOTH, at_ms=2000 + number, source=f"page {number}")
+    assert list(known._reported["sim", "gpu-r07-12"]) == ["page 7", "page 8", "page 9"]
+
+
 def test_a_gpu_that_moved_to_another_node_is_not_gone() -> None:
     known, other = fleet(), Node("sim", "gpu-r07-13")
     known.saw(other, {"GPU-2": SECOND}, at_ms=2000, source="its page")
@@ -84,6 +102,26 @@ def test_a_node_nobody_expects_is_learned_from_its_gpus() -> None:
     known.saw(stranger, {"GPU-1": FIRST}, at_ms=1, source="page")
     known.expect([], 2)
     assert (known.nodes(), known.node("box"), known.gone_nodes()) == ([stranger], stranger, [])
+
+
+def test_of_nodes_that_nobody_expects_so_many_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "MAX_LEARNED_NODES", 1)
+    known = fleet()
+    for name in ("stranger", "second"):
+        known.saw(Node("sim", name), {}, at_ms=2000, source="page")
+    assert [node.name for node in known.nodes()] == ["gpu-r07-12", "stranger"]
+
+
+def test_of_what_is_gone_the_longest_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "MAX_GONE", 1)
+    known = fleet()
+    for at, left in enumerate(([SECOND], []), start=2):
+        known.saw(NODE, {gpu.uuid: gpu for gpu in left}, at_ms=at * 1000, source="page")
+    assert [seen.gpu for seen in known.gpus()] == [SECOND]
+    others = [replace(NODE, name=name, aliases=frozenset()) for name in ("a", "b")]
+    for at in range(3):
+        known.expect(others[at:], 5000 + at)
+    assert [node.name for node, _ in known.gone_nodes()] == ["b"]
 
 
 def test_dcgm_labels_describe_a_gpu_and_other_labels_none() -> None:
@@ -111,6 +149,12 @@ def test_a_gpu_that_breaks_before_its_first_page_is_called_as_the_event_calls_it
     assert known.place_name(place) == "GPU-a on n1"
     known.hear_of_gpu("GPU-a", "3")
     assert known.place_name(place) == "GPU 3 on n1"
+
+
+def test_a_number_that_no_gpu_has_is_none() -> None:
+    known = fleet()
+    known.hear_of_gpu("GPU-9", "9" * 5000)
+    assert known.place_name(Place("sim", node="gpu-r07-12", gpu="GPU-9")) == "GPU-9 on gpu-r07-12"
 
 
 def test_of_too_many_names_before_a_page_the_last_told_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

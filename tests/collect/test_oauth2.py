@@ -71,7 +71,10 @@ def test_a_server_that_reads_the_form_only_gets_the_credentials_there() -> None:
     run(answer, story)
 
 
-@pytest.mark.parametrize("answer", [reply(status=500), reply("no"), reply("{}"), reply('{"access_token": "a\\nb"}')])
+@pytest.mark.parametrize(
+    "answer",
+    [reply(status=500), reply("no"), reply("{}"), reply('{"access_token": "a\\nb"}'), reply("[" * 60_000)],
+)
 def test_no_token_is_an_error_that_keeps_the_secret(answer: bytes) -> None:
     async def story(server: Loopback) -> None:
         with pytest.raises(CollectError, match="/token: the token server") as caught:

@@ -71,6 +71,15 @@ def test_a_line_that_a_crash_tore_is_counted_and_the_others_come_out(tmp_path: P
     assert missing.get() == 1
 
 
+def test_an_event_that_no_push_could_carry_is_counted_and_the_others_come_out(tmp_path: Path) -> None:
+    missing = lost()
+    spool = Spool(tmp_path, lost=missing)
+    spool.append(event(1, "x" * 1_000_000))
+    spool.append(event(2))
+    assert (first_batch(spool), missing.get()) == ([2], 1)
+    spool.close()
+
+
 def test_a_batch_never_holds_more_than_the_hub_takes(tmp_path: Path) -> None:
     spool = Spool(tmp_path, lost=lost())
     for number in range(1001):

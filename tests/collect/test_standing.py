@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
+
 from watchkeeper.collect import standing
 from watchkeeper.kit import own_metrics
 from watchkeeper.model import events, fleet, samples
@@ -37,6 +39,15 @@ def test_events_are_counted_by_place_kind_and_code() -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     counts.count(events.Event(f"e{n}", events.EventKind.XID, 31, place, at, "text") for n in range(3))
     assert [(one["kind"], one["code"], value) for one, value in counts.series.items()] == [("xid", "31", 3.0)]
+
+
+def test_beyond_so_many_places_and_codes_those_that_are_known_are_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standing, "MAX_EVENT_SERIES", 1)
+    counts, place = standing.EventCounts(), fleet.Place("c", node="n1")
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    for code in (31, 48, 31):
+        counts.count([events.Event(f"e{code}", events.EventKind.XID, code, place, at, "text")])
+    assert [(one["code"], value) for one, value in counts.series.items()] == [("31", 2.0)]
 
 
 def test_own_metrics_become_series_with_the_labels_of_a_scrape() -> None:

@@ -14,6 +14,7 @@ from tests.incidents.test_services import Web, running
 from watchkeeper.errors import WireError
 from watchkeeper.incidents import alertmanager, message, subject
 from watchkeeper.incidents.signals import from_alert
+from watchkeeper.kit import wire
 from watchkeeper.model import alerts
 from watchkeeper.model.labels import Labels
 
@@ -173,6 +174,22 @@ def test_an_incident_whose_labels_change_ends_under_the_old_ones(room: Room) -> 
     current, ended = batch(feed, room, 6)
     assert (ended["labels"]["severity"], ended["endsAt"]) == ("warning", "2026-05-04T12:00:06.000000Z")
     assert current["labels"]["severity"] == "critical"
+
+
+def test_labels_that_come_back_before_their_end_was_told_are_not_told_to_be_over(room: Room) -> None:
+    feed = alertmanager.Feed("http://127.0.0.1:1")
+    room.hear(alert("thermal_throttle", gpu(1), 0))
+    (incident,) = room.incidents.open()
+
+    def told(team: str, at: float) -> list[tuple[str, bool]]:
+        about = {**subject.subject_of(incident, subject.Inventory()), "team": frozenset({team})}
+        one = alertmanager.posted(incident, about, message.Known(), now=later(at))
+        sent = feed.batch([(incident, one)], now=later(at))
+        return [(body["labels"]["team"], body["endsAt"] > wire.format_time(later(at))) for body in sent]
+
+    assert told("llm", 1) == [("llm", True)]
+    assert told("vision", 2) == [("vision", True), ("llm", False)]
+    assert told("llm", 3) == [("llm", True), ("vision", False)]
 
 
 def test_what_is_over_is_told_for_a_while_and_then_no_more(room: Room) -> None:

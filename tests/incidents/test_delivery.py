@@ -41,7 +41,7 @@ def test_a_receiver_that_never_finishes_is_told_again_later_and_delays_nobody(
 
     async def story(desk: delivery.Desk) -> dict[str, Notice]:
         time = clock.ScaledClock()
-        loops = [asyncio.create_task(loop) for loop in desk.loops(time, at_once)]
+        loops = [asyncio.ensure_future(body()) for _, body in desk.loops(time, at_once)]
         desk.look(room.incidents.recent(), time.now())
         async with asyncio.timeout(60):
             while not all(one.answer for one in room.journal.notices_of("INC-1")):

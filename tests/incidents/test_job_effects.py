@@ -75,6 +75,20 @@ def test_whatever_shows_that_a_job_stands_or_is_slow_joins(busy: Busy, cause: st
     assert busy.told() == [("INC-1", gpu(3), {job("llm")})]
 
 
+def test_a_file_server_that_is_away_for_a_whole_rack_is_one_incident_with_the_job_that_waits_for_it(busy: Busy) -> None:
+    for at, place in enumerate(NODES):
+        busy.push(event(EventKind.STORAGE_LOST, place, at / 10))
+    busy.hear(stalled("llm", 60))
+    assert [(place, jobs) for _, place, jobs in busy.told()] == [(RACK, {job("llm")})]
+    assert busy.incidents.open()[0].cause == "storage_unreachable"
+
+
+def test_a_job_that_stalls_where_the_iommu_stops_accesses_is_a_part_of_that_incident(busy: Busy) -> None:
+    busy.push(event(EventKind.IOMMU_FAULT, gpu(1, "n3"), 0))
+    busy.hear(stalled("llm", 60))
+    assert busy.told() == [("INC-1", node("n3"), {job("llm")})]
+
+
 def test_what_else_a_job_shows_that_stands_still_goes_with_it(busy: Busy) -> None:
     pod = fleet.Place("main", domain="pod=research/llm-0")
     busy.jobs[pod] = Footprint.on([gpu(at) for at in range(8)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from tests.incidents.stories import NOON, Room, gpu, later, xid
 from tests.incidents.test_services import Web, running
 from watchkeeper.incidents import review, routing, subject
 from watchkeeper.kit import clock
+from watchkeeper.store.journal import Entry, Journal
 
 # 4 May 2026 is a Monday.
 AT_NOON = routing.Review(("lead",), at="Mon 12:00")
@@ -74,3 +76,30 @@ def test_it_is_sent_once_also_after_a_restart_and_a_failure(room: Room) -> None:
     (sent,) = web.got
     assert sent["title"] == "Incidents 2026-04-27 to 2026-05-04: 1, 1 still open"
     assert sent["digest"]["by_cause"][0]["cause"] == "gpu_fell_off_bus"  # type: ignore[index]
+
+
+class Asked(Journal):
+    """Remembers which threads have asked whether a digest was sent."""
+
+    def timeline(self, incident_id: str, limit: int = 1000) -> list[Entry]:
+        by.add(threading.current_thread())
+        return super().timeline(incident_id, limit)
+
+
+by: set[threading.Thread] = set()
+
+
+def test_the_event_loop_does_not_wait_for_the_journal(room: Room) -> None:
+    async def live() -> None:
+        time, made = clock.ManualClock(NOON), review.Reviews(room.journal, str, subject.Inventory())
+        sending = asyncio.create_task(made.forever(lambda: table(1), time, asyncio.to_thread))
+        async with asyncio.timeout(60):
+            while not by:
+                await asyncio.sleep(0.01)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+    room.journal.close()
+    room.journal = Asked(room.path)
+    asyncio.run(live())
+    assert threading.main_thread() not in by

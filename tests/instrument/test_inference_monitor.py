@@ -133,6 +133,22 @@ def test_other_paths_are_left_alone_and_the_page_is_one_of_them(monitor: Inferen
     assert pages.value(monitor, "inference_requests_total", code="200") is None
 
 
+def test_a_coroutine_that_is_cancelled_had_a_client_that_went_away(monitor: InferenceMonitor) -> None:
+    @monitor.measured
+    async def answer() -> None:
+        await asyncio.sleep(3600)
+
+    async def leave() -> None:
+        task = asyncio.create_task(answer())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    assert pages.value(monitor, "inference_requests_total", code="499") == 1
+
+
 def test_a_client_that_goes_away_is_a_499(monitor: InferenceMonitor) -> None:
     async def forever(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(3600)

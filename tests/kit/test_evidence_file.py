@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tarfile
 from datetime import UTC, datetime
@@ -36,6 +37,13 @@ def test_a_bundle_is_redacted_listed_and_checked(tmp_path: Path) -> None:
     checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=tmp_path, capture_output=True, check=False)
     assert (checked.returncode, checked.stdout.count(b": OK")) == (0, 3)
     assert [name.name for name in tmp_path.iterdir() if name.name.startswith(".")] == []
+
+
+def test_a_bundle_that_a_killed_process_left_half_written_is_no_obstacle(tmp_path: Path) -> None:
+    # In a container the process that comes next has the same number.
+    (tmp_path / f".b.tar.gz.{os.getpid()}").write_bytes(b"half")
+    evidence_file.save(tmp_path / "b.tar.gz", b"whole")
+    assert (tmp_path / "b.tar.gz").read_bytes() == b"whole"
 
 
 def test_the_same_evidence_makes_the_same_file() -> None:

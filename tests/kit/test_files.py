@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -42,6 +45,48 @@ def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     with pytest.raises(StartRefused, match="cannot be used: File exists"):
         claimed(tmp_path / "data")
+
+
+def test_a_start_that_was_killed_before_its_mark_was_written_is_gone_on_with(tmp_path: Path) -> None:
+    # It ends as under kill -9 when it is about to write.
+    killed = """
+import os, pathlib, sys
+from watchkeeper.kit import files
+os.write = os.fsync = lambda *_: os._exit(0)
+files.DataDirectory(pathlib.Path(sys.argv[1])).claim()
+raise SystemExit("it was to be killed")
+"""
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=True)
+    assert list(tmp_path.iterdir()) != []
+    claimed(tmp_path).release()
+    assert (tmp_path / files.OWNER_MARK).read_text() == f"format {files.FORMAT}\n"
+
+
+def test_of_many_that_start_at_once_in_a_new_directory_one_has_it(tmp_path: Path) -> None:
+    for number in range(20):
+        directories = [files.DataDirectory(tmp_path / str(number)) for _ in range(8)]
+        together, owners = threading.Barrier(len(directories)), list[files.DataDirectory]()
+
+        def start(one: files.DataDirectory, together: threading.Barrier, owners: list[files.DataDirectory]) -> None:
+            together.wait()
+            with contextlib.suppress(StartRefused):
+                one.claim()
+                owners.append(one)
+
+        threads = [threading.Thread(target=start, args=(one, together, owners)) for one in directories]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(owners) == 1
+        owners[0].release()
+
+
+def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "name").mkdir()
+    with pytest.raises(IsADirectoryError):
+        files.write_whole(tmp_path / "name", b"content")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["name"]
 
 
 def test_releasing_twice_is_harmless(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.model.strategies import incident_values
 from watchkeeper.errors import IllegalMove
 from watchkeeper.model import actions, alerts, diagnosis, incidents
-from watchkeeper.model.alerts import ALERT_MOVES, AlertState, Severity
+from watchkeeper.model.alerts import Severity
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import INCIDENT_MOVES, Incident, IncidentState
 from watchkeeper.model.labels import Labels
@@ -33,11 +33,6 @@ def reachable(moves: Mapping[State, frozenset[State]], start: State) -> set[Stat
 
 def test_every_state_of_an_incident_is_reachable_from_open() -> None:
     assert reachable(INCIDENT_MOVES, IncidentState.OPEN) == set(IncidentState)
-
-
-def test_every_state_of_an_alert_is_reachable_and_can_end() -> None:
-    assert reachable(ALERT_MOVES, None) == {None, *AlertState}
-    assert all(None in reachable(ALERT_MOVES, state) for state in AlertState)
 
 
 @given(incident_values, st.lists(st.sampled_from(IncidentState), max_size=8))
@@ -66,7 +61,7 @@ def test_severities_rank_from_keep_in_mind_to_wake_someone(severities: list[Seve
 
 @pytest.mark.parametrize(("text", "severity"), [("critical", "critical"), ("page", "warning"), ("", "warning")])
 def test_an_alert_of_someone_elses_rule_without_our_severity_is_a_warning(text: str, severity: str) -> None:
-    alert = alerts.Alert(Labels({"alertname": "Odd", "severity": text}), AlertState.FIRING, NINE, 1.0)
+    alert = alerts.Alert(Labels({"alertname": "Odd", "severity": text}), alerts.AlertState.FIRING, NINE, 1.0)
     assert (alert.name, alert.severity) == ("Odd", severity)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from tests.pipeline.stories import NOON, gpu
-from watchkeeper.diagnosis_queue import DiagnosisQueue, Surroundings
+from watchkeeper.diagnosis_queue import DIAGNOSIS_TRIES, DiagnosisQueue, Surroundings
+from watchkeeper.errors import StoreError
 from watchkeeper.model.alerts import Severity
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState
 
@@ -58,3 +61,32 @@ def test_what_is_over_or_forgotten_by_then_is_left_out() -> None:
     over = incident(1, Severity.CRITICAL)
     closed = replace(over, state=IncidentState.RESOLVED, resolved_at=NOON)
     assert diagnosed(over, incident(2, Severity.INFO), now={"INC-1": closed}) == [("INC-2", 1)]
+
+
+def test_a_journal_that_is_away_costs_no_incident_its_diagnosis() -> None:
+    is_away, known = True, {"INC-1": incident(1, Severity.CRITICAL)}
+    done: list[str] = []
+
+    def find(id: str) -> Incident | None:
+        if is_away:
+            raise StoreError("the journal does not answer")
+        return known[id]
+
+    async def diagnose(one: Incident) -> None:
+        done.append(one.id)
+
+    async def note(id: str, text: str) -> None:
+        raise StoreError("the journal does not answer")
+
+    async def story() -> None:
+        nonlocal is_away
+        queue = DiagnosisQueue(Surroundings(find, lambda: False, diagnose, note))
+        queue.add(known.values())
+        for _ in range(2 * DIAGNOSIS_TRIES):
+            with pytest.raises(StoreError):
+                await queue.work()
+        is_away = False
+        await queue.work()
+
+    asyncio.run(story())
+    assert done == ["INC-1"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
+from tests.incidents.test_services import Web, running
 from tests.pipeline.stories import HOT, NOON, gpu, xid
 from watchkeeper.collect.registration import NodeRegistration
 from watchkeeper.config import settings
 from watchkeeper.diagnosis_queue import DIAGNOSIS_TRIES
 from watchkeeper.hub import Hub
-from watchkeeper.kit.clock import ManualClock
+from watchkeeper.kit.clock import ManualClock, ScaledClock
 from watchkeeper.model.actions import Action
 from watchkeeper.model.fleet import Gpu
 from watchkeeper.remediate.drivers import dry_run
@@ -94,3 +96,28 @@ def test_a_hub_reloads_its_rules_and_shows_those_in_force(tmp_path: Path) -> Non
         hub.close()
 
     asyncio.run(story())
+
+
+def test_an_alertmanager_is_told_although_the_journal_could_not_be_read_at_first(tmp_path: Path) -> None:
+    async def story(url: str, web: Web) -> None:
+        notify = settings.Notify(via=settings.NotifyVia.ALERTMANAGER, alertmanager_urls=(url,))
+        hub = Hub(settings.Settings(settings.Hub(data=str(tmp_path)), notify=notify), time=ScaledClock())
+        hub.open()
+        hub.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
+        loops = [asyncio.create_task(loop) for loop in hub._leading_loops()]
+        async with asyncio.timeout(60):
+            while not any(loop.done() for loop in loops) and not hub._failures.get(loop="alertmanager"):
+                await asyncio.sleep(0.01)
+            hub.journal._connection.execute("ALTER TABLE unreadable RENAME TO incident")
+            await hub.take_events([replace(xid(79, gpu(0), 0), at=hub.clock.now())])
+            while not web.got:
+                await asyncio.sleep(0.01)
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        hub.close()
+
+    web = Web()
+    with running(web) as port:
+        asyncio.run(story(f"http://127.0.0.1:{port}", web))
+    assert "gpu_fell_off_bus" in str(web.got)

@@ -65,6 +65,13 @@ def test_counters_that_never_showed_the_fault_do_not_show_its_end(line: Line) ->
     assert line.recover(301) == []
 
 
+def test_the_mark_of_an_exporter_for_nothing_is_no_fault_that_has_gone(line: Line) -> None:
+    line.pipeline.take_events([xid(48, gpu(0), 0)], later(1))
+    report(line, 15, 60, DOUBLE_BIT, 2.0**63 - 16)
+    report(line, 75, 120, DOUBLE_BIT, 0.0)
+    assert line.recover(121) == []
+
+
 def test_counters_that_are_no_longer_read_are_not_clear(line: Line) -> None:
     line.pipeline.take_events([xid(48, gpu(0), 0)], later(1))
     report(line, 15, 60, DOUBLE_BIT, 1.0)

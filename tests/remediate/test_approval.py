@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from tests.remediate.cluster import Troubles
 from tests.remediate.world import World, limits
 from watchkeeper.errors import HubError, IllegalMove
+from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
+from watchkeeper.remediate.driver import Performed
 from watchkeeper.remediate.ladder import Rung
 from watchkeeper.remediate.policy import load, parse
 
@@ -179,4 +182,41 @@ def test_what_policy_approved_asks_again_when_the_mode_is_lowered_to_ask(tmp_pat
     changed = world.repairs.find(repair.id)
     assert changed is not None
     assert (changed.state, changed.mode, changed.approved_by) == ("planned", "ask", None)
+    world.close()
+
+
+def test_a_no_that_comes_while_a_frozen_repair_is_looked_at_is_not_lost(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.cluster.troubles = Troubles(slow=1.0)
+    repair = asked(world)
+    world.settle(5)
+    assert world.state(repair.id) == "draining"
+
+    def rung(one: Repair) -> Rung:
+        if one.state == "draining":
+            world.people.reject(one.id, "not tonight", actor="ada", now=world.now)
+        return Rung(Mode.OBSERVE, "mode observe by remediate.mode")
+
+    world.repairs._around = replace(world.repairs._around, rung=rung)
+    world.repairs.advance(repair.id, world.now)
+    assert world.state(repair.id) == "restoring"
+    world.close()
+
+
+def test_a_yes_that_comes_during_a_call_is_kept(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    repair, perform = asked(world), world.cluster.perform
+
+    def interrupted(action: Action) -> Performed:
+        found = world.repairs.find(repair.id)
+        if action.kind is ActionKind.DRAIN and found is not None and found.approved_by == "policy":
+            world.people.approve(repair.id, repair.digest, actor="ada", now=world.now)
+        return perform(action)
+
+    world.cluster.perform = interrupted  # type: ignore[method-assign]
+    world.settle(10)
+    assert "drain n1" in world.cluster.calls
+    found = world.repairs.find(repair.id)
+    assert found is not None
+    assert found.approved_by == "ada"
     world.close()

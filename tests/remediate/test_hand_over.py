@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -11,9 +12,11 @@ import pytest
 
 from tests.remediate.test_evidence import Inventory, files
 from tests.remediate.world import World
+from watchkeeper.errors import StoreError
 from watchkeeper.model import fleet
 from watchkeeper.model.repairs import Repair, RepairState
 from watchkeeper.query.embedded import EmbeddedEngine
+from watchkeeper.remediate import hand_over
 from watchkeeper.remediate.evidence import Sources
 from watchkeeper.remediate.hand_over import HandOver, failed_before
 from watchkeeper.store.head import Head
@@ -79,6 +82,33 @@ def test_evidence_that_cannot_be_kept_is_said_and_the_node_is_handed_over_all_th
     handing = HandOver(world.journal, desk(world)._sources, world.folder / "bundles", limit=1)
     assert handing.look(world.repairs.all(), world.now) == [incident.id]
     assert "No evidence could be kept" in told(world, incident.id)[0]
+
+
+def test_of_too_many_bundles_the_oldest_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hand_over, "MOST_BUNDLES", 2)
+    folder = world.folder / "bundles"
+    folder.mkdir()
+    for age, name in enumerate(("young", "middle", "old"), start=1):
+        (folder / f"{name}.tar.gz").touch()
+        os.utime(folder / f"{name}.tar.gz", (1000 - age, 1000 - age))
+    incident = world.breaks(world.nodes[0].name)
+    world.take(incident)
+    repair = fail(world, incident.id)
+    HandOver(world.journal, desk(world)._sources, folder, limit=1).look(world.repairs.all(), world.now)
+    assert {path.name for path in folder.iterdir()} == {"young.tar.gz", f"{repair.id}.tar.gz"}
+
+
+def test_a_journal_that_cannot_be_written_now_is_told_at_the_next_look(world: World) -> None:
+    incident = world.breaks(world.nodes[0].name)
+    world.take(incident)
+    fail(world, incident.id)
+    handing = HandOver(world.journal, desk(world)._sources, world.folder / "bundles", limit=1)
+    world.journal._connection.execute("PRAGMA query_only = 1")
+    with pytest.raises(StoreError):
+        handing.look(world.repairs.all(), world.now)
+    world.journal._connection.execute("PRAGMA query_only = 0")
+    assert handing.look(world.repairs.all(), world.now) == [incident.id]
+    assert len(told(world, incident.id)) == 1
 
 
 def test_only_repairs_that_did_something_about_the_same_cause_count(world: World) -> None:

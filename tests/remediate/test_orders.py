@@ -5,14 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from watchkeeper.errors import ActionRefused, WireError
+from watchkeeper.errors import ActionRefused, StoreError, WireError
 from watchkeeper.kit import wire
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
@@ -186,3 +186,29 @@ def test_an_order_row_that_somebody_changed_is_noticed(outbox: Outbox, journal: 
         connection.execute("UPDATE work_order SET body = replace(body, 'scan', 'spam') WHERE key = ?", (id,))
         connection.commit()
     assert journal.verify() == 1
+
+
+class FullAtTheEnd(Journal):
+    """Everything can be written, and what was written cannot be committed."""
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with super().together():
+            yield
+            if self._depth == 1:
+                raise StoreError("the journal refused: database or disk is full")
+
+
+def test_an_order_that_the_journal_could_not_keep_is_fetched_by_nobody(tmp_path: Path) -> None:
+    with closing(FullAtTheEnd(tmp_path / "journal.db")) as journal:
+        outbox = Outbox(journal, HUB_KEY, now=NOON)
+        with pytest.raises(StoreError):
+            outbox.give(SCAN, now=NOON, actor="ann")
+        assert waiting(outbox) == []
+
+
+def test_a_clock_that_is_put_back_does_not_prolong_what_nobody_wants_any_more(outbox: Outbox) -> None:
+    reboot = replace(SCAN, kind="reboot", id="INC-1:4-reboot")
+    outbox.give(reboot, now=minutes(60), actor="repair")
+    assert waiting(outbox, at=minutes(60)) != []
+    assert waiting(outbox, at=minutes(0)) == []

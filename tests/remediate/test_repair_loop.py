@@ -12,7 +12,7 @@ import pytest
 from tests.remediate.cluster import Machine, TestCluster, nodes
 from tests.remediate.world import NOON
 from watchkeeper.config import loading, settings
-from watchkeeper.errors import SettingsError
+from watchkeeper.errors import SettingsError, StoreError
 from watchkeeper.hub import Hub
 from watchkeeper.kit.clock import ManualClock, to_ms
 from watchkeeper.model import events, fleet
@@ -179,3 +179,26 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
     assert (before, after) == (False, True)
     said = "INC-1.1 is at work on n1: what is seen of it meanwhile does not change the cause, gpu_fell_off_bus"
     assert told.count(said) == 1
+
+
+def test_a_plan_from_before_a_start_is_taken_when_the_journal_can_be_written_again(tmp_path: Path) -> None:
+    async def story() -> list[str]:
+        chosen = replace(settings.Remediate(), mode=Mode.ASK, driver=settings.DriverName.SLURM)
+        hub = Hub(settings.Settings(settings.Hub(data=str(tmp_path)), remediate=chosen), time=ManualClock(NOON))
+        hub.build()
+        hub.driver = TestCluster({node.name: Machine() for node in nodes(8)})
+        hub.open()
+        hub.fleet.expect(nodes(8), to_ms(NOON))
+        place = fleet.Place("main", node="n1", gpu="GPU-1")
+        await hub.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
+        hub._pipeline.diagnose(hub.incidents()[0], NOON)
+        hub.journal._connection.execute("PRAGMA query_only = 1")
+        with pytest.raises(StoreError):
+            await hub.repairs._tick()
+        hub.journal._connection.execute("PRAGMA query_only = 0")
+        await hub.repairs._tick()
+        found = [repair.incident for repair in hub.repairs.repairs.all()]
+        hub.close()
+        return found
+
+    assert asyncio.run(story()) == ["INC-1"]

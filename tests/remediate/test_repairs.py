@@ -12,8 +12,11 @@ from tests.remediate.cluster import Troubles
 from tests.remediate.walk import Killed
 from tests.remediate.world import World, limits
 from watchkeeper.errors import ActionFailed
+from watchkeeper.model import fleet
 from watchkeeper.model.actions import Action, ActionKind
-from watchkeeper.remediate.driver import Performed
+from watchkeeper.model.trust import Mode
+from watchkeeper.remediate import repairs
+from watchkeeper.remediate.driver import Observed, Performed
 
 CALLS = ["cordon n1", "drain n1", "reboot n1", "uncordon n1"]
 
@@ -261,6 +264,25 @@ def test_a_cordon_that_lands_after_it_was_given_up_is_found_and_taken_off(world:
     assert (world.state(id), world.cluster.ours()) == ("rejected", [])
 
 
+def test_a_node_is_looked_at_for_an_hour_after_its_repair_and_then_no_more(world: World) -> None:
+    incident = world.breaks("n1")
+    world.take(incident)
+    world.cluster.machines["n1"].is_sick = False
+    world.settle()
+    world.ends(incident.id)
+    world.settle(5)
+    assert world.repairs.all() == []
+    late, looked = world.repairs._late, list[str]()
+
+    def observe(place: fleet.Place) -> Observed:
+        looked.append(str(place.node))
+        return world.cluster.observe(place)
+
+    for minutes in (10, 30, 90, 120):
+        late.look(observe, lambda _: False, world.now + timedelta(minutes=minutes))
+    assert looked == ["n1", "n1", "n1"]
+
+
 def test_hundreds_of_incidents_at_once_stay_within_the_budget(tmp_path: Path) -> None:
     world = World(tmp_path, 400, limits(pool_percent=5, fleet_percent=2))
     with world.journal.together():
@@ -289,6 +311,12 @@ def test_a_cordon_needs_neither_a_look_nor_a_tick(world: World) -> None:
 def test_a_plan_for_people_only_is_no_repair(world: World) -> None:
     assert world.take(world.breaks("n1", "node_down")) is None
     assert world.take(world.breaks("n1", "cuda_oom")) is None
+
+
+def test_of_repairs_that_wait_there_are_so_many(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairs, "MOST_ALIVE", 1)
+    assert world.take(world.breaks("n1"), Mode.ASK) is not None
+    assert world.take(world.breaks("n2"), Mode.ASK) is None
 
 
 def test_every_call_is_in_the_journal_before_it_is_made(world: World) -> None:

@@ -260,3 +260,35 @@ def xid(uuid: str, code: int) -> events.Event:
     place = fleet.Place("c", node="n1", gpu=uuid)
     at = NOW - timedelta(minutes=3)
     return events.Event(f"c/n1/b/k/{code}", events.EventKind.XID, code, place, at, text=f"Xid {code}")
+
+
+def test_what_one_job_exports_amiss_costs_no_other_its_line() -> None:
+    odd = {
+        # Milliseconds instead of seconds, so that its last step lies in the year 55000.
+        'watchkeeper:training_last_step_age:seconds{cluster="c",job_name="odd"}': -1.7e12,
+        'ALERTS{alertname="JobHung",alertstate="firing",cluster="c",job_name="odd"}': 1,
+        f'watchkeeper:training_rank_slow:ratio{{cluster="c",job_name="odd",rank="{"9" * 20}"}}': 0.5,
+        'ALERTS{alertname="TrainingRankSlow",alertstate="firing",cluster="c",job_name="odd"}': 1,
+        'training_world_size{cluster="c",job_name="odd"}': float("inf"),
+    }
+    found = board.look(engine(SERIES, odd), NOW, board.Around())
+    line = next(line for line in found.lines if line.id == "odd")
+    assert (line.state, line.stalled_since) == ("hung", None)
+    assert line.straggler is not None
+    assert line.straggler.rank is None
+    assert {"4711", "web/chat", "alone"} < {line.id for line in found.lines}
+
+
+@pytest.mark.parametrize("world", [1e12, float("inf"), float("nan"), -1.0])
+def test_a_number_of_ranks_that_no_job_has_is_not_believed(world: float) -> None:
+    said = {f"training_world_size{{{RANK}}}": world}
+    made = engine({**SERIES, **said}, RANKS)
+    found = board.look(made, NOW, board.Around())
+    assert [one.rank for one in report.make(made, NOW, asked(found, "4711")).ranks] == [0, 1, 2, 3]
+
+
+def test_a_time_that_no_calendar_has_is_no_loss() -> None:
+    told = {f'training_event_timestamp_seconds{{{RANK},kind="loss_not_finite"}}': 1e18}
+    made = engine(SERIES, RANKS, told)
+    found = board.look(made, NOW, board.Around())
+    assert report.make(made, NOW, asked(found, "4711")).losses == ()

@@ -165,13 +165,19 @@ async def serving(listen: Listen, routes: Mapping[str, Route]) -> AsyncIterator[
     listen.check()
     tls = listen.tls()
     talk = _Talk(routes, listen.guards)
+    # Whoever has not spoken TLS yet is not among the connections that are counted, and must not stay for long.
+    patience = None if tls is None else REQUEST_SECONDS
     try:
         if listen.socket is not None:
             _remove_stale(listen.socket)
-            server = await asyncio.start_unix_server(talk.meet, listen.socket, limit=MAX_HEAD_BYTES, ssl=tls)
+            server = await asyncio.start_unix_server(
+                talk.meet, listen.socket, limit=MAX_HEAD_BYTES, ssl=tls, ssl_handshake_timeout=patience
+            )
             address = f"unix:{listen.socket}"
         else:
-            server = await asyncio.start_server(talk.meet, listen.host, listen.port, limit=MAX_HEAD_BYTES, ssl=tls)
+            server = await asyncio.start_server(
+                talk.meet, listen.host, listen.port, limit=MAX_HEAD_BYTES, ssl=tls, ssl_handshake_timeout=patience
+            )
             port = server.sockets[0].getsockname()[1]
             shown = f"[{listen.host}]" if ":" in listen.host else listen.host
             address = f"{'http' if tls is None else 'https'}://{shown}:{port}"

@@ -167,7 +167,7 @@ class Walk:
             raise CollectError(f"answered {response.status}", where=url)
         try:
             resource = json.loads(response.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CollectError(f"the answer is no JSON: {error}", where=url) from error
         if not isinstance(resource, dict):
             raise CollectError("the answer is no Redfish resource", where=url)

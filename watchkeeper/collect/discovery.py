@@ -25,6 +25,7 @@ import yaml
 from watchkeeper.collect import dns, http, prometheus_config
 from watchkeeper.collect.jobs import Dropped, Job, Kind, Place, Target, target_of
 from watchkeeper.errors import CollectError, quote
+from watchkeeper.kit import yaml_text
 from watchkeeper.model import fleet
 
 __all__ = ["Defaults", "Discovery", "Dropped", "Found", "Source", "Target", "merge", "read_groups"]
@@ -213,7 +214,7 @@ async def _fetch(place: Place, resolver: dns.Resolver | None) -> list[tuple[str,
         return [(place.location, await _download(place))]
     named = WILDCARDS.intersection(place.location)
     paths = sorted(await asyncio.to_thread(glob.glob, place.location)) if named else [place.location]
-    return [(path, _with_meta(await asyncio.to_thread(_read, path), path, __meta_filepath=path)) for path in paths]
+    return [(path, await asyncio.to_thread(_read, path)) for path in paths]
 
 
 async def _download(place: Place) -> bytes | list[Any]:
@@ -225,7 +226,7 @@ async def _download(place: Place) -> bytes | list[Any]:
         await connection.aclose()
     if response.status != 200:
         raise CollectError(f"answered {response.status}", where=place.location)
-    return _with_meta(response.body, place.location, __meta_url=place.location)
+    return await asyncio.to_thread(_with_meta, response.body, place.location, __meta_url=place.location)
 
 
 async def _look_up(place: Place, resolver: dns.Resolver | None) -> list[Any]:
@@ -254,9 +255,9 @@ def _service_group(name: str, service: dns.Service) -> dict[str, Any]:
     return {"targets": [f"{service.host}:{service.port}"], "labels": meta}
 
 
-def _read(path: str) -> bytes:
+def _read(path: str) -> bytes | list[Any]:
     try:
-        return Path(path).read_bytes()
+        return _with_meta(Path(path).read_bytes(), path, __meta_filepath=path)
     except OSError as error:
         raise CollectError(f"cannot be read: {error.strerror}", where=path) from error
 
@@ -265,7 +266,7 @@ def _parse(document: bytes, where: str) -> Any:
     """JSON, or YAML where the name of the file says so."""
     if where.endswith((".yml", ".yaml")):
         try:
-            return yaml.load(document, Loader=yaml.CSafeLoader)
+            return yaml_text.load(document)
         except yaml.YAMLError as error:
             raise CollectError(f"not YAML: {error}", where=where) from error
     try:
@@ -291,7 +292,8 @@ def _check_group(group: Any, where: str) -> tuple[list[str], dict[str, str]]:
     addresses, named = group["targets"], group.get("labels") or {}
     if not all(isinstance(address, str) and address for address in addresses):
         raise CollectError(f"expected addresses such as 10.0.0.7:9400, found {quote(addresses)}", where=where)
-    if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
+    # In YAML `on` is no text, neither as a value nor as a name.
+    if not isinstance(named, dict) or not all(isinstance(text, str) for pair in named.items() for text in pair):
         raise CollectError(f"labels must be text, found {quote(named)}", where=where)
     return addresses, named
 

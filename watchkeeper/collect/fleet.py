@@ -26,6 +26,8 @@ MAX_TOLD = 10_000
 MAX_LEARNED_NODES = 20_000
 # Twice the longest usual scrape interval, a minute: after more than that nobody knows what was between.
 MAX_SILENCE_MS = 120_000
+# Pages of one node that are remembered: exporters come and go under new addresses.
+MAX_PAGES = 16
 NODE_INFO = "watchkeeper_node_info"
 NODE_EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
 GPUS_MOVED = "watchkeeper_fleet_moved_gpus_total"
@@ -76,7 +78,8 @@ class Fleet:
         self._gpus: dict[str, SeenGpu] = {}
         self._gone_gpus: dict[str, None] = {}
         self._told_indexes: dict[str, int] = {}
-        self._reported: dict[NodeKey, dict[str, frozenset[str]]] = {}
+        # By node: what each page had and when it was last read, the longest ago first.
+        self._reported: dict[NodeKey, dict[str, tuple[int, frozenset[str]]]] = {}
         self._uuids: dict[NodeKey, set[str]] = {}
         # Made when somebody asks, and again after the inventory changed.
         self._nodes_in: dict[fleet.Place, list[fleet.Place]] | None = None
@@ -108,10 +111,14 @@ class Fleet:
         key = (node.cluster, node.name)
         if not self._learn(key, node):
             return
-        reported = self._reported.setdefault(key, {})
-        before, reported[source] = reported.get(source, frozenset()), frozenset(gpus)
-        for uuid in before - gpus.keys():
-            if not any(uuid in others for others in reported.values()):
+        reported, now = self._reported.setdefault(key, {}), frozenset(gpus)
+        before = reported.pop(source, (0, frozenset()))[1]
+        reported[source] = (at_ms, now)
+        if len(reported) > MAX_PAGES:
+            del reported[next(iter(reported))]
+        for uuid in before - now:
+            # Only of pages that are still read: an exporter that was started anew may have another address.
+            if not any(uuid in theirs and at_ms - told_ms <= MAX_SILENCE_MS for told_ms, theirs in reported.values()):
                 self._lose(uuid, key)
         for uuid, gpu in gpus.items():
             known = self._gpus.get(uuid)
@@ -128,7 +135,7 @@ class Fleet:
             steady = known.steady_since_ms if known is not None and _goes_on(known, key, at_ms) else at_ms
             self._gpus[uuid] = SeenGpu(gpu, node.name, node.cluster, first, at_ms, steady_since_ms=steady)
             self._gone_gpus.pop(uuid, None)
-        if before != reported[source]:
+        if before != now:
             self._uuids.setdefault(key, set()).update(gpus)
 
     def node(self, name: str, cluster: str | None = None) -> fleet.Node | None:
@@ -198,7 +205,8 @@ class Fleet:
 
     def hear_of_gpu(self, uuid: str, index: str) -> None:
         """What its node or an event calls a GPU: one that breaks before its first page has no other name."""
-        if uuid in self._gpus or not index.isdecimal():
+        # No machine has as many GPUs, and Python refuses to read a number of thousands of digits.
+        if uuid in self._gpus or not index.isdecimal() or len(index) > 5:
             return
         self._told_indexes[uuid] = int(index)
         if len(self._told_indexes) > MAX_TOLD:

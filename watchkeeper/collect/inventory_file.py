@@ -28,6 +28,7 @@ from typing import Any
 import yaml
 
 from watchkeeper.errors import SettingsError
+from watchkeeper.kit import yaml_text
 from watchkeeper.readers import hostlist
 
 MAX_BYTES = 8 * 1024 * 1024
@@ -119,9 +120,9 @@ def _load(path: Path) -> Any:
         raise SettingsError(f"has {len(content):,} bytes, the limit is {MAX_BYTES:,}", where=str(path))
     try:
         if path.suffix in (".yml", ".yaml"):
-            return yaml.load(content, Loader=yaml.CSafeLoader)
+            return yaml_text.load(content)
         return tomllib.loads(content.decode())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         kind = "YAML" if path.suffix in (".yml", ".yaml") else "TOML"
         raise SettingsError(f"is not {kind}: {error}", where=str(path)) from error
 

@@ -55,9 +55,10 @@ class PositionFile:
     def save(self, position: Position) -> None:
         plain = {"boot": self._boot, "source": position.source, "sequence": position.sequence}
         plain |= {"since_boot_us": position.since_boot_us, "mark": position.mark}
-        # A position that cannot be written costs a repeated push, which the hub recognises by its ids.
+        # A position that is not written, or lost, costs a repeated push, which the hub recognises by its ids. So a disk
+        # that hangs is not waited for: it would keep the agent from telling of it.
         with suppress(OSError):
-            files.write_whole(self._path, json.dumps(plain).encode())
+            files.write_whole(self._path, json.dumps(plain).encode(), syncs=False)
 
 
 def sequence_of(micros: int, text: str) -> int:

@@ -98,7 +98,7 @@ def _read_token(body: bytes, where: str) -> tuple[str, float]:
     try:
         answer = json.loads(body)
         token, lasts = str(answer["access_token"]), float(answer.get("expires_in") or LASTS_SECONDS)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CollectError("the token server's answer holds no access_token", where=where) from error
     if not token or not token.isprintable():
         raise CollectError("the token server's answer holds no usable access_token", where=where)

@@ -204,9 +204,7 @@ class Line:
     def __init__(self, hub: push.Hub, node: Node) -> None:
         self._url = f"{hub.url.rstrip('/')}/api/orders"
         self._asked = f"{self._url}?{urlencode({'cluster': node.cluster, 'node': node.name, 'wait': WAIT_SECONDS})}"
-        self._headers = {"Content-Type": "application/json"}
-        if hub.token is not None:
-            self._headers["Authorization"] = f"Bearer {hub.token}"
+        self._headers = hub.headers
         seconds = WAIT_SECONDS + ANSWER_SECONDS
         self._connection = http.Connection(timeout_seconds=seconds, max_body_bytes=MAX_BODY_BYTES, access=hub.access)
 

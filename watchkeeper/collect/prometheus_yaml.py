@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from watchkeeper.errors import CollectError, quote
+from watchkeeper.kit import yaml_text
 
 # `<<: *defaults`
 MERGE = "tag:yaml.org,2002:merge"
@@ -33,7 +34,7 @@ class Table(dict[str, Any]):
 
 def parse(path: Path) -> Table:
     try:
-        root = _plain(yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader))
+        root = _plain(yaml_text.compose(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise CollectError(f"cannot be read: {reason}", where=str(path)) from error

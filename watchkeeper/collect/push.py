@@ -45,6 +45,12 @@ class Hub:
     timeout_seconds: float = 10.0
     access: Access = NOTHING
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those of a request with JSON in it."""
+        proof = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        return {"Content-Type": "application/json", **proof}
+
 
 def after_answer(response: http.Response, pause_seconds: float) -> tuple[Verdict, float]:
     """What to do with the batch, and how long to wait before the next request."""
@@ -94,9 +100,6 @@ class Suspects:
 async def push_forever(spool: Spool, hub: Hub, *, time: clock.Clock, pushed: own_metrics.Metric) -> None:
     """Deliver batches as they come; `pushed` counts the events the hub has confirmed."""
     connection = http.Connection(timeout_seconds=hub.timeout_seconds, access=hub.access)
-    headers = {"Content-Type": "application/json"}
-    if hub.token is not None:
-        headers["Authorization"] = f"Bearer {hub.token}"
     address = f"{hub.url.rstrip('/')}/api/events"
     pause = FIRST_PAUSE_SECONDS
     suspects = Suspects(spool)
@@ -104,7 +107,7 @@ async def push_forever(spool: Spool, hub: Hub, *, time: clock.Clock, pushed: own
         while True:
             batch = await spool.next_batch()
             try:
-                response = await connection.send(http.Request(address, "POST", headers=headers, body=batch.body))
+                response = await connection.send(http.Request(address, "POST", headers=hub.headers, body=batch.body))
                 verdict, wait = after_answer(response, pause)
                 problem = f"answered {response.status}: {response.body[:200].decode('utf-8', 'replace')}"
             except CollectError as error:

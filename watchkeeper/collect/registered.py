@@ -37,7 +37,6 @@ class Registered:
         """Believe a node; CollectError says what of it cannot be."""
         _check(told)
         key = (told.cluster, told.node)
-        self._known = {known: entry for known, entry in self._known.items() if now - entry.at < KEPT}
         if key not in self._known and len(self._known) >= MAX_NODES:
             raise CollectError(f"{len(self._known)} nodes are registered, the limit is {MAX_NODES}")
         self._known[key] = Known(told, peer, now)
@@ -45,9 +44,8 @@ class Registered:
     def found(self, listed: discovery.Found, *, now: datetime) -> discovery.Found:
         """The registered nodes; those that a list gives no target for are read where they said."""
         has_target = {(target.cluster, target.node) for target in listed.targets}
-        groups = [
-            _group(entry, is_read=key not in has_target) for key, entry in self._known.items() if now - entry.at < KEPT
-        ]
+        self._known = {key: entry for key, entry in self._known.items() if now - entry.at < KEPT}
+        groups = [_group(entry, is_read=key not in has_target) for key, entry in self._known.items()]
         return discovery.read_groups(groups, SOURCE, defaults=discovery.Defaults())
 
 

@@ -42,16 +42,14 @@ class NodeRegistration:
 async def register_forever(hub: push.Hub, current: Callable[[], NodeRegistration], *, time: clock.Clock) -> None:
     """Send what is so, again whenever it differs, and every few minutes in case the hub has restarted."""
     connection = http.Connection(timeout_seconds=hub.timeout_seconds, access=hub.access)
-    headers = {"Content-Type": "application/json"}
-    if hub.token is not None:
-        headers["Authorization"] = f"Bearer {hub.token}"
     address = f"{hub.url.rstrip('/')}/api/nodes"
     sent: NodeRegistration | None = None
     pause = FIRST_PAUSE_SECONDS
     try:
         while True:
             registration = current()
-            problem = await _send(connection, http.Request(address, "POST", headers, wire.dumps(registration).encode()))
+            body = wire.dumps(registration).encode()
+            problem = await _send(connection, http.Request(address, "POST", hub.headers, body))
             if problem is None:
                 if sent is None:
                     log.info("Node registered", extra=logs.fields(hub=hub.url, gpus=len(registration.gpus)))

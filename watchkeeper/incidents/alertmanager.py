@@ -123,6 +123,8 @@ class Feed:
             current[incident.id] = alert
             if incident.resolved_at is None:
                 self._ends.pop(incident.id, None)
+                # Labels that it has again are not over, although nobody took their end.
+                self._ends.pop(f"{incident.id} {alert.labels}", None)
                 firing.append(alert.body)
             elif incident.id not in self._ends and now - incident.resolved_at <= REMEMBERED:
                 self._ends[incident.id] = _End(alert.body, incident.resolved_at)

@@ -32,7 +32,7 @@ class Conditions:
         self._keys.clear()
 
     def remember(self, event: events.Event, heard_at: datetime) -> None:
-        latest = self._latest.setdefault(node_of(event.place), {})
+        latest = self._latest.setdefault(event.place.whole_node, {})
         known = latest.get(key_of(event))
         if known is None or (known.at, known.id) < (event.at, event.id):
             latest[key_of(event)] = event
@@ -48,7 +48,7 @@ class Conditions:
 
     def folded(self, key: events.ConditionKey, cause: str, *, now: datetime) -> events.Condition | None:
         """Whether what such events reported is still so, by the last of them and the resets since."""
-        latest = self._latest.get(node_of(key[0]), {})
+        latest = self._latest.get(key[0].whole_node, {})
         if key not in latest:
             return None
         clearing = [event for event in latest.values() if event.kind in CLEARING_KINDS]
@@ -66,7 +66,7 @@ class Conditions:
         """When each event that lasts will be over, if it is not repeated and is of the kind that quiet ends."""
         for member in members:
             key = self._keys.get(member.ref) if member.until is None else None
-            latest = None if key is None else self._latest.get(node_of(key[0]), {}).get(key)
+            latest = None if key is None else self._latest.get(key[0].whole_node, {}).get(key)
             quiet = None if key is None else clear_rule(member.cause, key[1]).quiet_seconds
             if latest is not None and quiet is not None:
                 yield latest.at + timedelta(seconds=quiet)
@@ -76,7 +76,7 @@ class Conditions:
         key = self._keys.get(member.ref)
         if key is None or clear_rule(member.cause, key[1]).quiet_seconds is not None:
             return None
-        return max(member.since, self._latest.get(node_of(member.place), {})[key].at), self._heard[key]
+        return max(member.since, self._latest[key[0].whole_node][key].at), self._heard[key]
 
     def forget(self, gone: Iterable[Member], now: datetime) -> None:
         """Let go of members, and of events that no member is about any more."""
@@ -95,8 +95,3 @@ class Conditions:
 
 def key_of(event: events.Event) -> events.ConditionKey:
     return (event.place, event.kind, event.code)
-
-
-def node_of(place: fleet.Place) -> fleet.Place:
-    """The node of a place, or the rack or cluster that it is."""
-    return fleet.Place(place.cluster, node=place.node, domain=place.domain)

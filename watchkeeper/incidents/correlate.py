@@ -70,7 +70,7 @@ class Surroundings:
         """Like `Place.encloses`, and a rack encloses its nodes and what is in them."""
         if outer.domain is None or inner.node is None:
             return outer.encloses(inner)
-        return outer in self.domains(fleet.Place(inner.cluster, node=inner.node))
+        return outer in self.domains(inner.whole_node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _under_repair(near: Sequence[Incident], signal: Signal, around: Surroundings
     is_of_repair = signal.member.kind is MemberKind.ALERT and signal.family in OF_A_REPAIR
     if not is_of_repair or signal.has_ended or place.node is None:
         return None
-    working = around.under_repair(fleet.Place(place.cluster, node=place.node))
+    working = around.under_repair(place.whole_node)
     return next((incident for incident in near if incident.is_open and incident.id in working), None)
 
 
@@ -404,7 +404,7 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, around: Surroun
 def title(cause: str, place: fleet.Place, *, names: Callable[[fleet.Place], str]) -> str:
     """The catalogue's headline with the place as people call it."""
     row = causes.lookup(cause)
-    node = names(fleet.Place(place.cluster, node=place.node)) if place.node else names(place)
+    node = names(place.whole_node)
     is_some_gpu = row.scope == "gpu" and place.node is not None and place.gpu is None and place.port is None
     text = row.headline(f"a GPU on {node}" if is_some_gpu else names(place), node)
     # A machine is called as it is called, also where a sentence begins.

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import IllegalMove, ReceiverError, SettingsError, StoreError
 from watchkeeper.incidents import alertmanager, message, outbox, receivers, review, routing, silencing, their_silences
+from watchkeeper.incidents.review import Clerk
 from watchkeeper.incidents.subject import Inventory, Subject, fits, subject_of
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.kit.logs import fields
@@ -28,7 +29,6 @@ from watchkeeper.model.silences import ALERTMANAGER, Silence
 from watchkeeper.store import journal as journals
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 # How often a line looks whether something is due for its receiver.
 LOOK_SECONDS = 0.5
@@ -39,12 +39,6 @@ HAND_OVER_SECONDS = 120.0
 RELOAD_SECONDS = 5.0
 # On so many timelines a silence is noted.
 MOST_NOTED = 100
-
-
-class Clerk(Protocol):
-    """Runs work in the thread of the incidents."""
-
-    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +147,16 @@ class Desk:
                 self._around.journal.record("silenced", incident.id, at=now, actor=actor, body={"text": text})
         return silence
 
-    def loops(self, time: clock.Clock, clerk: Clerk) -> list[Coroutine[Any, Any, None]]:
-        """Everything that runs all the time, for the hub to run."""
+    def loops(self, time: clock.Clock, clerk: Clerk) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+        """Everything that runs all the time, by name, for the hub to run and to begin again where it breaks."""
         if self._settings.via is config.NotifyVia.RECEIVERS:
             reviews = review.Reviews(self._around.journal, self._around.names, self._around.inventory)
-            return [self._lines_forever(time, clerk), reviews.forever(lambda: self._routing, time, clerk)]
-        if not self._feeds:
-            return []
-        return [self._read_silences_forever(time), *(self._feed_forever(feed, time) for feed in self._feeds)]
+            return [
+                ("receivers", lambda: self._lines_forever(time, clerk)),
+                ("digest", lambda: reviews.forever(lambda: self._routing, time, clerk)),
+            ]
+        feeds = [("alertmanager", partial(self._feed_forever, feed, time)) for feed in self._feeds]
+        return [("silences", lambda: self._read_silences_forever(time)), *feeds] if feeds else []
 
     async def _read_silences_forever(self, time: clock.Clock) -> None:
         said = ""

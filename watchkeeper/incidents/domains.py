@@ -17,12 +17,13 @@ from watchkeeper.incidents.signals import Signal
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, Member, MemberKind
 
-# Which domains a fault may be common to: power and cooling by rack, links by the switch they end in.
+# Which domains a fault may be common to: power and cooling by rack, links by the switch they end in, files by either.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "node_down": ("rack", "power", "leaf"),
     "power": ("rack", "power"),
     "cooling": ("rack",),
     "infiniband": ("leaf",),
+    "storage": ("rack", "leaf"),
 }
 # Two nodes may fail together by accident; three of ten hardly do.
 LEAST_NODES = 3
@@ -95,11 +96,7 @@ def shared_by_domain(
     if place.node is None or place.gpu is not None or not incident.is_open:
         return None
     kinds = KINDS.get(incident.family, ())
-    around = [
-        domain
-        for domain in domains.of(fleet.Place(place.cluster, node=place.node))
-        if (domain.domain or "").partition("=")[0] in kinds
-    ]
+    around = [domain for domain in domains.of(place.whole_node) if (domain.domain or "").partition("=")[0] in kinds]
     extents = [_extent(incident, domain, domains.nodes(domain), near=near(domain)) for domain in around]
     enough = [one for one in extents if one.failed >= LEAST_NODES and one.share >= LEAST_SHARE]
     # Of two that have failed as a whole, the larger one explains more.

@@ -43,16 +43,16 @@ class Footprint:
     def on(cls, places: Collection[fleet.Place]) -> Footprint:
         """The footprint of a job with ranks at these nodes and GPUs."""
         gpus = frozenset(replace(place, slice=None) for place in places if place.gpu is not None)
-        nodes = frozenset(_node(place) for place in places)
-        return cls(gpus, nodes, nodes - {_node(place) for place in gpus})
+        nodes = frozenset(place.whole_node for place in places)
+        return cls(gpus, nodes, nodes - {place.whole_node for place in gpus})
 
     def meets(self, place: fleet.Place) -> bool:
         """True when a rank runs on this GPU or one of its slices, or on this machine or the one with this port."""
         if place.node is None:
             return False
         if place.gpu is None:
-            return _node(place) in self.nodes
-        return replace(place, slice=None) in self.gpus or _node(place) in self.whole
+            return place.whole_node in self.nodes
+        return replace(place, slice=None) in self.gpus or place.whole_node in self.whole
 
 
 NOWHERE = Footprint()
@@ -122,7 +122,3 @@ def _places(cluster: str, told: Iterable[Mapping[str, str]]) -> Iterable[fleet.P
     for labels in told:
         if labels.get("Hostname"):
             yield fleet.Place(cluster, node=labels["Hostname"], gpu=labels.get("UUID") or None)
-
-
-def _node(place: fleet.Place) -> fleet.Place:
-    return fleet.Place(place.cluster, node=place.node)

@@ -28,7 +28,7 @@ def decide(
     if not incident.is_open:
         return list(_when_over(incident, known, routes, now=now))
     if is_silenced:
-        return [_withdrawn(notice, "silenced") for notice in known if _is_untold(notice)]
+        return [given_up(notice, "silenced") for notice in known if _is_untold(notice)]
     return list(_when_open(incident, known, routes, now=now))
 
 
@@ -85,7 +85,7 @@ def _when_over(
     keep_quiet = {receiver for route in routes if not route.tells_resolved for receiver in route.receivers}
     for receiver in dict.fromkeys(notice.receiver for notice in known):
         mine = _of(receiver, known)
-        yield from (_withdrawn(notice, "over before anybody was told") for notice in mine if _is_untold(notice))
+        yield from (given_up(notice, "over before anybody was told") for notice in mine if _is_untold(notice))
         was_told = [one for one in _episode(mine) if not _is_untold(one) and one.state is not NoticeState.GIVEN_UP]
         if not was_told or receiver in keep_quiet or incident.resolved_at is None:
             continue
@@ -111,7 +111,7 @@ def _is_untold(notice: Notice) -> bool:
     return notice.state is NoticeState.WAITING and notice.tries == 0 and notice.occasion is not Occasion.RESOLVED
 
 
-def _withdrawn(notice: Notice, why: str) -> Notice:
+def given_up(notice: Notice, why: str) -> Notice:
     return replace(notice, state=NoticeState.GIVEN_UP, answer=why)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import StoreError
-from watchkeeper.incidents.notify import decide
+from watchkeeper.incidents.notify import decide, given_up
 from watchkeeper.incidents.routing import Routing
 from watchkeeper.incidents.silencing import Silences
 from watchkeeper.incidents.subject import Subject
@@ -123,7 +123,7 @@ class Outbox:
         gone = [one for name, line in self._lines.items() if name not in names for one in line.queue.values()]
         self._lines = {name: self._lines.get(name) or _Line({}, []) for name in names}
         self._looked.clear()
-        self._keep([_given_up(notice, NOT_CONFIGURED) for notice in gone], now)
+        self._keep([given_up(notice, NOT_CONFIGURED) for notice in gone], now)
 
     def take(self, receiver: str, now: datetime, *, incident: Callable[[str], Incident | None]) -> Batch | None:
         """What is due for a receiver, marked as being sent; None while nothing is due or it must not be asked yet."""
@@ -144,7 +144,7 @@ class Outbox:
             for one, found in about
             if found is not None
         ]
-        forgotten = [_given_up(notice, "its incident is forgotten") for notice, found in about if found is None]
+        forgotten = [given_up(notice, "its incident is forgotten") for notice, found in about if found is None]
         self._keep([*forgotten, *(notice for notice, _ in told)], now)
         if not told:
             return None
@@ -239,11 +239,13 @@ class Outbox:
     def _restore(self, notice: Notice, now: datetime) -> None:
         """After a restart: what was being sent may have arrived or not, and is sent again under its id."""
         if notice.receiver not in self._lines:
-            self._keep([_given_up(notice, NOT_CONFIGURED)], now)
+            self._keep([given_up(notice, NOT_CONFIGURED)], now)
             return
         if notice.state is NoticeState.SENDING:
             notice = replace(notice, state=NoticeState.WAITING)
-        self._known.setdefault(IncidentId(notice.incident), self._journal.notices_of(notice.incident))
+        id = IncidentId(notice.incident)
+        if id not in self._known:
+            self._known[id] = self._journal.notices_of(id)
         self._queue(notice)
 
 
@@ -256,10 +258,6 @@ def _together(due: Sequence[Notice]) -> list[Notice]:
     if not ordered or not ordered[0].batch:
         return [notice for notice in ordered if not notice.batch][:MOST_TOLD_TOGETHER]
     return [notice for notice in ordered if notice.batch == ordered[0].batch]
-
-
-def _given_up(notice: Notice, why: str) -> Notice:
-    return replace(notice, state=NoticeState.GIVEN_UP, answer=why)
 
 
 def _last_of_each(known: Sequence[Notice]) -> list[Notice]:

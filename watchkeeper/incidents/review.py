@@ -32,6 +32,8 @@ SENT = "digest"
 
 
 class Clerk(Protocol):
+    """Runs work in the thread of the incidents."""
+
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
@@ -72,15 +74,16 @@ class Reviews:
     async def forever(self, table: Callable[[], routing.Routing], time: clock.Clock, clerk: Clerk) -> None:
         while True:
             try:
-                waiting = [one for one in due(table(), time.now()) if self._may_try(one, time.now())]
+                waiting = await clerk(lambda: self._waiting(table(), time.now()))
                 await asyncio.gather(*(self._send(one, time, clerk) for one in waiting))
             except StoreError as error:
                 log.error("The digest was not looked after", extra=fields(error=error))
             await time.sleep(LOOK_SECONDS)
 
-    def _may_try(self, one: Due, now: datetime) -> bool:
-        pause = self._not_before.get(one.key)
-        return (pause is None or now >= pause) and not self._journal.timeline(one.key, limit=1)
+    def _waiting(self, table: routing.Routing, now: datetime) -> list[Due]:
+        """What is due, was not sent, and may be tried again by now."""
+        listed = [one for one in due(table, now) if now >= self._not_before.get(one.key, now)]
+        return [one for one in listed if not self._journal.timeline(one.key, limit=1)]
 
     async def _send(self, one: Due, time: clock.Clock, clerk: Clerk) -> None:
         self._not_before = {one.key: time.now() + PAUSE, **_young(self._not_before, time.now())}

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from watchkeeper.catalogue import effects
-from watchkeeper.incidents.conditions import node_of
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import is_workload
 from watchkeeper.model import fleet
@@ -63,7 +62,10 @@ class Shelf:
     def _file(self, incident: Incident) -> None:
         """Under its own place and those of jobs that it has taken in; one of a job also under the job's machines."""
         filed = self._filed.get(incident.id, frozenset())
-        places = {node_of(incident.place), *(member.place for member in incident.members if is_workload(member.place))}
+        places = {
+            incident.place.whole_node,
+            *(member.place for member in incident.members if is_workload(member.place)),
+        }
         if incident.is_open and is_workload(incident.place) and effects.may_befall_jobs(incident.cause):
             # Where it ran when it began: to ask again at each change would be dear.
             places |= filed if len(filed) > len(places) else self._domains.footprint(incident.place).nodes
@@ -75,7 +77,7 @@ class Shelf:
 
     def near(self, place: fleet.Place) -> list[Incident]:
         """Open and just resolved incidents of the same node and of the domains around it, or inside the same domain."""
-        return self._at(self._domains.around(node_of(place)))
+        return self._at(self._domains.around(place.whole_node))
 
     def under(self, job: fleet.Place) -> list[Incident]:
         """Those of a job and of the machines that it runs on; this asks where that is."""
@@ -89,7 +91,7 @@ class Shelf:
         """Every incident once, by the node, rack or job that it is about."""
         found: dict[fleet.Place, list[Incident]] = {}
         for incident in self._kept.values():
-            found.setdefault(node_of(incident.place), []).append(incident)
+            found.setdefault(incident.place.whole_node, []).append(incident)
         return list(found.items())
 
     def due(self, now: datetime, latest: datetime) -> list[Incident]:

@@ -7,7 +7,7 @@ incident it belongs to. What a code means comes from the catalogue, never from h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 
@@ -144,9 +144,7 @@ def _workload(labels: Mapping[str, str]) -> str | None:
 
 def anchor(place: fleet.Place, cause: str) -> fleet.Place:
     """Where an incident of this cause belongs: a fan fails for the whole node, whichever GPU got hot first."""
-    if causes.lookup(cause).scope == "node" and place.node is not None:
-        return replace(place, gpu=None, slice=None, port=None)
-    return place
+    return place.whole_node if causes.lookup(cause).scope == "node" else place
 
 
 def clear_rule(cause: str, kind: events.EventKind | None = None) -> events.ClearRule:

@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import os
 import threading
+from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import wraps
@@ -120,7 +121,7 @@ class InferenceMonitor:
         try:
             yield made
             code = ANSWERED
-        except GeneratorExit:
+        except (GeneratorExit, CancelledError):
             code = CLIENT_GONE
             raise
         finally:

@@ -81,3 +81,11 @@ def to_ms(at: datetime) -> int:
 
 def from_ms(at_ms: int | float) -> datetime:
     return datetime.fromtimestamp(at_ms / 1000, UTC)
+
+
+def moment(seconds: float) -> datetime | None:
+    """The time that somebody else's number of seconds since 1970 means; None for one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import redaction, wire
+from watchkeeper.kit.files import write_whole
 
 MANIFEST, SUMS = "manifest.json", "SHA256SUMS"
 # A node's kernel log of a bad week is some MiB; what is longer repeats itself.
@@ -105,17 +105,8 @@ def _tar(files: Mapping[str, bytes], now: datetime) -> bytes:
 
 def save(path: Path, content: bytes) -> None:
     """For its owner's eyes only, and whole or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, MODE)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        write_whole(path, content, mode=MODE)
     except OSError as error:
         raise StoreError(f"the bundle cannot be written: {error.strerror}", where=str(path)) from error
 
@@ -135,14 +126,10 @@ def read(content: bytes) -> dict[str, bytes]:
                 found[member.name] = opened.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise StoreError(f"this is not a bundle: {error}") from error
-    for line in found.get(SUMS, b"").decode("utf-8", "replace").splitlines():
-        digest, _, name = line.partition("  ")
+    listed = [line.partition("  ") for line in found.get(SUMS, b"").decode("utf-8", "replace").splitlines()]
+    for digest, _, name in listed:
         if name not in found or hashlib.sha256(found[name]).hexdigest() != digest:
             raise StoreError(f"{name} is not as it was packed")
-    if (
-        unlisted := found.keys()
-        - {SUMS}
-        - {line[66:] for line in found.get(SUMS, b"").decode("utf-8", "replace").splitlines()}
-    ):
+    if unlisted := found.keys() - {SUMS} - {name for _, _, name in listed}:
         raise StoreError(f"{', '.join(sorted(unlisted))} has no checksum")
     return found

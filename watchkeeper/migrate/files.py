@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from watchkeeper.errors import RuleFileError
+from watchkeeper.kit import yaml_text
 from watchkeeper.migrate.expression import judge
 from watchkeeper.migrate.verdict import Standing, Verdict
 from watchkeeper.readers import counters_csv, grafana_dashboard
@@ -89,7 +90,7 @@ def _read_rules(path: Path, text: str, found: list[Verdict], *, is_named: bool) 
 def rule_text(text: str) -> str | None:
     """The rule file in a text: itself, or the groups of the operator's PrometheusRules in it; None without any."""
     try:
-        documents = [one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if isinstance(one, dict)]
+        documents = [one for one in yaml_text.load_all(text) if isinstance(one, dict)]
     except yaml.YAMLError:
         # The reader of rule files says where it is wrong.
         return text

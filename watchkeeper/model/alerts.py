@@ -29,15 +29,6 @@ class AlertState(StrEnum):
     RESOLVED = "resolved"
 
 
-ALERT_MOVES: Mapping[AlertState | None, frozenset[AlertState | None]] = {
-    None: frozenset({AlertState.PENDING, AlertState.FIRING}),
-    AlertState.PENDING: frozenset({None, AlertState.FIRING}),
-    AlertState.FIRING: frozenset({AlertState.RESOLVED}),
-    AlertState.RESOLVED: frozenset({None, AlertState.PENDING, AlertState.FIRING}),
-}
-"""Which state may follow which; None is inactive, which is not kept."""
-
-
 @dataclass(frozen=True, slots=True)
 class Alert:
     """One rule, one label set. `labels` includes `alertname`; `value` is the expression's at the last evaluation.

@@ -46,6 +46,11 @@ class Place:
         return self.gpu is not None and self.gpu in title
 
     @property
+    def whole_node(self) -> Place:
+        """The node that it is or lies in; a domain or a cluster is itself."""
+        return Place(self.cluster, node=self.node, domain=self.domain)
+
+    @property
     def parent(self) -> Place | None:
         """The next larger place that is known from the name alone; None for a cluster."""
         if self.slice is not None:
@@ -57,7 +62,7 @@ class Place:
         return None
 
     def encloses(self, other: Place) -> bool:
-        """True when `other` is this place or lies inside it; domains need the inventory, see `Node.places`."""
+        """True when `other` is this place or lies inside it; domains need the inventory, see `Node.enclosing`."""
         inner: Place | None = other
         while inner is not None:
             if inner == self:

@@ -61,7 +61,6 @@ class GpuFacts:
     model: str
     power_limit_w: float | None
     memory_mib: float | None
-    max_sm_clock: float | None
     has_gpm: bool
     why_no_gpm: str
 
@@ -81,7 +80,6 @@ class GpuReader:
             _text(nvml.nvmlDeviceGetName(self._handle)),
             self._once(Ask("power_enforced", (Fill("limit", scale=0.001),))),
             self._once(Ask("memory", (Fill("total", "total", 1 / MIB),))),
-            self._once(Ask("max_clock", (Fill("clock"),), SM_CLOCK)),
             self._gpm is not None,
             why,
         )

@@ -51,7 +51,6 @@ class Recorded:
     used: frozenset[int]
     exit_code: int | None
     problems: tuple[str, ...]
-    was_interrupted: bool
     child: subprocess.Popen[bytes] | None = None
 
 
@@ -116,7 +115,7 @@ def run(wish: Wish, show: Show) -> Recorded:
             _end(child, stop)
         recording, used = recorder.finish(), recorder.used
     code = None if child is None else child.poll()
-    return Recorded(recording, used, exit_status(code), tuple(problems), stop.interrupts > 0, child)
+    return Recorded(recording, used, exit_status(code), tuple(problems), child)
 
 
 def start(wish: Wish) -> subprocess.Popen[bytes]:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -107,7 +108,9 @@ class Recorder:
             return
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.close()
+        with suppress(BrokenPipeError):
+            # What `watch` could not say is said once more when it is closed.
+            child.stdin.close()
         try:
             child.wait(patience_seconds)
         except subprocess.TimeoutExpired:
@@ -123,12 +126,10 @@ class Recorder:
         self._pid = pid
         assert self._child is not None
         assert self._child.stdin is not None
-        try:
+        # One that has ended does not hear it: `look_after` says so.
+        with suppress(BrokenPipeError):
             self._child.stdin.write(f"{pid}\n".encode())
             self._child.stdin.flush()
-        except BrokenPipeError:
-            # It has ended: `look_after` says so.
-            return
 
     def look_after(self) -> str | None:
         """Go on without a GPU that hangs; what ends the recording, in words, or None while it goes on."""

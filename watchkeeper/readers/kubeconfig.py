@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from watchkeeper.errors import CollectError, SettingsError, quote
-from watchkeeper.kit import access
+from watchkeeper.kit import access, yaml_text
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REFUSED_REMEDY = "Use a service account as docs/howto/kubernetes.md shows, with its token in the kubeconfig"
@@ -74,7 +74,7 @@ def in_cluster(account: Path = SERVICE_ACCOUNT, environment: Mapping[str, str] =
 def of_file(path: Path, context: str | None = None) -> ApiServer:
     """The API server that a kubeconfig's context names; SettingsError says what is missing in the file."""
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        found = yaml_text.load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"the kubeconfig cannot be read: {error.strerror}", where=str(path)) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:

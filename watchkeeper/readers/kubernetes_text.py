@@ -106,13 +106,15 @@ def read_objects(text: str, *, is_yaml: bool) -> Iterator[Mapping[str, Any]]:
 def _load_yaml(text: str) -> list[Any]:
     try:
         import yaml
+
+        from watchkeeper.kit import yaml_text
     except ImportError:
         return []
     # A document may refer to itself again and again (`&a [*a, *a]`) and grow without end: kubectl prints no aliases.
     if re.search(r"(?m)[:\-]\s+\*\w", text):
         return []
     try:
-        return list(yaml.safe_load_all(text))
+        return yaml_text.load_all(text)
     except yaml.YAMLError as error:
         raise ValueError("not YAML") from error
 

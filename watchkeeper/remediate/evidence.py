@@ -90,7 +90,7 @@ class Sources:
         node = self.inventory.node(name, cluster)
         if node is None:
             return None
-        here = [one for one in self.records.incidents(limit=MOST_EVENTS) if _node_of(one.place) == node.place]
+        here = [one for one in self.records.incidents(limit=MOST_EVENTS) if one.place.whole_node == node.place]
         told = [piece for one in here[:20] for piece in self._story(one, f"incidents/{one.id}/")]
         pieces = [*told, *self._node(node.place, since=now - HISTORY, now=now)]
         return self._packed(pieces, node.place, name, now=now, hides_names=hides_names)
@@ -113,7 +113,7 @@ class Sources:
 
     def _incident(self, incident: incidents.Incident, now: datetime) -> Iterator[Piece]:
         yield from self._story(incident, "")
-        node = _node_of(incident.place)
+        node = incident.place.whole_node
         if node.node is None:
             yield Piece("node/", missing="the incident is about no single node")
             return
@@ -229,7 +229,3 @@ def _by_counter(found: Mapping[Labels, float]) -> dict[Labels, float]:
 
 def _where(node: fleet.Place) -> str:
     return f'{{cluster="{own_metrics.escape(node.cluster)}",Hostname="{own_metrics.escape(node.node or "")}"}}'
-
-
-def _node_of(place: fleet.Place) -> fleet.Place:
-    return fleet.Place(place.cluster, node=place.node)

@@ -118,7 +118,7 @@ class _Stage:
 
     def play(self, incident: incidents.Incident) -> Rehearsed:
         rules, place = self._rules, incident.place
-        pool = self._pools.get(fleet.Place(place.cluster, node=place.node), "")
+        pool = self._pools.get(place.whole_node, "")
         rung = rules.ladder.rung(incident.cause, pool)
         draft = make_plan(incident, None, rules.policy, pool=pool)
         want = wanted(incident, draft.cause, draft.actions, policy=rules.policy, pool=pool, rung=rung)

@@ -19,12 +19,12 @@ from watchkeeper.kit import evidence_file, logs
 from watchkeeper.model import fleet
 from watchkeeper.model.repairs import Repair, RepairState
 from watchkeeper.remediate.evidence import Sources
+from watchkeeper.remediate.register import STORY
 from watchkeeper.store import chain
+from watchkeeper.store.journal import HUB
 
 log = logging.getLogger(__name__)
 
-HUB = "hub"
-KIND = "repair"
 # In the body of the timeline's entry: the repair after which the node was handed over.
 MARK = "hand_over"
 MOST_BUNDLES = 100
@@ -64,11 +64,11 @@ class HandOver:
         for repair in held:
             if repair.id in self._seen:
                 continue
-            self._seen.add(repair.id)
             failed = failed_before(repair, self._shelf.repairs_at(repair.node))
             if len(failed) >= self._limit and not self._was_told(repair):
                 self._hand_over(repair, failed, now)
                 done.append(str(repair.incident))
+            self._seen.add(repair.id)
         return done
 
     def _was_told(self, repair: Repair) -> bool:
@@ -87,7 +87,7 @@ class HandOver:
             f"{len(failed)} repairs of {repair.node.node} have failed, the limit is {self._limit}: it is for people"
             f" now, perhaps for its vendor. The last one: {repair.said}. {where}; {remedy}"
         )
-        self._shelf.record(KIND, repair.incident, at=now, actor=HUB, body={"text": text, **body})
+        self._shelf.record(STORY, repair.incident, at=now, actor=HUB, body={"text": text, **body})
         log.error("A node is handed over", extra=logs.fields(incident=repair.incident, node=repair.node.node))
 
     def _keep(self, repair: Repair, now: datetime) -> tuple[Path, str]:

@@ -16,13 +16,12 @@ from watchkeeper.model.incidents import IncidentId
 from watchkeeper.model.repairs import BY_OTHERS, BY_PERSON, RECLAIMS, STATE_OF_KIND, Repair, RepairState
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import Observed
+from watchkeeper.remediate.policy import USUAL_LIMIT_SECONDS
 from watchkeeper.remediate.validation import Standing, Verdict
 
 MARK = "watchkeeper:"
 # What can be taken back when it is over.
 REVERSIBLE = frozenset({ActionKind.LOWER_POWER})
-# A step whose policy names no time.
-USUAL_LIMIT_SECONDS = 600.0
 # A warning whose policy names no time.
 USUAL_WAIT = "1h"
 # An uncordon that failed is tried again for as long as the node carries our mark.
@@ -164,15 +163,8 @@ def _taken_from_us(repair: Repair, seen: Seen) -> Move | None:
 
 def _uncordoned(repair: Repair, observed: Observed) -> Move | None:
     """Our mark without its cordon: somebody took that off, and the rest goes too."""
-    if (
-        observed.is_schedulable is not True
-        or not repair.is_running
-        or repair.state
-        in (
-            RepairState.CORDONING,
-            RepairState.RESTORING,
-        )
-    ):
+    is_to_be_cordoned = repair.is_running and repair.state not in (RepairState.CORDONING, RepairState.RESTORING)
+    if not is_to_be_cordoned or observed.is_schedulable is not True:
         return None
     return restore(RepairState.FAILED, f"Somebody has uncordoned {repair.node.node}; nothing more is done to it")
 

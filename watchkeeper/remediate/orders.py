@@ -111,6 +111,8 @@ class Outbox:
             tracked = orders.Tracked(self._order(wanted, now), actor, wanted.why)
             text = f"{wanted.kind} ordered for {wanted.node}"
             self._shelf.save_order(tracked, at=now, actor=actor, text=text)
+        # Not before the journal has it: it could be fetched.
+        with self._lock:
             self._keep(tracked)
             self._wanted_at[tracked.order.id] = now
         log.info("Work ordered", extra=logs.fields(order=tracked.order.id, kind=wanted.kind, node=wanted.node))
@@ -153,8 +155,8 @@ class Outbox:
             answered = replace(tracked, receipt=receipt, is_proven=is_proven)
             text = f"{order.kind} on {order.node}: {receipt.result}. {receipt.text}"
             self._shelf.save_order(answered, at=now, actor=order.node, text=text)
-            self._drop(id)
-            return answered
+        self._drop(id)
+        return answered
 
     def order(self, id: str) -> orders.Tracked | None:
         with self._lock:
@@ -169,7 +171,8 @@ class Outbox:
         if order.kind in orders.HARMLESS:
             return True
         asked = self._wanted_at.get(order.id)
-        return asked is not None and now - asked <= WANTED_FOR
+        # Both ways: a clock that was put back must not prolong it.
+        return asked is not None and abs(now - asked) <= WANTED_FOR
 
     def _is_wanted_again(self, tracked: orders.Tracked, now: datetime) -> bool:
         """Renew it; True if nobody could have fetched it before."""

@@ -66,7 +66,7 @@ def make_plan(
     cause = finding.cause if finding is not None else incident.cause
     place = finding.place if finding is not None else incident.place
     row = causes.lookup(cause)
-    advice = row.advice(names(place), names(_node_of(place)))
+    advice = row.advice(names(place), names(place.whole_node))
     return Draft(incident.id, row.cause, advice, mode, tuple(_actions(incident, place, policy.steps(cause, pool))))
 
 
@@ -116,12 +116,8 @@ def _place_for(step: PolicyStep, place: fleet.Place) -> fleet.Place | None:
     if kind in ON_GPU or (kind is ActionKind.DRAIN and step.arguments.get(SCOPE) == "gpu"):
         return fleet.Place(place.cluster, node=place.node, gpu=place.gpu) if place.gpu else None
     if kind in ON_NODE:
-        return _node_of(place) if place.node else None
+        return place.whole_node if place.node else None
     return place
-
-
-def _node_of(place: fleet.Place) -> fleet.Place:
-    return fleet.Place(place.cluster, node=place.node, domain=place.domain)
 
 
 def _describe(action: Action, driver: Driver, *, now: datetime, seen: dict[fleet.Place, Observed | str]) -> Receipt:
@@ -131,7 +127,7 @@ def _describe(action: Action, driver: Driver, *, now: datetime, seen: dict[fleet
         return Receipt(action, now, Result.REFUSED, str(error))
     if action.kind in NEEDS_PERSON or action.place.node is None:
         return Receipt(action, now, Result.DESCRIBED, text)
-    node = _node_of(action.place)
+    node = action.place.whole_node
     if node not in seen:
         seen[node] = _observe(driver, node)
     observed = seen[node]

@@ -22,12 +22,12 @@ from watchkeeper.remediate.late_marks import LateMarks
 from watchkeeper.remediate.moves import mark_incident
 from watchkeeper.remediate.surroundings import Surroundings
 from watchkeeper.remediate.wanted import Wanted, workloads_of
+from watchkeeper.store.journal import HUB, REPAIR_STEP
 
 log = logging.getLogger(__name__)
 
-HUB = "hub"
 # On the timeline of the incident, or only in the audit.
-STORY, STEP = "repair", "repair_step"
+STORY, STEP = "repair", REPAIR_STEP
 # What is counted may be this old; a change of our own is counted at once.
 COUNTED = timedelta(seconds=5)
 # The inventory is counted this often by the sweep, and at once for a node that it did not have.

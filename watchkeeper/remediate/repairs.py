@@ -19,8 +19,9 @@ from watchkeeper.remediate import guards, progress, validation
 from watchkeeper.remediate.driver import Observed
 from watchkeeper.remediate.ladder import HANDS_OFF
 from watchkeeper.remediate.moves import MOST_AHEAD, Move, MoveKind, Seen, next_move, restore, warned_at
-from watchkeeper.remediate.register import COUNTED_NODES, HUB, MOST_STARTS, STEP, STORY, Register, wish_of
+from watchkeeper.remediate.register import COUNTED_NODES, MOST_STARTS, STEP, STORY, Register, wish_of
 from watchkeeper.remediate.wanted import Wanted
+from watchkeeper.store.journal import HUB
 
 log = logging.getLogger(__name__)
 
@@ -92,13 +93,11 @@ class Repairs(Register):
 
     def _meet(self, current: Repair, want: Wanted, now: datetime) -> Repair | None:
         """The node has a repair: a changed plan replaces one that waits, anybody else's incident waits with it."""
-        is_own = current.incident == want.incident
-        if not is_own or current.openings.get(want.incident) != want.opening:
-            if current.openings.get(want.incident) == want.opening:
-                return None
+        if current.openings.get(want.incident) != want.opening:
             self._tell(want.incident, f"{current.id} is at work on {want.node.node}: this incident waits for it", now)
             return self.keep(progress.joined(current, want), now, text=f"{want.incident} waits for it too", kind=STEP)
-        if current.state not in WAITING or (current.digest, current.mode) == (want.digest, want.rung.mode):
+        is_same = (current.digest, current.mode) == (want.digest, want.rung.mode)
+        if current.incident != want.incident or current.state not in WAITING or is_same:
             return None
         changed = progress.replanned(current, want, now)
         why = "The plan has changed" if current.digest != want.digest else want.rung.why
@@ -179,9 +178,9 @@ class Repairs(Register):
         # Cheap first: with the breaker open a thousand repairs wait, and none of them needs a count of the fleet.
         empty = guards.Standing({}, {}, switch=self.switch)
         wish, limits = wish_of(repair), self._around.limits
-        quick = next((g for g in ("stop", "breaker") if guards.GUARDS[g](wish, empty, limits, now)), None)
-        if quick is not None:
-            return guards.Refusal(quick, str(guards.GUARDS[quick](wish, empty, limits, now)))
+        for name in ("stop", "breaker"):
+            if (text := guards.GUARDS[name](wish, empty, limits, now)) is not None:
+                return guards.Refusal(name, text)
         return guards.first_refusal(wish, self.standing(now, repair.node), limits, now=now)
 
     def _say_refusal(self, repair: Repair, refusal: guards.Refusal | None, now: datetime) -> Repair:
@@ -241,7 +240,8 @@ class Repairs(Register):
         """Nothing is touched, and it says so; a node that stays out of service for it has an open incident."""
         with self._lock:
             self._looked[repair.id] = now
-            if repair.waits_for != (waits_for,) and repair.id in self._alive:
+            # Whatever somebody said about it since we looked counts, and not what we saw.
+            if repair.waits_for != (waits_for,) and self._alive.get(repair.id) == repair:
                 self._alive[repair.id] = replace(repair, waits_for=(waits_for,))
                 self._around.changed()
             if repair.has_cordon and not self._open.intersection(repair.openings):
@@ -344,9 +344,10 @@ class Repairs(Register):
             text = f"{action.kind} did not succeed, try {after.tries}: {error}"
         with self.changing(now):
             current = self._alive.get(repair.id, repair)
-            # Other incidents may have joined meanwhile, and everything may have been stopped and resumed.
+            # Meanwhile other incidents may have joined, a person said yes, or everything been stopped and resumed.
             since = after.since if current.since == repair.since else max(after.since, current.since)
-            after = replace(after, openings={**after.openings, **current.openings}, since=since)
+            openings = {**after.openings, **current.openings}
+            after = replace(after, openings=openings, approved_by=current.approved_by, since=since)
             kind = STORY if after.state is not repair.state or after.step != repair.step or after.tries == 1 else STEP
             if after != repair:
                 self.keep(after, now, text=text, kind=kind)
@@ -379,8 +380,6 @@ class Repairs(Register):
                     revived = progress.entered(replace(past, has_cordon=True), restore(past.state, why), now)
                     found.append(self.keep(revived, now, text=why).id)
         return found
-
-    # Keeping
 
 
 def _start_of(repair: Repair, now: datetime) -> guards.Start:

@@ -7,7 +7,7 @@ be run on the node is a `Validator` too: `check` starts it once and answers unkn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -93,10 +93,6 @@ def _ask_one(name: str, validator: Validator | None, place: fleet.Place, *, sinc
         return validator.check(place, since, now)
     except WatchkeeperError as error:
         return Verdict(name, Standing.UNKNOWN, f"could not be asked: {error}")
-
-
-def summary(verdicts: Sequence[Verdict]) -> str:
-    return "; ".join(f"{one.check} {one.standing}: {one.text}" for one in verdicts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import yaml
 
 from watchkeeper.errors import QueryError, RuleFileError, WatchkeeperError, quote
-from watchkeeper.kit import durations
+from watchkeeper.kit import durations, yaml_text
 from watchkeeper.model import labels as label_sets
 from watchkeeper.query.promql import ast, parser, types
 from watchkeeper.rules import templates
@@ -143,7 +143,7 @@ class _FileReader:
 
     def groups(self) -> list[Group]:
         try:
-            root = yaml.compose(self.source.text, Loader=yaml.CSafeLoader)
+            root = yaml_text.compose(self.source.text)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             reason = getattr(error, "problem", None) or str(error)

@@ -16,7 +16,7 @@ import yaml
 
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import QueryError, RuleFileError, WireError
-from watchkeeper.kit import durations, wire
+from watchkeeper.kit import durations, wire, yaml_text
 from watchkeeper.query.promql import parser
 from watchkeeper.rules import rulefile
 from watchkeeper.rules.source import entries
@@ -110,11 +110,11 @@ def load(path: Path) -> list[Slo]:
 def read(text: str, *, where: str) -> list[Slo]:
     """The objectives of a text; `where` is the file it comes from."""
     try:
-        plain, root = yaml.safe_load(text), yaml.compose(text, Loader=yaml.CSafeLoader)
+        plain, root = yaml_text.load(text), yaml_text.compose(text)
     except yaml.YAMLError as error:
         mark, reason = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         raise _refusal([(f"not YAML: {reason}", None if mark is None else mark.line + 1)], where) from error
-    if not isinstance(plain, dict) or set(plain) != {"slos"}:
+    if root is None or not isinstance(plain, dict) or set(plain) != {"slos"}:
         raise _refusal([("expected one key `slos` with a list of objectives", 1)], where)
     try:
         found = wire.from_plain(tuple[Slo, ...], plain["slos"])

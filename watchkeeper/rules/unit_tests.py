@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from watchkeeper.errors import QueryError, RuleFileError, WireError
-from watchkeeper.kit import clock, durations, wire
+from watchkeeper.kit import clock, durations, wire, yaml_text
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
@@ -135,7 +135,7 @@ def _embedded() -> Engine:
 
 def _read(path: Path) -> Script:
     try:
-        plain = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        plain = yaml_text.load(path.read_text(encoding="utf-8"))
         return wire.from_plain(Script, _without_nulls(plain))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RuleFileError(f"cannot be read: {error}", path=str(path)) from error

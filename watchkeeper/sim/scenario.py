@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from watchkeeper.errors import PackError, WireError
-from watchkeeper.kit import durations, wire
+from watchkeeper.kit import durations, wire, yaml_text
 from watchkeeper.model import actions, alerts
 from watchkeeper.sim.effects import Effect
 from watchkeeper.sim.fleet import UnknownName
@@ -138,7 +138,7 @@ def read(text: str, *, file: str) -> Scenario:
     """One scenario, or a PackError that names the file and every key that is wrong."""
     where = f"packs/scenarios/{file}"
     try:
-        plain = yaml.safe_load(text)
+        plain = yaml_text.load(text)
     except yaml.YAMLError as error:
         raise PackError(f"not YAML: {error}", where=where) from error
     try:

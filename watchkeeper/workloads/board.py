@@ -6,12 +6,14 @@ answers meet what schedulers say, prices and incidents. `web/jobs_api` asks, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.kit import clock
 from watchkeeper.model import jobs, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Engine
@@ -188,7 +190,7 @@ class _Table:
             None if started is None else datetime.fromtimestamp(started, UTC),
             None if hours is None else round(hours, 2), self._active.get(key), uses.get("memory"),
             efficiency.bound_by(facts), self._value("h_goodput", own),
-            datetime.fromtimestamp(self._now.timestamp() - (age or 0.0), UTC) if is_still else None,
+            clock.moment(self._now.timestamp() - (age or 0.0)) if is_still else None,
             straggler, self._cost(rows, hours), self._incidents(key, training),
             None if since is None else datetime.fromtimestamp(since, UTC),
         )  # fmt: skip
@@ -212,9 +214,8 @@ class _Table:
         if own not in self._slow or does is None:
             return None
         labels, score = self._slow[own]
-        text = labels.get("rank", "")
         return jobs.Straggler(
-            int(text) if text.isascii() and text.isdigit() else None,
+            identity.rank_of(labels),
             labels.get("Hostname", ""),
             labels.get("gpu", ""),
             labels.get("UUID", ""),
@@ -256,7 +257,8 @@ def _by_key(rows: Rows) -> dict[Key, list[tuple[Labels, float]]]:
 
 
 def _by_training(rows: Rows) -> dict[Training, float]:
-    return {_training(labels): value for labels, value in rows.items()}
+    # Programs write these themselves, and may write anything.
+    return {_training(labels): value for labels, value in rows.items() if math.isfinite(value)}
 
 
 def _training(labels: Labels) -> Training:

@@ -58,3 +58,9 @@ def of_scheduled(part: workloads.ScheduledWorkload) -> Key:
     kind = KINDS.get(part.workload.kind.value, jobs.JobKind.PLAIN)
     name = part.workload.name
     return Key(part.cluster, kind, part.workload.namespace, job_name(name) if kind is jobs.JobKind.KUBERNETES else name)
+
+
+def rank_of(labels: Labels) -> int | None:
+    """The rank that a series of a training job is about."""
+    text = labels.get("rank", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else None

@@ -259,6 +259,6 @@ def past(engine: Engine, span: Span, budgets: Mapping[str, float], *, cluster: s
 
 
 def _load(at_ms: int, count: float, told: Mapping[str, float | None]) -> Load:
-    """What a program gives as NaN is not known."""
+    """What a program gives as NaN or as infinite is not known."""
     asked = (told.get(name) for name in ("waiting", "requests", "burn", "shown"))
-    return Load(at_ms / 1000, round(count), *(None if one is None or math.isnan(one) else one for one in asked))
+    return Load(at_ms / 1000, round(count), *(one if one is not None and math.isfinite(one) else None for one in asked))

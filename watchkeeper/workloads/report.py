@@ -11,17 +11,20 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
+from watchkeeper.kit import clock
 from watchkeeper.model import clock_reasons, events, fleet, jobs, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import gpu_trouble
 from watchkeeper.query.engine import Engine
-from watchkeeper.workloads import efficiency, goodput, losses, ranks
+from watchkeeper.workloads import efficiency, goodput, identity, losses, ranks
 from watchkeeper.workloads.identity import Key
 from watchkeeper.workloads.questions import Questions, Rows
 
 HOUR_SECONDS = 3600.0
 LONGEST = timedelta(hours=24)
 MOST_RANKS, MOST_EVENTS = 4096, 200
+# Several times the largest jobs that there are; a page that says more is wrong.
+LARGEST_WORLD = 100_000
 # What nobody can say about a loss that went wrong where its GPUs do not export it.
 UNTOLD = {
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "memory errors of its GPUs (DCGM_FI_DEV_ECC_*): they may explain its loss",
@@ -98,10 +101,10 @@ def _seen(questions: Questions) -> tuple[list[ranks.Seen], set[str]]:
             numbers.setdefault(uuid, {})[labels.get("field", "")] = value
             indexes[uuid] = labels.get("gpu", "")
     usual, around = questions.usual_watts(), _around(questions, nodes)
-    steps = {_rank(labels): value for labels, value in questions.compute().items()}
-    alive = {_rank(labels) for labels in questions.told("training_last_step_timestamp_seconds")}
-    world = max(questions.told("training_world_size").values(), default=0.0)
-    rank_of = _ranks_of(places, told, indexes, world=round(world))
+    steps = {identity.rank_of(labels): value for labels, value in questions.compute().items()}
+    alive = {identity.rank_of(labels) for labels in questions.told("training_last_step_timestamp_seconds")}
+    world = _world(questions.told("training_world_size"))
+    rank_of = _ranks_of(places, told, indexes, world=world)
     found = [
         ranks.Seen(
             rank_of.get(uuid),
@@ -122,11 +125,17 @@ def _seen(questions: Questions) -> tuple[list[ranks.Seen], set[str]]:
         for uuid, labels in places.items()
     ]
     placed = {one.rank for one in found}
-    expected = {*range(round(world)), *(rank for rank in alive if rank is not None)} if alive else set()
+    expected = {*range(world), *(rank for rank in alive if rank is not None)} if alive else set()
     found += [
         ranks.Seen(rank, step_seconds=steps.get(rank), is_missing=rank not in alive) for rank in expected - placed
     ]
     return found, nodes
+
+
+def _world(told: Rows) -> int:
+    """How many ranks the job says that it has; 0 where it does not say, or says what no job has."""
+    largest = max(told.values(), default=0.0)
+    return round(largest) if 0 <= largest <= LARGEST_WORLD else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +160,7 @@ def _around(questions: Questions, nodes: set[str]) -> _Around:
 
 def _ranks_of(places: Mapping[str, Labels], told: Rows, indexes: Mapping[str, str], *, world: int) -> dict[str, int]:
     """Which rank runs on which GPU: by its own word, else by their order where there is one GPU for each rank."""
-    known = {labels.get("UUID", ""): rank for labels in told if (rank := _rank(labels)) is not None}
+    known = {labels.get("UUID", ""): rank for labels in told if (rank := identity.rank_of(labels)) is not None}
     if known or world != len(places):
         # The GPU of a rank that no longer speaks is the one that is left.
         left, free = set(range(world)) - set(known.values()), [uuid for uuid in places if uuid not in known]
@@ -171,11 +180,6 @@ def _may_be_in_step(seen: Sequence[ranks.Seen]) -> bool:
         return False
     waits = sum((one.utilisation_percent or 0.0) >= jobs.SPINS_PERCENT for one in seen)
     return waits > len(seen) / 2
-
-
-def _rank(labels: Labels) -> int | None:
-    text = labels.get("rank", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else None
 
 
 def _rank_first(one: jobs.Rank) -> tuple[bool, int, str, str]:
@@ -274,9 +278,9 @@ def _hardware(
 def _told_losses(rows: Rows) -> list[losses.Wrong]:
     """What watchkeeper.instrument counts: when a loss or gradient last became bad, by kind."""
     return [
-        losses.Wrong(datetime.fromtimestamp(value, UTC), labels.get("kind", "event").replace("_", " "))
+        losses.Wrong(at, labels.get("kind", "event").replace("_", " "))
         for labels, value in rows.items()
-        if value > 0
+        if value > 0 and (at := clock.moment(value)) is not None
     ]
 
 

@@ -148,6 +148,21 @@ def test_one_gpu_that_hangs_is_named_and_the_others_are_recorded_on(
     )
 
 
+def test_a_recorder_that_was_killed_is_said_and_what_it_had_is_kept(
+    busy: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LD_LIBRARY_PATH", "FAKE_NVML_CONTROL"):
+        monkeypatch.setenv(name, busy.environment[name])
+    with recorder.Recorder(0.1) as running:
+        await_rows(running, {"0": 2})
+        assert running._child is not None
+        running._child.kill()
+        running._child.wait()
+        running.watch(os.getpid())
+        assert "the recorder ended early" in (running.look_after() or "")
+    assert running.finish().tracks
+
+
 def test_a_gpu_that_is_lost_from_the_start_does_not_hide_the_other(
     busy: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
+import io
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -48,6 +52,19 @@ def test_a_connection_that_was_closed_between_calls_is_replaced() -> None:
         client.send(GET)
         assert client.send(GET).status == 201
         assert server.connections == 2
+
+
+class Head:
+    """As much of a socket as the head of an answer needs."""
+
+    def makefile(self, _mode: str) -> io.BytesIO:
+        return io.BytesIO(b"HTTP/1.1 200 OK\r\n\r\n")
+
+
+def test_an_answer_that_is_nested_without_end_is_only_words() -> None:
+    response = http.client.HTTPResponse(cast(socket.socket, Head()))
+    response.begin()
+    assert kubernetes_client._answer(response, b"[" * 100_000).message.startswith("[[[")
 
 
 def test_an_answer_that_is_reset_halfway_is_for_later() -> None:

@@ -274,18 +274,25 @@ def _any_of(vector: Vector, groups: Groups, wanted: Ints) -> Mask:
 
 
 def _and(left: Vector, right: Vector, matching: Matching) -> Vector:
+    if not (left.present.any() and right.present.any()):
+        return empty(left.values.shape[1])
     ours, theirs, there, _ = _shared(left, right, matching)
     partner = _any_of(right, theirs, there)[ours.of]
     return Vector(left.series, left.values, left.present & partner, left.histograms)
 
 
 def _unless(left: Vector, right: Vector, matching: Matching) -> Vector:
+    if not (left.present.any() and right.present.any()):
+        return left
     ours, theirs, there, _ = _shared(left, right, matching)
     partner = _any_of(right, theirs, there)[ours.of]
     return Vector(left.series, left.values, left.present & ~partner, left.histograms)
 
 
 def _or(left: Vector, right: Vector, matching: Matching) -> Vector:
+    # Nearly all rules look for what is nowhere: then there is nothing to bring together.
+    if not (left.present.any() and right.present.any()):
+        return left if left.present.any() else right
     ours, theirs, _, back = _shared(left, right, matching)
     partner = _any_of(left, ours, back)[theirs.of]
     series = left.series.derive_with(right.series, "or", lambda: _joined(left.series, right.series))

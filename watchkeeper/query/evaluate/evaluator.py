@@ -30,7 +30,7 @@ from watchkeeper.query.evaluate import (
 from watchkeeper.query.evaluate.aggregate import aggregate
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.notes import COUNTER_ENDINGS, Notes
-from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, drop_name, label_of
+from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, drop_name, empty, label_of
 from watchkeeper.query.promql import ast, computed
 from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
@@ -97,6 +97,9 @@ class Evaluator:
     def aggregate(self, node: ast.Aggregate, times: Millis) -> Value:
         vector = self.evaluate(node.expr, times)
         assert isinstance(vector, Vector)
+        if node.parameter is None and not vector.present.any():
+            # Of nothing there are no groups, and no work on labels.
+            return empty(len(times))
         parameter = None if node.parameter is None else self.evaluate(node.parameter, times)
         assert parameter is None or isinstance(parameter, (Scalar, Text))
         return aggregate(node, vector, parameter, notes=self.notes)

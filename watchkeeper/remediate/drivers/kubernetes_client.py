@@ -238,7 +238,7 @@ def _left(until: float) -> float:
 def _answer(response: http.client.HTTPResponse, body: bytes) -> Answer:
     try:
         found = json.loads(body) if body else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         # A proxy, or the throttle in front of the API, answers in plain text.
         found = {"message": body[:LONGEST_MESSAGE].decode("utf-8", "replace").strip()}
     patience = response.getheader("Retry-After", "")

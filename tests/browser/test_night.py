@@ -93,14 +93,17 @@ def test_the_readings_of_a_job_are_those_of_its_own_gpus(page: Page, demo: Produ
     incident = await_that(found, within_seconds=200)
     name = of_job.fullmatch(incident["place"]["domain"])
     assert name is not None
-    own = demo.get("/api/v1/query?query=" + quote(f'count(training_rank_info{{job_name="{name[1]}"}})'))
-    assert own["data"]["result"], "the ranks of the job tell where they run"
+    told, world = (
+        demo.get("/api/v1/query?query=" + quote(f'{query}{{job_name="{name[1]}"}})'))["data"]["result"]
+        for query in ("count(training_rank_info", "max(training_world_size")
+    )
     with page.expect_request(lambda request: "query_range" in request.url and "POWER_USAGE" in request.url) as asked:
         page.goto(f"{demo.url}/incidents/{incident['id']}")
     query = re.search(r"avg\((\(DCGM_FI_DEV_POWER_USAGE .+?\))\), \"strip\"", unquote_plus(asked.value.url))
     assert query is not None
     counted = demo.get("/api/v1/query?query=" + quote(f"count({query[1]})"))["data"]["result"]
-    assert counted[0]["value"][1] == own["data"]["result"][0]["value"][1]
+    # The rank that died no longer tells; the job's share of its GPU does, for as long as a scheduler names it.
+    assert int(told[0]["value"][1]) <= int(counted[0]["value"][1]) <= int(world[0]["value"][1])
     expect(page.get_by_test_id("place")).to_have_attribute("href", f"/jobs/{name[1]}")
 
 
@@ -126,9 +129,9 @@ def test_on_a_phone_the_state_of_an_incident_needs_no_swipe(page: Page, site: Si
 def test_on_a_phone_the_journal_shows_what_happened(page: Page, demo: Product) -> None:  # noqa: F811
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{demo.url}/journal")
-    row = page.get_by_test_id("entry-row").first
-    expect(row).to_be_visible()
-    assert row.evaluate(OUTSIDE) == []
+    rows = page.get_by_test_id("entry-row")
+    expect(rows.first).to_be_visible()
+    assert [row.evaluate(OUTSIDE) for row in rows.all()[:20]] == [[]] * min(20, rows.count())
 
 
 def test_what_is_wrong_with_gpus_is_said_before_what_is_well(page: Page, site: Site) -> None:  # noqa: F811

@@ -228,11 +228,14 @@ def _start_accounting(cluster: Cluster, ports: list[int]) -> None:
     """MariaDB and slurmdbd, with the cluster and one account known to them before slurmctld asks."""
     folder, database = cluster.folder, ports[-1]
     tables = folder / "tables"
-    subprocess.run(
+    made = subprocess.run(
         ["mariadb-install-db", "--no-defaults", f"--datadir={tables}", "--auth-root-authentication-method=normal"],
-        check=True,
-        capture_output=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+    assert made.returncode == 0, made.stdout
     where = [f"--datadir={tables}", f"--socket={folder}/db.sock", f"--port={database}", "--bind-address=127.0.0.1"]
     cluster.start("mariadbd", "mariadbd", "--no-defaults", "--user=root", *where, f"--pid-file={folder}/db.pid")
     until((folder / "db.sock").exists, folder)

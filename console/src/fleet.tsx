@@ -25,7 +25,7 @@ function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; sta
     <div class="tiles steady" data-testid="tiles">
       <Tile id="tile-gpus" name={`GPUs on ${many(s.nodes, "node")}`} value={count(s.gpus)} meaning={[...trouble, silent ? `${many(silent, "node")} silent` : "", `${count(s.ok + s.held_idle)} healthy`].filter(Boolean).join(" · ")} />
       <Tile id="tile-working" name="Working (SM active)" value={percent(s.working_percent)}
-        meaning={`allocated ${s.held == null || !s.gpus ? "unknown" : percent((100 * s.held) / s.gpus)} · GPU_UTIL says ${percent(s.gpu_util_percent)}`} />
+        meaning={`allocated ${percent(s.allocated_percent)} · GPU_UTIL says ${percent(s.gpu_util_percent)}`} />
       <Tile id="tile-idle" name="Idle but held" value={s.held == null ? "unknown" : count(s.held_idle)} href={s.held_idle ? to.fleet("state:held_idle") : undefined}
         meaning={s.held == null ? "no attribution" : s.held_idle ? `${dollars(s.held_idle * price)} / h · ${many(s.idle_teams, "team")} · ${count(s.free)} free` : `of ${count(s.held)} held · ${count(s.free)} free`} />
       <Tile id="tile-power" name="Power" value={watts(s.power_watts)} meaning={s.power_watts == null ? "no reading" : `${watts(s.power_watts / Math.max(1, seen))} each · ${count(s.throttled)} throttled`} />

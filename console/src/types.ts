@@ -63,7 +63,7 @@ export interface GpuDetail {
   labels: Record<string, string> | null; events: Member[]; incidents: Card[];
 }
 export interface Summary {
-  gpus: number; working_percent: number | null; gpu_util_percent: number | null; held: number | null; teams: number; idle_teams: number; free: number | null;
+  gpus: number; working_percent: number | null; gpu_util_percent: number | null; allocated_percent: number | null; held: number | null; teams: number; idle_teams: number; free: number | null;
   power_watts: number | null; nodes: number; nodes_reporting: number;
   ok: number; down: number; event: number; throttled: number; silent: number; held_idle: number; unknown: number;
 }

@@ -172,6 +172,7 @@ def test_a_rack_that_says_nothing_is_named_in_the_map(page: Page, site: Site) ->
     expect(page.get_by_test_id("heatmap")).to_have_attribute(
         "aria-label", re.compile(r"Trouble: r02 32 not reporting\.")
     )
+    expect(page.get_by_test_id("tile-working")).to_contain_text("allocated 92 %")  # 88 of the 96 that report
 
 
 def test_a_card_says_that_nobody_is_told(page: Page, site: Site) -> None:  # noqa: F811

@@ -82,6 +82,16 @@ def test_a_held_gpu_without_work_is_held_idle() -> None:
     assert set(draw(hub, work=reading(hub, 0.9, held=True)).states) == {State.OK}
 
 
+def test_the_allocated_share_is_of_the_gpus_that_report() -> None:
+    hub = FakeHub(racks=1, per_rack=1)
+    uuids = [seen.gpu.uuid for seen in hub.fleet.seen]
+    power = reading(hub, 70.0, but=uuids[2])
+    all_held = draw(hub, power=power, gpu_util=reading(hub, 90.0, held=True, but=uuids[2]))
+    assert (all_held.summary["allocated_percent"], all_held.summary["held"]) == (100.0, 7)
+    assert draw(hub, power=power, gpu_util=reading(hub, 0.0)).summary["allocated_percent"] == 0.0
+    assert draw(hub, power=power, gpu_util=None).summary["allocated_percent"] is None
+
+
 def test_only_heat_and_brakes_count_as_throttled() -> None:
     hub = FakeHub(racks=1, per_rack=1)
     assert set(draw(hub, throttle=reading(hub, 0x4)).states) == {State.OK}

@@ -9,6 +9,7 @@ right on this series at this horizon, and `forecast` weighs them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,8 +22,8 @@ DAY_SECONDS, WEEK_SECONDS = 86_400.0, 604_800.0
 NAIVE_DAY, NAIVE_WEEK, STRAIGHT_LINE = "naive day", "naive week", "straight line"
 # Twelve weeks hold every season that is modelled; what is older speaks of another fleet.
 WEEKS_KEPT = 12
-# An older day counts 7 % less, an older week 20 % less: a fleet's habits hold for some weeks.
-DAY_FADES, WEEK_FADES = 0.93, 0.8
+# An older day counts 3 % less, an older week 10 % less: a fleet's habits hold for some weeks.
+DAY_FADES, WEEK_FADES = 0.97, 0.9
 # The usual day is the median of each time of day over so many days.
 USUAL_DAYS = 3
 USUAL_DAY = f"usual day of {USUAL_DAYS} d"
@@ -173,22 +174,56 @@ def _day_shape(past: Floats, day: int) -> Floats | None:
 
 
 def _week_shape(past: Floats, scale: Scale, day_shape: Floats | None) -> Floats | None:
-    """Day shape plus level of each weekday, and as much of the week's own hours as the weeks agree about.
-
-    One week counts half: its weekends are worth a guess, and the back-test learns sooner whether they come again.
-    """
-    weeks = min(len(past) // scale.week, 8)
+    """The usual week, from midnight to midnight as far as the weeks show it, and turned back to begin now."""
+    weeks = len(past) // scale.week
     if not weeks:
         return None
     table = past[-weeks * scale.week :].reshape(weeks, scale.week)
     table = table - table.mean(axis=1, keepdims=True)
     weights = np.power(WEEK_FADES, np.arange(weeks - 1, -1, -1), dtype=np.float64)
-    levels = table.reshape(weeks, 7, scale.day).mean(axis=2)
+    turn = _midnight(weights @ table, scale.day)
+    day = np.zeros(scale.day) if day_shape is None else np.roll(day_shape, -turn)
+    return np.roll(_usual_week(np.roll(table, -turn, axis=1), weights, day), turn)
+
+
+def _midnight(week: Floats, day: int) -> int:
+    """How many steps from its start a week divides into the seven days that differ most from each other.
+
+    Nobody says in which time zone a fleet's weekend begins, and days that are cut elsewhere hold parts of two.
+    """
+    return int(np.argmax([np.roll(week, -turn).reshape(7, day).mean(axis=1).var() for turn in range(day)]))
+
+
+def _usual_week(table: Floats, weights: Floats, day_shape: Floats) -> Floats:
+    """Day shape plus level of each weekday, and as much of the week's own hours as the weeks agree about.
+
+    One week counts half: its weekends are worth a guess, and the back-test learns sooner whether they come again.
+    """
+    weeks, day = len(table), len(day_shape)
+    levels = table.reshape(weeks, 7, day).mean(axis=2)
     weekdays = weights @ levels / weights.sum()
     weekdays = weekdays * _trust(levels, weights, weekdays, least=weeks / (weeks + 1))
-    plain = np.repeat(weekdays, scale.day) + (np.tile(day_shape, 7) if day_shape is not None else 0.0)
+    plain = np.repeat(weekdays, day) + np.tile(day_shape, 7)
     own = weights @ table / weights.sum() - plain
-    return np.asarray(plain + own * _trust(table - plain, weights, own, least=weeks / (weeks + 3)))
+    if weeks == 1:
+        return np.asarray(plain + own / 4)
+    return np.asarray(plain + _recurring(own.reshape(7, day), _noise(table - plain, weights, own)).ravel())
+
+
+def _recurring(own: Floats, noise: float) -> Floats:
+    """What days by hours have beyond noise of this variance.
+
+    Days differ from the usual one in few ways, weekends above all, and noise in as many as there are days: singular
+    values tell them apart, and shrink as is best for white noise (Gavish and Donoho, 2017).
+    """
+    if noise <= 0:
+        return own
+    left, strengths, right = np.linalg.svd(own, full_matrices=False)
+    few, many = sorted(own.shape)
+    ratio, squared = few / many, strengths**2 / (many * noise)
+    stands_out = squared > (1 + math.sqrt(ratio)) ** 2
+    kept = np.sqrt(np.where(stands_out, (squared - ratio - 1) ** 2 - 4 * ratio, 0)) / np.maximum(squared, 1)
+    return np.asarray(left * (strengths * kept) @ right)
 
 
 def _trust(table: Floats, weights: Floats, shape: Floats, *, least: float) -> float:
@@ -198,10 +233,14 @@ def _trust(table: Floats, weights: Floats, shape: Floats, *, least: float) -> fl
     """
     if len(table) < 2:
         return least
-    rows = float(weights.sum() ** 2 / (weights @ weights))
-    spread = float(np.mean(weights @ (table - shape) ** 2 / weights.sum())) * rows / (rows - 1)
     signal = float(shape.var())
-    return max(least, 1 - spread / rows / signal) if signal > 0 else least
+    return max(least, 1 - _noise(table, weights, shape) / signal) if signal > 0 else least
+
+
+def _noise(table: Floats, weights: Floats, mean: Floats) -> float:
+    """The variance with which a weighted mean of two rows or more is known."""
+    rows = float(weights.sum() ** 2 / (weights @ weights))
+    return float(np.mean(weights @ (table - mean) ** 2 / weights.sum())) / (rows - 1)
 
 
 def _levels(level: Floats, steps: int, day: int) -> dict[str, Floats]:

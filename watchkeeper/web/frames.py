@@ -167,9 +167,9 @@ def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incident
     states = np.where(silent, State.SILENT, State.OK).astype(np.uint8)
     if readings.work is None and readings.power is None:
         states[:] = State.UNKNOWN
-    idle = np.zeros(len(states), dtype=np.bool_)
-    idle[list(held)] = work[list(held)] < IDLE_BELOW
-    states[idle & (states == State.OK)] = State.HELD_IDLE
+    is_held = np.zeros(len(states), dtype=np.float32)
+    is_held[list(held)] = 1
+    states[(is_held > 0) & (work < IDLE_BELOW) & (states == State.OK)] = State.HELD_IDLE
     reasons = np.nan_to_num(place(stock, readings.throttle)).astype(np.int64)
     states[(reasons & THROTTLE_BITS != 0) & (states != State.SILENT)] = State.THROTTLED
     mark_incidents(stock, states, open_incidents)
@@ -177,6 +177,8 @@ def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incident
         "gpus": len(states),
         "working_percent": percent(work),
         "gpu_util_percent": mean(gpu_util),
+        # Of the GPUs that report, as in the chart: who holds a silent one is not known.
+        "allocated_percent": None if readings.gpu_util is None else percent(is_held[~silent]),
         "held": None if readings.gpu_util is None else len(held),
         "teams": len({owner.split("/")[0] for owner in held.values() if "/" in owner}),
         "idle_teams": len(

@@ -1,6 +1,7 @@
 """Usage: seconds to report a year of hourly usage of 10,000 GPUs and 200 teams, with its cost, out of a ledger.
 
-`reference` is the time that NumPy alone takes to sum as many numbers as the year has, in the same run.
+`reference` is the time that NumPy alone takes to sum as many numbers as the year has, in the same run. Statements are
+those of every team in a month of jobs; their reference is the statement of one team.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from watchkeeper.accounting import books, cost, ledger, recorded, summary, usage
+from watchkeeper.accounting import books, cost, ledger, monthly, recorded, summary, usage
 from watchkeeper.catalogue import prices
 from watchkeeper.query import embedded
 from watchkeeper.store import head
@@ -20,6 +22,9 @@ from watchkeeper.store import head
 DAY, HOUR = 86_400.0, 3600.0
 # 2025-01-01T00:00Z
 BEGIN = 1_735_689_600.0
+MONTH, MONTH_DAYS = "2025-01", 31
+# A job holds four GPUs for six hours, and no GPU is idle.
+GPUS_A_JOB, HOURS_A_JOB = 4, 6
 MODELS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")
 
 
@@ -52,7 +57,46 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             found[f"{name}_money"] = report.money
         found["reference_seconds"] = _reference(hours * len(usage.PARTS))
         found["ratio"] = found["year_seconds"] / found["reference_seconds"]
+        found |= _statements(kept, engine, options)
     return found
+
+
+def _statements(kept: ledger.Ledger, engine: embedded.EmbeddedEngine, options: argparse.Namespace) -> dict[str, float]:
+    """What all statements of the month take from the first read to the last page, and what one does."""
+    _fill_jobs(kept, options)
+    found: dict[str, float] = {}
+    wanted: dict[str, tuple[str, ...]] = {"one_statement": ("team-000",), "statements": ()}
+    for name, teams in wanted.items():
+        begun = time.perf_counter()
+        table = books.table(engine, kept, since=BEGIN, until=BEGIN + MONTH_DAYS * DAY, by_job=True)
+        bill = cost.bill([table], prices.shipped(), policy=cost.Policy.ALLOCATION)
+        found[name] = sum(1 for _ in monthly.statements(bill, monthly.Wanted(MONTH, ZoneInfo("UTC"), teams)))
+        found[f"{name}_seconds"] = time.perf_counter() - begun
+    found["statement_rows"] = len(table.keys)
+    found["statements_ratio"] = found["statements_seconds"] / found["one_statement_seconds"]
+    return found
+
+
+def _fill_jobs(kept: ledger.Ledger, options: argparse.Namespace) -> None:
+    at_once = options.gpus // GPUS_A_JOB
+    hours = np.repeat(np.arange(24), at_once)
+    of_hour = np.tile(np.arange(at_once), 24)
+    for day in range(MONTH_DAYS):
+        start = BEGIN + day * DAY
+        keys = [_job(day, turn, at, options) for turn in range(24 // HOURS_A_JOB) for at in range(at_once)]
+        amounts = np.zeros((len(hours), len(usage.PARTS)))
+        amounts[:, usage.ALLOCATED] = GPUS_A_JOB
+        owners = [keys[hour // HOURS_A_JOB * at_once + at] for hour, at in zip(hours, of_hour, strict=True)]
+        seen = {"main": {start + hour * HOUR: 1.0 for hour in range(24)}}
+        jobs = recorded.Hours(start + hours * HOUR, owners, amounts, seen)
+        kept.keep(start, jobs, jobs)
+
+
+def _job(day: int, turn: int, at: int, options: argparse.Namespace) -> usage.Key:
+    team = f"team-{at % options.teams:03}"
+    return usage.key(
+        cluster="main", model=MODELS[at % len(MODELS)], node=f"node-{at:05}", team=team, job=f"{day}-{turn}-{at}"
+    )
 
 
 def _fill(kept: ledger.Ledger, options: argparse.Namespace) -> int:

@@ -130,6 +130,23 @@ def test_a_statement_takes_no_other_time_than_a_month(jobs: str, tmp_path: Path)
     assert "say --month instead of --from and --to" in run(cost.command, "statement", *arguments).output
 
 
+def test_a_month_has_one_name(jobs: str, tmp_path: Path) -> None:
+    shown = run(cost.command, "statement", "--jobs", jobs, "--month", "2026-1", "-o", tmp_path).output
+    assert "--month `2026-1`: write it like 2026-11" in shown
+
+
+def test_a_line_has_no_price_only_where_none_of_its_hours_has_one(tmp_path: Path) -> None:
+    rows = ("1,given,NVIDIA H200", "2,given,NVIDIA L40S", "3,asked,NVIDIA L40S")
+    text = "".join(f"{row},1,2026-11-01,2026-11-02\n" for row in rows)
+    (tmp_path / "jobs.csv").write_text(f"id,team,model,gpus,started,ended\n{text}")
+    (tmp_path / "book.toml").write_text('[[price]]\nmodel = "H200"\nper_gpu_hour = 0\nsource = "a gift"\n')
+    arguments = ("report", "--jobs", tmp_path / "jobs.csv", "--prices", tmp_path / "book.toml")
+    shown = run(cost.command, *arguments).output.splitlines()
+    assert [line.split()[-1] for line in shown if line.startswith(("given", "asked"))] == ["price", "0.00"]
+    page = run(cost.command, *arguments, "--format", "html").stdout
+    assert page.count("no price</td>") == 1
+
+
 def test_a_team_that_held_nothing_has_no_statement(jobs: str, tmp_path: Path) -> None:
     result = run_failing(cost.command, "statement", "--jobs", jobs, "--month", "2026-11", "--team", "visoin")
     assert "no team `visoin` held a GPU in 2026-11" in str(result)
@@ -153,6 +170,7 @@ def test_a_part_that_nobody_has_is_said_to_be_empty(jobs: str) -> None:
     [
         (("--gpus", "nan"), "`nan` is no number"),
         (("--gpus", "inf"), "is not in the range"),
+        (("--of", "team=vision", "--of", "team=speech"), "team is asked for twice; ask for one at a time"),
         (("--from", "2026-11-02", "--to", "2026-11-01"), "--from (2026-11-02T00:00:00Z) must be before --to"),
     ],
 )
@@ -186,3 +204,17 @@ def test_a_price_book_of_ones_own_is_used_and_its_policy_named(jobs: str, tmp_pa
     # 168 idle hours at 1, shared by four teams, and 48 hours of those who held an L40S.
     assert answer["money"] == pytest.approx(168 + 48)
     assert answer["holes"] == pytest.approx({"NVIDIA H200": 216, "NVIDIA H100 80GB HBM3": 48})
+
+
+def test_a_price_that_changes_within_a_month_is_charged_from_its_day_on(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text("id,team,model,gpus,started,ended\n1,a,H200,1,2026-10-01,2026-11-01\n")
+    price = '[[price]]\nmodel = "H200"\nsource = "us"\n'
+    (tmp_path / "book.toml").write_text(f"{price}per_gpu_hour = 1\n{price}per_gpu_hour = 2\nfrom = 2026-10-15\n")
+    arguments = ("--jobs", tmp_path / "jobs.csv", "--prices", tmp_path / "book.toml")
+    # 14 days at 1 and 17 at 2, however they are asked for.
+    answer = json.loads(run(cost.command, "report", *arguments, "--json").output)
+    assert [(line["team"], line["money"]) for line in answer["lines"]] == [("a", (14 * 1 + 17 * 2) * 24)]
+    shown = run(cost.command, "statement", *arguments, "--month", "2026-10", "-o", tmp_path).output
+    assert "2026-10-a.html: 1,152.00 USD" in shown
+    before = ("--from", "2026-10-01", "--to", "2026-10-15")
+    assert json.loads(run(cost.command, "report", *arguments, *before, "--json").output)["money"] == 14 * 24

@@ -107,7 +107,9 @@ def test_a_hole_in_the_book_is_listed_and_in_no_sum() -> None:
 
 
 def test_idle_money_has_its_owner_named() -> None:
-    assert cost.wasted(FLEET, BOOK) == [cost.Waste("vision", "ana", "vision-job", 2.0, 10.0)]
+    assert cost.wasted(cost.bill([FLEET], BOOK), range(len(FLEET.keys))) == [
+        cost.Waste("vision", "ana", "vision-job", 2.0, 10.0)
+    ]
 
 
 def test_nobody_to_charge_is_said() -> None:
@@ -152,6 +154,46 @@ def test_a_region_has_its_price_before_any_and_names_match_by_whole_words() -> N
     rates = {pool: book.rate("NVIDIA H100 80GB HBM3", pool) for pool in ("", "north")}
     assert {pool: rate and rate.per_gpu_hour for pool, rate in rates.items()} == {"": 4.0, "north": 6.0}
     assert book.rate("NVIDIA GH1000", "") is None
+
+
+DATED = """
+[[price]]
+model = "H200"
+per_gpu_hour = 1
+[[price]]
+model = "H200"
+per_gpu_hour = 2
+from = 1970-01-03
+[[price]]
+model = "L4"
+per_gpu_hour = 5
+from = 1970-01-03
+"""
+
+
+def test_hours_cost_what_the_book_said_at_their_time() -> None:
+    book = prices.read(DATED, where="b")
+    assert not book.problems
+    assert book.stretches(0.0, 3 * DAY) == [(0.0, 2 * DAY), (2 * DAY, 3 * DAY)]
+    assert book.stretches(2 * DAY, 3 * DAY) == [(2 * DAY, 3 * DAY)]
+    pieces = [
+        replace(table(row("a", allocated=48), row("b", model="L4", allocated=1)), until=2 * DAY),
+        replace(table(row("a", allocated=24), row("b", model="L4", allocated=1)), since=2 * DAY, until=3 * DAY),
+    ]
+    found = cost.view(cost.bill(pieces, book), ["team"])
+    assert {line.names[0]: line.money for line in found.lines} == {"a": 48 * 1 + 24 * 2, "b": 5}
+    assert [(name, price.per_gpu_hour) for name, price in found.rates] == [
+        ("L4 from 1970-01-03", 5), ("NVIDIA H200", 1), ("NVIDIA H200 from 1970-01-03", 2),
+    ]  # fmt: skip
+    hole = "1.0 GPU-hours of L4 have no price and are in no sum of money"
+    assert found.notes == (f"{hole}; the book has on_demand from 1970-01-03, and these are on_demand",)
+
+
+def test_a_price_begins_on_a_day_and_not_on_a_word() -> None:
+    text = '[[price]]\nmodel="H200"\nper_gpu_hour=1\nfrom="soon"\n'
+    assert prices.read(text, where="b").problems == (
+        "b: price 1 ('H200'): from of 'soon' must be a day such as 2026-11-15, without quotation marks; it is not used",
+    )
 
 
 def test_opencost_csv_is_read_and_its_bad_rows_are_named() -> None:
@@ -271,17 +313,57 @@ def test_a_better_forecast_may_be_handed_in() -> None:
 
 def test_a_fleet_of_half_a_day_has_a_run_rate_too() -> None:
     day = usage.Table(0.0, DAY / 2, FLEET.keys, FLEET.amounts)
-    found = budgets.of_month([day], BOOK, policy=cost.Policy.NONE, ends=DAY / 2 + 10 * DAY)
+    found = budgets.of_month(cost.bill([day], BOOK), [day], ends=DAY / 2 + 10 * DAY)
     by_team = {one["team"]: one for one in found["budgets"]}
     assert by_team["vision"]["forecast"] == pytest.approx(50 + 10 * 100)
     assert by_team["vision"]["low"] is None
 
 
-def test_a_hole_of_every_day_of_a_month_is_said_once_with_all_its_hours() -> None:
-    day = table(row("a", model="GeForce", allocated=7))
-    days = [usage.Table(at * DAY, (at + 1) * DAY, day.keys, day.amounts * (at + 1), (f"day {at}",)) for at in range(3)]
-    notes = budgets.of_month(days, BOOK, policy=cost.Policy.NONE, ends=30 * DAY)["notes"]
-    assert notes == ["day 0", "day 1", "day 2", "42.0 GPU-hours of GeForce have no price and are in no sum of money"]
+def month_of(*days: usage.Table) -> usage.Table:
+    keys = [key for day in days for key in day.keys]
+    return usage.Table(0.0, len(days) * DAY, keys, np.concatenate([day.amounts for day in days]), ("of the month",))
+
+
+def later(day: usage.Table, at: int) -> usage.Table:
+    return replace(day, since=at * DAY, until=(at + 1) * DAY, notes=(f"of day {at}",))
+
+
+def test_what_is_said_of_a_month_is_said_once_with_all_its_hours() -> None:
+    days = [later(table(row("a", model="GeForce", allocated=7 * (at + 1))), at) for at in range(3)]
+    notes = budgets.of_month(cost.bill([month_of(*days)], BOOK), days, ends=30 * DAY)["notes"]
+    assert notes == ["of the month", "42.0 GPU-hours of GeForce have no price and are in no sum of money"]
+
+
+@pytest.mark.parametrize("policy", list(cost.Policy))
+def test_a_budget_has_spent_what_the_report_of_the_month_says(policy: cost.Policy) -> None:
+    days = [
+        later(table(row("a", allocated=10, used=1), row("b", allocated=30, used=9), row(usage.NOBODY, idle=90)), 0),
+        later(table(row("a", allocated=30, used=6), row("b", allocated=10, used=3), row(usage.NOBODY, idle=10)), 1),
+    ]
+    report = cost.report(month_of(*days), BOOK, ["team"], policy=policy)
+    found = budgets.of_month(cost.bill([month_of(*days)], BOOK, policy=policy), days, ends=2 * DAY)["budgets"]
+    expected = {line.names[0]: line.money for line in report.lines if usage.NOBODY not in line.names}
+    assert {one["team"]: one["spent"] for one in found} == pytest.approx(expected)
+    assert {one["team"]: one["forecast"] for one in found} == pytest.approx(expected)
+
+
+def test_a_day_that_nobody_saw_tells_nothing_about_others() -> None:
+    seen = table(row("a", allocated=24), row(usage.NOBODY, idle=24))
+    days = [later(day, at) for at, day in enumerate((seen, table(row(usage.NOBODY, unknown=48)), seen, seen))]
+    found = budgets.of_month(cost.bill([month_of(*days)], BOOK), days, ends=14 * DAY)["budgets"]
+    assert found[0]["forecast"] == pytest.approx((3 + 10) * 24 * 5)
+
+
+def test_no_overhead_is_claimed_before_records_begin() -> None:
+    found = cost.report(replace(FLEET, first=DAY / 2), BOOK, ["team"])
+    assert found.shared["overhead"] == pytest.approx(12)
+
+
+def test_who_is_not_measured_bears_nothing_by_use_and_that_is_said() -> None:
+    rows = (row("a", allocated=4, used=2), row("b", allocated=4, unmeasured=4), row(usage.NOBODY, idle=8))
+    found = cost.report(table(*rows), BOOK, ["team"], policy=cost.Policy.USE)
+    assert {line.names[0]: line.shared for line in found.lines} == pytest.approx({"a": 64, "b": 0, "(nobody)": 0})
+    assert "4.0 allocated GPU-hours are unmeasured and bear nothing of the shared cost" in found.notes
 
 
 def test_the_bill_of_a_fleet_that_is_new_says_for_how_long_it_is() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
 from tests.accounting.histories import EXPECTED, START, Minute, minute_of, told
 from watchkeeper.accounting import books, ledger, summary, usage
+from watchkeeper.catalogue import mig
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.query import embedded
@@ -94,7 +96,7 @@ def test_minutes_stand_in_for_an_hour_that_is_not_recorded_yet(engine: embedded.
 def test_a_hub_that_is_killed_between_two_rules_makes_no_hour_longer_or_shorter(by_job: bool) -> None:
     steady = [Minute((("a1", 0.5), ("b1", 0.5), (None, 0.0)))] * MINUTES
     # After the holders, after what is allocated, in the middle of what is idle, before the last rule; then in the hour.
-    minutes = {(at, "usage-minutes"): rules for at, rules in ((7, 3), (20, 8), (33, 15), (51, 21), (122, 9))}
+    minutes = {(at, "usage-minutes"): rules for at, rules in ((7, 4), (20, 9), (33, 16), (51, 22), (122, 10))}
     engine = told(steady, cut={**minutes, (120, "usage-hours"): 3})
     for since, until in ((0, 60), (60, 120), (0, 120), (120, 124)):
         table = books.table(engine, None, since=SINCE + since * 60, until=SINCE + until * 60, by_job=by_job)
@@ -112,7 +114,7 @@ def test_a_hub_that_is_killed_between_two_rules_makes_no_hour_longer_or_shorter(
         ("1g.6gb+me", 1 / 4), ("2g.12gb", 1 / 2), ("4g.24gb", 1),
     ],
 )  # fmt: skip
-def test_a_slice_counts_as_its_part_of_the_gpu_it_is_cut_from(profile: str, share: float) -> None:
+def test_a_slice_of_a_gpu_that_nobody_knows_counts_by_its_profile(profile: str, share: float) -> None:
     gpu = {"cluster": "sim", "Hostname": "n1", "UUID": "GPU-0", "modelName": "NVIDIA"}
     held = {**gpu, "GPU_I_ID": "1", "GPU_I_PROFILE": profile, "workload": "a", "workload_kind": "pod", "team": "a"}
     engine = minute_of(
@@ -124,3 +126,18 @@ def test_a_slice_counts_as_its_part_of_the_gpu_it_is_cut_from(profile: str, shar
     for name, expected in (("workload_gpus:sum{part='allocated'}", share), ("fleet_gpus:sum{part='idle'}", 1 - share)):
         answer = engine.instant(f"sum(watchkeeper:{name})", clock.to_ms(START))
         assert list(answer.latest().values()) == pytest.approx([expected])
+
+
+def test_every_slice_of_the_catalogue_counts_as_its_part_of_the_gpu_it_is_cut_from() -> None:
+    samples: dict[Labels, float] = {}
+    expected: dict[str, float] = {}
+    for gpu in mig.gpus().values():
+        for model, profile in itertools.product(gpu.models, mig.profiles(gpu.name).values()):
+            uuid = f"{model} {profile.name}"
+            place = {"cluster": "sim", "Hostname": "n1", "UUID": uuid}
+            held = {**place, "GPU_I_ID": "1", "GPU_I_PROFILE": profile.name, "workload": uuid, "workload_kind": "pod"}
+            samples[Labels({METRIC_NAME: "DCGM_FI_DEV_GPU_TEMP", **place, "modelName": f"NVIDIA {model}"})] = 40.0
+            samples[Labels({METRIC_NAME: "watchkeeper_gpu_workload_info", **held})] = 1.0
+            expected[uuid] = profile.compute / gpu.compute
+    answer = minute_of(samples).instant("sum by (UUID) (watchkeeper:gpu_held:share)", clock.to_ms(START)).latest()
+    assert {labels.get("UUID"): share for labels, share in answer.items()} == pytest.approx(expected)

@@ -133,6 +133,33 @@ def test_slices_of_slurm_are_parts_of_a_gpu_and_each_model_has_its_hours() -> No
     assert found.counts == {"excluded jobs, shards or MPS shares of unknown size": 1}
 
 
+@pytest.mark.parametrize(
+    ("kind", "model", "share"),
+    [
+        ("nvidia_h100_nvl_1g.24gb", "", 1 / 7),
+        ("nvidia_rtx_pro_6000_blackwell_server_edition_1g.24gb", "", 1 / 4),
+        ("nvidia_rtx_pro_6000_blackwell_server_edition_2g.48gb-me", "", 1 / 2),
+        ("nvidia_rtx_pro_5000_blackwell_2g.48gb", "", 1),
+        ("1g.24gb", "NVIDIA RTX PRO 5000 Blackwell", 1 / 2),
+        ("gh200_4g.48gb", "", 4 / 7),
+        ("slow_1g.6gb", "", 1 / 4),
+        ("slow_5g.99gb", "", 5 / 7),
+    ],
+)
+def test_a_slice_of_slurm_is_a_part_of_its_own_model(kind: str, model: str, share: float) -> None:
+    text = f"JobID|Start|End|AllocTRES\n1|0|3600|gres/gpu:{kind}=1\n"
+    found = job_files.read(text, where="jobs.csv", zone=ZoneInfo("UTC"), model=model)
+    assert [job.gpus for job in found.jobs] == pytest.approx([share])
+
+
+def test_a_slice_that_several_gpus_have_is_not_guessed() -> None:
+    text = "JobID|Start|End|AllocTRES\n1|0|3600|gres/gpu:1g.24gb=1\n2|0|3600|gres/gpu=1\n"
+    found = read(text)
+    assert [job.gpus for job in found.jobs] == [1]
+    said = "1g.24gb is another part of each GPU that has it: of which model is it?"
+    assert found.problems.lines() == [f"jobs.csv:2: cannot be used: {said}"]
+
+
 def test_each_run_of_a_requeued_job_counts_and_a_row_that_is_there_twice_does_not() -> None:
     rows = ("00:00:00|01:00:00", "00:00:00|01:00:00", "02:00:00|05:00:00", "04:00:00|06:00:00")
     begun = ["|".join(f"2026-11-01T{at}" for at in row.split("|")) for row in rows]

@@ -163,3 +163,35 @@ def test_a_broken_day_is_said_and_counts_as_unknown(tmp_path: Path) -> None:
 def test_nothing_recorded_says_when_it_will_be() -> None:
     table = books.table(empty_engine(), None, since=DAY, until=DAY + HOUR, by_job=False)
     assert "usage begins when the rules of usage-hours.yaml have run" in table.notes[0]
+
+
+def test_a_hub_that_is_away_where_a_window_begins_leaves_no_hour_out() -> None:
+    engine = engine_of(dict.fromkeys((*range(10), *range(20, 30)), (4, 2, 60)))
+    whole = totals(engine, DAY, DAY + 30 * HOUR)
+    for cut in (11, 15, 19):
+        parts = totals(engine, DAY, DAY + cut * HOUR) + totals(engine, DAY + cut * HOUR, DAY + 30 * HOUR)
+        assert parts == pytest.approx(whole)
+    later = books.table(engine, None, since=DAY + 15 * HOUR, until=DAY + 30 * HOUR, by_job=False)
+    assert later.recorded_hours == 15
+    assert [note.partition(":")[2] for note in later.notes] == [
+        " nothing was recorded for 5.0 hours (from 2026-11-01T15:00Z); its GPUs count as unknown"
+    ]
+
+
+def test_what_nobody_saw_of_a_cluster_of_one_model_is_of_that_model() -> None:
+    engine = engine_of(dict.fromkeys((0, 1, 4), (4, 2, 60)))
+    table = books.table(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
+    unknown = {
+        key: row[usage.UNKNOWN] for key, row in zip(table.keys, table.amounts, strict=True) if row[usage.UNKNOWN]
+    }
+    assert unknown == pytest.approx({nobody(cluster="main", model="NVIDIA H200"): 12})
+
+
+def test_what_nobody_saw_of_a_cluster_of_two_models_is_of_neither() -> None:
+    engine = engine_of(dict.fromkeys((0, 1, 4), (4, 2, 60)))
+    other = {METRIC_NAME: "watchkeeper:team_gpu_hours:sum", "cluster": "main", "modelName": "NVIDIA L4"}
+    at = round((DAY + 5 * HOUR + 0.4) * 1000)
+    engine.append([Sample(Labels({**other, "team": usage.NOBODY, "part": "idle"}), at, 1.0)])
+    table = books.table(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
+    unknown = [key for key, row in zip(table.keys, table.amounts, strict=True) if row[usage.UNKNOWN]]
+    assert unknown == [nobody(cluster="main")]

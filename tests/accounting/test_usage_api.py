@@ -11,15 +11,29 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.accounting.histories import empty_engine
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
 from watchkeeper.cli import cost, usage
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
+from watchkeeper.query import embedded
+from watchkeeper.query.engine import Answer
+from watchkeeper.store import head
 
 HOURS = 72
+
+
+class CountedEngine(embedded.EmbeddedEngine):
+    """The real engine, with the number of times that it was asked for the hours of jobs."""
+
+    questions = 0
+
+    def instant(self, expr: str, at_ms: int) -> Answer:
+        self.questions += "workload_gpu_hours" in expr
+        return super().instant(expr, at_ms)
+
+
 NOW = clock.to_ms(START)
 BOOK = """
 [[price]]
@@ -67,7 +81,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     of_hub = dataclasses.replace(hub.settings.hub, data=str(folder))
     of_cost = dataclasses.replace(hub.settings.cost, prices=str(folder / "book.toml"))
     hub.settings = dataclasses.replace(hub.settings, hub=of_hub, cost=of_cost)
-    hub.engine = empty_engine()  # type: ignore[assignment]
+    hub.engine = CountedEngine(head.Head(retention_ms=400 * 86_400_000))  # type: ignore[assignment]
     hub.engine.append(sorted(recorded(), key=lambda sample: sample.at_ms))
     with serving(hub) as running:
         yield running
@@ -115,12 +129,57 @@ def test_a_budget_that_is_over_is_trouble(site: Site) -> None:
     assert [line.split()[-1] for line in lines] == ["over", "within"]
 
 
+def test_a_hub_charges_each_hour_what_the_book_said_then(site: Site) -> None:
+    book = Path(str(site.hub.settings.cost.prices))
+    dearer = '[[price]]\nmodel = "H200"\nper_gpu_hour = 3.0\nsource = "a test"\nfrom = 2026-02-11\n'
+    window = ("--from", "2026-02-10", "--to", "2026-02-12")
+    try:
+        book.write_text(dearer + BOOK)
+        found = asked(site, cost.command, "report", *window)
+        spent = {one["team"]: one["spent"] for one in asked(site, cost.command, "budget")["budgets"]}
+    finally:
+        book.write_text(BOOK)
+    assert found["lines"][0]["money"] == pytest.approx(24 * 6 * 2 + 24 * 6 * 3)
+    hours = asked(site, usage.command, "--from", "2026-02-01", "--to", "2026-02-11")["lines"][0]["allocated"]
+    later = asked(site, usage.command, "--from", "2026-02-11", "--to", "2026-02-13")["lines"][0]["allocated"]
+    assert spent["vision"] == pytest.approx(hours * 2 + later * 3)
+
+
+@pytest.mark.parametrize("policy", ["none", "allocation"])
+def test_a_budget_its_statement_and_the_report_of_the_month_agree(site: Site, tmp_path: Path, policy: str) -> None:
+    report = asked(site, cost.command, "report", "--from", "2026-02-01", "--policy", policy)["lines"]
+    budgets = asked(site, cost.command, "budget", "--policy", policy)["budgets"]
+    money = {line["team"]: line["money"] for line in report if line["team"] != "(nobody)"}
+    assert {one["team"]: one["spent"] for one in budgets} == pytest.approx(money)
+    result = run(site, cost.command, "statement", "--policy", policy, "-o", str(tmp_path))
+    for team, spent in money.items():
+        assert f"2026-02-{team}.html: {spent:,.2f} USD" in result.output
+
+
 def test_statements_come_from_a_hub_with_the_budget_on_them(site: Site, tmp_path: Path) -> None:
     result = run(site, cost.command, "statement", "--team", "vision", "-o", str(tmp_path))
     assert result.exit_code == 0, result.output
     text = next(tmp_path.iterdir()).read_text()
     assert "budget of the month" in text
     assert "vision-1" in text
+
+
+def test_what_teams_have_in_common_is_read_once_for_all_their_statements(site: Site, tmp_path: Path) -> None:
+    asked = []
+    for teams in (("vision",), ("vision", "speech")):
+        before = site.hub.engine.questions  # type: ignore[attr-defined]
+        chosen = [word for team in teams for word in ("--team", team)]
+        result = run(site, cost.command, "statement", *chosen, "-o", str(tmp_path / str(len(teams))))
+        assert result.exit_code == 0, result.output
+        assert len(list((tmp_path / str(len(teams))).iterdir())) == len(teams)
+        asked.append(site.hub.engine.questions - before)  # type: ignore[attr-defined]
+    assert asked[1] == asked[0] > 0
+
+
+def test_a_team_that_the_hub_does_not_know_has_no_statement(site: Site, tmp_path: Path) -> None:
+    result = run(site, cost.command, "statement", "--team", "visoin", "-o", str(tmp_path))
+    assert "no team `visoin` held a GPU in 2026-02" in str(result.exception)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -130,8 +189,11 @@ def test_statements_come_from_a_hub_with_the_budget_on_them(site: Site, tmp_path
         ("/api/usage?from=5&to=4", "must be before"),
         ("/api/usage?from=0", "days; the most is"),
         ("/api/usage?of=vision", "write it like team=vision"),
+        ("/api/usage?of=team=vision&of=team=speech", "team is asked for twice"),
         ("/api/cost?policy=fair", "there are none, use, allocation, even"),
         ("/api/cost/budgets?month=soon", "write it like 2026-11"),
+        ("/api/cost/statements?month=2026-13", "write it like 2026-11"),
+        ("/api/cost/statements?month=2026-03", "2026-03 has not begun"),
         ("/api/cost/budgets?zone=Mars", "write it like Europe/Berlin"),
         ("/api/usage?by=team,user,job,node,pool", "the most is 4"),
     ],

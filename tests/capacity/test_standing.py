@@ -110,7 +110,7 @@ def test_a_gpu_of_four_slices_is_cut_into_quarters() -> None:
     assert "1/4 of the SMs" in found.why
 
 
-@pytest.mark.parametrize("model", ["NVIDIA GH200 144G HBM3e", "NVIDIA L40S", ""])
+@pytest.mark.parametrize("model", ["NVIDIA GB300", "NVIDIA L40S", ""])
 def test_a_model_that_the_table_does_not_have_is_not_cut(model: str) -> None:
     assert rightsizing.of_model(model) == []
 

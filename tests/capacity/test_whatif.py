@@ -106,6 +106,13 @@ def test_the_command_says_the_answer_first_and_counts_what_it_left_out(tmp_path:
     assert answer["jobs"] == {"rows": 13, "jobs": 12, "left_out": 1}
 
 
+def test_jobs_that_would_never_fit_are_said_beside_the_wait_that_has_none_of_them(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(f"{HEADER}a,8,0,0,100\nb,8,0,100,200\nc,4,0,200,300\n")
+    arguments = ["whatif", "--jobs", str(tmp_path / "jobs.csv"), "--gpus", "8", "--repartition", "2x7"]
+    first = CliRunner().invoke(command, arguments).output.splitlines()[0]
+    assert first.endswith("8 → 8 GPUs. Jobs that fit now and never would then: 2; waits are of the others.")
+
+
 def test_a_lost_rack_is_said_and_so_are_models_that_no_node_has(tmp_path: Path) -> None:
     (tmp_path / "jobs.csv").write_text(
         "id,gpus,submitted,started,ended,models\n1,8,0,0,100,H200\n2,8,0,0,100,H200\n3,2,0,0,100,Z9\n"

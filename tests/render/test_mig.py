@@ -98,7 +98,9 @@ def test_the_boot_unit_names_a_layout_that_exists() -> None:
         ("NVIDIA H200", "H200 141GB"),
         ("A100-SXM4-40GB", "A100 40GB"),
         ("NVIDIA A100 80GB PCIe", "A100 80GB"),
-        ("NVIDIA GH200 144G HBM3e", None),
+        ("NVIDIA GH200 144G HBM3e", "GH200 144GB"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 96GB"),
+        ("NVIDIA L40S", None),
     ],
 )
 def test_a_gpu_is_known_by_the_name_that_the_driver_gives_it(model: str, gpu: str | None) -> None:
@@ -124,3 +126,10 @@ def test_the_table_of_a_gpu_agrees_with_itself(gpu: str) -> None:
         assert all(start + one.memory <= whole.memory for start in one.starts)
         assert profiles.fits(gpu, (name,) * one.most)
         assert not profiles.fits(gpu, (name,) * (one.most + 1))
+
+
+def test_an_instance_with_all_media_engines_leaves_none_for_others() -> None:
+    gpu = "RTX PRO 6000 96GB"
+    assert profiles.fits(gpu, ("2g.48gb+me.all", "1g.24gb-me", "1g.24gb-me"))
+    with pytest.raises(profiles.ImpossibleLayout, match=r"2g\.48gb\+me\.all has all media engines"):
+        profiles.place(gpu, ["2g.48gb+me.all", "1g.24gb"])

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from watchkeeper.accounting import recorded, spans, usage
@@ -16,6 +18,8 @@ from watchkeeper.query.engine import Engine
 SETTLE_SECONDS = 300.0
 # A hub that was away catches up with so many days at once: what the store still has of them.
 MOST_DAYS = 31
+# Who was away for longer begins anew.
+MOST_AWAY_SECONDS = 7 * DAY
 BY_JOB = frozenset({"node", "user", "kind", "job"})
 
 
@@ -35,8 +39,26 @@ def table(engine: Engine, ledger: Ledger | None, *, since: float, until: float, 
         tally.take(piece)
     for start, end in _worth_asking(covered, since, until):
         recorded.add_minutes(tally, engine, (max(start, end - recorded.MOST_MINUTES_SECONDS), end))
+    if tally.late():
+        tally.follow(_before(engine, ledger, since))
     found = tally.table()
     return found if len(found.keys) else _empty(found)
+
+
+def pieces(
+    engine: Engine, ledger: Ledger | None, stretches: Sequence[tuple[float, float]], *, by_job: bool
+) -> list[usage.Table]:
+    """Who had what in each stretch of a time."""
+    return [table(engine, ledger, since=since, until=until, by_job=by_job) for since, until in stretches]
+
+
+def _before(engine: Engine, ledger: Ledger | None, until: float) -> Tally:
+    """The time before a window, for those who were away where it begins: their GPUs are unknown, not new."""
+    tally = Tally(until - MOST_AWAY_SECONDS, until)
+    covered = [] if ledger is None else ledger.add(tally, by_job=False)
+    for start, end in _worth_asking(covered, tally.since, until):
+        recorded.add_hours(tally, recorded.hours(engine, start, end, by_job=False))
+    return tally
 
 
 def keep_up(engine: Engine, ledger: Ledger, *, now: float) -> int:

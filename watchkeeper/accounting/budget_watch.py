@@ -59,9 +59,7 @@ class BudgetWatch:
 
     def _judge(self, engine: engines.Engine, now: datetime) -> list[budgets.Budget]:
         start, end = spans.month(f"{now.astimezone(UTC):%Y-%m}", ZONE)
-        kept = ledger.Ledger(self._folder)
-        days = [
-            books.table(engine, kept, since=since, until=until, by_job=False)
-            for _, since, until in spans.days(start, now.timestamp(), ZONE)
-        ]
-        return budgets.judge_month(days, self._file.book(), policy=cost.Policy.NONE, ends=end)[0]
+        kept, book, until = ledger.Ledger(self._folder), self._file.book(), now.timestamp()
+        month = cost.bill(books.pieces(engine, kept, book.stretches(start, until), by_job=False), book)
+        parts = [(since, to) for _, since, to in spans.days(start, until, ZONE)]
+        return budgets.judge_month(month, books.pieces(engine, kept, parts, by_job=False), ends=end)[0]

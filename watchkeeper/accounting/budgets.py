@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
-
 from watchkeeper.accounting import cost, usage
-from watchkeeper.catalogue import prices
 from watchkeeper.kit import wire
 
 # Two-sided 80 %: nine months of ten end below the upper edge.
@@ -26,7 +23,8 @@ LEAST_DAYS = 3
 # A day on which clocks go forward has 23 hours.
 SHORTEST_DAY_HOURS = 22.9
 DAY_SECONDS = 86_400.0
-MOST_NOTES = 50
+# Of a day that tells of others, at least four hours of five are known.
+MOST_UNKNOWN = 0.2
 
 # Money of each full day so far and the days that are left; answers the sum of the rest with low and high.
 Forecast = Callable[[Sequence[float], float], tuple[float, float | None, float | None]]
@@ -96,50 +94,42 @@ def judge(
 
 
 def of_month(
-    days: Sequence[usage.Table],
-    book: prices.Book,
-    *,
-    policy: cost.Policy,
-    ends: float,
-    forecast: Forecast = run_rate,
+    month: cost.Bill, days: Sequence[usage.Table], *, ends: float, forecast: Forecast = run_rate
 ) -> dict[str, Any]:
     """Budgets by team as JSON; see `judge_month`."""
-    judged, notes = judge_month(days, book, policy=policy, ends=ends, forecast=forecast)
-    until = days[-1].until if days else ends
-    return {"until": until, "budgets": wire.to_plain(judged), "notes": notes}
+    judged, notes = judge_month(month, days, ends=ends, forecast=forecast)
+    return {"until": month.table.until, "budgets": wire.to_plain(judged), "notes": notes}
 
 
 def judge_month(
-    days: Sequence[usage.Table],
-    book: prices.Book,
-    *,
-    policy: cost.Policy,
-    ends: float,
-    forecast: Forecast = run_rate,
+    month: cost.Bill, days: Sequence[usage.Table], *, ends: float, forecast: Forecast = run_rate
 ) -> tuple[list[Budget], list[str]]:
-    """Budgets by team from the days of a month so far, the last of which may be a part of a day, and what to know."""
-    money: dict[str, list[float]] = {}
-    notes: dict[str, None] = {}
+    """Budgets by team from a month so far, and what to know about it; its days say what one more costs.
+
+    What is spent is the cost of the month's report, to the cent: shared cost that is split day by day would be another.
+    """
+    report = cost.view(month, ["team"])
+    spent = _of_teams(report)
     begun = [day for day in days if len(day.keys)]
-    for at, day in enumerate(begun):
-        notes |= dict.fromkeys(day.notes)
-        for line in cost.report(day, book, ["team"], policy=policy).lines:
-            if usage.NOBODY not in line.names:
-                money.setdefault(line.names[0], [0.0] * len(begun))[at] = line.money
-    if begun:
-        # What has no price is said of the month, not of each of its days.
-        keys = [key for day in begun for key in day.keys]
-        month = usage.Table(begun[0].since, begun[-1].until, keys, np.concatenate([day.amounts for day in begun]))
-        notes |= dict.fromkeys(cost.report(month, book, ["team"], policy=policy).notes)
-    whole = [at for at, day in enumerate(begun) if day.recorded_hours >= SHORTEST_DAY_HOURS]
+    money = [_of_teams(cost.report(day, month.book, ["team"], policy=month.policy)) for day in begun]
+    whole = [at for at, day in enumerate(begun) if _is_whole(day)]
     # On its first day a fleet has no whole one yet: the part of it stands for a day.
     scale = [1.0 if whole else 24 / max(day.recorded_hours, 1 / 60) for day in begun]
     taken = whole or list(range(len(begun)))
-    daily = {team: [spent[at] * scale[at] for at in taken] for team, spent in money.items()}
-    until = days[-1].until if days else ends
-    left = max(ends - until, 0.0) / DAY_SECONDS
-    spent = {team: sum(each) for team, each in money.items()}
-    return judge(daily, spent, book.budgets, days_left=left, forecast=forecast), list(notes)[:MOST_NOTES]
+    daily = {team: [money[at].get(team, 0.0) * scale[at] for at in taken] for team in spent}
+    left = max(ends - month.table.until, 0.0) / DAY_SECONDS
+    return judge(daily, spent, month.book.budgets, days_left=left, forecast=forecast), list(report.notes)
+
+
+def _of_teams(report: cost.Report) -> dict[str, float]:
+    return {line.names[0]: line.money for line in report.lines if usage.NOBODY not in line.names}
+
+
+def _is_whole(day: usage.Table) -> bool:
+    """Whether enough of a day is known to tell of others; a hub that was away has seen nobody hold anything."""
+    amounts = day.amounts.sum(axis=0)
+    unknown = amounts[usage.UNKNOWN] / max(usage.total(amounts), cost.LEAST_HOURS)
+    return day.recorded_hours >= SHORTEST_DAY_HOURS and bool(unknown <= MOST_UNKNOWN)
 
 
 def _state(limit: float | None, spent: float, expected: float, high: float | None) -> State:

@@ -23,6 +23,7 @@ LEAST_HOURS = 1e-9
 MONTH_HOURS = prices.HOURS_A_YEAR / 12
 POOL, MODEL, TEAM = (usage.DIMENSIONS.index(name) for name in ("pool", "model", "team"))
 Money = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
 # Below a hundredth of a cent an item is the rounding of sums.
 LEAST_MONEY = 1e-4
 # Idle money is named owner by owner; a list longer than this nobody reads.
@@ -90,16 +91,62 @@ class Report:
         return sum(line.money for line in self.lines)
 
 
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A GPU of a pool and what an hour of it costs; None is a hole in the book."""
+
+    model: str
+    pool: str
+    price: prices.Price | None
+
+    @property
+    def called(self) -> str:
+        return self.model or UNKNOWN_MODEL
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Money of each row of a table; `pool` is what a row of nobody costs, `price` None is a hole."""
+    """Money of each row of a table; `offer` is the place of its GPU in `offers`, `pool` what a row of nobody costs."""
 
-    price: list[prices.Price | None]
+    offers: Sequence[_Offer]
+    offer: npt.NDArray[np.int64]
     direct: Money
     energy: Money
     pool: Money
     wasted: Money
+    unpriced: npt.NDArray[np.float64]
     is_nobody: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bill:
+    """A table with its prices and with what each row bears of the shared cost, worked out once for every view of it."""
+
+    table: usage.Table
+    book: prices.Book
+    policy: Policy
+    rows: _Rows
+    shared: Money
+    # Overhead that no row bears.
+    left: float
+    items: Mapping[str, float]
+    notes: tuple[str, ...]
+
+
+def bill(pieces: Sequence[usage.Table], book: prices.Book, *, policy: Policy = Policy.NONE) -> Bill:
+    """The bill of a time in pieces, each at the prices of its beginning: those of `Book.stretches`, or one."""
+    table = usage.joined(pieces)
+    rows = _priced(pieces, table, book)
+    # Before the first record nothing is claimed, no overhead either.
+    overhead = book.overhead_per_month * table.recorded_hours / MONTH_HOURS
+    shared, left = _split(table, rows, overhead, policy=policy)
+    notes = [*table.notes, *book.problems, *_power(table, book)]
+    if policy is not Policy.NONE and left + rows.pool.sum() and not shared[~rows.is_nobody].any():
+        notes.append(f"nobody can be charged by {policy}: the shared cost stays a line of its own")
+    unmeasured = float(table.amounts[:, usage.UNMEASURED].sum())
+    if policy is Policy.USE and unmeasured > LEAST_HOURS:
+        notes.append(f"{unmeasured:,.1f} allocated GPU-hours are unmeasured and bear nothing of the shared cost")
+    return Bill(table, book, policy, rows, shared, left, _items(table, rows, overhead), tuple(notes))
 
 
 def report(
@@ -111,76 +158,77 @@ def report(
     of: Mapping[str, str] | None = None,
 ) -> Report:
     """The bill of a table, by some dimensions; `of` keeps some of its lines, with their share of what is shared."""
-    rows = _priced(table, book)
-    overhead = book.overhead_per_month * table.hours / MONTH_HOURS
-    shared, left = _split(table, rows, overhead, policy=policy)
-    chosen = _chosen(table, of or {})
-    lines = _lines(table, rows, shared, by=by, chosen=chosen)
-    if left and not of:
+    return view(bill([table], book, policy=policy), by, of=of)
+
+
+def view(
+    whole: Bill, by: Sequence[str], *, of: Mapping[str, str] | None = None, chosen: Sequence[int] | None = None
+) -> Report:
+    """A bill by some dimensions; `chosen` are the rows that are `of` somebody, where the caller knows them."""
+    table, rows = whole.table, whole.rows
+    picked = np.array(summary.rows_of(table, of or {}) if chosen is None else chosen, dtype=np.int64)
+    lines = _lines(whole, by, picked)
+    if whole.left and not of:
         nobody = (usage.NOBODY,) * len(by)
-        lines.setdefault(nobody, Line(nobody, np.zeros(len(usage.PARTS)))).shared += left
+        lines.setdefault(nobody, Line(nobody, np.zeros(len(usage.PARTS)))).shared += whole.left
     ordered = sorted(lines.values(), key=lambda line: (usage.NOBODY in line.names, -line.money, line.names))
-    notes = [*table.notes, *book.problems, *_holes(table, rows, chosen, book), *_power(table, book)]
-    if of and len(table.keys) and not chosen:
+    notes = [*whole.notes, *_holes(whole, picked)]
+    if of and len(table.keys) and not len(picked):
         notes.append(summary.nothing_of(of))
-    if policy is not Policy.NONE and left + rows.pool.sum() and not shared[~rows.is_nobody].any():
-        notes.append(f"nobody can be charged by {policy}: the shared cost stays a line of its own")
     return Report(
         table.since,
         table.until,
         table.recorded_hours,
         tuple(by),
-        book.currency,
-        policy,
+        whole.book.currency,
+        whole.policy,
         tuple(ordered),
         # A line of somebody bears nothing of it in a showback.
-        {} if of and policy is Policy.NONE else _items(table, rows, overhead),
-        _unpriced(table, rows, chosen),
+        {} if of and whole.policy is Policy.NONE else whole.items,
+        _unpriced(rows, picked),
         tuple(notes),
         sum(float(line.hours[usage.KWH]) for line in ordered),
-        book.pue,
-        _rates(table, rows, chosen),
+        whole.book.pue,
+        _rates(rows, picked),
     )
 
 
-def _chosen(table: usage.Table, of: Mapping[str, str]) -> list[int]:
-    asked = {summary.dimension(name): value for name, value in of.items()}
-    return [
-        at
-        for at, key in enumerate(table.keys)
-        if all(usage.shown(key[place]) == value for place, value in asked.items())
-    ]
+def _offers(rows: _Rows, picked: Rows) -> list[_Offer]:
+    return [rows.offers[at] for at in np.unique(rows.offer[picked]).tolist()]
 
 
-def _rates(table: usage.Table, rows: _Rows, chosen: Sequence[int]) -> tuple[tuple[str, prices.Price], ...]:
-    found: dict[str, prices.Price] = {}
-    for at in chosen:
-        price, key = rows.price[at], table.keys[at]
-        if price is not None:
-            found[(key[MODEL] or UNKNOWN_MODEL) + (f", pool {key[POOL]}" if key[POOL] else "")] = price
+def _rates(rows: _Rows, picked: Rows) -> tuple[tuple[str, prices.Price], ...]:
+    found = {
+        one.called + (f", pool {one.pool}" if one.pool else "") + one.price.beginning: one.price
+        for one in _offers(rows, picked)
+        if one.price is not None
+    }
     return tuple(sorted(found.items()))
 
 
-def _priced(table: usage.Table, book: prices.Book) -> _Rows:
-    known: dict[tuple[str, str], prices.Price | None] = {}
-    for key in table.keys:
-        if (key[MODEL], key[POOL]) not in known:
-            known[key[MODEL], key[POOL]] = book.rate(key[MODEL], key[POOL])
-    found = [known[key[MODEL], key[POOL]] for key in table.keys]
-    hourly = np.array([0.0 if price is None else price.per_gpu_hour for price in found])
+def _priced(pieces: Sequence[usage.Table], table: usage.Table, book: prices.Book) -> _Rows:
+    places: dict[tuple[str, str, float], int] = {}
+    keys = ((key, piece.since) for piece in pieces for key in piece.keys)
+    at = [places.setdefault((key[MODEL], key[POOL], since), len(places)) for key, since in keys]
+    offers = [_Offer(model, pool, book.rate(model, pool, at=since)) for model, pool, since in places]
+    offer = np.array(at, dtype=np.int64)
     # Power is in the price of what is rented; own hardware pays for it apart.
     kwh = (book.power_per_kwh or 0.0) * (book.pue or 1.0)
-    power = np.array([kwh if price is not None and price.kind is prices.Kind.OWN else 0.0 for price in found])
+    powers = [kwh if one.price is not None and one.price.kind is prices.Kind.OWN else 0.0 for one in offers]
+    hourly = np.array([0.0 if one.price is None else one.price.per_gpu_hour for one in offers])[offer]
+    is_hole = np.array([one.price is None for one in offers], dtype=bool)[offer]
     is_nobody = np.array([key[TEAM] == usage.NOBODY for key in table.keys], dtype=bool)
     amounts = table.amounts
-    energy = amounts[:, usage.KWH] * power
-    unheld = amounts[:, [usage.IDLE, usage.LOST, usage.UNKNOWN]].sum(axis=1) * hourly
+    energy = amounts[:, usage.KWH] * np.array(powers)[offer]
+    unheld = amounts[:, [usage.IDLE, usage.LOST, usage.UNKNOWN]].sum(axis=1)
     return _Rows(
-        found,
+        offers,
+        offer,
         amounts[:, usage.ALLOCATED] * hourly,
         np.where(is_nobody, 0.0, energy),
-        unheld + np.where(is_nobody, energy, 0.0),
+        unheld * hourly + np.where(is_nobody, energy, 0.0),
         amounts[:, usage.WASTED] * hourly,
+        np.where(is_hole, unheld + amounts[:, usage.ALLOCATED], 0.0),
         is_nobody,
     )
 
@@ -203,69 +251,61 @@ def _split(table: usage.Table, rows: _Rows, overhead: float, *, policy: Policy) 
     return shares, 0.0
 
 
-def _lines(
-    table: usage.Table, rows: _Rows, shared: Money, *, by: Sequence[str], chosen: Sequence[int]
-) -> dict[tuple[str, ...], Line]:
+def _lines(whole: Bill, by: Sequence[str], picked: Rows) -> dict[tuple[str, ...], Line]:
+    table, rows = whole.table, whole.rows
     wanted = [summary.dimension(name) for name in by]
-    lines: dict[tuple[str, ...], Line] = {}
-    for at in chosen:
-        key = table.keys[at]
-        names = tuple(usage.shown(key[place]) for place in wanted)
-        line = lines.get(names)
-        if line is None:
-            line = lines[names] = Line(names, np.zeros(len(usage.PARTS)))
-        line.hours += table.amounts[at]
-        line.direct += float(rows.direct[at])
-        line.energy += float(rows.energy[at])
-        line.shared += float(shared[at])
-        line.wasted += float(rows.wasted[at])
-        if rows.price[at] is None:
-            line.unpriced_hours += usage.total(table.amounts[at])
-    return lines
+    places: dict[tuple[str, ...], int] = {}
+    named = (tuple(usage.shown(table.keys[at][place]) for place in wanted) for at in picked.tolist())
+    line = np.fromiter((places.setdefault(names, len(places)) for names in named), np.int64, count=len(picked))
+    hours = np.zeros((len(places), len(usage.PARTS)))
+    np.add.at(hours, line, table.amounts[picked])
+    sums = [
+        np.bincount(line, column[picked], minlength=len(places)).tolist()
+        for column in (rows.direct, rows.energy, whole.shared, rows.wasted, rows.unpriced)
+    ]
+    return {names: Line(names, hours[at], *(column[at] for column in sums)) for names, at in places.items()}
 
 
 def _items(table: usage.Table, rows: _Rows, overhead: float) -> dict[str, float]:
     """The shared cost, item by item; a reserved GPU costs the same when nobody holds it, and says so."""
     found: dict[str, float] = {}
     columns = (("idle", usage.IDLE), ("lost", usage.LOST), ("unknown", usage.UNKNOWN))
-    for at, price in enumerate(rows.price):
-        if price is None or not rows.pool[at]:
+    for at, offer in enumerate(rows.offers):
+        if offer.price is None:
             continue
-        word = "reserved, " if price.kind is prices.Kind.RESERVED else ""
+        own = rows.offer == at
+        word = "reserved, " if offer.price.kind is prices.Kind.RESERVED else ""
         unheld = 0.0
         for item, column in columns:
-            money = float(table.amounts[at, column]) * price.per_gpu_hour
+            money = float(table.amounts[own, column].sum()) * offer.price.per_gpu_hour
             unheld += money
             found[word + item] = found.get(word + item, 0.0) + money
-        found["energy of idle GPUs"] = found.get("energy of idle GPUs", 0.0) + float(rows.pool[at]) - unheld
+        found["energy of idle GPUs"] = found.get("energy of idle GPUs", 0.0) + float(rows.pool[own].sum()) - unheld
     found["overhead"] = overhead
     return {item: money for item, money in found.items() if abs(money) > LEAST_MONEY}
 
 
-def _unpriced(table: usage.Table, rows: _Rows, chosen: Sequence[int]) -> dict[str, float]:
+def _unpriced(rows: _Rows, picked: Rows) -> dict[str, float]:
+    hours = np.bincount(rows.offer[picked], rows.unpriced[picked], minlength=len(rows.offers)).tolist()
     holes: dict[str, float] = {}
-    for at in chosen:
-        model, hours = table.keys[at][MODEL] or UNKNOWN_MODEL, usage.total(table.amounts[at])
-        if rows.price[at] is None and hours > 0:
-            holes[model] = holes.get(model, 0.0) + hours
+    for offer, unpriced in zip(rows.offers, hours, strict=True):
+        if unpriced > 0:
+            holes[offer.called] = holes.get(offer.called, 0.0) + unpriced
     return holes
 
 
-def _holes(table: usage.Table, rows: _Rows, chosen: Sequence[int], book: prices.Book) -> list[str]:
+def _holes(whole: Bill, picked: Rows) -> list[str]:
     instead: dict[str, str] = {}
-    for at in chosen:
-        model, pool = table.keys[at][MODEL], table.keys[at][POOL]
-        if rows.price[at] is None and model not in instead:
-            has = book.instead(model, pool)
-            instead[model] = f"; {has}" if has else ""
-    stand_ins = {
-        table.keys[at][MODEL] or UNKNOWN_MODEL: price
-        for at in chosen
-        if (price := rows.price[at]) is not None and price.source == prices.FALLBACK
-    }
+    stand_ins: dict[str, prices.Price] = {}
+    for offer in _offers(whole.rows, picked):
+        if offer.price is None and offer.called not in instead:
+            has = whole.book.instead(offer.model, offer.pool)
+            instead[offer.called] = f"; {has}" if has else ""
+        elif offer.price is not None and offer.price.source == prices.FALLBACK:
+            stand_ins[offer.called] = offer.price
     return [
-        f"{hours:,.1f} GPU-hours of {model} have no price and are in no sum of money{instead.get(model, '')}"
-        for model, hours in sorted(_unpriced(table, rows, chosen).items())
+        f"{hours:,.1f} GPU-hours of {model} have no price and are in no sum of money{instead[model]}"
+        for model, hours in sorted(_unpriced(whole.rows, picked).items())
     ] + [
         f"{model} has no price in the book: {price.source} = {price.per_gpu_hour:g} stands in"
         for model, price in sorted(stand_ins.items())
@@ -290,20 +330,21 @@ class Waste:
     money: float | None
 
 
-def wasted(table: usage.Table, book: prices.Book, *, most: int = MOST_WASTE) -> list[Waste]:
-    """Idle money with its owner named, the most expensive first."""
+def wasted(whole: Bill, chosen: Sequence[int], *, most: int = MOST_WASTE) -> list[Waste]:
+    """Idle money of some rows with its owner named, the most expensive first."""
+    table, rows = whole.table, whole.rows
     team, user, job, space = (summary.dimension(name) for name in ("team", "user", "job", "namespace"))
     hours: dict[tuple[str, str, str], float] = {}
     money: dict[tuple[str, str, str], float] = {}
-    for key, row in zip(table.keys, table.amounts, strict=True):
-        if row[usage.WASTED] <= 0:
+    for at in chosen:
+        gpu_hours, key = float(table.amounts[at, usage.WASTED]), table.keys[at]
+        if gpu_hours <= 0:
             continue
         called = f"{key[space]}/{key[job]}" if key[space] and key[job] else key[job]
         owner = (usage.shown(key[team]), usage.shown(key[user]), usage.shown(called))
-        hours[owner] = hours.get(owner, 0.0) + float(row[usage.WASTED])
-        price = book.rate(key[MODEL], key[POOL])
-        if price is not None:
-            money[owner] = money.get(owner, 0.0) + float(row[usage.WASTED]) * price.per_gpu_hour
+        hours[owner] = hours.get(owner, 0.0) + gpu_hours
+        if rows.offers[rows.offer[at]].price is not None:
+            money[owner] = money.get(owner, 0.0) + float(rows.wasted[at])
     found = [Waste(*owner, gpu_hours, money.get(owner)) for owner, gpu_hours in hours.items()]
     return sorted(found, key=lambda one: (-(one.money or 0.0), -one.gpu_hours, one.job))[:most]
 

@@ -169,7 +169,7 @@ def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
     if "tres" in named and "." in named.get("job", ""):
         counts[NO_JOB_STEPS] += 1
         return []
-    by_model = _gpus(named)
+    by_model = _gpus(named, reading.model)
     if not by_model:
         is_share = tres.is_share_of_unknown_size(named.get("tres", ""))
         counts["excluded jobs, shards or MPS shares of unknown size" if is_share else "rows without GPUs"] += 1
@@ -207,10 +207,10 @@ def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
     ]
 
 
-def _gpus(named: Mapping[str, str]) -> dict[str, float]:
+def _gpus(named: Mapping[str, str], model: str) -> dict[str, float]:
     """GPUs by model; Slurm's word for it is a site's own, and empty where a site has none."""
     if "tres" in named:
-        return tres.gpus(named["tres"])
+        return tres.gpus(named["tres"], model=named.get("model") or model)
     gpus, milli = table.number(named.get("gpus", "")), table.number(named.get("milli", ""))
     # A share is of one GPU: `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
     if milli is not None and (gpus is None or (gpus == 1 and 0 < milli < 1000)):

@@ -67,7 +67,8 @@ def days(since: float, until: float, zone: ZoneInfo) -> Iterator[tuple[str, floa
 def month(text: str, zone: ZoneInfo) -> tuple[float, float]:
     """Start and end of a month such as `2026-11` in a zone; ValueError for anything else."""
     first = datetime.strptime(text, "%Y-%m").replace(tzinfo=zone)
-    if not 1970 <= first.year < 9999:
+    # `2026-1` would give a month two names.
+    if not 1970 <= first.year < 9999 or len(text) != len("2026-11"):
         raise ValueError(f"nothing is counted in {text}")
     following = (first.replace(day=28) + timedelta(days=4)).replace(day=1)
     return first.timestamp(), following.timestamp()

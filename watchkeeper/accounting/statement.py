@@ -7,6 +7,7 @@ The page loads nothing, runs nothing, and everything that came from outside is e
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -109,7 +110,7 @@ def _row(names: Sequence[str], line: Mapping[str, Any], columns: Sequence[str]) 
     hours = line["hours"]
     numbers = [f"{hours[name]:,.1f}" for name in columns]
     # A line without any price has no money, which is not the same as none.
-    is_hole = line["unpriced_hours"] > 0 and line["money"] == 0
+    is_hole = line["unpriced_hours"] > 0 and math.isclose(line["unpriced_hours"], hours["total"])
     numbers += [f"{line['shared']:,.2f}", "no price" if is_hole else f"{line['money']:,.2f}"]
     cells += "".join(f'<td class="n">{number}</td>' for number in numbers)
     return f"<tr>{cells}</tr>"
@@ -119,7 +120,7 @@ def _sum(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = ("money", "shared", "unpriced_hours")
     return {
         **{name: sum(line[name] for line in lines) for name in names},
-        "hours": {name: sum(line["hours"][name] for line in lines) for name in COLUMNS},
+        "hours": {name: sum(line["hours"][name] for line in lines) for name in ("total", *COLUMNS)},
     }
 
 

@@ -60,16 +60,20 @@ def total(table: usage.Table) -> usage.Amounts:
     return summed
 
 
-def only(table: usage.Table, wanted: Mapping[str, str]) -> usage.Table:
+def rows_of(table: usage.Table, wanted: Mapping[str, str]) -> list[int]:
     """The rows that have all these values; `unmapped` finds what nobody has said."""
     if not wanted:
-        return table
+        return list(range(len(table.keys)))
     places = {dimension(name): value for name, value in wanted.items()}
-    kept = [
+    return [
         at
         for at, key in enumerate(table.keys)
         if all(usage.shown(key[place]) == value for place, value in places.items())
     ]
+
+
+def only(table: usage.Table, wanted: Mapping[str, str]) -> usage.Table:
+    kept = rows_of(table, wanted)
     return usage.Table(
         table.since, table.until, tuple(table.keys[at] for at in kept), table.amounts[kept], table.notes, table.first
     )
@@ -90,7 +94,7 @@ def dimension(name: str) -> int:
 
 def report(table: usage.Table, by: Sequence[str], *, of: Mapping[str, str] | None = None) -> dict[str, object]:
     """What `watchkeeper usage --json` and GET /api/usage answer."""
-    chosen = only(table, of or {})
+    chosen = only(table, of) if of else table
     empty = [nothing_of(of)] if of and len(table.keys) and not len(chosen.keys) else []
     return {
         "since": table.since,

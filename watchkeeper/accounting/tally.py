@@ -21,6 +21,7 @@ from watchkeeper.accounting import spans, usage
 HOUR = 3600.0
 # A gap below this is the jitter of clocks, not an absence.
 LEAST_GAP_SECONDS = 30.0
+POOL, MODEL = (usage.DIMENSIONS.index(name) for name in ("pool", "model"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,16 @@ class Tally:
 
     def saw(self, cluster: str, slot: Slot) -> None:
         self._slots.setdefault(cluster, []).append(slot)
+
+    def late(self) -> frozenset[str]:
+        """Clusters of which nothing is known where the window begins."""
+        begins = {cluster: min(slot.start for slot in slots) for cluster, slots in self._slots.items()}
+        return frozenset(cluster for cluster, start in begins.items() if start > self.since + LEAST_GAP_SECONDS)
+
+    def follow(self, before: Tally) -> None:
+        """Late clusters go on from what they were in the time before; one that was not there then begins here."""
+        for cluster in self.late() & before._slots.keys():
+            self.saw(cluster, max(before._slots[cluster], key=lambda slot: slot.start))
 
     def take(self, piece: Tally) -> None:
         """Everything that was put into a piece of this window."""
@@ -107,7 +118,14 @@ class Tally:
         if unknown > 0:
             row = np.zeros((1, len(usage.PARTS)))
             row[0, usage.UNKNOWN] = unknown
-            self.add([nobody(cluster=cluster)], row)
+            self.add([nobody(cluster=cluster, **self._alike(cluster))], row)
+
+    def _alike(self, cluster: str) -> dict[str, str]:
+        """Pool and model of GPUs that nobody saw, where all of the cluster's have the same."""
+        places = {(key[POOL], key[MODEL]) for key in self._places if key[0] == cluster}
+        pools, models = ({place[at] for place in places} for at in (0, 1))
+        alike = (("pool", pools), ("model", models))
+        return {name: next(iter(values)) for name, values in alike if len(values) == 1}
 
     def _unseen(self, slot: Slot, *, before: float) -> float:
         """GPU-hours of the part of a slot in which nobody looked; like its own hours it ends where the next begins."""

@@ -75,6 +75,21 @@ class Table:
         return (self.until - max(self.since, self.first or self.since)) / 3600
 
 
+def joined(pieces: Sequence[Table]) -> Table:
+    """Pieces of a time one after the other as one table, whose keys may stand there several times."""
+    if len(pieces) == 1:
+        return pieces[0]
+    told = [piece for piece in pieces if len(piece.keys)] or pieces
+    return Table(
+        pieces[0].since,
+        pieces[-1].until,
+        [key for piece in pieces for key in piece.keys],
+        np.concatenate([piece.amounts for piece in pieces]),
+        tuple(dict.fromkeys(note for piece in told for note in piece.notes)),
+        min((piece.first for piece in pieces if piece.first is not None), default=None),
+    )
+
+
 def total(amounts: Amounts) -> float:
     """The hours in service: the four states together."""
     return float(amounts[ALLOCATED] + amounts[IDLE] + amounts[LOST] + amounts[UNKNOWN])

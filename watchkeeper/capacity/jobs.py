@@ -197,9 +197,11 @@ def _job(
 
 def _shape(row: table.Row, reading: _Reading) -> Shape | None:
     """What a row asks for; None for a job without GPUs."""
+    model = _cell(row, "models", reading)
     if "tres" in reading.columns:
         # Slurm has allocated nothing to a job that waits.
-        gpus: float | None = sum(tres.gpus(_cell(row, "tres", reading) or row.cells.get(REQUESTED, "")).values())
+        said = _cell(row, "tres", reading) or row.cells.get(REQUESTED, "")
+        gpus: float | None = sum(tres.gpus(said, model=model).values())
     else:
         gpus = table.number(_cell(row, "gpus", reading))
     milli = table.number(_cell(row, "milli", reading))
@@ -216,7 +218,7 @@ def _shape(row: table.Row, reading: _Reading) -> Shape | None:
         wanted = round(milli)
     # Between one and two GPUs there is no share that hardware could give.
     wanted = wanted if wanted < WHOLE else -(-wanted // WHOLE) * WHOLE
-    models = tuple(sorted(filter(None, _cell(row, "models", reading).split("|"))))
+    models = tuple(sorted(filter(None, model.split("|"))))
     used = round(share * WHOLE) if share is not None and 0 < share < 1 and wanted <= WHOLE else 0
     return Shape(max(1, wanted), models, slice_milli=used or (wanted if wanted < WHOLE else 0))
 

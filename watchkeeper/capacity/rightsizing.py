@@ -85,7 +85,7 @@ def of_model(model: str) -> list[mig.Profile]:
     gpu = mig.of_model(model)
     if gpu is None:
         return []
-    found = [one for one in mig.profiles(gpu.name).values() if one.compute < gpu.compute and mig.MEDIA not in one.name]
+    found = [one for one in mig.profiles(gpu.name).values() if one.compute < gpu.compute and one.is_plain]
     return sorted(found, key=lambda one: (one.compute, one.memory_mib))
 
 

@@ -1,6 +1,6 @@
 """Which MIG profiles a GPU has, what each gives and where it can lie: packs/mig_profiles.csv; and what fits together.
 
-An instance takes compute slices of the GPU (seven on most models) and a stretch of its memory slices that may begin
+An instance takes compute slices of the GPU (seven, four or two) and a stretch of its memory slices that may begin
 only at certain places. `render.mig` asks before it writes a layout, `capacity.rightsizing` before it advises a slice.
 The GPUs themselves, with the names that the driver gives them, are packs/mig_gpus.csv.
 """
@@ -15,7 +15,10 @@ from functools import cache, lru_cache
 from watchkeeper.catalogue import pack
 
 GPUS, PROFILES = "mig_gpus.csv", "mig_profiles.csv"
-MEDIA = "+me"
+# With a media engine more than the others, with all of them, with none.
+MEDIA, ALL_MEDIA, NO_MEDIA = "+me", "+me.all", "-me"
+# Compute slices of a GPU that is not in the table.
+MOST_SLICES = 7
 # Before the model in the names that the driver gives.
 MAKER = "nvidia "
 # Layouts that `fits` remembers: the mixes of one model's slices are some hundred.
@@ -48,6 +51,11 @@ class Profile:
     most: int
     memory_mib: int
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its size is all that its name says: no other media engines, no graphics."""
+        return self.name.endswith("gb")
+
 
 class ImpossibleLayout(ValueError):
     """Instances that do not fit together on the GPU; the message says why, with both numbers."""
@@ -60,7 +68,7 @@ def gpus() -> Mapping[str, Gpu]:
 
 
 def of_model(model: str) -> Gpu | None:
-    """The GPU that the driver calls so; a hyphen is a space, since labels of Kubernetes have no spaces."""
+    """The GPU that the driver calls so; a hyphen or _ is a space, since labels of Kubernetes and Slurm have none."""
     return _by_model().get(_plain(model))
 
 
@@ -92,6 +100,21 @@ def place(gpu: str, names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 @lru_cache(MOST_REMEMBERED)
+def share(profile: str, model: str) -> float | None:
+    """The part of a GPU that an instance is, by words of the GPU's name; None where GPUs that fit differ in it.
+
+    `1g.24gb` is a seventh of an H100 NVL, a quarter of an RTX PRO 6000 and half of an RTX PRO 5000.
+    """
+    words = set(_plain(model).split())
+    known = [gpu for gpu in gpus().values() if words and any(words <= set(_plain(name).split()) for name in gpu.models)]
+    size = profile.partition("gb")[0] + "gb"
+    having = [gpu for gpu in known or gpus().values() if size in profiles(gpu.name)]
+    compute = int(profile[0])
+    found = {compute / gpu.compute for gpu in having or known} or {compute / MOST_SLICES}
+    return min(found.pop(), 1.0) if len(found) == 1 else None
+
+
+@lru_cache(MOST_REMEMBERED)
 def fits(gpu: str, names: tuple[str, ...]) -> bool:
     """Whether these instances fit beside each other."""
     try:
@@ -108,9 +131,12 @@ def _check_counts(gpu: Gpu, wanted: Sequence[Profile]) -> None:
                 f"{count} of {profile.name} on {gpu.name}: at most {profile.most} fit (they begin at "
                 f"{_words(profile.starts)} of the memory slices)"
             )
-    media = [profile.name for profile in wanted if profile.name.endswith(MEDIA)]
+    media = [profile.name for profile in wanted if MEDIA in profile.name]
     if len(media) > 1:
         raise ImpossibleLayout(f"{len(media)} instances with {MEDIA} on {gpu.name}: only 1 can have the media engines")
+    beside = [profile.name for profile in wanted if not profile.name.endswith((ALL_MEDIA, NO_MEDIA))]
+    if beside and any(name.endswith(ALL_MEDIA) for name in media):
+        raise ImpossibleLayout(f"{media[0]} has all media engines of {gpu.name}: {beside[0]} beside it has none left")
     compute = sum(profile.compute for profile in wanted)
     if compute > gpu.compute:
         names = " + ".join(profile.name for profile in wanted)
@@ -138,7 +164,7 @@ def _by_model() -> Mapping[str, Gpu]:
 
 
 def _plain(model: str) -> str:
-    return model.lower().replace("-", " ").strip().removeprefix(MAKER)
+    return model.lower().replace("-", " ").replace("_", " ").strip().removeprefix(MAKER)
 
 
 @cache

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import UTC, date, datetime
 from enum import StrEnum
 from importlib import resources
 from typing import Any
@@ -36,13 +37,16 @@ class Kind(StrEnum):
     OWN = "own"
 
 
-# Model, kind and region: what a book has one price for.
-Offer = tuple[str, Kind, str]
+# Model, kind, region and first moment: what a book has one price for.
+Offer = tuple[str, Kind, str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One row of a book; `model` is a GPU's name or a part of it, an empty region is any."""
+    """One row of a book; `model` is a GPU's name or a part of it, an empty region is any.
+
+    It holds from the moment `begins` until one of the same model, kind and region does.
+    """
 
     model: str
     kind: Kind
@@ -50,6 +54,12 @@ class Price:
     region: str = ""
     source: str = ""
     checked: str = ""
+    begins: float = -math.inf
+
+    @property
+    def beginning(self) -> str:
+        """` from 2026-11-15`, or nothing for one that always held."""
+        return f" from {datetime.fromtimestamp(self.begins, UTC):%Y-%m-%d}" if math.isfinite(self.begins) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +85,27 @@ class Book:
     fallback: float | None = None
     where: str = "packs/prices.toml"
 
-    def rate(self, model: str, pool: str) -> Price | None:
-        """The price of an hour of a GPU; the longest name that fits, its own region before any, None for a hole."""
+    def stretches(self, since: float, until: float) -> list[tuple[float, float]]:
+        """A window cut where a price of the book begins."""
+        inside = sorted({price.begins for price in self.prices if since < price.begins < until})
+        return list(itertools.pairwise([since, *inside, until]))
+
+    def rate(self, model: str, pool: str, *, at: float = math.inf) -> Price | None:
+        """The price of an hour of a GPU at a moment, or the last that the book has; None for a hole.
+
+        The longest name that fits, its own region before any, then the newest that has begun.
+        """
         about = self.pools.get(pool, Pool(pool))
         kind = about.kind or self.kind
         name = model.casefold()
-        known = [one for one in self.prices if one.kind is kind and _fits(one.model.casefold(), name)]
+        begun = [one for one in self.prices if one.kind is kind and one.begins <= at]
+        known = [one for one in begun if _fits(one.model.casefold(), name)]
         fitting = [price for price in known if price.region in ("", about.region)]
         # Of a pool whose region nobody said: the only one that the book has for this GPU.
         if not fitting and not about.region and len({price.region for price in known}) == 1:
             fitting = known
         if fitting:
-            return max(fitting, key=lambda price: (bool(price.region), len(price.model)))
+            return max(fitting, key=lambda price: (bool(price.region), len(price.model), price.begins))
         if self.fallback is not None:
             return Price(model, kind, self.fallback, source=FALLBACK)
         return None
@@ -95,7 +114,7 @@ class Book:
         """What the book has of a GPU for which `rate` has none; empty where it has nothing of it."""
         about, name = self.pools.get(pool, Pool(pool)), model.casefold()
         known = [one for one in self.prices if _fits(one.model.casefold(), name)]
-        has = ", ".join(dict.fromkeys(_paid(one.kind, one.region) for one in known))
+        has = ", ".join(dict.fromkeys(_paid(one.kind, one.region) + one.beginning for one in known))
         return f"the book has {has}, and these are {_paid(about.kind or self.kind, about.region)}" if known else ""
 
 
@@ -188,7 +207,7 @@ KNOWN_KEYS = frozenset(
 )
 PRICE_KEYS = frozenset(
     {"model", "kind", "region", "per_gpu_hour", "source", "checked", "purchase_per_gpu", "residual_per_gpu", "years"}
-    | {"overhead_per_gpu_hour"}
+    | {"overhead_per_gpu_hour", "from"}
 )
 POOL_KEYS = frozenset({"name", "kind", "region"})
 
@@ -209,7 +228,7 @@ def _said(error: Exception) -> str:
 
 
 def _offer(price: Price) -> Offer:
-    return price.model.casefold(), price.kind, price.region
+    return price.model.casefold(), price.kind, price.region, price.begins
 
 
 def _kind(value: Any) -> Kind:
@@ -242,7 +261,14 @@ def _price(row: Mapping[str, Any]) -> Price:
     hourly += _money(row.get("overhead_per_gpu_hour", 0), "overhead_per_gpu_hour")
     checked = row.get("checked", "")
     day = checked.isoformat() if isinstance(checked, date) else str(checked)
-    return Price(model, kind, hourly, str(row.get("region", "")), str(row.get("source", "")), day)
+    source, region = str(row.get("source", "")), str(row.get("region", ""))
+    return Price(model, kind, hourly, region, source, day, -math.inf if "from" not in row else _midnight(row["from"]))
+
+
+def _midnight(day: Any) -> float:
+    if not isinstance(day, date) or isinstance(day, datetime):
+        raise ValueError(f"from of {quote(day)} must be a day such as 2026-11-15, without quotation marks")
+    return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
 
 
 def _money(value: Any, name: str) -> float:

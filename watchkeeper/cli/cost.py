@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,7 +50,7 @@ def report(hub: HubClient, by: tuple[str, ...], form: str, output: str | None, a
 
     `--of team=vision` lists the jobs behind a line. `--policy allocation` makes a showback a chargeback.
     """
-    chosen = by or (("job",) if asked["of"] else ("team",))
+    chosen = usage.lines_by(by, asked)
     form = "json" if as_json else form
     asked["read"] = _read(asked)
     found = _ask(hub, chosen, asked)
@@ -71,8 +72,7 @@ def _ask(hub: HubClient, by: tuple[str, ...], asked: Mapping[str, Any]) -> dict[
     if asked["read"]:
         from watchkeeper.accounting import cost
 
-        table, book = asked["read"]
-        return cost.plain(cost.report(table, book, by, policy=cost.Policy(asked["policy"]), of=dict(asked["of"])))
+        return cost.plain(cost.view(asked["read"], by, of=dict(asked["of"])))
     answer = hub.usage("cost", by=list(by), policy=asked["policy"], **usage.asked(asked, hub))
     answer.pop("ok", None)
     return answer
@@ -83,8 +83,8 @@ def _waste(hub: HubClient, found: dict[str, Any], asked: Mapping[str, Any]) -> l
     if asked["read"]:
         from watchkeeper.accounting import cost, summary
 
-        table, book = asked["read"]
-        return [asdict(one) for one in cost.wasted(summary.only(table, dict(asked["of"])), book)]
+        rows = summary.rows_of(asked["read"].table, dict(asked["of"]))
+        return [asdict(one) for one in cost.wasted(asked["read"], rows)]
     if found["until"] - found["since"] > LONGEST_WASTE_SECONDS:
         found["notes"].append("who held GPUs and did not use them is listed for at most 35 days")
         return []
@@ -92,17 +92,18 @@ def _waste(hub: HubClient, found: dict[str, Any], asked: Mapping[str, Any]) -> l
     return list(hub.usage("cost/waste", since=found["since"], until=found["until"], of=of)["waste"])
 
 
-def _read(asked: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """Usage of a table of jobs and a price book, once for all questions; None where a hub is asked."""
+def _read(asked: Mapping[str, Any]) -> Any:
+    """The bill of a table of jobs, once for all questions; None where a hub is asked."""
     path = asked["prices_path"]
     if not asked["jobs_path"]:
         if path:
             raise click.UsageError("--prices is for --jobs; a hub has its own price book: [cost] prices")
         return None
+    from watchkeeper.accounting import cost
     from watchkeeper.catalogue import prices
 
     book = prices.shipped() if path is None else prices.read(read_text(path), where=path)
-    return usage.job_table(asked), book
+    return cost.bill(usage.job_tables(asked, book), book, policy=cost.Policy(asked["policy"]))
 
 
 def _written(found: Mapping[str, Any], waste: list[dict[str, Any]], *, form: str, asked: Mapping[str, Any]) -> bytes:
@@ -140,7 +141,8 @@ def _show(found: Mapping[str, Any], waste: list[dict[str, Any]]) -> None:
 
 def _cells(line: Mapping[str, Any]) -> list[str]:
     hours = line["hours"]
-    cost = "no price" if line["unpriced_hours"] and not line["money"] else f"{line['money']:,.2f}"
+    is_hole = line["unpriced_hours"] > 0 and math.isclose(line["unpriced_hours"], hours["total"])
+    cost = "no price" if is_hole else f"{line['money']:,.2f}"
     return [
         f"{hours['total']:,.1f}",
         f"{hours['used']:,.1f}",
@@ -160,54 +162,39 @@ def _cells(line: Mapping[str, Any]) -> list[str]:
 @options.with_hub
 def statement_command(hub: HubClient, month: str | None, teams: tuple[str, ...], folder: str, **asked: Any) -> None:
     """A page for each team, to read or to print: what it held and used, what that cost, and the jobs behind it."""
-    from watchkeeper.accounting import spans, statement
-
-    text = month or _this_month(hub, asked)
-    try:
-        since, until = spans.month(text, asked["zone"])
-    except ValueError as error:
-        raise click.UsageError(f"--month `{text[:40]}`: write it like 2026-11") from error
     if asked["since"] or asked["until"]:
         raise click.UsageError("a statement is of a whole month: say --month instead of --from and --to")
-    asked |= {"since": _rfc(since), "until": _rfc(until)}
-    if not asked["jobs_path"]:
-        asked["until"] = _rfc(min(until, datetime.fromisoformat(hub.status()["now"]).timestamp()))
-    asked["read"] = _read(asked)
-    found = _ask(hub, ("team",), asked)
-    budgets = {} if asked["jobs_path"] else _budgets(hub, text, asked)
-    known = [line["team"] for line in found["lines"] if line["team"] != "(nobody)"]
-    strangers = [team for team in teams if team not in known and team not in budgets]
-    if strangers or not known:
-        whom = f"no team `{strangers[0][:60]}`" if strangers else "no team"
-        now = f"Those who did: {', '.join(known)[:200]}" if known else None
-        raise CollectError(
-            f"{whom} held a GPU in {text}", now=now, remedy="Look at `watchkeeper usage --from … --to …`"
-        )
-    for team in teams or known:
-        part = {**asked, "of": (*asked["of"], ("team", team))}
-        by_project, jobs = (_ask(hub, by, part) for by in (("project", "user", "model"), ("job", "model")))
-        waste = _waste(hub, by_project, part)
-        title = f"GPU statement of {team}, {text}"
-        page = statement.Page(title, by_project, asked["zone"], jobs, waste, budgets.get(team))
-        path = Path(folder) / f"{text}-{_file_name(team)}.html"
-        _write(path, statement.render(page).encode())
-        click.echo(f"{path}: {by_project['money']:,.2f} {found['currency']}")
+    for one in _of_jobs(month, teams, asked) if asked["jobs_path"] else _of_hub(hub, month, teams, asked):
+        path = Path(folder) / f"{one['month']}-{_file_name(one['team'])}.html"
+        _write(path, one["page"].encode())
+        click.echo(f"{path}: {one['money']:,.2f} {one['currency']}")
+
+
+def _of_hub(
+    hub: HubClient, month: str | None, teams: tuple[str, ...], asked: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    _read(asked)
+    of = [f"{name}={value}" for name, value in asked["of"]]
+    return hub.statements(month=month, zone=str(asked["zone"]), policy=asked["policy"], team=list(teams), of=of)
+
+
+def _of_jobs(month: str | None, teams: tuple[str, ...], asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    from watchkeeper.accounting import monthly, spans
+
+    if month is None:
+        raise click.UsageError("--jobs needs --month")
+    try:
+        since, until = spans.month(month, asked["zone"])
+    except ValueError as error:
+        raise click.UsageError(f"--month `{month[:40]}`: write it like 2026-11") from error
+    bill = _read({**asked, "since": _rfc(since), "until": _rfc(until)})
+    wanted = monthly.Wanted(month, asked["zone"], teams, dict(asked["of"]))
+    return map(asdict, monthly.statements(bill, wanted))
 
 
 def _file_name(team: str) -> str:
     """No two teams have the same."""
     return re.sub(r"[^\w.-]", lambda found: urllib.parse.quote(found[0], safe=""), team)
-
-
-def _this_month(hub: HubClient, asked: Mapping[str, Any]) -> str:
-    if asked["jobs_path"]:
-        raise click.UsageError("--jobs needs --month")
-    return f"{datetime.fromisoformat(hub.status()['now']).astimezone(asked['zone']):%Y-%m}"
-
-
-def _budgets(hub: HubClient, month: str, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    found = hub.usage("cost/budgets", month=month, zone=str(asked["zone"]), policy=asked["policy"])
-    return {one["team"]: one for one in found["budgets"]}
 
 
 @command.command("budget")

@@ -32,6 +32,15 @@ class Zone(click.ParamType[ZoneInfo]):
             self.fail(f"`{str(value)[:40]}` is no time zone such as Europe/Berlin", param, ctx)
 
 
+def _once(ctx: click.Context, param: click.Parameter, pairs: tuple[tuple[str, str], ...]) -> Any:
+    """Nothing is of two teams at once, and one of the two would be left out silently."""
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise click.BadParameter(f"{twice[:40]} is asked for twice; ask for one at a time", ctx, param)
+    return pairs
+
+
 def with_window(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that say which hours: a window, a zone, a part, or a table of jobs instead of a hub."""
     for option in (
@@ -40,7 +49,7 @@ def with_window(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--to", "until", metavar="TIME", help="End; without it, now, or where the table ends."),
         click.option("--zone", type=Zone(), default="UTC", help="Time zone of days, and of times without one."),
-        click.option("--of", "of", type=Pair(), multiple=True, help="Only these, such as team=vision."),
+        click.option("--of", "of", type=Pair(), multiple=True, callback=_once, help="Only these, such as team=vision."),
         click.option("--jobs", "jobs_path", metavar="FILE", help="A table of jobs (sacct, CSV) instead of a hub."),
         click.option("--gpus", type=Number(0, fleet.MOST_GPUS), help="With --jobs: how many GPUs there are."),
         click.option("--model", default="", help="With --jobs: the GPU of jobs that name none."),
@@ -64,11 +73,11 @@ def command(hub: HubClient, by: tuple[str, ...], as_json: bool, **window: Any) -
     sacct -aDPX -S 2026-11-01 -o JobID,User,Account,Partition,Start,End,AllocTRES > jobs.csv
     watchkeeper usage --jobs jobs.csv
     """
-    chosen = by or (("job",) if window["of"] else ("team",))
+    chosen = lines_by(by, window)
     if window["jobs_path"]:
         from watchkeeper.accounting import summary
 
-        answer: dict[str, Any] = summary.report(job_table(window), chosen, of=dict(window["of"]))
+        answer: dict[str, Any] = summary.report(job_tables(window)[0], chosen, of=dict(window["of"]))
     else:
         answer = hub.usage("usage", by=list(chosen), **asked(window, hub))
         answer.pop("ok", None)
@@ -76,6 +85,11 @@ def command(hub: HubClient, by: tuple[str, ...], as_json: bool, **window: Any) -
         options.print_json(answer)
     else:
         _show(answer)
+
+
+def lines_by(by: Sequence[str], window: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a report has a line for: what was asked for, or the jobs behind a line, or teams."""
+    return tuple(dict.fromkeys(by)) or (("job",) if window["of"] else ("team",))
 
 
 def asked(window: Mapping[str, Any], hub: HubClient) -> dict[str, Any]:
@@ -97,8 +111,8 @@ def local(text: str, window: Mapping[str, Any]) -> str:
     return text if at.tzinfo is not None else at.replace(tzinfo=window["zone"]).astimezone(UTC).isoformat()
 
 
-def job_table(window: Mapping[str, Any]) -> Any:
-    """A table of usage out of a table of jobs; lines that could not be used are said on the standard error."""
+def job_tables(window: Mapping[str, Any], book: Any = None) -> list[Any]:
+    """Usage out of a table of jobs, cut where a price begins; lines that could not be used are said on stderr."""
     from watchkeeper.accounting import job_files
 
     path = window["jobs_path"]
@@ -115,7 +129,11 @@ def job_table(window: Mapping[str, Any]) -> Any:
     if not since < until:
         begin, end = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}" for at in (since, until))
         raise click.UsageError(f"--from ({begin}) must be before --to ({end})")
-    return job_files.hours(found, since=since, until=until, capacity=window["gpus"], model=window["model"])
+    stretches = [(since, until)] if book is None else book.stretches(since, until)
+    return [
+        job_files.hours(found, since=start, until=end, capacity=window["gpus"], model=window["model"])
+        for start, end in stretches
+    ]
 
 
 def _show(answer: Mapping[str, Any]) -> None:

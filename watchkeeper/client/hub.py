@@ -257,6 +257,14 @@ class HubClient:
         form = {names.get(name, name): value for name, value in asked.items() if value is not None}
         return self._ask("GET", f"/api/{question}?{urllib.parse.urlencode(form, doseq=True)}")
 
+    def statements(self, **asked: Any) -> Iterator[dict[str, Any]]:
+        """Each team's statement of a `month`: its money and an HTML page; by `zone`, `policy`, `team` and `of`."""
+        form = {name: value for name, value in asked.items() if value is not None}
+        path = f"/api/cost/statements?{urllib.parse.urlencode(form, doseq=True)}"
+        with self._open("GET", path, accept="application/x-ndjson") as answer:
+            for line in answer:
+                yield json.loads(line)
+
     def replicas(self, **asked: str | None) -> dict[str, Any]:
         """How many replicas each model needs; with `model` and `window`, what following that would have done."""
         form = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})

@@ -6,20 +6,21 @@ such a job from one without a GPU. `accounting.job_files` and `capacity.jobs` re
 
 from __future__ import annotations
 
-import functools
 import re
 
 from watchkeeper.catalogue import mig
 from watchkeeper.readers import slurm_records
 
 # 3g.71gb · h200_3g.71gb · nvidia_a100_1g.10gb+me: a site may put the model before the profile.
-SLICE = re.compile(r"(?:(?P<model>.+)_)?(?P<profile>(?P<compute>[1-7])g\.\d+gb(?:\+me)?)", re.IGNORECASE)
+SLICE = re.compile(r"(?:(?P<model>.+)_)?(?P<profile>[1-7]g\.\d+gb(?:[+-](?:me|gfx|me\.all))?)", re.IGNORECASE)
 SHARE = re.compile(r"(?:^|,)gres/(?:shard|mps)[:=]")
-MOST_SLICES = 7
 
 
-def gpus(text: str) -> dict[str, float]:
-    """How many GPUs of each type; the type is empty where the line names none. Empty for a job without GPUs."""
+def gpus(text: str, *, model: str = "") -> dict[str, float]:
+    """How many GPUs of each type; the type is empty where the line names none. Empty for a job without GPUs.
+
+    `model` is the GPU of slices that name none; ValueError for one that is a part of several GPUs and not the same.
+    """
     found: dict[str, float] = {}
     total, typed = 0, 0
     for match in slurm_records.GPUS.finditer(text):
@@ -29,9 +30,9 @@ def gpus(text: str) -> dict[str, float]:
             continue
         typed += count
         cut = SLICE.fullmatch(kind)
-        model = kind if cut is None else cut["model"] or ""
-        part = 1.0 if cut is None else share(cut["profile"].lower(), int(cut["compute"]))
-        found[model] = found.get(model, 0.0) + count * part
+        named = kind if cut is None else cut["model"] or ""
+        part = 1.0 if cut is None else _share(cut["profile"].lower(), named or model)
+        found[named] = found.get(named, 0.0) + count * part
     # `gres/gpu=4` stands beside the types that it is made of.
     if total > typed:
         found[""] = found.get("", 0.0) + total - typed
@@ -42,11 +43,8 @@ def is_share_of_unknown_size(text: str) -> bool:
     return SHARE.search(text) is not None
 
 
-@functools.cache
-def share(profile: str, compute: int) -> float:
-    """The part of a GPU that a slice is: its compute slices of those that the GPU with this profile has."""
-    for gpu in mig.gpus().values():
-        known = mig.profiles(gpu.name).get(profile)
-        if known is not None:
-            return known.compute / gpu.compute
-    return compute / MOST_SLICES
+def _share(profile: str, model: str) -> float:
+    found = mig.share(profile, model)
+    if found is None:
+        raise ValueError(f"{profile} is another part of each GPU that has it: of which model is it?")
+    return found

@@ -81,12 +81,10 @@ def _read(text: str, where: str) -> tuple[str, str, list[str]]:
 
 
 def _balanced(gpu: str) -> dict[str, int]:
-    """One of half the GPU, one of a quarter, and small ones for the rest."""
-    known = mig.profiles(gpu)
-    by_size = {(one.compute, one.memory): one.name for one in known.values() if not one.name.endswith(mig.MEDIA)}
-    if mig.gpus()[gpu].compute == 4:
-        return {by_size[2, 2]: 1, by_size[1, 1]: 2}
-    return {by_size[3, 4]: 1, by_size[2, 2]: 1, by_size[1, 1]: 2}
+    """One of half the GPU, one of a quarter, and small ones for the rest; two halves where there is nothing smaller."""
+    by_size = {(one.compute, one.memory): one.name for one in mig.profiles(gpu).values() if one.is_plain}
+    larger = {7: ((3, 4), (2, 2)), 4: ((2, 2),), 2: ()}[mig.gpus()[gpu].compute]
+    return {**{by_size[size]: 1 for size in larger}, by_size[1, 1]: 2}
 
 
 def _entry(gpu: str, devices: Mapping[str, int]) -> dict[str, Any]:

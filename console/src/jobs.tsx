@@ -10,7 +10,7 @@ import { Export, Table, type Column } from "./table";
 import { usePulse } from "./fabric";
 import "./pages.css";
 
-interface Straggler { rank: number | null; node: string; gpu: string; uuid: string; score: number; why: string }
+interface Straggler { rank: number | null; node: string; gpu: string; uuid: string; score: number | null; why: string }
 export interface JobLine {
   id: string; kind: string; cluster: string; name: string; namespace: string; user: string; team: string; state: string; nodes: number; gpus: number;
   started_at: string | null; counted_since: string | null; gpu_hours: number | null; used: number | null; memory_used: number | null; bound_by: string; goodput: number | null;
@@ -81,7 +81,7 @@ function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
       <Tile id="tile-used" name="Used of what is held" value={share(base ? used / base : null)} meaning={base < gpus ? `SM active, of ${count(base)} GPUs that are measured` : "SM active over the last hour"} />
       <Tile id="tile-trouble" name="In trouble" value={nobody(bad.length)} tone={bad.some((j) => STATE[j.state]?.tone === "critical") ? "bad" : bad.length ? "warn" : undefined} meaning={by.length ? by.map(([s, n]) => `${n} ${s}`).join(" · ") : isBlind ? "no GPU of a job is measured yet" : "none hung, stalled, slow or idle"} href={withParams(address, { state: "trouble" })} />
       <Tile id="tile-goodput" name="Goodput" value={share(goodput)} meaning={good.length ? `of ${many(good.length, "job")} that tell of their steps` : "no job tells of its steps"} />
-      <Tile id="tile-stragglers" name="Stragglers" value={nobody(stragglers.length)} tone={stragglers.length ? "warn" : undefined} meaning={stragglers.length ? `worst ${percent(100 * Math.max(...stragglers.map((j) => j.straggler!.score)))} behind its peers` : isBlind ? "no rank is measured yet" : jobs.some((j) => STUCK.includes(j.state)) ? "no rank of the jobs that go on is behind its peers" : "no rank is behind its peers"} />
+      <Tile id="tile-stragglers" name="Stragglers" value={nobody(stragglers.length)} tone={stragglers.length ? "warn" : undefined} meaning={stragglers.length ? `worst ${behind(stragglers.map((j) => j.straggler!).reduce((a, b) => ((b.score ?? Infinity) > (a.score ?? Infinity) ? b : a)))}` : isBlind ? "no rank is measured yet" : jobs.some((j) => STUCK.includes(j.state)) ? "no rank of the jobs that go on is behind its peers" : "no rank is behind its peers"} />
     </section>
   );
 }
@@ -90,14 +90,16 @@ function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
 const Counted = (p: { job: JobLine; children: string }) => (
   <span class={p.children === "unknown" ? "dim" : undefined} title={p.job.counted_since ? `since ${day(p.job.counted_since)}${p.job.started_at ? "" : ", when this hub first saw it: it may have begun before"}` : undefined}>{p.children}</span>
 );
+const whom = (s: Straggler) => [s.node || "an unknown node", s.gpu && `GPU ${s.gpu}`].filter(Boolean).join(" ");
+const behind = (s: Straggler) => (s.score == null ? "the others wait for it" : `${percent(100 * s.score)} behind its peers`);
 const COLUMNS: Column<JobLine>[] = [
   { id: "name", title: "Job", value: (j) => j.id, cell: (j) => <><a href={to.job(j.id)}>{j.name || j.id}</a><small class="plain">{[j.namespace || (j.kind === "slurm" ? `Slurm ${j.id}` : kindName(j.kind)), j.user, j.team && `team ${j.team}`].filter(Boolean).join(" · ")}</small></> },
   { id: "state", title: "State", value: (j) => `${ORDER.indexOf(j.state)} ${j.state}`, cell: (j) => <><Mark {...STATE[j.state]}>{j.state}</Mark>{j.stalled_since && <small class="plain">since <Time at={j.stalled_since} /></small>}{j.incidents.length > 0 && <small class="plain">{j.incidents.slice(0, 2).map((i) => <a key={i} href={to.incident(i)}>{i} </a>)}</small>}</> },
   { id: "gpus", title: "GPUs", numeric: true, value: (j) => j.gpus, cell: (j) => <>{count(j.gpus)}<small>{many(j.nodes, "node")}</small></> },
   { id: "used", title: "Used", numeric: true, value: (j) => j.used, cell: (j) => dim(share(j.used)), hint: "share of the held GPU time of the last hour in which SMs were active" },
   { id: "bound", title: "Bound by", value: (j) => BOUND[j.bound_by], cell: (j) => dim(BOUND[j.bound_by]) },
-  { id: "goodput", title: "Goodput", numeric: true, value: (j) => j.goodput, cell: (j) => dim(share(j.goodput)), hint: "productive step time over wall time" },
-  { id: "straggler", title: "Straggler", value: (j) => (j.straggler ? `${j.straggler.node} GPU ${j.straggler.gpu}` : ""), cell: (j) => (j.straggler ? <Mark tone="warning">{j.straggler.rank == null ? `${j.straggler.node} GPU ${j.straggler.gpu}` : `rank ${j.straggler.rank}`}<small class="plain">{percent(100 * j.straggler.score)} behind</small></Mark> : dim((j.used == null && j.goodput == null) || STUCK.includes(j.state) ? "unknown" : "none")), minor: true },
+  { id: "goodput", title: "Goodput", numeric: true, value: (j) => j.goodput, cell: (j) => dim(share(j.goodput)), hint: "productive step time over wall time, of the last hour" },
+  { id: "straggler", title: "Straggler", value: (j) => (j.straggler ? whom(j.straggler) : ""), cell: (j) => (j.straggler ? <Mark tone="warning">{j.straggler.rank == null ? whom(j.straggler) : `rank ${j.straggler.rank}`}<small class="plain">{behind(j.straggler)}</small></Mark> : dim((j.used == null && j.goodput == null) || STUCK.includes(j.state) ? "unknown" : "none")), minor: true },
   { id: "hours", title: "GPU-hours", numeric: true, value: (j) => j.gpu_hours, cell: (j) => <Counted job={j}>{hours(j.gpu_hours)}</Counted>, minor: true, hint: "so far" },
   { id: "cost", title: "Cost so far", numeric: true, value: (j) => j.cost?.amount, cell: (j) => <Counted job={j}>{money(j.cost)}</Counted> },
 ];
@@ -128,7 +130,7 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
           </Panel>
         </div>
         <aside>
-          <Panel title="Efficiency" id="efficiency-panel" hint={`over ${span(efficiency.window_seconds)}`}>
+          <Panel title="Efficiency" id="efficiency-panel" hint={efficiency.window_seconds ? `over ${span(efficiency.window_seconds)}` : undefined}>
             <p><b class="bound">{efficiency.bound_by === "unknown" ? "What it is bound by is unknown" : `Bound by ${BOUND[efficiency.bound_by]}`}</b></p><p class="dim">{efficiency.why}</p>
             <table class="facts uses"><tbody>{efficiency.uses.map((u) => <tr key={u.what}><th scope="row">{u.what}</th><td><Bar share={u.share} label={u.what} text={u.share == null ? "not measured" : `${share(u.share)} · ${amount(u.used, u.unit)} of ${amount(u.held, u.unit)}`} /></td></tr>)}</tbody></table>
             {efficiency.uses.length > 0 && <p class="foot-line"><Export id="uses" columns={[{ title: "what", value: (u) => u.what }, { title: "share", value: (u) => u.share }, { title: "used", value: (u) => u.used }, { title: "held", value: (u) => u.held }, { title: "unit", value: (u) => u.unit }]} rows={efficiency.uses} /></p>}
@@ -140,7 +142,7 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
               ["Owner", [job.user, job.team && `team ${job.team}`].filter(Boolean).join(" · ") || "unknown"],
               ["Cost so far", <>{money(job.cost)}{job.gpu_hours != null && <span class="dim"> · {hours(job.gpu_hours)} GPU-hours{job.counted_since && !job.started_at && <> since it was first seen, <Time at={job.counted_since} full /></>}</span>}</>],
               ["Stalled", job.stalled_since && <>since <Time at={job.stalled_since} full /></>],
-              ["Straggler", job.straggler && <>{job.straggler.rank == null ? "" : `rank ${job.straggler.rank} on `}<a href={to.gpu(job.straggler.uuid)}>{job.straggler.node} GPU {job.straggler.gpu}</a>: {job.straggler.why}</>],
+              ["Straggler", job.straggler && <>{job.straggler.rank == null ? "" : `rank ${job.straggler.rank} on `}{job.straggler.uuid ? <a href={to.gpu(job.straggler.uuid)}>{whom(job.straggler)}</a> : whom(job.straggler)}: {job.straggler.why}</>],
               ["Incidents", job.incidents.length ? job.incidents.map((i) => <a key={i} href={to.incident(i)}>{i} </a>) : "none"],
               ["Links", <a href={`/fabric?job=${encodeURIComponent(job.namespace ? `${job.namespace}/${job.name}` : job.id)}`}>links of its nodes</a>],
               ["Run", answer.run_url ? <a href={answer.run_url} target="_blank" rel="noreferrer" data-testid="run-link">{host(answer.run_url)}</a> : "no link to an experiment tracker"],

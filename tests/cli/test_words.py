@@ -78,4 +78,4 @@ def test_what_an_unplaced_model_costs_is_unknown_and_not_nothing() -> None:
 
 def test_a_job_that_stands_still_names_its_incident() -> None:
     line = {"stalled_since": "2026-11-16T18:04:54Z", "incidents": ["INC-4"], "straggler": None}
-    assert jobs.note(line) == "stands still since 18:04:54Z INC-4"
+    assert jobs.note(line) == "stands still since 18:04:54Z; INC-4"

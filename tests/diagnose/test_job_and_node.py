@@ -40,7 +40,7 @@ def test_a_job_without_trouble_says_how_it_gets_on() -> None:
     found = explain(a_job(dict.fromkeys(range(4), 1.0)))
     assert found is not None
     assert (found.cause, found.headline) == (
-        None, "4 ranks on 0 nodes; the last step ended 1 s ago, and nothing holds it up that can be seen",
+        None, "4 ranks on 0 nodes; the last step ended 1 s ago",
     )  # fmt: skip
     assert "which GPUs it holds: no exporter names its pods or its Slurm id" in found.unseen
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.doctor.asking import ask, causes
-from watchkeeper.diagnose.doctor import examine, report
+from watchkeeper.diagnose.doctor import examine, recognise, report, signatures
 from watchkeeper.readers import bundles, log_text
 
 LOST = b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
@@ -32,6 +34,30 @@ def test_a_fault_in_a_line_of_ten_megabytes_is_found() -> None:
     answer = ask(b"x" * 6_000_000 + b" " + LOST.strip() + b" " + b"y" * 4_000_000 + b"\nnext\n")
     assert causes(answer)[0] == "gpu_fell_off_bus"
     assert len(answer.findings[0].evidence[0].text) <= 400
+
+
+def test_numbers_without_end_in_any_sign_are_read_past() -> None:
+    signs = [sign for sign in signatures.table().signs.values() if sign.example]
+    endless = [re.sub(r"\d+", "9" * 5000, sign.example) for sign in signs]
+    # All at once, and each beside a real fault.
+    assert ask("\n".join(endless)).inputs[0].problem is None
+    for text in endless[::7]:
+        assert "gpu_fell_off_bus" in causes(ask(text.encode() + b"\n" + LOST))
+
+
+@pytest.mark.parametrize("piece", ["9", "a", "1.", " ", "a-", "/", "12 ", "a=1,", "1:", "[", "\n", " \n", "9%|"])
+def test_no_pattern_takes_long_over_text_that_repeats(piece: str) -> None:
+    text = (piece * 20_000)[:20_000]
+    # Signs with words are looked for in single lines.
+    in_lines = "\n" not in piece
+    signs = [
+        s.compiled for s in signatures.table().signs.values() if s.pattern is not None and (in_lines or not s.words)
+    ]
+    for pattern in [*signs, *(kind.pattern for kind in recognise.kinds())]:
+        begun = time.thread_time()
+        pattern.search(text)
+        # A tenth at most; those that began anew at each character took two to twelve seconds.
+        assert time.thread_time() - begun < 1, pattern.pattern
 
 
 @pytest.mark.parametrize(

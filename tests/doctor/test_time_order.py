@@ -37,7 +37,7 @@ def test_the_error_that_came_first_is_named_wherever_its_log_stands() -> None:
     first = "2026-08-10 05:36:00 [rank2]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
     answer = ask(a_log=later + ranks_but_the_third(), b_log=first)
     assert causes(answer)[0] == "ecc_uncorrectable"
-    assert "came first, at 05:36:00 (rank 2)" in answer.findings[0].why
+    assert "came first, at 05:36:00 (rank 2, node gpu01)" in answer.findings[0].why
     assert "before the first rank gave up" in answer.findings[0].why
 
 

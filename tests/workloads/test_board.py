@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from watchkeeper.catalogue import prices
 from watchkeeper.diagnose import evidence
 from watchkeeper.model import events, fleet, jobs, workloads
-from watchkeeper.model.samples import Sample
+from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import embedded
 from watchkeeper.rules import notation
 from watchkeeper.store import head
@@ -48,6 +49,7 @@ RANKS: Mapping[str, float] = {
         f'DCGM_FI_DEV_GPU_UTIL{{cluster="c",Hostname="n1",UUID="{uuid}",gpu="{rank}"}}': 98,
     }.items()
 }
+SLOW = {f'watchkeeper:training_rank_slow:ratio{{{RANK},rank="2"}}': 0.2}
 
 
 def engine(*several: Mapping[str, float], before: Mapping[str, float] | None = None) -> embedded.EmbeddedEngine:
@@ -61,8 +63,9 @@ def engine(*several: Mapping[str, float], before: Mapping[str, float] | None = N
 
 def asked(found: board.Board, id: str, happened: Iterable[events.Event] = ()) -> report.Asked:
     key = next(key for key in found.keys if key.id == id)
-    line = next(line for line in found.lines if line.id == id)
-    return report.Asked(line, key, found.keys[key], (), lambda *_: list(happened), str, evidence.cause_of)
+    name, facts, is_suspect = found.keys[key], found.facts[key], key in found.suspects
+    between = lambda *_: list(happened)  # noqa: E731
+    return report.Asked(found.line(key), key, name, facts, is_suspect, (), between, str, evidence.cause_of)
 
 
 def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:
@@ -77,6 +80,13 @@ def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:
     assert (line.started_at, line.gpu_hours, line.cost) == (None, 12.0, jobs.Money(24.0, "USD"))
     assert line.counted_since == NOW - timedelta(hours=3)
     assert found.problems == ()
+
+
+def test_a_price_that_has_not_begun_is_none_of_a_job() -> None:
+    later = prices.Price("H100", prices.Kind.ON_DEMAND, 9.0, begins=(NOW + timedelta(days=3)).timestamp())
+    book = prices.Book(prices=(*BOOK.prices, later))
+    found = board.look(engine(SERIES), NOW + timedelta(seconds=89), board.Around(book=book))
+    assert next(line for line in found.lines if line.id == "4711").cost == jobs.Money(0.2, "USD")
 
 
 def test_a_job_of_this_minute_has_hours_and_cost_so_far() -> None:
@@ -124,9 +134,27 @@ def test_a_job_that_waits_is_known_by_its_scheduler_alone() -> None:
     ]
 
 
-def test_a_full_report_names_the_slow_rank_by_node_and_gpu() -> None:
-    source = engine(SERIES, RANKS)
-    made = report.make(source, NOW, asked(board.look(source, NOW, board.Around()), "4711"))
+def test_a_pod_that_waits_is_known_by_kube_state_metrics_and_never_twice() -> None:
+    told = {
+        f'watchkeeper:pending_gpu_pods:requests{{cluster="c",namespace="ml",pod="big-worker-{at}"}}': 8.0
+        for at in (0, 1)
+    }
+    pod = workloads.Workload(workloads.WorkloadKind.POD, "big-worker-0", "ml")
+    known = workloads.ScheduledWorkload("c", pod, workloads.WorkloadState.PENDING, gpus=8, reason="Unschedulable")
+    for scheduled, why in (((), "no reason is given"), ((known,), "Unschedulable")):
+        source = engine(told)
+        found = board.look(source, NOW, board.Around(scheduled=scheduled))
+        assert [(line.id, line.state.value, line.gpus) for line in found.lines] == [("ml/big", "pending", 16)]
+        made = report.make(source, NOW, replace(asked(found, "ml/big"), parts=found.parts[next(iter(found.keys))]))
+        assert made.why == f"its 2 parts wait for 16 GPUs: {why}"
+        assert [fix.command for fix in made.efficiency.fixes] == ["watchkeeper explain pod ml/big-worker-0"]
+
+
+def test_a_full_report_names_the_slow_rank_by_node_and_gpu_and_so_does_the_list() -> None:
+    source = engine(SERIES, RANKS, SLOW)
+    found = board.look(source, NOW, board.Around())
+    made = report.make(source, NOW, asked(found, "4711"))
+    assert next(line for line in found.lines if line.id == "4711") == made.job
     assert made.job.straggler is not None
     assert (made.job.state, made.job.straggler.rank, made.job.straggler.uuid) == ("slow", 2, "GPU-2")
     assert [(one.rank, one.state.value) for one in made.ranks] == [
@@ -151,7 +179,7 @@ def test_without_node_exporter_the_load_of_our_agent_tells_which_rank_is_short_o
         for rank in range(4)
         for minutes in (1, 5)
     }
-    source = engine(SERIES, spread, told)
+    source = engine(SERIES, spread, told, SLOW)
     made = report.make(source, NOW, asked(board.look(source, NOW, board.Around()), "4711"))
     assert made.why.startswith(
         "rank 2 on n2 computes 20% longer than the others at each step: "
@@ -205,11 +233,89 @@ def test_a_mute_job_without_profiling_fields_that_hangs_names_the_gpu_that_is_id
             f'DCGM_FI_PROF_PCIE_RX_BYTES{{{place},gpu="{at}"}}': 1e6,
         }
     store = engine(told)
+    [line] = board.look(store, NOW, board.Around()).lines
     found = report.make(store, NOW, asked(board.look(store, NOW, board.Around()), "12"))
+    assert (line, line.bound_by) == (found.job, jobs.BoundBy.STRAGGLER)
     assert found.why == "GPU 2 on n1 is idle while 3 of 4 GPUs spin in a collective (3 waiting, 1 idle)"
     assert (found.job.state, found.notes) == (jobs.JobState.HUNG, ())
     assert {one.link_bytes_per_second for one in found.ranks} == {3e6}
     assert {one.sm_active for one in found.ranks} == {None}
+
+
+def test_a_hung_job_whose_ranks_all_look_alike_is_not_bound_by_communication() -> None:
+    told = {
+        f'ALERTS{{alertname="TrainingJobStalled",alertstate="firing",{RANK}}}': 1.0,
+        f'watchkeeper:job_use:ratio{{of="spinning",{SLURM}}}': 1.0,
+        f'watchkeeper:job_use:ratio{{of="utilisation",{SLURM}}}': 1.0,
+    }
+    spins = {name: 0.1 if "SM_ACTIVE" in name else 100.0 if "GPU_UTIL" in name else 1.0 for name in RANKS}
+    source = engine(SERIES, spins, told)
+    found = board.look(source, NOW, board.Around())
+    made = report.make(source, NOW, asked(found, "4711"))
+    [line] = [line for line in found.lines if line.id == "4711"]
+    assert line == made.job
+    assert (line.state, line.straggler, line.bound_by) == (jobs.JobState.HUNG, None, jobs.BoundBy.UNKNOWN)
+    assert made.efficiency.bound_by is line.bound_by
+    assert [fix.do for fix in made.efficiency.fixes] == ["See where the program of each rank stands"]
+
+
+def gone(*ranks: int, nodes: Mapping[int, str]) -> embedded.EmbeddedEngine:
+    """A stalled job of four ranks; the GPUs of some were read until a minute ago."""
+    placed = {
+        row.replace('Hostname="n1"', f'Hostname="{nodes[at]}"'): value
+        for at in range(4)
+        for row, value in RANKS.items()
+        if f'"{at}"' in row or f"GPU-{at}" in row
+    }
+    spins = {row: 0.1 if "SM_ACTIVE" in row else 100.0 if "GPU_UTIL" in row else value for row, value in placed.items()}
+    lost = {row for row in spins if "DCGM" in row and any(f"GPU-{rank}" in row for rank in ranks)}
+    told = {f'ALERTS{{alertname="TrainingJobStalled",alertstate="firing",{RANK}}}': 1.0}
+    now = {row: STALE if row in lost else value for row, value in spins.items()}
+    return engine(SERIES, now, told, before=spins)
+
+
+def test_a_gpu_that_no_longer_reports_is_whom_a_stalled_job_waits_for() -> None:
+    source = gone(2, nodes=dict.fromkeys(range(4), "n1"))
+    found = board.look(source, NOW, board.Around())
+    made = report.make(source, NOW, asked(found, "4711"))
+    assert made.why == "rank 2 on n1 has a GPU that no longer reports, and the others wait (3 waiting, 1 missing)"
+    assert next(line for line in found.lines if line.id == "4711").straggler == made.job.straggler
+    assert made.efficiency.fixes[0].do == "Read the end of the log of rank 2 on n1, and the kernel log of its node"
+
+
+def test_gpus_of_a_node_that_is_gone_are_not_at_work() -> None:
+    source = gone(2, 3, nodes={0: "n1", 1: "n1", 2: "n2", 3: "n2"})
+    made = report.make(source, NOW, asked(board.look(source, NOW, board.Around()), "4711"))
+    assert made.why == (
+        "rank 2 on n2 has a GPU that no longer reports, nor do 1 more of its node, and the others wait"
+        " (2 waiting, 2 missing)"
+    )
+
+
+def test_gpus_that_heat_slows_down_bind_the_job_in_the_list_and_on_its_page() -> None:
+    hot = {
+        f'DCGM_FI_DEV_CLOCKS_EVENT_REASONS{{cluster="c",Hostname="n1",UUID="GPU-{at}",gpu="{at}"}}': 0x24
+        for at in (1, 3)
+    }
+    source = engine(SERIES, RANKS, hot)
+    found = board.look(source, NOW, board.Around())
+    made = report.make(source, NOW, asked(found, "4711"))
+    assert next(line for line in found.lines if line.id == "4711").bound_by is jobs.BoundBy.POWER_OR_HEAT
+    assert (made.job.bound_by, made.efficiency.bound_by) == (jobs.BoundBy.POWER_OR_HEAT, jobs.BoundBy.POWER_OR_HEAT)
+    assert made.efficiency.fixes[0].why == "2 of its GPUs are slowed down"
+
+
+def test_more_jobs_in_trouble_than_are_looked_at_are_all_listed() -> None:
+    stuck: dict[str, float] = {}
+    for at in range(2 * board.MOST_LOOKS):
+        own = f'cluster="c",workload_kind="slurm_job",job_name="{at}"'
+        stuck |= {
+            f"watchkeeper:job_gpus:sum{{{own}}}": 4.0,
+            f'ALERTS{{alertname="JobHung",alertstate="firing",{own}}}': 1.0,
+        }
+    found = board.look(engine(stuck), NOW, board.Around())
+    assert {line.state for line in found.lines} == {jobs.JobState.HUNG}
+    assert len(found.lines) == 2 * board.MOST_LOOKS
 
 
 def test_a_nan_carries_the_xid_of_its_rank_and_not_that_of_another_job_s_gpu() -> None:

@@ -36,6 +36,41 @@ def test_a_process_that_was_gone_and_began_anew_is_a_failure_and_a_restart() -> 
     assert lost(found) == {"failure": 120.0, "restart": 120.0}
 
 
+def test_the_first_minutes_after_a_rank_died_are_a_failure_and_no_checkpoint() -> None:
+    died = [Point(at * 15.0, 30.0 * min(at, 4), lacks_ranks=at > 5) for at in range(13)]
+    found = account(died, Usual(0.5, None, None))
+    assert lost(found) == {"failure": 120.0}
+
+
+def test_a_rank_that_came_back_was_a_failure_and_then_a_restart() -> None:
+    told = [Point(0, 0), Point(60, 30), Point(120, 30, lacks_ranks=True), Point(180, 30), Point(240, 60)]
+    assert lost(account(told, USUAL)) == {"failure": 60.0, "restart": 60.0}
+
+
+def test_what_an_alert_called_a_stall_is_one_however_short_it_is() -> None:
+    told = [Point(0, 0), Point(60, 30), Point(75, 30), Point(90, 30, is_stalled=True), Point(105, 30, is_stalled=True)]
+    assert lost(account(told, USUAL)) == {"stall": 45.0}
+
+
+def test_a_stall_that_a_restart_ended_stays_a_stall() -> None:
+    stalled = [Point(at * 60.0, 30.0, is_stalled=at > 2) for at in range(1, 11)]
+    told = [Point(0, 0), *stalled, Point(660, None), Point(720, 0), Point(780, 30)]
+    assert lost(account(told, USUAL)) == {"stall": 540.0, "failure": 60.0, "restart": 60.0}
+
+
+def test_a_stretch_that_goes_on_is_a_pause_only_where_the_job_says_so() -> None:
+    told = [Point(0, 0), Point(60, 30), Point(120, 30)]
+    assert lost(account(told, USUAL)) == {"unknown": 60.0}
+    assert lost(account([*told[:2], Point(120, 30, is_paused=True)], USUAL)) == {"pause": 60.0}
+
+
+def test_a_step_that_is_longer_than_the_time_between_two_looks_loses_nothing() -> None:
+    """Steps of a minute, looked at every 15 s: three of four looks see no step end."""
+    told = [Point(at * 15.0, float(at // 4)) for at in range(41)]
+    found = account(told, Usual(60.0, 60.0, 150.0))
+    assert (found.share, found.steps, lost(found)) == (1.0, 10, {})
+
+
 def test_steps_that_take_longer_than_usual_lose_what_they_are_longer() -> None:
     assert lost(account(points(0, 15, 30), USUAL)) == {"unknown": 60.0}
 

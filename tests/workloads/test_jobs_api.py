@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
-from tests.workloads.test_board import RANKS, SERIES
+from tests.workloads.test_board import RANKS, SERIES, SLOW
 from watchkeeper.cli import explain as explain_command
 from watchkeeper.cli import jobs as jobs_command
 from watchkeeper.kit import clock
@@ -34,14 +35,14 @@ UNMAPPED = {"jobs": 1, "gpus": 2}
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with told({**SERIES, **RANKS, **SERVED}) as running:
+    with told({**SERIES, **RANKS, **SLOW, **SERVED}) as running:
         yield running
 
 
 @contextlib.contextmanager
-def told(series: Mapping[str, float]) -> Iterator[Site]:
+def told(series: Mapping[str, float], hub: FakeHub | None = None) -> Iterator[Site]:
     """A hub that knows these series."""
-    hub = FakeHub()
+    hub = hub or FakeHub()
     engine = embedded.EmbeddedEngine(head.Head())
     at, own = clock.to_ms(hub.clock.now()) - 1000, f'cluster="{hub.settings.fleet.cluster}"'
     rows = {name.replace('cluster="c"', own): value for name, value in series.items()}
@@ -59,7 +60,7 @@ def test_a_list_has_every_field_that_the_console_builds_on(site: Site) -> None:
     answer = site.ask("/api/jobs").json
     assert (answer["ok"], answer["total"], answer["unmapped"], answer["problems"]) == (True, 3, UNMAPPED, [])
     assert set(answer["jobs"][0]) == set(jobs.JobLine.__dataclass_fields__)
-    assert [one["id"] for one in answer["jobs"]] == ["alone", "web/chat", "4711"]
+    assert [one["id"] for one in answer["jobs"]] == ["alone", "4711", "web/chat"]
 
 
 def test_nobody_is_asked_for_a_team_before_rules_have_had_a_turn() -> None:
@@ -95,7 +96,7 @@ def test_the_table_names_what_is_wrong_and_the_exit_code_says_that_something_is(
     assert result.output.splitlines()[1].split()[:3] == ["alone", "unmapped", "stalled"]
     assert "Unmapped: 1 job with 2 GPUs of no team. Say it in the file of `fleet.inventory`" in result.output
     rows = list(csv.DictReader(io.StringIO(run(site, "--csv").stdout)))
-    assert [(row["id"], row["used"]) for row in rows] == [("alone", ""), ("web/chat", "0.0"), ("4711", "0.8")]
+    assert [(row["id"], row["used"]) for row in rows] == [("alone", ""), ("4711", "0.8"), ("web/chat", "0.0")]
     assert json.loads(run(site, "--json").stdout)["total"] == 3
 
 
@@ -111,6 +112,63 @@ def test_a_report_in_words_has_the_rank_its_gpu_and_the_fix(site: Site) -> None:
 def test_explaining_a_job_ends_with_its_report(site: Site) -> None:
     result = CliRunner().invoke(explain_command.command, ["job", "pretrain", "--hub", site.url])
     assert "goodput" in result.output, result.output
+
+
+def test_a_slurm_job_is_explained_by_what_its_ranks_say_under_another_name(site: Site) -> None:
+    told = site.ask("/api/explain/job/4711").json["explained"]
+    assert ("ranks", "3 of 4 compute about 1 s a step") in [(line["name"], line["text"]) for line in told["lines"]]
+    assert (told["subject"], told["cause"]) == ("4711", "nccl_timeout_straggler")
+
+
+def test_a_job_without_a_cause_is_explained_in_the_words_of_its_report() -> None:
+    idle = {f'DCGM_FI_DEV_GPU_UTIL{{cluster="c",Hostname="n1",UUID="GPU-{at}",gpu="{at}"}}': 100.0 for at in range(4)}
+    spins = {row: 0.1 if "SM_ACTIVE" in row else value for row, value in {**RANKS, **idle}.items()}
+    late = {row: 0.0 if "GPU-2" in row and "DCGM" in row else value for row, value in spins.items()}
+    mute = {row: value for row, value in late.items() if not row.startswith("training_")}
+    alone = {row: value for row, value in SERIES.items() if "training" not in row}
+    with told({**alone, **mute}) as site:
+        headline = site.ask("/api/explain/job/4711").json["explained"]["headline"]
+        why = site.ask("/api/jobs/4711").json["why"]
+    assert why == "GPU 2 on n1 is idle while 3 of 4 GPUs spin in a collective (3 waiting, 1 idle)"
+    assert headline.endswith(why)
+
+
+def test_a_grave_incident_of_its_node_is_the_answer_about_a_job() -> None:
+    hub = FakeHub()
+    stories.lose_gpu(hub)
+    pod = 'cluster="c",workload_kind="pod",namespace="research",job_name="llm-70b"'
+    with told({f"watchkeeper:job_gpus:sum{{{pod}}}": 8.0, f"watchkeeper:job_nodes:count{{{pod}}}": 1.0}, hub) as site:
+        told_about = site.ask("/api/explain/job/research/llm-70b").json["explained"]
+    assert told_about["headline"].endswith("GPU 3 on gpu-r01-02 fell off the bus (INC-1)")
+    assert told_about["cause"] == "gpu_fell_off_bus"
+
+
+def test_a_pod_that_waits_is_told_with_its_incident_wherever_somebody_asks() -> None:
+    hub = FakeHub()
+    stories.keep_waiting(hub, pod="ml/big-0")
+    with told({'watchkeeper:pending_gpu_pods:requests{cluster="c",namespace="ml",pod="big-0"}': 64.0}, hub) as site:
+        [line] = site.ask("/api/jobs").json["jobs"]
+        shown = run(site, "ml/big").output
+        by_pod, by_name, by_job = (
+            CliRunner().invoke(explain_command.command, [*words, "--hub", site.url])
+            for words in (("pod", "ml/big-0"), ("pod", "big-0"), ("job", "ml/big-0"))
+        )
+        assert site.ask("/api/explain/pod/nobody").status == 404
+    assert (line["id"], line["state"], line["incidents"]) == ("ml/big", "pending", ["INC-4"])
+    assert "it waits for 64 GPUs" in shown
+    assert "INC-4" in shown
+    for said in (by_pod, by_name, by_job):
+        assert "Pod ml/big-0 waits for free GPUs (INC-4)" in said.output
+        assert "cause     insufficient_gpu_capacity" in said.output
+        assert "do        Ask for fewer GPUs" in said.output
+        assert said.exit_code == 1
+
+
+def test_a_name_that_pods_of_two_namespaces_have_is_not_guessed() -> None:
+    series = {f'kube_pod_status_phase{{cluster="c",namespace="{name}",pod="a",phase="Pending"}}': 1.0 for name in "xy"}
+    with told(series) as site:
+        reply = site.ask("/api/explain/pod/a")
+    assert (reply.status, reply.json["error"]) == (400, "2 namespaces have it, say which: x, y")
 
 
 def test_replicas_are_advised_and_one_model_s_past_is_played(site: Site) -> None:

@@ -36,7 +36,7 @@ def pod(hub: HubClient, name: str, file: TextIO | None, as_json: bool) -> None:
     namespace, slash, short = name.partition("/")
     namespace, short = (namespace, short) if slash else ("default", name)
     if file is None:
-        _print(hub.explain("pod", f"{namespace}/{short}"), as_json)
+        _print(hub.explain("pod", name), as_json)
         return
     found = pods.explain_pasted(file.read(MOST_BYTES), namespace, short)
     if found is None:
@@ -78,8 +78,8 @@ def job(hub: HubClient, name: str, as_json: bool) -> None:
     if as_json:
         _print({"explained": {**found, "report": report}, "text": ""}, as_json)
         return
-    # Its state is in the headline, and so is why where a cause was found.
-    lines = [] if report is None else jobs.in_words(report, most_ranks=8)[2 if found["cause"] else 1 :]
+    # Its state and why are in the headline.
+    lines = [] if report is None else jobs.in_words(report, most_ranks=8)[2:]
     _print({**answer, "text": "\n".join([str(answer["text"]), *lines])}, as_json)
 
 

@@ -121,11 +121,12 @@ def in_words(answer: Mapping[str, Any], *, most_ranks: int = MOST_RANKS) -> list
     money = "" if cost is None or cost["amount"] is None else f", {cost['amount']:,.2f} {cost['currency']}"
     hours = "unknown GPU-hours" if job["gpu_hours"] is None else f"{job['gpu_hours']:,.1f} GPU-hours"
     held = f"{_count(job['gpus'], 'GPU')} on {_count(job['nodes'], 'node')}, {hours}{money}"
+    is_waiting = job["state"] == "pending"
     said = [
-        f"{job['id']} ({job['name']}): {job['state']}; {held}",
+        f"{job['id']} ({job['name']}): {job['state']}" + ("" if is_waiting else f"; {held}"),
         f"  why        {answer['why']}",
         *_efficiency(answer["efficiency"]),
-        *_goodput(answer["goodput"]),
+        *([] if is_waiting else _goodput(answer["goodput"])),
     ]
     said += [f"  run        {answer['run_url']}"] if answer["run_url"] else []
     said += [f"  incident   {one}" for one in job["incidents"]]
@@ -208,13 +209,22 @@ def _print_list(lines: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -
 
 
 def note(one: Mapping[str, Any]) -> str:
-    if one["stalled_since"]:
-        return " ".join([f"stands still since {one['stalled_since'][11:19]}Z", *one["incidents"]])
+    """Since when it stands still, whom it waits for, and its incidents."""
+    said = [f"stands still since {one['stalled_since'][11:19]}Z"] if one["stalled_since"] else []
     slow = one["straggler"]
-    if slow is None:
-        return " ".join(one["incidents"])
-    rank = "" if slow["rank"] is None else f"rank {slow['rank']}, "
-    return f"{rank}GPU {slow['gpu'] or '?'} on {slow['node'] or '?'}: {slow['score']:+.0%}"
+    if slow is not None:
+        late = "" if slow["score"] is None else f" {slow['score']:+.0%}"
+        said.append(f"waits for {_whom(slow)}{late}")
+    return "; ".join([*said, *([" ".join(one["incidents"])] if one["incidents"] else [])])
+
+
+def _whom(slow: Mapping[str, Any]) -> str:
+    parts = [
+        *([f"rank {slow['rank']}"] if slow["rank"] is not None else []),
+        *([f"GPU {slow['gpu']}"] if slow["gpu"] else []),
+    ]
+    where = slow["node"] or "an unknown node"
+    return f"{', '.join(parts)} on {where}" if parts else where
 
 
 def _print_csv(lines: Sequence[Mapping[str, Any]]) -> None:

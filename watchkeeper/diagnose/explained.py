@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from watchkeeper.catalogue import causes
+from watchkeeper.model import diagnosis, incidents
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,32 @@ class Explained:
     change: str = ""
     steps: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
+
+
+def with_incidents(
+    found: Explained | None, subject: str, troubles: Sequence[tuple[incidents.Incident, diagnosis.Finding | None]]
+) -> Explained | None:
+    """With the open incidents about it; the gravest is the answer where nothing else as grave is."""
+    ordered = sorted(troubles, key=lambda one: -one[0].severity.rank)
+    lines = tuple(Line(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in ordered)
+    if not ordered:
+        return found
+    incident, finding = ordered[0]
+    if found is not None and found.cause is not None and _is_as_grave(found.cause, incident):
+        return replace(found, lines=(*lines, *found.lines))
+    told = found or Explained(subject, "", unseen=("the workload itself: no scheduler or exporter names it now",))
+    return replace(
+        told,
+        headline="; ".join(filter(None, [told.headline, f"{incident.title} ({incident.id})"])),
+        cause=incident.cause,
+        why=finding.why if finding is not None else "not diagnosed yet",
+        lines=(*lines, *told.lines),
+        steps=tuple(step.do for step in finding.actions[:3]) if finding is not None else (),
+    )
+
+
+def _is_as_grave(cause: str, incident: incidents.Incident) -> bool:
+    return causes.lookup(cause).severity.rank >= incident.severity.rank
 
 
 def as_text(found: Explained, *, most_lines: int = 40) -> list[str]:

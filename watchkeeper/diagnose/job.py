@@ -33,11 +33,12 @@ IDLE_SM_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A job by the name that a person typed, and what its schedulers know of it."""
+    """A job by the name that a person typed, what its schedulers know of it, and the name that its ranks give it."""
 
     cluster: str
     name: str
     parts: Sequence[workloads.ScheduledWorkload] = ()
+    told_as: str = ""
 
     @property
     def waiting(self) -> list[workloads.ScheduledWorkload]:
@@ -69,7 +70,7 @@ def explain(
     names: Callable[[fleet.Place], str],
 ) -> Explained | None:
     """None where neither a scheduler nor a series knows the job."""
-    short = asked.name.rpartition("/")[2]
+    short = asked.told_as or asked.name.rpartition("/")[2]
     place = fleet.Place(asked.cluster, domain=f"job={short}")
     questions = surroundings.Questions(engine, place, clock.to_ms(now), window=AROUND)
     around = surroundings.look(questions)
@@ -124,8 +125,9 @@ def _nodes(around: surroundings.Around) -> set[str]:
 def _pace(facts: Facts, nodes: Sequence[str]) -> str:
     age, world = training.step_age_seconds(facts), facts.around.value(training.WORLD)
     ranks = "" if world is None else f"{world:g} ranks on "
+    where = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
     step = "no rank tells about its steps" if age is None else f"the last step ended {age:.0f} s ago"
-    return f"{ranks}{len(nodes)} nodes; {step}, and nothing holds it up that can be seen"
+    return f"{ranks}{where}; {step}"
 
 
 def _rank_lines(facts: Facts) -> list[Line]:
@@ -158,7 +160,9 @@ def _node_lines(facts: Facts, nodes: Sequence[str]) -> list[Line]:
             for labels, value in facts.around.rows(gpu_trouble.REASONS, Hostname=node)
             if gpu_trouble.is_held_down(value)
         ]
+        read = facts.around.rows(surroundings.READ_NOW, Hostname=node)
         parts = [f"{len(here)} GPUs" if here else "GPUs not seen"]
+        parts += [f"{len(here) - len(read)} of them no longer read"] if len(read) < len(here) else []
         parts += [f"clock {min(clocks):.0f} to {max(clocks):.0f} MHz"] if clocks else []
         parts += [f"{sum(value < IDLE_SM_SHARE for value in busy)} idle"] if busy else []
         parts += [f"slowed down: GPU {', '.join(slowed[:8])}"] if slowed else []

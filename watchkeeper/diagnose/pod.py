@@ -75,7 +75,7 @@ def explain(namespace: str, name: str, cluster: Cluster) -> Explained | None:
         warned.message,
         lines,
         _quota_change(cluster.quotas, namespace, wanted=job.gpus) if cause == "quota_exceeded" else "",
-        _steps(cause, subject),
+        steps(cause, subject),
         cluster.problems,
     )
 
@@ -104,7 +104,7 @@ def explain_pasted(text: str, namespace: str, name: str) -> Explained | None:
     gaps = ("the nodes: paste `kubectl get pod,node -A -o json` for their own reasons",)
     subject = f"{namespace}/{name}"
     return Explained(
-        subject, "waits, by the scheduler's own words", cause, sentence, (), "", _steps(cause, subject), gaps
+        subject, "waits, by the scheduler's own words", cause, sentence, (), "", steps(cause, subject), gaps
     )
 
 
@@ -119,7 +119,7 @@ def _pod(pod: objects.Pod, cluster: Cluster) -> Explained:
         sure = "uses the NVIDIA runtime class" if pod.runtime_class.startswith("nvidia") else "runs on a GPU node"
         return Explained(
             subject, f"{sure} and asks for no GPU", found.cause, found.why, (), found.smallest_change,
-            _steps(found.cause, subject), cluster.problems,
+            steps(found.cause, subject), cluster.problems,
         )  # fmt: skip
     ended = _ended(pod)
     warned = cluster.warned("Pod", pod.namespace, pod.name)
@@ -127,14 +127,14 @@ def _pod(pod: objects.Pod, cluster: Cluster) -> Explained:
         cause = _by_words(f"{warned.reason} {warned.message}", STARTS)
         why = f"{warned.reason}: {warned.message}"
         return Explained(
-            subject, f"has its GPUs on {pod.node} and does not start", cause, why, (), "", _steps(cause, subject),
+            subject, f"has its GPUs on {pod.node} and does not start", cause, why, (), "", steps(cause, subject),
             cluster.problems,
         )  # fmt: skip
     asked = ", ".join(f"{count} {resource}" for resource, count in ask.gpus.items()) or "no GPU"
     if ended is not None:
         return Explained(
             subject, f"runs on {pod.node} with {asked}, and ended before", ended[0], ended[1], (), "",
-            _steps(ended[0], subject), cluster.problems,
+            steps(ended[0], subject), cluster.problems,
         )  # fmt: skip
     return Explained(subject, f"runs on {pod.node} with {asked}", unseen=cluster.problems)
 
@@ -147,7 +147,7 @@ def _waiting(subject: str, pod: objects.Pod, ask: pending.Ask, cluster: Cluster)
     if not cluster.nodes:
         cause = _by_words(pod.message, WORDS)
         return Explained(
-            subject, "waits, by the scheduler's own words", cause, pod.message, (), "", _steps(cause, subject),
+            subject, "waits, by the scheduler's own words", cause, pod.message, (), "", steps(cause, subject),
             cluster.problems,
         )  # fmt: skip
     found = pending.judge(ask, offers)
@@ -160,7 +160,7 @@ def _waiting(subject: str, pod: objects.Pod, ask: pending.Ask, cluster: Cluster)
     why = found.why if not pod.message else f"{found.why}. The scheduler says: {pod.message}"
     notes = tuple(Line("quota", note) for note in found.notes)
     return Explained(
-        subject, f"waits for {asked}", cause, why, (*lines, *notes), found.smallest_change, _steps(cause, subject),
+        subject, f"waits for {asked}", cause, why, (*lines, *notes), found.smallest_change, steps(cause, subject),
         tuple(gaps),
     )  # fmt: skip
 
@@ -192,5 +192,5 @@ def _written(quota: objects.Quota) -> str:
     return ", ".join(f"{used} of {hard} {resource} used" for resource, hard, used in quota.lines)
 
 
-def _steps(cause: str | None, subject: str) -> tuple[str, ...]:
+def steps(cause: str | None, subject: str) -> tuple[str, ...]:
     return () if cause is None else (causes.lookup(cause).advice(subject),)

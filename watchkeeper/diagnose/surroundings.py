@@ -39,7 +39,7 @@ TRAFFIC, USUAL_WATTS, IDLE_SECONDS, FIRING = (
     "ALERTS",
 )
 JOB_SERIES = ("training_.+", "watchkeeper:training_rank_slow:ratio", TRAFFIC, USUAL_WATTS, IDLE_SECONDS, FIRING)
-CPU_SHARE, BUSIER = "cpu_share", "gpu_busier"
+CPU_SHARE, BUSIER, READ_NOW = "cpu_share", "gpu_busier", "gpus_read_now"
 # A regular expression of so many UUIDs stays below what engines accept (64 KiB).
 MOST_UUIDS = 1000
 NODE_SERIES = ("watchkeeper_gpu_fault", "watchkeeper_node_info", "node_boot_time_seconds", "node_uname_info", "up")
@@ -216,9 +216,19 @@ def _job(questions: Questions, name: str) -> dict[str, Series]:
     busier = questions.ask(
         f'avg_over_time(watchkeeper:job_gpu_busier:ratio{{{own},job_name="{job}"}}[15m]) > 0.05', about="its late GPUs"
     )
+    read = questions.ask(f"DCGM_FI_DEV_GPU_UTIL{{{hosts}}}", about="which of its GPUs are read") if nodes else {}
+    own_uuids = {labels.get("UUID", "") for labels in gpus}
+    read = {labels: value for labels, value in read.items() if labels.get("UUID", "") in own_uuids}
     named = [(labels.having(__name__="data_wait_share"), value) for labels, value in waits.items()]
     found = [*told.items(), *gpus.items(), *named]
-    others = {"ib_errors_per_second": ports, GREW: grew, REASONS: reasons, CPU_SHARE: cpus, BUSIER: busier}
+    others = {
+        "ib_errors_per_second": ports,
+        GREW: grew,
+        REASONS: reasons,
+        CPU_SHARE: cpus,
+        BUSIER: busier,
+        READ_NOW: read,
+    }
     return {**_by_name(dict(found)), **{name: tuple(rows.items()) for name, rows in others.items()}}
 
 

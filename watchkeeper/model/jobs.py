@@ -95,19 +95,20 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank that the others wait for. `score` is its share above the others: 0.1 is a tenth longer.
+    """The rank that the others wait for. `score` is its share above the others: 0.1 is a tenth longer; None: for ever.
 
     `rank` None: only the GPU is known, because the job says nothing about its ranks. `is_short_of_cpu`: its node's CPUs
-    are taken, those of the other nodes are not.
+    are taken, those of the other nodes are not. `is_gone`: neither it nor its GPU says anything any more.
     """
 
     rank: int | None
     node: str
     gpu: str
     uuid: str
-    score: float
+    score: float | None
     why: str
     is_short_of_cpu: bool = False
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Every job in one line, from a fixed number of questions whatever the number of GPUs.
+"""Every job in one line, from a fixed number of questions whatever the number of GPUs, and some about jobs in trouble.
 
 packs/rules/jobs.yaml and training.yaml have already put GPUs and ranks together by job, once a minute; here their
 answers meet what schedulers say, prices and incidents. `web/jobs_api` asks, and `report` begins with the same line.
@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.kit import clock
-from watchkeeper.model import jobs, workloads
+from watchkeeper.kit import clock, own_metrics
+from watchkeeper.model import clock_reasons, jobs, workloads
 from watchkeeper.model.labels import Labels
+from watchkeeper.query import gpu_trouble
 from watchkeeper.query.engine import Engine
-from watchkeeper.workloads import efficiency, identity
+from watchkeeper.workloads import closer, efficiency, identity, waiting
 from watchkeeper.workloads.identity import Key
+from watchkeeper.workloads.questions import Questions
 
 # What is asked for every list. A name that starts with `h_` is about the last hour.
 QUESTIONS: Mapping[str, str] = {
     "gpus": "watchkeeper:job_gpus:sum",
     "nodes": "watchkeeper:job_nodes:count",
     "seen": "timestamp(watchkeeper:job_nodes:count)",
-    # Means, because a job that exchanges gradients this second is not bound by that.
-    "uses": (
-        'avg_over_time(watchkeeper:job_use:ratio{of!="memory"}[10m]) or watchkeeper:job_use:ratio{of="memory"}'
+    # Means of an hour, because a job that exchanges gradients this minute is not bound by that.
+    "h_uses": (
+        'avg_over_time(watchkeeper:job_use:ratio{of!="memory"}[1h]) or watchkeeper:job_use:ratio{of="memory"}'
     ),
-    "h_active": 'avg_over_time(watchkeeper:job_use:ratio{of="active"}[1h])',
+    "held_down": f"{gpu_trouble.REASONS} >= {clock_reasons.SW_THERMAL}",
     "idle": "watchkeeper:job_idle:seconds",
     "trainings": "watchkeeper:job_training:group",
     "ages": "watchkeeper:training_last_step_age:seconds",
@@ -46,8 +48,11 @@ QUESTIONS: Mapping[str, str] = {
         " or watchkeeper:training_rank_slow:ratio"
         " or avg_over_time(watchkeeper:job_gpu_busier:ratio[15m]) > 0.1"
     ),
+    "waiting": waiting.QUESTION,
     "alerts": 'ALERTS{alertstate="firing",job_name!=""}',
 }  # fmt: skip
+# Which jobs hold GPUs; asked about those few whose clocks are held down.
+SLOWED = 'count by (cluster, workload_kind, namespace, job_name) (watchkeeper:job_gpu:share{{UUID=~"{}"}})'
 # When a job was first seen: hours of a week, and minutes of the newest hour. Kept for a while by whoever asks.
 FIRST_SEEN = (
     "min_over_time(timestamp(watchkeeper:job_nodes:count)[7d:1h])",
@@ -72,6 +77,8 @@ DOES = {
     "TrainingRankSlow": "computes {:.0%} longer than the others at each step",
     "JobRankSlow": "keeps its SMs busy {:.0%} longer than the others, which wait for it",
 }
+# At so many jobs of a list, the gravest, a closer look is taken: some ten questions each.
+MOST_LOOKS, MOST_SLOWED = 16, 1000
 NOT_YET = "no GPU is put to a job yet, which rules do once a minute: use, team, GPU-hours and cost are unknown"
 ORDER = {state: at for at, state in enumerate(jobs.JobState)}
 BY_TRAINING = ("ages", "worlds", "training_nodes", "h_goodput", "waits", "paused")
@@ -96,6 +103,14 @@ class Board:
     lines: tuple[jobs.JobLine, ...]
     keys: Mapping[Key, str]
     problems: tuple[str, ...] = ()
+    # What each is judged by, and those at whose ranks it is worth to look.
+    facts: Mapping[Key, efficiency.Facts] = field(default_factory=dict)
+    # Pods or the Slurm job, as schedulers know them.
+    parts: Mapping[Key, Sequence[workloads.ScheduledWorkload]] = field(default_factory=dict)
+    suspects: frozenset[Key] = frozenset()
+
+    def line(self, key: Key) -> jobs.JobLine:
+        return next(one for one in self.lines if (one.cluster, one.kind, one.id) == (key.cluster, key.kind, key.id))
 
 
 def look(engine: Engine, now: datetime, around: Around) -> Board:
@@ -109,7 +124,38 @@ def look(engine: Engine, now: datetime, around: Around) -> Board:
             problems.append(f"{name} of jobs could not be asked: {error}")
     if told["worlds"] and not told["gpus"] and not problems:
         problems.append(NOT_YET)
-    return _Table(told, around, now).board(tuple(problems))
+    told["slowed"] = _slowed(engine, at_ms, told["held_down"], problems)
+    return _looked_at(engine, now, _Table(told, around, now).board(tuple(problems)))
+
+
+def _slowed(engine: Engine, at_ms: int, reasons: Rows, problems: list[str]) -> Rows:
+    """How many GPUs of each job are slowed down by heat or the power brake."""
+    gpus = [labels.get("UUID", "") for labels, value in reasons.items() if gpu_trouble.is_held_down(value)]
+    if not gpus:
+        return {}
+    try:
+        return engine.instant(SLOWED.format("|".join(map(own_metrics.escape, gpus[:MOST_SLOWED]))), at_ms).latest()
+    except WatchkeeperError as error:
+        problems.append(f"slowed GPUs of jobs could not be asked: {error}")
+        return {}
+
+
+def _looked_at(engine: Engine, now: datetime, found: Board) -> Board:
+    """The same with what the ranks of suspects show, so that a list says what the page of the job says."""
+    lines, facts = {key: found.line(key) for key in found.suspects}, dict(found.facts)
+    problems = list(found.problems)
+    for key in sorted(lines, key=lambda one: _gravest_first(lines[one]))[:MOST_LOOKS]:
+        questions = Questions(engine, now, key, training=found.keys[key])
+        look = closer.look(questions, lines[key])
+        lines[key], facts[key] = closer.bettered(lines[key], facts[key], look)
+        problems += [problem for problem in questions.refused if problem not in problems]
+    better = {(line.cluster, line.kind, line.id): line for line in lines.values()}
+    every = [better.get((line.cluster, line.kind, line.id), line) for line in found.lines]
+    return replace(found, lines=tuple(sorted(every, key=_gravest_first)), facts=facts, problems=tuple(problems))
+
+
+def _gravest_first(line: jobs.JobLine) -> tuple[int, int, str]:
+    return ORDER[line.state], -line.gpus, line.id
 
 
 def first_seen(engine: Engine, now: datetime) -> dict[Key, float]:
@@ -129,17 +175,18 @@ class _Table:
         self._around, self._now = around, now
         self._gpus = _by_key(told["gpus"])
         self._uses: dict[Key, dict[str, float]] = {}
-        for labels, value in told["uses"].items():
+        for labels, value in told["h_uses"].items():
             self._uses.setdefault(identity.of_labels(labels), {})[labels.get("of", "")] = value
         self._parts: dict[Key, list[workloads.ScheduledWorkload]] = {}
-        for part in around.scheduled:
+        for part in [*around.scheduled, *waiting.pods(told["waiting"], around.scheduled)]:
             if part.state is not workloads.WorkloadState.ENDED and part.gpus:
                 self._parts.setdefault(identity.of_scheduled(part), []).append(part)
         self._by_job = {name: _by_training(told[name]) for name in BY_TRAINING}
         self._ages = self._by_job["ages"]
         self._nodes_of = {identity.of_labels(labels): value for labels, value in told["nodes"].items()}
         self._seen = {identity.of_labels(labels): value for labels, value in told["seen"].items()}
-        self._active = {identity.of_labels(labels): value for labels, value in told["h_active"].items()}
+        self._slowed = {identity.of_labels(labels): round(value) for labels, value in told["slowed"].items()}
+        self._facts: dict[Key, efficiency.Facts] = {}
         self._idle = {identity.of_labels(labels): value for labels, value in told["idle"].items()}
         self._names = {identity.of_labels(labels): labels.get("training_job", "") for labels in told["trainings"]}
         self._alerts: dict[Training, list[str]] = {}
@@ -155,9 +202,18 @@ class _Table:
         taken = {(key.cluster, name) for key, name in keys.items() if name}
         alone = {*self._by_job["worlds"], *self._ages} - taken
         keys |= {Key(cluster, jobs.JobKind.PLAIN, "", name): name for cluster, name in alone}
-        lines = [self._line(key, training) for key, training in keys.items()]
-        lines.sort(key=lambda one: (ORDER[one.state], -one.gpus, one.id))
-        return Board(tuple(lines), keys, problems)
+        lines = {key: self._line(key, training) for key, training in keys.items()}
+        suspects = {key for key, line in lines.items() if self._is_suspect(line, (key.cluster, keys[key] or key.name))}
+        ordered = tuple(sorted(lines.values(), key=_gravest_first))
+        return Board(ordered, keys, problems, self._facts, self._parts, frozenset(suspects))
+
+    def _is_suspect(self, line: jobs.JobLine, own: Training) -> bool:
+        """Whether alerts or its ranks' own steps speak of trouble, so that its ranks may tell who makes it.
+
+        Without them GPUs that differ are no reason to call a job slow: packs/rules/jobs.yaml says why.
+        """
+        steps = own in self._slow and "rank" in self._slow[own][0]
+        return line.state in (*closer.STUCK, jobs.JobState.SLOW) or (steps and line.state is jobs.JobState.RUNNING)
 
     def _training_of(self, key: Key) -> str:
         """The name under which the job tells about itself; its own where nothing else is known, empty for none."""
@@ -181,14 +237,17 @@ class _Table:
         # Seconds without a step; for one that tells of none, without any kernel, which one that spins has.
         age = self._ages.get(own, self._idle.get(key) if state is jobs.JobState.STALLED else None)
         is_still = state in (jobs.JobState.STALLED, jobs.JobState.HUNG) and age is not None
-        facts = efficiency.Facts(gpus, uses, self._value("waits", own), straggler)
+        facts = efficiency.Facts(
+            gpus, uses, self._value("waits", own), straggler, self._slowed.get(key, 0), state in closer.STUCK
+        )
+        self._facts[key] = facts
         return jobs.JobLine(
             key.id, key.kind, key.cluster, training or key.name, key.namespace,
             _first((labels.get("user", "") for labels, _ in rows), (part.workload.user for part in parts)),
             _first((labels.get("team", "") for labels, _ in rows), (part.account for part in parts)),
             state, self._nodes(key, own, running), round(gpus),
             None if started is None else datetime.fromtimestamp(started, UTC),
-            None if hours is None else round(hours, 2), self._active.get(key), uses.get("memory"),
+            None if hours is None else round(hours, 2), uses.get("active"), uses.get("memory"),
             efficiency.bound_by(facts), self._value("h_goodput", own),
             clock.moment(self._now.timestamp() - (age or 0.0)) if is_still else None,
             straggler, self._cost(rows, hours), self._incidents(key, training),
@@ -202,7 +261,7 @@ class _Table:
         if key not in self._gpus and self._parts.get(key):
             is_waiting = all(part.state is workloads.WorkloadState.PENDING for part in self._parts[key])
             return jobs.JobState.PENDING if is_waiting else jobs.JobState.UNKNOWN
-        active = self._active.get(key)
+        active = uses.get("active")
         if own in self._ages:
             return jobs.JobState.PAUSED if own in self._by_job["paused"] else jobs.JobState.RUNNING
         if active is None and not uses:
@@ -238,7 +297,10 @@ class _Table:
         gpus = sum(value for _, value in held)
         if book is None or hours is None or not gpus:
             return None
-        rates = [(book.rate(labels.get("modelName", ""), labels.get("pool", "")), value) for labels, value in held]
+        now = self._now.timestamp()
+        rates = [
+            (book.rate(labels.get("modelName", ""), labels.get("pool", ""), at=now), value) for labels, value in held
+        ]
         if any(rate is None for rate, _ in rates):
             return jobs.Money(None, book.currency)
         hourly = sum(rate.per_gpu_hour * value for rate, value in rates if rate is not None)

@@ -1,7 +1,8 @@
 """How well a job uses what it holds, what it is bound by, and the change that would help most: jobstats' report.
 
 Decided from means of its GPUs: a job that waits for input, for a slow rank or for a link does not need a faster GPU.
-`board` asks `bound_by` for each job of a list, `report` asks `judge` for one in full; `profile` looks closer.
+`board` asks `bound_by` for each job of a list, `report` asks `judge` for one in full, with the same facts; `profile`
+looks closer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ TENSOR, DRAM, BUSY, IDLE = 0.45, 0.45, 0.6, 0.01
 STARVED = 0.2
 # Utilisation counts time in which anything ran; so much more of it than SM activity is waiting, not work.
 WAITING = 0.4
+# SMs that are active for less of the time wait for something outside the GPU.
+LITTLE = 0.3
 # Below half of the memory a larger batch fits; the most that is not worth a GPU of its own (packs/rules/usage.yaml).
 ROOMY, WASTED = 0.5, 0.05
 WORDS = {
@@ -31,6 +34,10 @@ WORDS = {
     BoundBy.NOTHING: "nothing runs on its GPUs",
     BoundBy.UNKNOWN: "too little is measured to say",
 }
+# Where the program does not say for what.
+OUTSIDE = "its GPUs have nothing to do for most of the time"
+NOTHING_MOST = "no part of its GPUs is busy for most of the time"
+NOBODY = "it stands still, and no rank stands out as the one that the others wait for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,8 @@ class Facts:
     input_wait: float | None = None
     straggler: Straggler | None = None
     slowed_gpus: int = 0
+    # It is hung or stalled: whatever its GPUs do meanwhile is waiting.
+    is_stuck: bool = False
     memory_bytes: float | None = None
     cpus: float | None = None
     cpus_used: float | None = None
@@ -52,6 +61,8 @@ def bound_by(facts: Facts) -> BoundBy:
     active, seen = facts.uses.get("active"), facts.uses
     if facts.straggler is not None:
         return BoundBy.STRAGGLER
+    if facts.is_stuck:
+        return BoundBy.UNKNOWN
     if facts.input_wait is not None and facts.input_wait >= STARVED:
         return BoundBy.INPUT
     if active is None:
@@ -66,7 +77,8 @@ def bound_by(facts: Facts) -> BoundBy:
         return BoundBy.MEMORY_BANDWIDTH
     if seen.get("tensor", 0.0) >= TENSOR or active >= BUSY:
         return BoundBy.COMPUTE
-    return BoundBy.UNKNOWN if "tensor" not in seen else BoundBy.INPUT if active < 0.3 else BoundBy.COMPUTE
+    is_outside = "tensor" in seen and active < LITTLE and facts.input_wait is None
+    return BoundBy.INPUT if is_outside else BoundBy.UNKNOWN
 
 
 def judge(facts: Facts, window_seconds: float) -> Efficiency:
@@ -95,6 +107,12 @@ def judge(facts: Facts, window_seconds: float) -> Efficiency:
     return Efficiency(window_seconds, uses, bound, _why(facts, bound), tuple(_fixes(facts, bound)), tuple(unseen))
 
 
+def waiting(command: str) -> Efficiency:
+    """Of a job that holds nothing yet."""
+    fix = Fix("Ask why it does not start", "each node has its reason, and one change is the smallest", command)
+    return Efficiency(0.0, (), BoundBy.UNKNOWN, "it holds no GPU yet", (fix,))
+
+
 def _share(used: float | None, held: float | None) -> float | None:
     return used / held if used is not None and held else None
 
@@ -112,7 +130,14 @@ def _why(facts: Facts, bound: BoundBy) -> str:
     ]
     if facts.input_wait is not None:
         seen.append(f"input wait {facts.input_wait:.0%}")
-    return f"{WORDS[bound]}: {', '.join(seen)}" if seen else WORDS[bound]
+    words = WORDS[bound]
+    if facts.is_stuck and bound is BoundBy.UNKNOWN:
+        words = NOBODY
+    elif bound is BoundBy.UNKNOWN and "tensor" in facts.uses:
+        words = NOTHING_MOST
+    elif bound is BoundBy.INPUT and facts.input_wait is None:
+        words = OUTSIDE
+    return f"{words}: {', '.join(seen)}" if seen else words
 
 
 def _fixes(facts: Facts, bound: BoundBy) -> list[Fix]:
@@ -125,7 +150,10 @@ def _first_fix(facts: Facts, bound: BoundBy) -> Fix | None:
     active, slow = facts.uses.get("active"), facts.straggler
     if bound is BoundBy.STRAGGLER and slow is not None:
         where = f", GPU {slow.gpu}" if slow.rank is not None and slow.gpu else ""
-        if slow.score >= 1:
+        if slow.is_gone:
+            words = f"Read the end of the log of {jobs.called(slow)}, and the kernel log of its node"
+            return Fix(words, "what the others say only follows", "journalctl -k --since -1h | grep -iE 'xid|oom'")
+        if slow.score is None:
             words = f"See where the program of {jobs.called(slow)}{where} stands"
             return Fix(words, "the job would go on", "py-spy dump --pid PID")
         if slow.is_short_of_cpu:
@@ -133,8 +161,14 @@ def _first_fix(facts: Facts, bound: BoundBy) -> Fix | None:
             return Fix(words, f"{jobs.called(slow)} would keep pace with the others", jobs.WHO_TAKES_CPUS)
         shorter = f"steps of all {facts.gpus:g} GPUs would be up to {slow.score / (1 + slow.score):.0%} shorter"
         return Fix(f"Look at {jobs.called(slow)}{where}", shorter, "nvidia-smi -q -d PERFORMANCE")
+    if facts.is_stuck:
+        words = "See where the program of each rank stands"
+        return Fix(words, "the one that stands elsewhere than the others holds it up", "py-spy dump --pid PID")
+    if bound is BoundBy.INPUT and facts.input_wait is None:
+        words = "See what the program waits for: requests, input, or work of its CPUs"
+        return Fix(words, f"up to {1 - (active or 0.0):.0%} of the time", "py-spy top --pid PID")
     if bound is BoundBy.INPUT:
-        share = facts.input_wait if facts.input_wait is not None else 1 - (active or 0.0)
+        share = facts.input_wait or 0.0
         words = "Let the loader work ahead: more workers, pinned memory, prefetch; or move data closer"
         settings = "DataLoader(num_workers=8, pin_memory=True, prefetch_factor=4)"
         return Fix(words, f"up to {share:.0%} of the time", settings)
@@ -145,6 +179,9 @@ def _first_fix(facts: Facts, bound: BoundBy) -> Fix | None:
         return Fix("Have cooling and power of its nodes looked at", f"{facts.slowed_gpus} of its GPUs are slowed down")
     if bound is BoundBy.NOTHING:
         return Fix("Give the GPUs back, or find out why nothing runs", f"{facts.gpus:g} GPUs are held for nothing")
+    if bound is BoundBy.UNKNOWN and "tensor" in facts.uses:
+        words = "Look closer: a profile shows what runs between its kernels"
+        return Fix(words, f"SMs are idle {1 - (active or 0.0):.0%} of the time", "watchkeeper profile -- CMD")
     if bound is BoundBy.MEMORY_BANDWIDTH:
         words = "Fuse kernels, and use bf16 or fp8 where fp32 is not needed"
         return Fix(words, "less traffic to memory", "torch.compile(model)")
@@ -154,7 +191,7 @@ def _first_fix(facts: Facts, bound: BoundBy) -> Fix | None:
 def _size_fixes(facts: Facts, bound: BoundBy) -> list[Fix]:
     """Fewer GPUs, or more work for each."""
     active, memory = facts.uses.get("active"), facts.uses.get("memory")
-    if active is None or bound is BoundBy.NOTHING:
+    if active is None or facts.is_stuck or bound is BoundBy.NOTHING:
         return []
     found = []
     needed = max(1, round(facts.gpus * active * 2))

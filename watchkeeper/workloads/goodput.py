@@ -1,8 +1,10 @@
 """Goodput: how much of the wall time of a job became steps, and what took the rest.
 
 Steps count at their usual length, learned from the job itself, so a slower stretch loses what it is slower. A stretch
-without a step is a restart or a failure where the process was gone or began anew, a stall where it was longer than any
-usual pause, and a pause else. `report` asks for the points of a job and calls `account`.
+without a step is a failure while the process or a rank was gone, a restart until the next step after that, a stall
+where an alert said so or it was longer than any usual pause, and a pause where the job went on by itself. One that goes
+on may become either: it is unknown until then, unless the job says that it pauses. `report` asks for the points of a
+job and calls `account`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ class Point:
     at: float
     steps: float | None
     restarts: float | None = None
+    # Fewer ranks speak than it has and no step is made; an alert says that it stands still; it says that it pauses.
+    lacks_ranks: bool = False
+    is_stalled: bool = False
+    is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +49,46 @@ class _Tally:
     productive: float = 0.0
     steps: float = 0.0
     lost: dict[Lost, float] = field(default_factory=lambda: dict.fromkeys(Lost, 0.0))
-    # Of the stretch without a step that goes on.
+    # The stretch without a step that goes on, and what is known of it: None may still become a stall or a pause.
     still: float = 0.0
-    gone: float = 0.0
-    is_restart: bool = False
+    reason: Lost | None = None
 
     def moved(self, seconds: float, steps: float) -> None:
-        self.close()
-        worked = min(steps * self.usual, seconds)
+        # A step that takes longer than the time between two points was under way while nothing seemed to move.
+        whole = self.still + seconds
+        worked = min(steps * self.usual, whole)
+        stood = self.still > 0
         self.productive += worked
         self.steps += steps
-        self.lost[Lost.UNKNOWN] += seconds - worked
+        self.still = whole - worked
+        self.end(went_on=stood)
 
-    def close(self) -> None:
-        if self.is_restart:
-            self.lost[Lost.RESTART] += self.still
-        else:
-            self.lost[Lost.STALL if self.still > self.limit else Lost.PAUSE] += self.still
-        self.lost[Lost.FAILURE] += self.gone
-        self.still = self.gone = 0.0
-        self.is_restart = False
+    def stood(self, seconds: float, point: Point) -> None:
+        if point.lacks_ranks:
+            self.broke(seconds, Lost.FAILURE)
+            return
+        if self.reason is Lost.FAILURE:
+            self.end(then=Lost.RESTART)
+        elif self.reason is Lost.RESTART and point.is_stalled:
+            self.end(then=Lost.STALL)
+        self.still += seconds
+        if self.reason in (None, Lost.PAUSE):
+            self.reason = Lost.STALL if point.is_stalled else Lost.PAUSE if point.is_paused else None
+
+    def broke(self, seconds: float, reason: Lost) -> None:
+        """What went before was the same failure, unless it had been a stall already."""
+        if self.reason in (None, Lost.PAUSE):
+            self.reason = Lost.FAILURE
+        self.end(then=reason)
+        self.still = seconds
+
+    def end(self, *, went_on: bool = False, then: Lost | None = None) -> None:
+        reason = self.reason
+        if reason is None:
+            is_pause = went_on and self.still > self.usual
+            reason = Lost.STALL if self.still > self.limit else Lost.PAUSE if is_pause else Lost.UNKNOWN
+        self.lost[reason] += self.still
+        self.still, self.reason = 0.0, then
 
 
 def account(points: Sequence[Point], usual: Usual, *, queue_seconds: float | None = None) -> Goodput:
@@ -78,18 +104,19 @@ def account(points: Sequence[Point], usual: Usual, *, queue_seconds: float | Non
     for earlier, point in itertools.pairwise(points):
         seconds = point.at - earlier.at
         if point.steps is None:
-            tally.gone += seconds
+            tally.broke(seconds, Lost.FAILURE)
             continue
         began_anew = before.steps is not None and point.steps < before.steps
         began_anew = began_anew or (point.restarts or 0) > (before.restarts or 0)
-        made = point.steps - (0.0 if began_anew or before.steps is None else before.steps)
-        tally.is_restart = tally.is_restart or began_anew or tally.gone > 0
-        if made > 0 and not began_anew:
+        made = point.steps - (before.steps or 0.0)
+        if began_anew:
+            tally.broke(seconds, Lost.RESTART)
+        elif made > 0:
             tally.moved(seconds, made)
         else:
-            tally.still += seconds
+            tally.stood(seconds, point)
         before = point
-    tally.close()
+    tally.end()
     tally.lost[Lost.QUEUE] = queue_seconds or 0.0
     found = tuple(LostTime(reason, tally.lost[reason]) for reason in ORDER if tally.lost[reason] > 0)
     share = tally.productive / wall if wall > 0 else None

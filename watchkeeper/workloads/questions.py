@@ -50,26 +50,36 @@ class Questions:
         """What the rules learned of the job; None: nothing yet."""
         return max(self.told(name).values(), default=None)
 
-    def uses(self) -> Rows:
-        """Means of the last hour by the label `of`."""
-        return self._ask(f"avg_over_time(watchkeeper:job_use:ratio{{{self._key.selector}}}[1h])")
-
-    def waits(self) -> Rows:
-        expr = f'rate(training_data_wait_seconds_total{{{self._own},job_name="{self.training}"}}[5m])'
-        return self._ask(expr) if self.training else {}
-
     def compute(self) -> Rows:
         expr = f'avg_over_time(training_step_compute_seconds{{{self._own},job_name="{self.training}"}}[3m])'
         return self._ask(expr) if self.training else {}
 
-    def gpus(self, nodes: Iterable[str]) -> Rows:
-        """Means of five minutes of every GPU of some nodes; the label `field` says of what."""
-        where = self._where(nodes)
-        return self._ask(
-            " or ".join(
-                f'label_replace(avg_over_time({field}{{{where}}}[5m]), "field", "{field}", "", "")' for field in FIELDS
-            )
+    def gpus(self, nodes: Iterable[str], *, is_stuck: bool) -> Rows:
+        """Means of every GPU of some nodes that is still read, of what the label `field` says.
+
+        Five minutes pass over single steps; of a job that is stuck they would show the work before.
+        """
+        where, minutes = self._where(nodes), 1 if is_stuck else 5
+        means = (
+            f"((avg_over_time({field}{{{where}}}[{minutes}m]) and {field}{{{where}}}) or {field}{{{where}}})"
+            for field in FIELDS
         )
+        named = (
+            f'label_replace({mean}, "field", "{field}", "", "")' for mean, field in zip(means, FIELDS, strict=True)
+        )
+        return self._ask(" or ".join(named))
+
+    def silent(self, nodes: Iterable[str]) -> Rows:
+        """GPUs of some nodes that were read within half an hour and are not any more."""
+        known = f"DCGM_FI_DEV_GPU_UTIL{{{self._where(nodes)}}}"
+        return self._ask(f"group by (UUID) (last_over_time({known}[30m])) unless on (UUID) {known}")
+
+    def ranks(self) -> Rows:
+        """Where its ranks run; a rank that is gone said it within half an hour."""
+        if not self.training:
+            return {}
+        told = f'training_rank_info{{{self._own},job_name="{self.training}"}}'
+        return self._ask(f"{told} or (last_over_time({told}[30m]) unless on (rank) {told} unless on (UUID) {told})")
 
     def links(self, nodes: Iterable[str]) -> Rows:
         """Bytes a second over the busiest link of every GPU of some nodes; by UUID, for those that measure it."""
@@ -97,9 +107,6 @@ class Questions:
         where = self._where(nodes)
         return self._ask(f"DCGM_FI_DEV_FB_USED{{{where}}} + DCGM_FI_DEV_FB_FREE{{{where}}}")
 
-    def slowed(self, nodes: Iterable[str]) -> Rows:
-        return self._ask(f"{gpu_trouble.REASONS}{{{self._where(nodes)}}} > 0")
-
     def cpus(self, nodes: Iterable[str]) -> tuple[float | None, float | None]:
         """Cores of its nodes, and how many of them are busy; by node_exporter, else by our agent."""
         some = "|".join(_literally(node) for node in islice(sorted(nodes), MOST_NODES))
@@ -122,17 +129,17 @@ class Questions:
         asked = f'{errors} or label_replace({reasons}, "field", "{gpu_trouble.REASONS}", "", "")'
         return self._ask(asked, at_ms=min(self._at_ms, round(at.timestamp() * 1000) + 120_000))
 
-    def over(self, name: str, since: datetime) -> list[tuple[float, float]]:
-        """The largest of the ranks' values over time, where there is one."""
-        return [(at, value) for at, value in self.timeline(name, since) if value is not None]
+    def over(self, name: str, since: datetime, *, where: str = "") -> list[tuple[float, float]]:
+        """The largest of the ranks' values over time, where there is one; `where` has more matchers."""
+        return [(at, value) for at, value in self.timeline(name, since, where=where) if value is not None]
 
-    def timeline(self, name: str, since: datetime) -> list[tuple[float, float | None]]:
+    def timeline(self, name: str, since: datetime, *, where: str = "") -> list[tuple[float, float | None]]:
         """The same for every time: a program that says nothing leaves a hole."""
         if not self.training:
             return []
         start = min(round(since.timestamp() * 1000), self._at_ms)
         step = max(LEAST_STEP * 1000, (self._at_ms - start) // MOST_POINTS)
-        expr = f'max by (job_name) ({name}{{{self._own},job_name="{self.training}"}})'
+        expr = f'max by (job_name) ({name}{{{self._own},job_name="{self.training}",{where}}})'
         try:
             frame = self._engine.range(expr, Span(start, self._at_ms, step)).frame
         except WatchkeeperError as error:

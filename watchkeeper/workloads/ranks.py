@@ -37,6 +37,8 @@ class Seen:
     power_watts: float | None = None
     step_seconds: float | None = None
     is_missing: bool = False
+    # Its GPU was read before and is not any more.
+    is_silent: bool = False
     limit_watts: float | None = None
     usual_watts: float | None = None
     link_bytes: float | None = None
@@ -49,7 +51,7 @@ class Seen:
         shows = Signature(
             self.utilisation_percent, self.sm_active, self.power_watts, self.limit_watts, self.usual_watts
         )
-        return RankState.MISSING if self.is_missing else shows.state
+        return RankState.MISSING if self.is_missing or self.is_silent else shows.state
 
 
 def beside(
@@ -63,9 +65,9 @@ def beside(
     shown = [_alone(one) for one in seen]
     if not in_step or len(shown) < 2:
         return tuple(shown), None
-    missing = next((one for one in shown if one.state is RankState.MISSING), None)
-    if missing is not None:
-        return tuple(shown), _named(missing, 1.0, "says nothing any more, and the others wait for it")
+    gone = _gone(seen, shown)
+    if gone is not None:
+        return tuple(shown), gone
     hang = _not_waiting(shown) or (_odd_one(shown) or _odd_node(seen) if is_stuck else None)
     if hang is not None:
         return tuple(shown), _with_cpus(hang, seen)
@@ -105,6 +107,20 @@ def _alone(one: Seen) -> Rank:
     )
 
 
+def _gone(seen: Sequence[Seen], shown: Sequence[Rank]) -> Straggler | None:
+    """The first of those that say nothing any more, with how many there are; where all are gone nobody waits."""
+    missing = [one for one, rank in zip(seen, shown, strict=True) if rank.state is RankState.MISSING]
+    if not missing or len(missing) == len(shown):
+        return None
+    first = min(missing, key=lambda one: (one.rank is None, one.rank or 0, one.node, one.gpu))
+    says = "says nothing any more" if first.is_missing else "has a GPU that no longer reports"
+    others = {one.node for one in missing} - {first.node}
+    where = "" if others else " of its node"
+    more = f", nor do {len(missing) - 1} more{where}" if len(missing) > 1 else ""
+    why = f"{says}{more}, and the others wait"
+    return Straggler(first.rank, first.node, first.gpu, first.uuid, None, why, is_gone=True)
+
+
 def _not_waiting(shown: Sequence[Rank]) -> Straggler | None:
     """The one that does not spin while the others do: idle, or lost in work of its own."""
     others = [one for one in shown if one.state in (RankState.IDLE, RankState.WORKS)]
@@ -113,7 +129,7 @@ def _not_waiting(shown: Sequence[Rank]) -> Straggler | None:
         return None
     culprit = min(others, key=lambda one: one.state is not RankState.IDLE)
     does = "is idle" if culprit.state is RankState.IDLE else "works on"
-    return _named(culprit, 1.0, f"{does} while {waiting} of {len(shown)} GPUs spin in a collective")
+    return _named(culprit, None, f"{does} while {waiting} of {len(shown)} GPUs spin in a collective")
 
 
 def _odd_one(shown: Sequence[Rank]) -> Straggler | None:
@@ -123,7 +139,7 @@ def _odd_one(shown: Sequence[Rank]) -> Straggler | None:
     if len(odd) != 1 or idle < max(LEAST_GANG - 1, len(shown) - 1):
         return None
     does = "works on" if odd[0].state is RankState.WORKS else "waits in a collective"
-    return _named(odd[0], 1.0, f"{does} while {idle} of {len(shown)} GPUs are idle")
+    return _named(odd[0], None, f"{does} while {idle} of {len(shown)} GPUs are idle")
 
 
 def _odd_node(seen: Sequence[Seen]) -> Straggler | None:
@@ -132,11 +148,11 @@ def _odd_node(seen: Sequence[Seen]) -> Straggler | None:
     sent = {one.node: one.network_bytes for one in seen if one.node and one.network_bytes is not None}
     if len(cpus) == len(nodes) and (odd := jobs.odd_node(cpus, least=jobs.ODD_CPU_SHARE)) is not None:
         why = f"keeps {cpus[odd]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
-        return Straggler(None, odd, "", "", 1.0, why)
+        return Straggler(None, odd, "", "", None, why)
     if len(sent) == len(nodes) and (odd := jobs.odd_node(sent, least=jobs.ODD_LINK_BYTES)) is not None:
         middle = median(sent.values()) / 1e6
         why = f"sends {sent[odd] / 1e6:.0f} MB/s over InfiniBand, the others {middle:.0f} MB/s"
-        return Straggler(None, odd, "", "", 1.0, why)
+        return Straggler(None, odd, "", "", None, why)
     return None
 
 
@@ -194,5 +210,5 @@ def _scored(one: Rank, score: float | None) -> Rank:
     return replace(one, score=score, state=RankState.SLOW if is_slow else one.state)
 
 
-def _named(one: Rank, score: float, why: str) -> Straggler:
+def _named(one: Rank, score: float | None, why: str) -> Straggler:
     return Straggler(one.rank, one.node, one.gpu, one.uuid, score, why)

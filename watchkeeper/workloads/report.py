@@ -1,6 +1,6 @@
 """One job in full: its line, efficiency, goodput, ranks side by side, hardware events and losses in its time.
 
-`web/jobs_api` and `explain job` ask; the answers come through `questions`, the decisions are in `ranks`, `goodput`,
+`web/jobs_api` and `explain job` ask; the answers come through `questions`, the decisions are in `closer`, `goodput`,
 `efficiency` and `losses`, and here they meet.
 """
 
@@ -13,18 +13,15 @@ from urllib.parse import urlsplit
 
 from watchkeeper.kit import clock
 from watchkeeper.model import clock_reasons, events, fleet, jobs, workloads
-from watchkeeper.model.labels import Labels
 from watchkeeper.query import gpu_trouble
 from watchkeeper.query.engine import Engine
-from watchkeeper.workloads import efficiency, goodput, identity, losses, ranks
+from watchkeeper.workloads import closer, efficiency, goodput, losses, ranks
 from watchkeeper.workloads.identity import Key
 from watchkeeper.workloads.questions import Questions, Rows
 
 HOUR_SECONDS = 3600.0
 LONGEST = timedelta(hours=24)
 MOST_RANKS, MOST_EVENTS = 4096, 200
-# Several times the largest jobs that there are; a page that says more is wrong.
-LARGEST_WORLD = 100_000
 # What nobody can say about a loss that went wrong where its GPUs do not export it.
 UNTOLD = {
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "memory errors of its GPUs (DCGM_FI_DEV_ECC_*): they may explain its loss",
@@ -46,6 +43,9 @@ class Asked:
     line: jobs.JobLine
     key: Key
     training: str
+    # What the list judged it by, and whether a closer look may change that.
+    facts: efficiency.Facts
+    is_suspect: bool
     parts: Sequence[workloads.ScheduledWorkload]
     events_between: EventsBetween
     place_name: Callable[[fleet.Place], str]
@@ -55,20 +55,21 @@ class Asked:
 
 def make(engine: Engine, now: datetime, asked: Asked) -> jobs.JobReport:
     questions = Questions(engine, now, asked.key, training=asked.training)
-    seen, nodes = _seen(questions)
-    in_step = bool(asked.training) or asked.line.gpus <= 1
-    is_stuck = asked.line.state in (jobs.JobState.HUNG, jobs.JobState.STALLED)
-    beside, straggler = ranks.beside(seen, in_step=in_step or is_stuck or _may_be_in_step(seen), is_stuck=is_stuck)
-    line = _with(asked.line, straggler, ranks.state_of_gang(beside) if len(beside) > 1 else "")
+    look = closer.look(questions, asked.line)
+    seen, nodes, beside = look.seen, look.nodes, look.beside
+    line, facts = asked.line, asked.facts
+    if asked.is_suspect:
+        line, facts = closer.bettered(line, facts, look)
+    waits = _command(asked) if line.state is jobs.JobState.PENDING else None
     since = _since(asked, now)
-    uses = _facts(questions, line, nodes, {one.uuid for one in seen}) if nodes else efficiency.Facts(line.gpus)
+    facts = _held(questions, facts, nodes, {one.uuid for one in seen}) if nodes else facts
     hardware = _hardware(asked, since, now, nodes=nodes, rank_of={one.uuid: one.rank for one in seen})
     lost, untold = _losses(questions, asked, since, seen=seen, hardware=hardware)
     runs = (_link(labels.get("run_url", "")) for labels in questions.told("training_run_info"))
     return jobs.JobReport(
         line,
-        _why(line, beside),
-        efficiency.judge(replace(uses, straggler=line.straggler), HOUR_SECONDS),
+        _why(line, look) if waits is None else _waits(asked),
+        efficiency.judge(facts, HOUR_SECONDS) if waits is None else efficiency.waiting(waits),
         _goodput(questions, asked, since, now),
         tuple(sorted(beside, key=_rank_first)[:MOST_RANKS]),
         max(0, len(beside) - MOST_RANKS),
@@ -88,121 +89,29 @@ def _link(text: str) -> str | None:
     return text if parts.scheme in ("http", "https") and parts.netloc and text.isprintable() else None
 
 
-def _seen(questions: Questions) -> tuple[list[ranks.Seen], set[str]]:
-    """Every GPU or rank of the job with its numbers, and the job's nodes."""
-    held, told = questions.held(), questions.told("training_rank_info")
-    places = {labels.get("UUID", ""): labels for labels in [*held, *told] if labels.get("UUID")}
-    nodes = {labels.get("Hostname", "") for labels in [*held, *told]} - {""}
-    numbers: dict[str, dict[str, float]] = {}
-    indexes: dict[str, str] = {}
-    for labels, value in (questions.gpus(nodes) if nodes else {}).items():
-        uuid = labels.get("UUID", "")
-        if uuid in places:
-            numbers.setdefault(uuid, {})[labels.get("field", "")] = value
-            indexes[uuid] = labels.get("gpu", "")
-    usual, around = questions.usual_watts(), _around(questions, nodes)
-    steps = {identity.rank_of(labels): value for labels, value in questions.compute().items()}
-    alive = {identity.rank_of(labels) for labels in questions.told("training_last_step_timestamp_seconds")}
-    world = _world(questions.told("training_world_size"))
-    rank_of = _ranks_of(places, told, indexes, world=world)
-    found = [
-        ranks.Seen(
-            rank_of.get(uuid),
-            labels.get("Hostname", ""),
-            labels.get("gpu") or indexes.get(uuid, ""),
-            uuid,
-            numbers.get(uuid, {}).get("DCGM_FI_PROF_SM_ACTIVE"),
-            numbers.get(uuid, {}).get("DCGM_FI_DEV_GPU_UTIL"),
-            numbers.get(uuid, {}).get("DCGM_FI_DEV_POWER_USAGE"),
-            steps.get(rank_of.get(uuid)),
-            is_missing=bool(alive) and rank_of.get(uuid) is not None and rank_of.get(uuid) not in alive,
-            limit_watts=numbers.get(uuid, {}).get("DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
-            usual_watts=usual,
-            link_bytes=around.links.get(uuid),
-            cpu_share=around.cpus.get(labels.get("Hostname", "")),
-            network_bytes=around.network.get(labels.get("Hostname", "")),
-        )
-        for uuid, labels in places.items()
-    ]
-    placed = {one.rank for one in found}
-    expected = {*range(world), *(rank for rank in alive if rank is not None)} if alive else set()
-    found += [
-        ranks.Seen(rank, step_seconds=steps.get(rank), is_missing=rank not in alive) for rank in expected - placed
-    ]
-    return found, nodes
-
-
-def _world(told: Rows) -> int:
-    """How many ranks the job says that it has; 0 where it does not say, or says what no job has."""
-    largest = max(told.values(), default=0.0)
-    return round(largest) if 0 <= largest <= LARGEST_WORLD else 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Around:
-    """Bytes over the links of each GPU, and CPUs and network of each node, where they are measured."""
-
-    links: Mapping[str, float]
-    cpus: Mapping[str, float]
-    network: Mapping[str, float]
-
-
-def _around(questions: Questions, nodes: set[str]) -> _Around:
-    if not nodes:
-        return _Around({}, {}, {})
-    cpus, network = questions.by_node(nodes)
-    return _Around(
-        {labels.get("UUID", ""): value for labels, value in questions.links(nodes).items()},
-        {labels.get("instance", "").partition(":")[0]: value for labels, value in cpus.items()},
-        {labels.get("instance", "").partition(":")[0]: value for labels, value in network.items()},
-    )
-
-
-def _ranks_of(places: Mapping[str, Labels], told: Rows, indexes: Mapping[str, str], *, world: int) -> dict[str, int]:
-    """Which rank runs on which GPU: by its own word, else by their order where there is one GPU for each rank."""
-    known = {labels.get("UUID", ""): rank for labels in told if (rank := identity.rank_of(labels)) is not None}
-    if known or world != len(places):
-        # The GPU of a rank that no longer speaks is the one that is left.
-        left, free = set(range(world)) - set(known.values()), [uuid for uuid in places if uuid not in known]
-        return {**known, free[0]: left.pop()} if len(left) == len(free) == 1 else known
-    ordered = sorted(
-        places,
-        key=lambda uuid: jobs.rank_order(
-            places[uuid].get("workload", ""), places[uuid].get("Hostname", ""), indexes.get(uuid, "")
-        ),
-    )
-    return {uuid: rank for rank, uuid in enumerate(ordered)}
-
-
-def _may_be_in_step(seen: Sequence[ranks.Seen]) -> bool:
-    """Without a word of its own: GPUs that are alike busy, or of which some wait in a collective, train together."""
-    if sum(one.state is not jobs.RankState.UNKNOWN for one in seen) < ranks.LEAST_GANG:
-        return False
-    waits = sum((one.utilisation_percent or 0.0) >= jobs.SPINS_PERCENT for one in seen)
-    return waits > len(seen) / 2
-
-
 def _rank_first(one: jobs.Rank) -> tuple[bool, int, str, str]:
     return one.rank is None, one.rank or 0, one.node, one.gpu
 
 
-def _with(line: jobs.JobLine, straggler: jobs.Straggler | None, gang: str) -> jobs.JobLine:
-    """The line, bettered by what its GPUs show side by side."""
-    state = line.state
-    if state is jobs.JobState.STALLED and gang == "hung":
-        state = jobs.JobState.HUNG
-    elif state is jobs.JobState.RUNNING and straggler is not None and straggler.score < 1:
-        state = jobs.JobState.SLOW
-    return replace(line, state=state, straggler=straggler or line.straggler)
-
-
-def _why(line: jobs.JobLine, beside: Sequence[jobs.Rank]) -> str:
-    states = [one.state for one in beside]
+def _why(line: jobs.JobLine, look: closer.Look) -> str:
+    states = [one.state for one in look.beside]
     counted = ", ".join(f"{states.count(state)} {DOES[state]}" for state in jobs.RankState if state in states)
-    slow = line.straggler
+    slow = line.straggler or look.straggler
     if slow is not None:
         return f"{jobs.called(slow)} {slow.why} ({counted})"
     return f"ranks: {counted}" if counted else "no GPU or rank of it is seen"
+
+
+def _waits(asked: Asked) -> str:
+    reasons = {part.reason for part in asked.parts} - {""}
+    parts = "it waits" if len(asked.parts) == 1 else f"its {len(asked.parts)} parts wait"
+    gpus = "a GPU" if asked.line.gpus == 1 else f"{asked.line.gpus} GPUs"
+    return f"{parts} for {gpus}: {', '.join(sorted(reasons)) or 'no reason is given'}"
+
+
+def _command(asked: Asked) -> str:
+    first = min((part.workload for part in asked.parts), key=str)
+    return f"watchkeeper explain pod {first}" if first.namespace else f"scontrol show job {first.name}"
 
 
 def _since(asked: Asked, now: datetime) -> datetime:
@@ -213,32 +122,23 @@ def _since(asked: Asked, now: datetime) -> datetime:
     return max(known, now - LONGEST) if known is not None else now - timedelta(hours=1)
 
 
-def _facts(questions: Questions, line: jobs.JobLine, nodes: set[str], own: set[str]) -> efficiency.Facts:
-    uses = {labels.get("of", ""): value for labels, value in questions.uses().items()}
+def _held(questions: Questions, facts: efficiency.Facts, nodes: set[str], own: set[str]) -> efficiency.Facts:
+    """With the memory of its GPUs and the CPUs of its nodes, which a list does not show."""
     memory = [value for labels, value in questions.memory(nodes).items() if labels.get("UUID") in own]
-    slowed = [
-        labels
-        for labels, value in questions.slowed(nodes).items()
-        if labels.get("UUID") in own and gpu_trouble.is_held_down(value)
-    ]
     cpus, busy = questions.cpus(nodes)
-    waits = questions.waits()
-    return efficiency.Facts(
-        float(line.gpus),
-        uses,
-        max(waits.values(), default=None),
-        line.straggler,
-        len(slowed),
-        sum(memory) * 1024 * 1024 if memory else None,
-        cpus,
-        busy,
-    )
+    return replace(facts, memory_bytes=sum(memory) * 1024 * 1024 if memory else None, cpus=cpus, cpus_used=busy)
 
 
 def _goodput(questions: Questions, asked: Asked, since: datetime, now: datetime) -> jobs.Goodput:
     steps = questions.timeline("training_iterations_total", since)
     restarts = dict(questions.over("training_restarts_total", since))
-    points = [goodput.Point(at, value, restarts.get(at)) for at, value in steps]
+    missing = dict(questions.over("watchkeeper:training_ranks_missing:count", since))
+    stalled = dict(questions.over("ALERTS", since, where='alertname="TrainingJobStalled",alertstate="firing"'))
+    paused = dict(questions.over("training_paused", since))
+    points = [
+        goodput.Point(at, value, restarts.get(at), at in missing, at in stalled, paused.get(at) == 1)
+        for at, value in steps
+    ]
     # What lies before its first word is no failure: nobody saw it.
     while points and points[0].steps is None:
         del points[0]

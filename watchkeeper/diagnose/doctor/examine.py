@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from watchkeeper.diagnose.doctor import documents, ranking, report, scan, signatures, timeline
+from watchkeeper.diagnose.doctor import documents, places, ranking, report, scan, signatures, timeline
 from watchkeeper.diagnose.doctor.facts import Facts, Input
 from watchkeeper.diagnose.doctor.judgements import JUDGEMENTS, first_error, general
 from watchkeeper.diagnose.doctor.opinion import Opinion
@@ -32,6 +32,7 @@ def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] =
     for stream in streams:
         _read(stream, facts, progress)
     timeline.settle(facts)
+    places.settle(facts)
     opinions = first_error.weaken_late(facts, (opinion for judgement in JUDGEMENTS for opinion in judgement(facts)))
     if all(opinion.confidence < SAYS_NOTHING for opinion in opinions):
         opinions += general.hints(facts)

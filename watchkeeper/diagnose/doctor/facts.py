@@ -72,7 +72,9 @@ class Facts:
         self._counts[sign] = self._counts.get(sign, 0) + 1
         kept = self._by_sign.setdefault(sign, [])
         if len(kept) < MAX_SIGHTINGS_OF_A_SIGN:
-            kept.append(Sighting(sign, input, line, text.strip()[:EVIDENCE_CHARACTERS], fields, self._order, clock))
+            # Python refuses to read numbers of thousands of digits.
+            short = {name: value[:EVIDENCE_CHARACTERS] for name, value in fields.items()}
+            kept.append(Sighting(sign, input, line, text.strip()[:EVIDENCE_CHARACTERS], short, self._order, clock))
 
     def add_dump(self, dump: flight_recorder.Dump, *, input: str, text: str, fields: Mapping[str, str]) -> None:
         self._order += 1

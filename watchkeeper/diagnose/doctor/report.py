@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -14,7 +15,7 @@ from typing import Any
 from watchkeeper.catalogue import causes, pack
 from watchkeeper.diagnose.doctor import collecting
 from watchkeeper.diagnose.doctor.facts import Facts, Input, Sighting
-from watchkeeper.diagnose.doctor.ranking import Weighed
+from watchkeeper.diagnose.doctor.ranking import WORTH_ASKING, Weighed
 from watchkeeper.model import diagnosis, fleet
 
 FILE = "doctor_actions.csv"
@@ -56,6 +57,8 @@ NUMBERS = frozenset(
     {"gpu", "culprit_rank", "rank", "local_rank", "missing_rank", "missing_gpu", "pid", "link", "switch", "port"}
 )
 MAX_VALUES_OF_A_PLACE = 16
+# Where the first thing that a reason says ends.
+FIRST_CLAUSE = re.compile(r"\. |; ")
 # A title that begins with one of these begins with a capital; one that begins with a node's name keeps it.
 OUR_WORDS = ("this ", "a GPU", "rank ", "pod ", "job ")
 # What commands may name.
@@ -155,7 +158,16 @@ def _finding(one: Weighed, ways: _Ways) -> Finding:
     row = causes.lookup(one.cause)
     where = _where(one)
     place, node = _place_in_words(where, _scope(row, where)), _first(where.get("node"))
-    title = row.headline(place, node or "this system")
+    # A place that is a rank already is not one of several, and has none.
+    if row.title.startswith("Ranks of") and place.startswith("rank "):
+        place = "this job"
+    title = row.headline(place, node or "this system").replace("A rank of rank ", "rank ")
+    missing = _first(where.get("missing_rank"))
+    if missing is not None and "rank" in title and f"rank {missing}" not in title:
+        title = f"{title}: rank {missing}"
+    if one.cause == diagnosis.UNKNOWN_CAUSE and one.confidence >= WORTH_ASKING and one.why:
+        # No cause of the catalogue, but a sign that says what it is: a job that Slurm ended, a disk that was full.
+        title = FIRST_CLAUSE.split(one.why, maxsplit=1)[0].rstrip(".")
     steps = tuple(diagnosis.Step(text) for text in one.advice)
     return Finding(
         cause=one.cause,

@@ -20,7 +20,8 @@ HEAD_BYTES = 2 << 20
 DOCUMENT_BYTES = 64 << 20
 # Words of which each line that readers/kernel_log.py knows has one.
 KERNEL_WORDS = frozenset(
-    b"nvrm sxid bus nvlink aer dpc pciehp hardware edac memory mlx linux vi dmar smmu nfs lockd evicted ceph".split()
+    b"nvrm sxid bus nvlink aer dpc pciehp hardware edac memory mlx linux vi dmar smmu nfs lockd evicted restored "
+    b"ceph".split()
 )
 NEGATION = re.compile(r"(?i)(?:^|\W)(?:no|zero|without|never)\s+$|(?:^|[\s(,;|])0\s+$")
 # The first of something is not none of it: `GPU 0 has fallen off the bus`, `rank 0 out of memory`.
@@ -120,16 +121,22 @@ def _match(
     written = line.text
     text = line.unwrapped if sign.spans_lines else written
     found = sign.match(text)
-    if found is None or _is_denied(found) or QUOTED_SOURCE.match(written):
+    if found is None or _is_denied(found) or QUOTED_SOURCE.match(written) or found.start() > len(written):
+        # What begins on a later line is found there, with that line's place.
         return clock
     clock = line_prefix.read_clock(written) or clock
     fields = dict(line_prefix.read_prefix(written))
-    if not fields and "rank" in (before := line_prefix.read_prefix(line.preceding)):
+    if not fields and _goes_on(line) and "rank" in (before := line_prefix.read_prefix(line.preceding)):
         # A logger that breaks its message puts the rank on the line before.
         fields = {"rank": before["rank"]}
     fields.update({key: value.strip() for key, value in found.groupdict().items() if value})
     facts.add(sign.id, input=name, line=line.number, text=excerpt(text, found.start()), fields=fields, clock=clock)
     return clock
+
+
+def _goes_on(line: log_text.LogLine[Worth]) -> bool:
+    """Whether the line goes on with what the one before began; a line after another one is not yet the same rank's."""
+    return line.text[:1].isspace() or line.preceding.rstrip().endswith((":", ",", "(", "\\"))
 
 
 def _is_denied(found: re.Match[str]) -> bool:

@@ -198,8 +198,22 @@ def ended_ranks(facts: Facts) -> Iterable[Opinion]:
         yield opinion("nccl_rank_died", 0.55, why, on=[*root, *seen[:MAX_EVIDENCE]], where=named)
     elif code != -9:
         meaning = row.meaning if row is not None else "no more is known"
-        why = f"A rank ended with exit code {code}: {meaning}. Its own log, before this line, has the reason."
-        yield opinion("nccl_rank_died", 0.35, why, on=[*root, *seen[:MAX_EVIDENCE]], where=named)
+        why = f"A rank ended with exit code {code}: {meaning}. "
+        raised = _raised(facts, first)
+        why += _said(raised) if raised is not None else "Its own log, before this line, has the reason."
+        on = [*([raised] if raised is not None else []), *root, *seen[:MAX_EVIDENCE]]
+        yield opinion("nccl_rank_died", 0.35, why, on=on, where=named)
+
+
+def _raised(facts: Facts, ended: Sighting) -> Sighting | None:
+    """The Python error before a rank's end, where those of one rank alone are in the log."""
+    errors = [one for one in facts.of("python-exception") if one.input == ended.input and one.line < ended.line]
+    return errors[-1] if errors and len({one.fields.get("rank") for one in errors}) == 1 else None
+
+
+def _said(raised: Sighting) -> str:
+    who = f"Rank {raised.fields['rank']}" if "rank" in raised.fields else "The program"
+    return f"{who} ended with {raised.text[raised.text.index(raised.fields['kind']) :]}"
 
 
 def dead_workers(facts: Facts) -> Iterable[Opinion]:

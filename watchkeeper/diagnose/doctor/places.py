@@ -1,0 +1,118 @@
+"""Ranks and nodes that one line names and another needs: a line that fails rarely says everything about where it is.
+
+A launcher puts a number before each line, a traceback names its rank in its heading, and the node of a rank stands
+wherever a launcher, NCCL or `srun` wrote both. `examine` calls `settle` once, after all inputs are read; what lines
+disagree about is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from watchkeeper.diagnose.doctor.facts import Facts, Sighting
+from watchkeeper.readers import hostlist
+
+# 9: RuntimeError: CUDA error: …      (srun --label)
+LABEL = re.compile(r"^\s*(\d{1,6}): ")
+# Slurm's own lines have no number, and so have those of a batch script.
+UNLABELLED = re.compile(r"^\s*(?:srun|slurmstepd|salloc|sbatch)[:-]")
+LABELLED_KINDS = frozenset({"slurm_log", "training_log", "nccl_log", "application_log", "python_traceback"})
+HEADING = "python-traceback"
+# The error that a traceback ends with stands at most so far below its heading.
+TRACEBACK_LINES = 60
+# torchrun's block has the host a line above the rank.
+BLOCK_LINES = 2
+MOST_TASKS = 4096
+
+
+def settle(facts: Facts) -> None:
+    """Sightings with the rank and the node that other lines tell."""
+    sightings = _labelled(facts, facts.all())
+    sightings = _with_their_line(sightings)
+    sightings = _with_their_heading(sightings)
+    facts.replace_all(_with_their_node(sightings, _homes(sightings)))
+
+
+def _labelled(facts: Facts, sightings: Sequence[Sighting]) -> list[Sighting]:
+    """The number before each line is a rank, where all lines of the input's programs have one."""
+    kinds = {given.name: given.kind for given in facts.inputs}
+    plain = {seen.input for seen in sightings if LABEL.match(seen.text) is None and UNLABELLED.match(seen.text) is None}
+    return [
+        _adding(seen, {"rank": label[1]})
+        if kinds.get(seen.input) in LABELLED_KINDS
+        and seen.input not in plain
+        and (label := LABEL.match(seen.text)) is not None
+        else seen
+        for seen in sightings
+    ]
+
+
+def _with_their_line(sightings: Sequence[Sighting]) -> list[Sighting]:
+    """Of several signs on one line each knows what one of them reads."""
+    told: dict[tuple[str, int], dict[str, str]] = {}
+    for seen in sightings:
+        told.setdefault((seen.input, seen.line), {}).update(_place(seen))
+    return [_adding(seen, told[seen.input, seen.line]) for seen in sightings]
+
+
+def _with_their_heading(sightings: Sequence[Sighting]) -> list[Sighting]:
+    """An error without a place is that of the traceback above it."""
+    headings: dict[str, list[Sighting]] = {}
+    for seen in sorted(sightings, key=lambda one: one.line):
+        if seen.sign == HEADING:
+            headings.setdefault(seen.input, []).append(seen)
+    found = []
+    for seen in sightings:
+        above = headings.get(seen.input, [])
+        at = bisect_right(above, seen.line, key=lambda one: one.line) - 1
+        is_near = at >= 0 and 0 < seen.line - above[at].line <= TRACEBACK_LINES
+        found.append(_adding(seen, _place(above[at])) if is_near and not _place(seen) else seen)
+    return found
+
+
+def _homes(sightings: Iterable[Sighting]) -> dict[str, str]:
+    """The node of each rank, where every line that names both agrees."""
+    named: dict[str, set[str]] = {}
+    hosts: dict[str, Sighting] = {}
+    for seen in sorted(sightings, key=lambda one: (one.input, one.line)):
+        node = seen.fields.get("node")
+        if seen.sign == "elastic-block-host":
+            hosts[seen.input] = seen
+        host = hosts.get(seen.input)
+        if seen.sign == "elastic-block-rank" and host is not None and 0 < seen.line - host.line <= BLOCK_LINES:
+            node = host.fields["node"]
+        if node and (ranks := seen.fields.get("rank")):
+            for rank in _numbers(ranks):
+                named.setdefault(rank, set()).add(node)
+    return {rank: next(iter(nodes)) for rank, nodes in named.items() if len(nodes) == 1}
+
+
+def _with_their_node(sightings: Iterable[Sighting], homes: Mapping[str, str]) -> list[Sighting]:
+    return [
+        _adding(seen, {"node": homes[seen.fields["rank"]]}) if seen.fields.get("rank") in homes else seen
+        for seen in sightings
+    ]
+
+
+def _numbers(text: str) -> list[str]:
+    """`3`, or Slurm's `0,4-7`."""
+    if text.isdigit():
+        return [text]
+    try:
+        return hostlist.expand(f"[{text}]")[:MOST_TASKS]
+    except ValueError:
+        return []
+
+
+def _place(seen: Sighting) -> dict[str, str]:
+    rank = seen.fields.get("rank") or seen.fields.get("rank2")
+    node = seen.fields.get("node") or seen.fields.get("node2")
+    return {name: value for name, value in (("rank", rank), ("node", node)) if value}
+
+
+def _adding(seen: Sighting, more: Mapping[str, str]) -> Sighting:
+    missing = {name: value for name, value in more.items() if not seen.fields.get(name)}
+    return replace(seen, fields={**seen.fields, **missing}) if missing else seen

@@ -1,0 +1,149 @@
+"""A closer look at one job: its ranks side by side, and what they say about its state and whom the others wait for.
+
+`board` looks so at jobs that alerts or slow ranks speak of, `report` at the one that is asked for: a list and a page
+say the same because both take it from here. Which rank does what is decided in `ranks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from watchkeeper.model import jobs
+from watchkeeper.model.labels import Labels
+from watchkeeper.workloads import efficiency, identity, ranks
+from watchkeeper.workloads.questions import Questions, Rows
+
+# Several times the largest jobs that there are; a page that says more is wrong.
+LARGEST_WORLD = 100_000
+STUCK = (jobs.JobState.HUNG, jobs.JobState.STALLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The ranks of a job as they were seen and side by side, and the one that the others wait for."""
+
+    seen: Sequence[ranks.Seen]
+    nodes: set[str]
+    beside: tuple[jobs.Rank, ...]
+    straggler: jobs.Straggler | None
+
+
+def look(questions: Questions, line: jobs.JobLine) -> Look:
+    is_stuck = line.state in STUCK
+    seen, nodes = _seen(questions, is_stuck=is_stuck)
+    in_step = bool(questions.training) or line.gpus <= 1 or is_stuck or _may_be_in_step(seen)
+    return Look(seen, nodes, *ranks.beside(seen, in_step=in_step, is_stuck=is_stuck))
+
+
+def bettered(line: jobs.JobLine, facts: efficiency.Facts, found: Look) -> tuple[jobs.JobLine, efficiency.Facts]:
+    """The line of a job that something is wrong with, and what it is judged by, with what its ranks show."""
+    state, straggler = line.state, found.straggler or line.straggler
+    if state is jobs.JobState.STALLED and len(found.beside) > 1 and ranks.state_of_gang(found.beside) == "hung":
+        state = jobs.JobState.HUNG
+    elif state is jobs.JobState.RUNNING and straggler is not None and straggler.score is not None:
+        state = jobs.JobState.SLOW
+    facts = replace(facts, straggler=straggler)
+    return replace(line, state=state, straggler=straggler, bound_by=efficiency.bound_by(facts)), facts
+
+
+def _seen(questions: Questions, *, is_stuck: bool) -> tuple[list[ranks.Seen], set[str]]:
+    """Every GPU or rank of the job with its numbers, and the job's nodes."""
+    held, world = questions.held(), _world(questions.told("training_world_size"))
+    # After a restart with fewer ranks the last ones are gone for good.
+    told = {
+        labels: value
+        for labels, value in questions.ranks().items()
+        if not world or (identity.rank_of(labels) or 0) < world
+    }
+    places = {labels.get("UUID", ""): labels for labels in [*held, *told] if labels.get("UUID")}
+    nodes = {labels.get("Hostname", "") for labels in [*held, *told]} - {""}
+    numbers: dict[str, dict[str, float]] = {}
+    indexes: dict[str, str] = {}
+    for labels, value in (questions.gpus(nodes, is_stuck=is_stuck) if nodes else {}).items():
+        uuid = labels.get("UUID", "")
+        if uuid in places:
+            numbers.setdefault(uuid, {})[labels.get("field", "")] = value
+            indexes[uuid] = labels.get("gpu", "")
+    is_blind = is_stuck and nodes and len(numbers) < len(places)
+    silent = {labels.get("UUID", "") for labels in questions.silent(nodes)} if is_blind else set()
+    usual, around = questions.usual_watts(), _around(questions, nodes)
+    steps = {identity.rank_of(labels): value for labels, value in questions.compute().items()}
+    alive = {identity.rank_of(labels) for labels in questions.told("training_last_step_timestamp_seconds")}
+    rank_of = _ranks_of(places, told, indexes, world=world)
+    found = [
+        ranks.Seen(
+            rank_of.get(uuid),
+            labels.get("Hostname", ""),
+            labels.get("gpu") or indexes.get(uuid, ""),
+            uuid,
+            numbers.get(uuid, {}).get("DCGM_FI_PROF_SM_ACTIVE"),
+            numbers.get(uuid, {}).get("DCGM_FI_DEV_GPU_UTIL"),
+            numbers.get(uuid, {}).get("DCGM_FI_DEV_POWER_USAGE"),
+            steps.get(rank_of.get(uuid)),
+            is_missing=bool(alive) and rank_of.get(uuid) is not None and rank_of.get(uuid) not in alive,
+            is_silent=uuid in silent and uuid not in numbers,
+            limit_watts=numbers.get(uuid, {}).get("DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
+            usual_watts=usual,
+            link_bytes=around.links.get(uuid),
+            cpu_share=around.cpus.get(labels.get("Hostname", "")),
+            network_bytes=around.network.get(labels.get("Hostname", "")),
+        )
+        for uuid, labels in places.items()
+    ]
+    placed = {one.rank for one in found}
+    expected = {*range(world), *(rank for rank in alive if rank is not None)} if alive else set()
+    found += [
+        ranks.Seen(rank, step_seconds=steps.get(rank), is_missing=rank not in alive) for rank in expected - placed
+    ]
+    return found, nodes
+
+
+def _world(told: Rows) -> int:
+    """How many ranks the job says that it has; 0 where it does not say, or says what no job has."""
+    largest = max(told.values(), default=0.0)
+    return round(largest) if 0 <= largest <= LARGEST_WORLD else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """Bytes over the links of each GPU, and CPUs and network of each node, where they are measured."""
+
+    links: Mapping[str, float]
+    cpus: Mapping[str, float]
+    network: Mapping[str, float]
+
+
+def _around(questions: Questions, nodes: set[str]) -> _Around:
+    if not nodes:
+        return _Around({}, {}, {})
+    cpus, network = questions.by_node(nodes)
+    return _Around(
+        {labels.get("UUID", ""): value for labels, value in questions.links(nodes).items()},
+        {labels.get("instance", "").partition(":")[0]: value for labels, value in cpus.items()},
+        {labels.get("instance", "").partition(":")[0]: value for labels, value in network.items()},
+    )
+
+
+def _ranks_of(places: Mapping[str, Labels], told: Rows, indexes: Mapping[str, str], *, world: int) -> dict[str, int]:
+    """Which rank runs on which GPU: by its own word, else by their order where there is one GPU for each rank."""
+    known = {labels.get("UUID", ""): rank for labels in told if (rank := identity.rank_of(labels)) is not None}
+    if known or world != len(places):
+        # The GPU of a rank that no longer speaks is the one that is left.
+        left, free = set(range(world)) - set(known.values()), [uuid for uuid in places if uuid not in known]
+        return {**known, free[0]: left.pop()} if len(left) == len(free) == 1 else known
+    ordered = sorted(
+        places,
+        key=lambda uuid: jobs.rank_order(
+            places[uuid].get("workload", ""), places[uuid].get("Hostname", ""), indexes.get(uuid, "")
+        ),
+    )
+    return {uuid: rank for rank, uuid in enumerate(ordered)}
+
+
+def _may_be_in_step(seen: Sequence[ranks.Seen]) -> bool:
+    """Without a word of its own: GPUs that are alike busy, or of which some wait in a collective, train together."""
+    if sum(one.state is not jobs.RankState.UNKNOWN for one in seen) < ranks.LEAST_GANG:
+        return False
+    waits = sum((one.utilisation_percent or 0.0) >= jobs.SPINS_PERCENT for one in seen)
+    return waits > len(seen) / 2

@@ -22,7 +22,7 @@ WAITS, WAIT_SECONDS = 50, 0.01
 class Surroundings:
     """What the queue needs of the hub."""
 
-    incident: Callable[[str], Incident | None]
+    incident: Callable[[str], Awaitable[Incident | None]]
     is_busy: Callable[[], bool]
     diagnose: Callable[[Incident], Awaitable[None]]
     note: Callable[[str, str], Awaitable[None]]
@@ -48,7 +48,7 @@ class DiagnosisQueue:
             id = max(self._waiting, key=lambda one: self._waiting[one][0])
             _, failures = self._waiting.pop(id)
             try:
-                incident = self._around.incident(id)
+                incident = await self._around.incident(id)
                 if incident is not None and incident.is_open:
                     await self._around.diagnose(incident)
             except Exception as error:

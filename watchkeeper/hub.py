@@ -44,7 +44,7 @@ from watchkeeper.query import engine
 from watchkeeper.remediate import evidence, node_checks, orders
 from watchkeeper.remediate.drivers import kubernetes, together
 from watchkeeper.rules import evaluate, reload, rulefile, slo
-from watchkeeper.store import chain, journal
+from watchkeeper.store import chain, journal, journal_readers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -83,6 +83,8 @@ class Hub:
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="clerk")
         # Questions of people wait for one another, never the log's fsync or a rule for them.
         self._askers = ThreadPoolExecutor(QUESTIONS_AT_ONCE, thread_name_prefix="asker")
+        self._readers = journal_readers.JournalReaders()
+        self.read = self._readers.read
         self._unread_because: str | None = "the fleet has not been read yet"
         self._known_problems: list[str] = []
         self._dropped_targets: tuple[discovery.Dropped, ...] = ()
@@ -113,7 +115,7 @@ class Hub:
         self._doubt = leaps.Doubt(TRIM_SECONDS)
         self._undiagnosed = diagnosis_queue.DiagnosisQueue(
             diagnosis_queue.Surroundings(
-                self.incident,
+                lambda one: self.read(lambda: self.incident(one)),
                 lambda: self._at_work > 0 or self.repairs.is_starting,
                 self._diagnose,
                 lambda incident, text: self.note(incident, journal.HUB, text),
@@ -171,6 +173,7 @@ class Hub:
             # Another lead brings another journal.
             self._closing.callback(lambda: self.journal.close())  # noqa: PLW0108
             self._closing.callback(self._clerk.shutdown)
+            self._closing.callback(self._readers.close)
             self._closing.callback(self._rules.close)
             self._closing.callback(self.repairs.close)
 
@@ -418,7 +421,7 @@ class Hub:
     async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
         now = self.clock.now()
         said = await self._at_clerk(lambda: self._pipeline.correct(id, actor, cause=cause, why=why, now=now))
-        incident = self.incident(id)
+        incident = await self.read(lambda: self.incident(id))
         self._announce([incident] if incident is not None else [])
         return said
 
@@ -545,8 +548,13 @@ class Hub:
     def events_at(self, place: fleet_model.Place, since: datetime, until: datetime) -> list[events.Event]:
         return self.journal.events_at(place, since=since, until=until)
 
-    def incidents(self, *, open_only: bool = True, limit: int = MOST_INCIDENTS) -> list[Incident]:
-        return self.journal.incidents(open_only=open_only, limit=limit)
+    def incidents(
+        self, *, open_only: bool = True, limit: int = MOST_INCIDENTS, opened_since: datetime | None = None
+    ) -> list[Incident]:
+        return self.journal.incidents(open_only=open_only, limit=limit, opened_since=opened_since)
+
+    def first_opened_at(self) -> datetime | None:
+        return self.journal.first_opened_at()
 
     def incident(self, id: str) -> Incident | None:
         return self.journal.incident(id)

@@ -324,7 +324,8 @@ class RepairLoop:
         handing = self._hand_over
         if handing is not None:
             await self._in_thread(lambda: handing.look(self.repairs.all(), self._clock.now()))
-        self._measure()
+        # Away from the loop: to look at the repairs is to wait for one that is being written down.
+        await self._in_thread(self._measure)
         if not self._has_caught_up:
             await self._in_thread(self._catch_up)
             self._has_caught_up = True

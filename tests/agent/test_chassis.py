@@ -79,7 +79,6 @@ def test_a_fan_in_percent_and_a_supply_without_current_are_read() -> None:
         Sensor("ipmi", "supply", "PS1 Status", 1.0, is_alarmed=False),
         Sensor("ipmi", "supply", "PS2 Status", 0.0, is_alarmed=True),
     ]
-    assert ipmi.read(SENSOR.splitlines())[0].critical == 42.0
 
 
 def install_ipmitool(root: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:

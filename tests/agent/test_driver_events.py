@@ -119,13 +119,14 @@ def test_ids_go_on_behind_those_of_an_agent_before() -> None:
 
 def test_a_fault_opens_its_own_cause_and_ends_when_it_is_no_longer_repeated() -> None:
     events = driver_events.DriverEvents(EventSource("main", "n1", "boot", "nvml"), lambda: 1.0)
-    signal = from_event(events.of_fault(Fault("driver_call_hung", PLACE, NOW, "hangs")))
+    fault = events.of_fault(Fault("driver_call_hung", PLACE, NOW, "hangs"))
+    signal = from_event(fault)
     assert signal is not None
     assert (signal.cause, signal.family) == ("driver_call_hung", "driver")
-    quiet = clear_rule(signal.cause, EventKind.DRIVER_FAULT).quiet_seconds
+    quiet = clear_rule(signal.cause, fault).quiet_seconds
     assert quiet is not None
     assert quiet > driver_events.REPEAT_SECONDS
-    assert clear_rule("gpu_fell_off_bus", EventKind.XID).quiet_seconds is None
+    assert clear_rule("gpu_fell_off_bus", replace(fault, kind=EventKind.XID)).quiet_seconds is None
 
 
 def test_events_of_nvml_that_are_no_trouble_are_not_sent() -> None:

@@ -113,19 +113,19 @@ def test_a_new_kernel_without_an_nvidia_module_is_found_before_the_reboot(machin
 def test_sensors_have_units_labels_and_their_own_alarms(tmp_path: Path) -> None:
     chip = "sys/class/hwmon/hwmon3"
     files = {"name": "psu", "fan1_input": "0", "fan1_label": "FAN A", "fan1_fault": "1"}
-    files |= {"temp1_input": "24500", "temp1_crit": "90000", "power1_average": "812000000", "fan2_input": "broken"}
+    files |= {"temp1_input": "24500", "power1_average": "812000000", "fan2_input": "broken"}
     write(tmp_path, {f"{chip}/{name}": text for name, text in files.items()})
     assert hwmon.read(tmp_path / "sys") == [
         hwmon.Sensor("psu", "fan", "FAN A", 0.0, is_alarmed=True),
         hwmon.Sensor("psu", "power", "power1", 812.0),
-        hwmon.Sensor("psu", "temperature", "temp1", 24.5, critical=90.0),
+        hwmon.Sensor("psu", "temperature", "temp1", 24.5),
     ]
 
 
 def test_units_that_are_not_installed_are_left_out() -> None:
     text = (
         "Id=nvidia-fabricmanager.service\nLoadState=loaded\nActiveState=failed\nSubState=failed\n"
-        "UnitFileState=enabled\nNRestarts=3\n\nId=nvidia-dcgm.service\nLoadState=not-found\nActiveState=inactive\n"
+        "NRestarts=3\n\nId=nvidia-dcgm.service\nLoadState=not-found\nActiveState=inactive\n"
     )
     (unit,) = systemd_units.read(text)
     assert (unit.name, unit.is_running, unit.restarts) == ("nvidia-fabricmanager.service", False, 3)

@@ -189,6 +189,13 @@ def test_both_forms_of_a_syslog_line_are_read(line: str, at: datetime | None, si
     assert at is None or found.at == at
 
 
+def test_a_time_since_boot_that_no_kernel_writes_is_text() -> None:
+    found = syslog_line.read_line(f"Nov 15 11:59:00 n1 kernel: [{'9' * 5000}.917400] {XID}", NOW)
+    assert found is not None
+    assert found.since_boot_us is None
+    assert found.text.endswith(XID)
+
+
 def test_a_line_of_december_read_in_january_is_last_years() -> None:
     found = syslog_line.read_line("Dec 31 23:00:00 n1 kernel: x", datetime(2026, 1, 2, tzinfo=UTC))
     assert found is not None
@@ -219,6 +226,18 @@ def test_a_file_is_followed_through_rotation_and_truncation(tmp_path: Path) -> N
             assert [record.record.split(",")[2] for record in found] == [f"{n}000000" for n in (1, 2, 3, 4)]
 
     asyncio.run(story())
+
+
+def test_a_file_that_was_truncated_in_the_middle_of_a_line_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "kern.log"
+    path.write_text("half a li")
+    file = OpenFile(path)
+    assert list(file.lines(()) or ()) == []
+    path.write_text("")
+    assert file.was_truncated()
+    path.write_text("whole\n")
+    assert list(file.lines(()) or ()) == [(b"whole", 6)]
+    file.close()
 
 
 def test_a_new_file_that_is_gone_again_is_said_and_nothing_is_closed_twice(tmp_path: Path) -> None:

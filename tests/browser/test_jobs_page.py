@@ -84,3 +84,18 @@ def test_a_list_does_not_say_that_a_hung_job_has_no_straggler(page: Page, demo: 
     expect(page.get_by_test_id("job-row").first).to_contain_text("hung")
     expect(page.get_by_test_id("job-row").first).not_to_contain_text("none")
     expect(page.get_by_test_id("tile-stragglers")).to_contain_text("of the jobs that go on")
+
+
+def test_a_rank_that_all_others_stand_still_for_is_not_some_percent_behind(page: Page, demo: Product) -> None:  # noqa: F811
+    largest(demo)
+    slow = {"rank": 3, "node": "n1", "gpu": "3", "uuid": "GPU-3", "score": None, "why": "says nothing any more"}
+
+    def hung(route: Route) -> None:
+        answer = route.fetch()
+        jobs = [job | {"straggler": slow, "state": "hung"} for job in answer.json()["jobs"]]
+        route.fulfill(response=answer, json=answer.json() | {"jobs": jobs})
+
+    page.route("**/api/jobs?*", hung)
+    page.goto(f"{demo.url}/jobs")
+    expect(page.get_by_test_id("job-row").first).to_contain_text("rank 3the others wait for it")
+    expect(page.get_by_test_id("tile-stragglers")).to_contain_text("the others wait for it")

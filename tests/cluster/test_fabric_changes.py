@@ -150,7 +150,7 @@ def test_a_dark_link_is_a_degraded_link_of_its_node_until_it_is_back() -> None:
     assert (signal.cause, signal.place.node) == ("ib_link_degraded", "n0")
     (back,) = one.take(fabric_of(), NOW)
     assert signals.from_event(back) is None
-    rule = signals.clear_rule(signal.cause, event.kind)
+    rule = signals.clear_rule(signal.cause, event)
     (condition,) = events.fold([event], rule, NOW.replace(hour=23)).values()
     assert condition.is_open
     (condition,) = events.fold([event, replace(back, at=NOW.replace(hour=7))], rule, NOW.replace(hour=23)).values()

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import urllib.error
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import yaml
 
 from tests import kubernetes_server
 from tests.cluster.fake_kubelet import Kubelet, gpu_pod, serving
+from tests.cluster.watched import running, until
 from tests.house.tree import ROOT
 from tests.kubernetes_server import Cluster
 from watchkeeper.collect import kubernetes_view
@@ -55,20 +56,9 @@ def clean(cluster: Cluster) -> Iterator[None]:
 @asynccontextmanager
 async def watching(reached: kubeconfig.ApiServer) -> AsyncIterator[KubernetesWatch]:
     watch = KubernetesWatch(reached, cluster="main", time=clock.ScaledClock(), metrics=own_metrics.Registry())
-    task = asyncio.create_task(watch.run())
-    try:
+    async with running(watch):
         await until(lambda: watch.is_known or any(watch.problems()))
         yield watch
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def workload(watch: KubernetesWatch, name: str) -> ScheduledWorkload | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.api_server import CLAIMS, EVENTS, JOBS, NODES, PODS, QUOTAS, ApiServer, node, pod, serving
+from tests.cluster.watched import running, until
 from watchkeeper.collect import kubernetes_kind, kubernetes_view, kubernetes_watch
 from watchkeeper.collect.kubernetes_watch import KubernetesWatch
 from watchkeeper.kit import access, clock, own_metrics
@@ -28,23 +29,6 @@ async def watching(server: ApiServer, reached: Reached | None = None) -> AsyncIt
     watch = KubernetesWatch(reached or server.reached(), cluster="main", time=time, metrics=registry)
     async with running(watch):
         yield watch
-
-
-@asynccontextmanager
-async def running(watch: KubernetesWatch) -> AsyncIterator[None]:
-    task = asyncio.create_task(watch.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def settled(server: ApiServer, watch: KubernetesWatch) -> None:

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from tests.cluster.api_server import ApiServer, Raw, serving
 from watchkeeper.collect.kubernetes_source import KubernetesSource
+from watchkeeper.collect.kubernetes_watch import KubernetesWatch
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock, own_metrics
 
 DEFAULTS = config.Fleet()
+
+
+@asynccontextmanager
+async def running(watch: KubernetesSource | KubernetesWatch) -> AsyncIterator[None]:
+    task = asyncio.create_task(watch.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -24,17 +42,10 @@ async def watching(
         source = KubernetesSource(
             server.reached(), fleet, time=clock.ScaledClock(speed=100.0), metrics=own_metrics.Registry()
         )
-        task = asyncio.create_task(source.run())
-        try:
+        async with running(source):
             await source.first_look()
-            async with asyncio.timeout(60):
-                while not all(kind.is_known for kind in source.watch.kinds):
-                    await asyncio.sleep(0.005)
+            await until(lambda: all(kind.is_known for kind in source.watch.kinds))
             yield server, source
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
 
 def watched(objects: Mapping[str, Sequence[Raw]], fleet: config.Fleet = DEFAULTS) -> KubernetesSource:

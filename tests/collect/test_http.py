@@ -89,6 +89,9 @@ def test_a_body_above_the_limit_is_refused_with_both_numbers() -> None:
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", "closed in the middle"),
         (CHUNKED + b"zz\r\n", "ValueError"),
+        # Going back by so many bytes would read the same length again, for ever.
+        (CHUNKED + b"-5\r\nabc\r\n0\r\n\r\n", "-5 bytes cannot be read"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\nabcdef", "-3 bytes cannot be read"),
         (b"SSH-2.0-OpenSSH\r\n", "does not speak HTTP"),
         (b"", "closed in the middle"),
     ],
@@ -102,13 +105,24 @@ def test_a_broken_answer_says_where_and_what(answer: bytes, problem: str) -> Non
         get(once)
 
 
-def test_a_silent_server_is_given_up_at_the_deadline() -> None:
-    async def never(_: Heard) -> bytes:
-        await asyncio.Event().wait()
-        return b""
+async def never(_: Heard) -> bytes:
+    await asyncio.Event().wait()
+    return b""
 
+
+def test_a_silent_server_is_given_up_at_the_deadline() -> None:
     with pytest.raises(CollectError, match=r"no answer within 0\.05 s"):
         get(never, timeout_seconds=0.05)
+
+
+def test_a_stream_that_never_begins_is_given_up_with_the_time_that_it_had() -> None:
+    async def use(connection: Connection, server: Loopback) -> Response:
+        async for line in connection.lines(Request(server.origin), quiet_seconds=60.0):
+            pytest.fail(f"nobody wrote {line!r}")
+        raise AssertionError("a stream that never begins cannot end")
+
+    with pytest.raises(CollectError, match=r"silent for more than 0\.05 s"):
+        ask(never, use, timeout_seconds=0.05)
 
 
 def test_a_closed_port_is_said_in_plain_words() -> None:

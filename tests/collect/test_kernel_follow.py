@@ -107,6 +107,12 @@ def test_a_flood_is_held_back_and_counted_and_other_events_pass() -> None:
     assert found[-1].fields["alike_left_out"] == "80"
 
 
+def test_the_return_of_each_of_many_file_servers_is_told() -> None:
+    """One that were held back would leave its server away for ever."""
+    lines = [line(f"nfs: server filer-{n} OK", sequence=n, at=START + timedelta(seconds=n / 10)) for n in range(50)]
+    assert len(events_of(*lines)) == 50
+
+
 def test_a_clock_that_is_set_back_does_not_close_the_gate_until_it_is_there_again() -> None:
     gate, earlier = FloodGate(per_minute=1), START - timedelta(hours=2)
     assert [gate.admit("x", START), gate.admit("x", START)] == [0, None]

@@ -68,6 +68,11 @@ def test_labels_are_dropped_and_kept_by_name() -> None:
     assert after(regex="env", action=Action.LABEL_KEEP) == {"env": "prod"}
 
 
+@pytest.mark.parametrize("name", ["²", "9" * 5000, "nobody"])
+def test_a_group_that_no_pattern_can_have_is_empty(name: str) -> None:
+    assert changed(source_labels=("env",), target_label="t", replacement=f"<${{{name}}}>") == {"t": "<>"}
+
+
 def test_an_empty_replacement_takes_the_label_away() -> None:
     result = after(source_labels=("env",), target_label="team", replacement="")
     assert result is not None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -75,3 +76,42 @@ def test_an_address_that_is_none_is_refused_and_not_tried_again() -> None:
     with pytest.raises(ReceiverError, match="is no address") as refused:
         calls.post("http://[::1", b"", {})
     assert not refused.value.may_retry
+
+
+@contextmanager
+def dripping_handshakes() -> Iterator[str]:
+    """A server that promises 16 kB of its part of a TLS handshake, and sends them byte by byte."""
+    is_over, threads = threading.Event(), list[threading.Thread]()
+
+    def drip(wire: socket.socket) -> None:
+        with wire, suppress(OSError):
+            wire.recv(65536)
+            wire.sendall(b"\x16\x03\x03\x40\x00")
+            while not is_over.wait(0.05):
+                wire.sendall(b"\x02")
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                threads.append(threading.Thread(target=drip, args=(listener.accept()[0],)))
+                threads[-1].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=serve, args=(listener,))
+        serving.start()
+        try:
+            yield f"https://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            is_over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            for thread in (serving, *threads):
+                thread.join()
+
+
+def test_a_handshake_that_drips_is_cut_off_as_well() -> None:
+    began = time.monotonic()
+    with dripping_handshakes() as url, pytest.raises(ReceiverError, match=r"no whole answer within 0\.6 s") as refused:
+        calls.post(url, b"{}", {}, limits=QUICK)
+    assert refused.value.may_retry
+    # One wait alone would be 20 s.
+    assert time.monotonic() - began < 15.0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.incidents.stories import Room, alert, event, gpu, later, node, xid
 from watchkeeper.errors import IllegalMove, JournalConflict
-from watchkeeper.model.events import EventKind
+from watchkeeper.model.events import SERVER, TELLS_RETURN, Event, EventKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentState
 
@@ -31,6 +33,38 @@ def test_a_boot_of_the_node_mends_no_cable_and_the_return_of_the_link_does(room:
     assert len(room.open()) == 1
     room.push(event(EventKind.FABRIC_UP, port, 1100))
     room.tick(1300)
+    assert room.open() == []
+
+
+def storage(kind: EventKind, server: str, at: float, *, waits: bool = True) -> Event:
+    named = {SERVER: server, **({TELLS_RETURN: "1"} if waits and kind is EventKind.STORAGE_LOST else {})}
+    return replace(event(kind, node(), at, id=f"{kind}/{server}/{at}"), fields=named)
+
+
+def test_a_lost_file_server_is_away_until_it_answers_again_and_no_other_answers_for_it(room: Room) -> None:
+    room.push(storage(EventKind.STORAGE_LOST, "filer-1", 0), storage(EventKind.STORAGE_LOST, "filer-2", 1))
+    room.push(xid(31, gpu(3), 2))
+    room.tick(7200)
+    room.restart(7201)
+    room.push(storage(EventKind.STORAGE_BACK, "filer-1", 7300), storage(EventKind.STORAGE_BACK, "filer-3", 7301))
+    room.tick(7400)
+    (away,) = room.incidents.open()
+    assert away.cause == "storage_unreachable"
+    assert [member.ref for member in away.members if member.until is None] == ["storage_lost/filer-2/1"]
+    room.restart(7500)
+    room.push(storage(EventKind.STORAGE_BACK, "filer-2", 9000))
+    room.tick(9061)
+    assert room.open() == []
+
+
+def test_a_file_server_that_nobody_will_tell_of_again_is_over_when_it_stays_quiet(room: Room) -> None:
+    room.push(storage(EventKind.STORAGE_LOST, "filer-1", 0, waits=False))
+    room.push(storage(EventKind.STORAGE_LOST, "filer-2", 1))
+    room.tick(700)
+    assert [member.until is None for member in room.incidents.open()[0].members] == [False, True]
+    # Whoever waited for the other was killed, and its word with it.
+    room.tick(86_401)
+    room.tick(86_501)
     assert room.open() == []
 
 
@@ -120,6 +154,14 @@ def test_a_resolved_incident_cannot_be_acknowledged_and_an_unknown_one_is_named(
         room.incidents.acknowledge("INC-1", "ada", later(2))
     with pytest.raises(IllegalMove, match="INC-9: there is no such incident"):
         room.incidents.note("INC-9", "ada", text="?", now=later(2))
+
+
+def test_of_two_who_take_an_incident_at_once_the_second_hears_who_has_it(room: Room) -> None:
+    room.push(xid(79, gpu(3), 0))
+    room.incidents.acknowledge("INC-1", "ann", later(5))
+    with pytest.raises(IllegalMove, match="ann has it already"):
+        room.incidents.acknowledge("INC-1", "bob", later(5))
+    assert room.incidents.open()[0].assignee == "ann"
 
 
 def test_a_hub_that_lost_the_lead_changes_nothing_in_memory(room: Room) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.incidents.stories import Room, alert, gpu, later, xid
+from tests.incidents.stories import Room, alert, gpu, later, node, xid
 from watchkeeper.incidents import notify, outbox, routing, silencing, subject
 from watchkeeper.model import notices, silences
 from watchkeeper.model.notices import NoticeState, Occasion
@@ -191,6 +191,28 @@ def test_a_silence_holds_back_until_it_ends(mail: Mail, is_ended: bool) -> None:
     else:
         mail.look(601)
         assert mail.told(612) == [("INC-1", "opened")]
+
+
+def test_after_a_silence_the_next_one_is_told_as_long_after_the_first_as_ever(mail: Mail) -> None:
+    quiet = silencing.Wish((silences.parse_matcher('node="n1"'),), "ann", "work", later(0), later(600))
+    mail.silences.add(quiet, later(0))
+    mail.room.push(xid(79, gpu(3), 1))
+    assert mail.told(599) == []
+    assert mail.told(605) == [("INC-1", "opened")]
+    assert mail.told(605 + 890, "lead") == []
+    assert mail.told(605 + 901, "lead") == [("INC-1", "escalated")]
+
+
+def test_what_comes_back_while_its_end_waits_for_the_receiver_is_told_once_and_after_it(mail: Mail) -> None:
+    mail.room.hear(alert("agent_down", node(), 0))
+    assert mail.told(15) == [("INC-1", "opened")]
+    mail.room.hear(alert("agent_down", node(), 0, ends=60))
+    ended = mail.take(130)
+    assert ended is not None
+    mail.box.failed(ended, "answered 503", later(130))
+    mail.room.hear(alert("agent_down", node(), 140))
+    told = [mail.told(at) for at in range(200, 400, 5)]
+    assert [one for one in told if one] == [[("INC-1", "resolved")], [("INC-1", "opened")]]
 
 
 def test_a_silence_of_another_node_holds_nothing_back(mail: Mail) -> None:

@@ -126,3 +126,20 @@ def test_a_notice_that_was_being_sent_to_a_receiver_that_left_is_given_up_when_i
     mail.box.failed(batch, "no answer within 10 s", later(20))
     assert mail.room.journal.notices_of("INC-1")[0].state is NoticeState.GIVEN_UP
     assert ROUTING.receivers == (HOOK, LEAD)
+
+
+def test_an_incident_that_is_repeated_for_months_takes_no_more_memory_and_keeps_counting(mail: Mail) -> None:
+    mail.room.push(xid(79, gpu(3), 0))
+    assert mail.told(10) == [("INC-1", "opened")]
+    hour = 3600.0
+    for at in range(1, 200):
+        mail.told(10 + at * hour)
+        mail.told(10 + at * hour, "lead")
+    told = mail.room.journal.notices_of("INC-1")
+    assert len(told) == len({one.id for one in told}) > 200
+    assert len(mail.box._known["INC-1"]) <= 5
+    # A restart reads them all, keeps as few, and goes on where they end.
+    mail.restart(11 + 199 * hour)
+    assert mail.told(10 + 200 * hour) == [("INC-1", "repeated")]
+    assert mail.room.journal.notices_of("INC-1")[-1].id == "INC-1/hook/repeated/200"
+    assert len(mail.box._known["INC-1"]) <= 5

@@ -45,6 +45,7 @@ def test_labels_name_the_smallest_place_they_can(labels: dict[str, str], place: 
 
 
 def test_hardware_waits_for_a_reset_and_applications_for_quiet() -> None:
-    assert clear_rule("gpu_fell_off_bus").quiet_seconds is None
-    assert clear_rule("app_illegal_access").quiet_seconds == 600
-    assert clear_rule("unknown").quiet_seconds == 600
+    any_xid = xid(79, gpu(3), 0)
+    assert clear_rule("gpu_fell_off_bus", any_xid).quiet_seconds is None
+    assert clear_rule("app_illegal_access", any_xid).quiet_seconds == 600
+    assert clear_rule("unknown", any_xid).quiet_seconds == 600

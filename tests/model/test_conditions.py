@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model.strategies import clear_rules, few_events
-from watchkeeper.model.events import ClearRule, Condition, Event, EventKind, fold
+from watchkeeper.model.events import ClearRule, Condition, Event, EventKind, fold, key_of
 from watchkeeper.model.fleet import Place
 
 NINE = datetime(2026, 1, 31, 9, tzinfo=UTC)
@@ -42,8 +42,8 @@ def test_what_has_not_happened_yet_changes_nothing(events: list[Event], rule: Cl
 
 @given(few_events, clear_rules)
 def test_a_condition_tells_the_truth_about_its_events(events: list[Event], rule: ClearRule) -> None:
-    for (place, kind, code), condition in fold(events, rule, END).items():
-        own = [one.at for one in events if (one.place, one.kind, one.code) == (place, kind, code)]
+    for key, condition in fold(events, rule, END).items():
+        own = [one.at for one in events if key_of(one) == key]
         assert condition.since in own
         assert condition.last == max(own)
         assert 1 <= condition.count <= len(own)

@@ -39,7 +39,10 @@ def diagnosed(*added: Incident, now: dict[str, Incident] | None = None) -> list[
     async def note(id: str, text: str) -> None:
         raise AssertionError((id, text))
 
-    queue = DiagnosisQueue(Surroundings(known.get, lambda: False, diagnose, note))
+    async def find(id: str) -> Incident | None:
+        return known.get(id)
+
+    queue = DiagnosisQueue(Surroundings(find, lambda: False, diagnose, note))
     queue.add(added)
     asyncio.run(queue.work())
     return done
@@ -67,7 +70,7 @@ def test_a_journal_that_is_away_costs_no_incident_its_diagnosis() -> None:
     is_away, known = True, {"INC-1": incident(1, Severity.CRITICAL)}
     done: list[str] = []
 
-    def find(id: str) -> Incident | None:
+    async def find(id: str) -> Incident | None:
         if is_away:
             raise StoreError("the journal does not answer")
         return known[id]

@@ -40,30 +40,6 @@ def test_a_duration_is_computed_wherever_one_may_stand(text: str, milliseconds: 
     assert parser.parse(printer.to_text(tree)) == tree
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a[5m * ]", "1:2: unexpected end of input in duration"),
-        ("a[5m - 5m]", "1:2: duration must be greater than 0"),
-        ("a[1m / 0]", "1:2: division by zero"),
-        ("a[1h ^ 99]", "1:2: duration out of range"),
-        ("a[min_of(1m)]", '1:2: unexpected ")" in duration, expected ","'),
-        ("a[f(1m)]", '1:2: unexpected identifier "f" in duration'),
-        ("a[(1m]", "1:2: unexpected end of input"),
-        ("a offset step", '1:14: unexpected end of input in duration, expected "("'),
-        ("a[" + "(" * 200 + "1m" + ")" * 200 + "]", "1:2: expression is nested"),
-        ("a + fill() b", '1:10: unexpected ")" in fill, expected number'),
-        ("a + fill(1) fill_left(2) b", "1:13: fill_left may not be set multiple times"),
-        ("a and fill(1) b", "1:3: filling in missing series not allowed for set operator"),
-        ("a + fill(1) 2", "1:3: filling in missing series only allowed between instant vectors"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_with_its_place(text: str, message: str) -> None:
-    with pytest.raises(errors.QueryError) as caught:
-        parser.parse(text)
-    assert str(caught.value).startswith(message)
-
-
 def test_a_window_follows_the_step_of_the_query() -> None:
     engine = loaded(COUNTER, step="10s")
     assert ranged(engine, "count_over_time(x_total[step()])", "2m", step="1m") == {"{}": {0: 1.0, 60: 6.0, 120: 6.0}}

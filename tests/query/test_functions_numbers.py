@@ -87,6 +87,11 @@ def test_label_replace_fills_in_groups_and_leaves_others_alone() -> None:
     assert instant(engine, expr) == {'x{node="other"}': 2.0, 'x{node="rack7-n3", rack="r7"}': 1.0}
 
 
+@pytest.mark.parametrize("name", ["²", "9" * 5000, "nobody"])
+def test_label_replace_has_nothing_for_a_group_that_no_pattern_can_have(name: str) -> None:
+    assert instant(loaded("x 1"), f'label_replace(x, "a", "<${{{name}}}>", "b", ".*")') == {'x{a="<>"}': 1.0}
+
+
 def test_label_replace_that_makes_two_series_one_is_an_error() -> None:
     engine = loaded('x{a="1"} 1', 'x{a="2"} 2')
     with pytest.raises(errors.QueryError, match="same labelset"):
@@ -108,6 +113,18 @@ def test_sorting_by_label_counts_numbers_as_numbers() -> None:
     engine = loaded('x{gpu="10"} 1', 'x{gpu="9"} 1')
     assert list(instant(engine, 'sort_by_label(x, "gpu")')) == ['x{gpu="9"}', 'x{gpu="10"}']
     assert list(instant(engine, 'sort_by_label_desc(x, "gpu")')) == ['x{gpu="10"}', 'x{gpu="9"}']
+
+
+def test_sorting_by_label_counts_no_power_as_a_number_and_no_number_as_too_long() -> None:
+    long = "9" * 3000
+    engine = loaded('x{area="5²"} 1', f'x{{area="4{long}"}} 1', 'x{area="007"} 1', f'x{{area="3{long}"}} 1')
+    longest = 'label_join(x, "area", "", "area", "area")'
+    assert list(instant(engine, f'sort_by_label({longest}, "area")')) == [
+        'x{area="5²5²"}',
+        'x{area="007007"}',
+        f'x{{area="3{long}3{long}"}}',
+        f'x{{area="4{long}4{long}"}}',
+    ]
 
 
 BUCKETS = ('b{le="1"} 2', 'b{le="2"} 6', 'b{le="4"} 10', 'b{le="+Inf"} 10')

@@ -85,6 +85,20 @@ REFUSALS = [
     ("a\n  + ?", "2:5: unexpected character: '?'"),
     ("a = b", '1:3: unexpected "="'),
     ("a =~ b", "1:3: unexpected <op:=~>"),
+    # Durations that are computed, and missing series that are filled in.
+    ("a[5m * ]", "1:2: unexpected end of input in duration"),
+    ("a[5m - 5m]", "1:2: duration must be greater than 0"),
+    ("a[1m / 0]", "1:2: division by zero"),
+    ("a[1h ^ 99]", "1:2: duration out of range"),
+    ("a[min_of(1m)]", '1:2: unexpected ")" in duration, expected ","'),
+    ("a[f(1m)]", '1:2: unexpected identifier "f" in duration'),
+    ("a[(1m]", "1:2: unexpected end of input"),
+    ("a offset step", '1:14: unexpected end of input in duration, expected "("'),
+    ("a[" + "(" * 200 + "1m" + ")" * 200 + "]", "1:2: expression is nested"),
+    ("a + fill() b", '1:10: unexpected ")" in fill, expected number'),
+    ("a + fill(1) fill_left(2) b", "1:13: fill_left may not be set multiple times"),
+    ("a and fill(1) b", "1:3: filling in missing series not allowed for set operator"),
+    ("a + fill(1) 2", "1:3: filling in missing series only allowed between instant vectors"),
 ]
 EXPERIMENTS = ["a anchored", "rate(a[5m] smoothed)"]
 

@@ -75,6 +75,7 @@ def test_a_retry_date_counts_from_the_servers_own_clock() -> None:
     headers = {"Date": "Mon, 15 Jan 2024 00:00:00 GMT", "Retry-After": "Mon, 15 Jan 2024 00:00:05 GMT"}
     assert http._retry_after({name.lower(): value for name, value in headers.items()}) == 5.0
     assert http._retry_after({"retry-after": "soon"}) is None
+    assert http._retry_after({"retry-after": "9" * 5000}) == 3600.0
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 501])
@@ -165,6 +166,16 @@ def test_warnings_about_a_list_of_series_are_logged(caplog: pytest.LogCaptureFix
         assert engine.series(selector, 0, 1000) == [Labels({"a": "b"})]
     assert server.asked[0].form["match[]"] == ['{__name__="a\\"\\\\\\n"}']
     assert caplog.records[0].fields["warning"] == "truncated"  # type: ignore[attr-defined]
+
+
+def test_an_exemplar_of_a_time_that_no_clock_has_is_the_servers_fault() -> None:
+    row = {"seriesLabels": {"a": "1"}, "exemplars": [{"labels": {"t": "x"}, "value": "2.5", "timestamp": 1e308}]}
+    with (
+        serving(success([row])) as server,
+        engines.engine_of(server.url) as engine,
+        pytest.raises(errors.StoreError, match="has not the form of Prometheus' API"),
+    ):
+        engine.exemplars([[interface.Matcher("a", interface.MatchOp.EQUAL, "1")]], 1000, 9000)
 
 
 def test_exemplars_are_those_of_the_server() -> None:

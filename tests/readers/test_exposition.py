@@ -76,6 +76,12 @@ def test_bad_lines_are_named_and_good_ones_kept() -> None:
     assert len(page.problems) == 5
 
 
+def test_a_time_that_no_store_could_hold_is_a_bad_line() -> None:
+    found, page = read("a 1 -99999999999999999999\nb 2 -9223372036854775807\n")
+    assert (found, page.timestamps_ms) == ({"b": 2.0}, {0: -9223372036854775807})
+    assert page.problems == ("line 1: time '-99999999999999999999' has more than 64 bits",)
+
+
 def test_a_value_that_turns_bad_on_a_known_line_is_named_and_comes_back() -> None:
     parser = ExpositionParser()
     parser.parse(b"a 1\nb 2\n")

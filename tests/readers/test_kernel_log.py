@@ -128,10 +128,23 @@ def test_the_driver_naming_a_gpu_gives_address_and_uuid() -> None:
         "pcieport 0000:00:03.0: AER: Corrected error received: 0000:00:03.0",
         "oom_reaper: reaped process 345646 (vector), now anon-rss:0kB",
         "nvidia-nvswitch0: open (major=510)",
+        "mlx5_core 0000:41:00.1: Port module event: module 1, Cable unplugged",
+        "mlx5_core 0000:41:00.0 enp65s0f0np0: Link up",
+        "mlx5_core 0000:41:00.0: mlx5_cmd_out_err:803:(pid 9): ACCESS_REG(0x805) op_mod(0x0) failed, status bad",
+        "mlx5_core 0000:41:00.0: mlx5_pcie_event:301:(pid 0): PCIe slot advertised sufficient power (27W).",
+        "nvidia-nvlink: Nvlink Core is being initialized, major device number 507",
+        "nvidia-nvlink: Unregistered Nvlink Core, major device number 507",
+        "NVRM: GPU4 GSP RPC buffer contains function 103 (GSP_RM_ALLOC) and data 0x0 0x4.",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build",
+        "EDAC MC0: Giving out device to module amd64_edac controller F19h_M10h: DEV 0000:00:18.3 (INTERRUPT)",
+        "{1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 5",
+        "pcieport 0000:00:1c.5: AER: Correctable error message received from 0000:00:1c.5",
+        "pcieport 0000:00:01.0: pciehp: Slot #1 AttnBtn- PwrCtrl- MRL- AttnInd-",
+        "ceph: loaded (mds proto 32)",
         "",
     ],
 )
-def test_chatter_says_nothing(line: str) -> None:
+def test_what_healthy_machines_say_is_no_event(line: str) -> None:
     assert kernel_log.read_line(line) is None
 
 

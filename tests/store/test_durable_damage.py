@@ -205,6 +205,21 @@ def test_what_waits_for_the_disk_is_bounded_and_counted(tmp_path: Path, monkeypa
     rig.store.close()
 
 
+def test_a_series_whose_first_samples_went_unlogged_is_named_to_the_log_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("watchkeeper.store.wal.MAX_WAITING", 40)
+    rig, pushed = Rig(tmp_path), named("pushed")
+    rig.now_ms = 50 * MINUTE
+    rig.store.append([Sample(pushed, minute * MINUTE, 1.0) for minute in range(41)])
+    assert rig.store.status().unlogged_samples == 41
+    rig.store.sync()
+    rig.store.append([Sample(pushed, 41 * MINUTE, 2.0)])
+    assert read(rig.reopen()) == {pushed: [(41 * MINUTE, 2.0)]}
+    assert rig.store.status().lost_samples == 0
+    rig.store.close()
+
+
 def test_a_log_of_a_later_version_is_named_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "wal").mkdir()
     later = tmp_path / "wal" / "0000000007.wal"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 from tests.store import places
 from tests.store.test_journal import GPU, NOON, an_incident, minutes, xid
@@ -117,3 +120,30 @@ def test_a_removed_entry_is_noticed(journal: Journal, place: places.Place) -> No
         journal.record("note", "INC-1", at=NOON, actor="ada", body={"text": f"{seq}"})
     place.spoil("DELETE FROM entry WHERE seq = 2")
     assert journal.verify() == 2
+
+
+def test_what_pages_ask_for_all_the_time_is_found_by_an_index(tmp_path: Path) -> None:
+    asked: list[str] = []
+    with closing(Journal(tmp_path / "journal.sqlite")) as journal:
+        connection = journal._connection
+        assert isinstance(connection, sqlite3.Connection)
+        connection.set_trace_callback(asked.append)
+        journal.incidents(open_only=True)
+        journal.incidents(opened_since=NOON)
+        journal.entries_of("repair")
+        connection.set_trace_callback(None)
+        plans = [[row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {one}")] for one in asked]
+    assert [plan[0] for plan in plans] == [
+        "SEARCH incident USING INDEX incident_open_by_time (opened_at>?)",
+        "SEARCH incident USING INDEX incident_by_time (opened_at>?)",
+        "SEARCH entry USING INDEX entry_by_kind (kind=?)",
+    ]
+
+
+def test_incidents_are_found_from_a_time_on_and_the_oldest_of_all_is_known(journal: Journal) -> None:
+    assert journal.first_opened_at() is None
+    for at in range(3):
+        opened = replace(an_incident(f"INC-{at + 1}"), opened_at=minutes(at))
+        journal.save_incident(opened, kind="opened", text="", at=opened.opened_at)
+    assert [one.id for one in journal.incidents(opened_since=minutes(1))] == ["INC-3", "INC-2"]
+    assert journal.first_opened_at() == NOON

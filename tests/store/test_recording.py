@@ -112,6 +112,14 @@ def test_a_file_of_another_kind_says_so(tmp_path: Path, line: bytes, problem: st
         recording.read(path)
 
 
+def test_a_time_that_no_clock_has_is_named_by_its_line(tmp_path: Path) -> None:
+    path = written(tmp_path / "r", (Labels({"__name__": "x"}), [1], [1.0]))
+    text = gzip.decompress(path.read_bytes()).replace(b'"t": [1]', b'"t": [1000000000000000000000]')
+    path.write_bytes(gzip.compress(text))
+    with pytest.raises(StoreError, match="line 3 is broken"):
+        recording.read(path)
+
+
 def test_a_file_that_is_not_packed_says_so(tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_text("hello")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -207,6 +208,9 @@ class FakeHub:
             raise QueryError(UNREADABLE)
         return self.engine.instant(expr, at_ms)
 
+    async def read(self, work: Callable[[], Any], *, is_long: bool = False) -> Any:
+        return await asyncio.to_thread(work)
+
     async def ask_range(self, expr: str, span: engine.Span) -> engine.Answer:
         return self.engine.range(expr, span)
 
@@ -242,8 +246,14 @@ class FakeHub:
     def events_at(self, place: fleet.Place, since: datetime, until: datetime) -> list[events.Event]:
         return [event for event in self.events_between(since, until) if place.encloses(event.place)]
 
-    def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
-        return [incident for incident in self.kept.values() if incident.is_open or not open_only][:limit]
+    def incidents(
+        self, *, open_only: bool = True, limit: int = 200, opened_since: datetime | None = None
+    ) -> list[Incident]:
+        kept = [one for one in self.kept.values() if opened_since is None or one.opened_at >= opened_since]
+        return [incident for incident in kept if incident.is_open or not open_only][:limit]
+
+    def first_opened_at(self) -> datetime | None:
+        return min((one.opened_at for one in self.kept.values()), default=None)
 
     def incident(self, id: str) -> Incident | None:
         return self.kept.get(id)

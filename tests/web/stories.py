@@ -42,6 +42,22 @@ def lose_gpu(hub: FakeHub, *, id: str = "INC-1", node: str = "gpu-r01-02", index
     return hub._keep(incident, Entry(at, "hub", "incident.opened", {"text": "Xid 79"}))
 
 
+def keep_waiting(hub: FakeHub, *, pod: str, id: str = "INC-4") -> incidents.Incident:
+    """A pod that asks for more GPUs than a node has."""
+    place, at = fleet.Place("main", domain=f"pod={pod}"), hub.clock.now() - timedelta(minutes=9)
+    title, cause = f"Pod {pod} waits for free GPUs", "insufficient_gpu_capacity"
+    member = incidents.Member(incidents.MemberKind.ALERT, f"a-{id}", place, cause, at, title, alerts.Severity.INFO)
+    incident = incidents.Incident(
+        incidents.IncidentId(id), place, title, alerts.Severity.INFO, incidents.IncidentState.OPEN, at, cause,
+        "scheduling", (member,),
+    )  # fmt: skip
+    best = diagnosis.Finding(
+        cause, 0.9, place, title, "No node has so many GPUs.", (), (diagnosis.Step("Ask for fewer GPUs"),)
+    )
+    hub.diagnoses[id] = diagnosis.Diagnosis(incident.id, at, (best,), ())
+    return hub._keep(incident, Entry(at, "hub", "incident.opened", {"text": title}))
+
+
 def diagnose(incident: incidents.Incident) -> diagnosis.Diagnosis:
     seen = tuple(
         diagnosis.Evidence("kernel", text, incident.opened_at + timedelta(milliseconds=ms), incident.place)

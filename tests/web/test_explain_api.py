@@ -14,6 +14,7 @@ from watchkeeper.cli import accuracy as accuracy_command
 from watchkeeper.cli import explain as explain_command
 from watchkeeper.cli import incidents as incidents_command
 from watchkeeper.cli import lemons as lemons_command
+from watchkeeper.diagnose import explained
 
 
 @pytest.fixture
@@ -42,6 +43,16 @@ def test_a_known_node_is_explained(site: Site, hub: FakeHub) -> None:
     assert found["explained"]["subject"] in found["text"]
     result = CliRunner().invoke(explain_command.command, ["node", node.name, "--hub", site.url])
     assert found["explained"]["headline"] in result.output
+
+
+@pytest.mark.parametrize(("cause", "answer"), [("ib_link_degraded", "gpu_fell_off_bus"), ("node_down", "node_down")])
+def test_an_incident_that_is_graver_than_what_was_found_is_the_answer(hub: FakeHub, cause: str, answer: str) -> None:
+    incident = next(iter(hub.kept.values()))
+    found = explained.Explained("ml/a", "waits", cause, "because", (explained.Line("n1", "8 GPUs"),))
+    told = explained.with_incidents(found, "ml/a", [(incident, None)])
+    assert told is not None
+    assert (told.cause, [line.name for line in told.lines]) == (answer, ["INC-1", "n1"])
+    assert explained.with_incidents(found, "ml/a", []) is found
 
 
 def test_a_cause_is_corrected_counted_and_shown(site: Site, hub: FakeHub) -> None:

@@ -138,10 +138,12 @@ def _changed(change: str) -> str:
 
 def _whatif(answer: Mapping[str, Any]) -> Iterator[str]:
     before, after = answer["before"], answer["after"]
+    lost = after["never_fits"]["jobs"] - before["never_fits"]["jobs"]
     yield (
         f"{_changed(answer['change'])}: p95 of waiting {_long(before['wait']['p95'])} → {_long(after['wait']['p95'])}, "
         f"utilisation {_share(before['utilisation'])} → {_share(after['utilisation'])}, "
         f"{before['gpus']:g} → {after['gpus']:g} GPUs."
+        + (f" Jobs that fit now and never would then: {lost:,}; waits are of the others." if lost > 0 else "")
     )
     yield ""
     rows = [_whatif_row("all", answer["recorded"]["wait"], before["wait"], after["wait"])]

@@ -75,7 +75,7 @@ class OpenFile:
 
     def was_truncated(self) -> bool:
         """True once after the file became shorter than what we have read of it; reading then begins anew."""
-        if os.fstat(self._descriptor).st_size >= self._offset:
+        if os.fstat(self._descriptor).st_size >= self._offset + len(self._pending):
             return False
         self._offset, self._pending = 0, b""
         return True

@@ -110,16 +110,18 @@ class Connection:
 
         `on_open` is called when the peer has agreed to answer, which may be long before the first line.
         """
+        patience_seconds = self.timeout_seconds
         try:
-            async with asyncio.timeout(self.timeout_seconds):
+            async with asyncio.timeout(patience_seconds):
                 response = await self._ask(request)
             if response.status != 200:
                 raise Refused(response.status, where=request.url)
             on_open()
             pending = b""
             chunks = self._chunks(response.headers)
+            patience_seconds = quiet_seconds
             while True:
-                async with asyncio.timeout(quiet_seconds):
+                async with asyncio.timeout(patience_seconds):
                     chunk = await anext(chunks, None)
                 if chunk is None:
                     return
@@ -129,7 +131,7 @@ class Connection:
                 for line in whole:
                     yield line
         except TimeoutError as error:
-            raise CollectError(f"silent for more than {quiet_seconds:g} s", where=request.url) from error
+            raise CollectError(f"silent for more than {patience_seconds:g} s", where=request.url) from error
         except BROKEN as error:
             raise CollectError(_plain(error), where=request.url) from error
         finally:

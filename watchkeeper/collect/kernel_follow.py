@@ -100,7 +100,8 @@ class KernelEvents:
         if isinstance(fact, kernel_log.GpuIdentity):
             self._addresses.learn(line.node, line.boot, pci=fact.pci, uuid=fact.uuid)
             return None
-        left_out = self._gate.admit((line.node, fact.kind, fact.code, fact.pci), line.at)
+        about = (line.node, fact.kind, fact.code, fact.pci, fact.fields.get(events.SERVER))
+        left_out = self._gate.admit(about, line.at)
         if left_out is None:
             self.held_back += 1
             return None
@@ -136,8 +137,8 @@ class KernelEvents:
         return None if gpu is None else gpu.uuid, named
 
 
-async def follow_stream(url: str, *, time: clock.Clock, after: int = 0) -> AsyncGenerator[NodeRecord, None]:
-    """Every record of the stream at `url` from `after` on, for ever; a lost connection is taken up again.
+async def follow_stream(url: str, *, time: clock.Clock) -> AsyncGenerator[NodeRecord, None]:
+    """Every record of the stream at `url`, for ever; a lost connection is taken up again.
 
     The last record is asked for once more when reconnecting: a stream that does not begin with it is
     another log (the server has restarted), which is read from its start.
@@ -147,7 +148,7 @@ async def follow_stream(url: str, *, time: clock.Clock, after: int = 0) -> Async
     while True:
         connection = http.Connection()
         try:
-            start = after if last is None else last.seq - 1
+            start = 0 if last is None else last.seq - 1
             lines = connection.lines(http.Request(f"{url}?after={start}"), quiet_seconds=QUIET_SECONDS)
             async with aclosing(lines):
                 async for record in _resume(lines, last):
@@ -155,8 +156,8 @@ async def follow_stream(url: str, *, time: clock.Clock, after: int = 0) -> Async
                     yield record
             problem = "the stream ended"
         except OtherLog:
-            log.warning("Kernel log stream starts anew", extra=logs.fields(url=url, after=last.seq if last else after))
-            last, after = None, 0
+            log.warning("Kernel log stream starts anew", extra=logs.fields(url=url, after=last.seq if last else 0))
+            last = None
             continue
         except CollectError as error:
             problem = str(error)

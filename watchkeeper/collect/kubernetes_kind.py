@@ -21,6 +21,7 @@ from watchkeeper.collect import http
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.kit.logs import fields
+from watchkeeper.readers import json_facts
 from watchkeeper.readers.kubeconfig import ApiServer
 
 log = logging.getLogger(__name__)
@@ -270,14 +271,10 @@ class Watched(Generic[T]):
         return http.Request(f"{self._server.url}{self.kind.path}?{urlencode(parameters)}", headers=headers)
 
 
-def key_of(raw: Any, *, kind: bool = False) -> Key:
-    """Namespace and name of an object, behind its kind where several kinds are kept together."""
-    about = raw.get("metadata") if isinstance(raw, dict) else None
-    name = about.get("name") if isinstance(about, dict) else None
-    if not isinstance(about, dict) or not isinstance(name, str):
-        raise CollectError(f"an object without a name: {quote(raw)}")
-    where = (str(about.get("namespace") or ""), name)
-    return (str(about.get("kind") or ""), *where) if kind else where
+def key_of(raw: Any) -> Key:
+    """Namespace and name of an object."""
+    about = json_facts.mapping(raw, "metadata")
+    return json_facts.text(about, "namespace"), json_facts.name_of(about)
 
 
 def _object(line: bytes, where: str) -> Mapping[str, Any]:

@@ -134,12 +134,17 @@ def _warnings() -> Kind[objects.Warned]:
         "events",
         "/api/v1/events",
         objects.warned,
-        lambda raw: key_of({"metadata": json_facts.mapping(raw, "involvedObject")}, kind=True),
+        _warned_key,
         fields="type=Warning",
         limit=MAX_WARNINGS,
         forgets_oldest=True,
         quiet_seconds=WATCH_SECONDS + 30.0,
     )
+
+
+def _warned_key(raw: Any) -> tuple[str, ...]:
+    about = json_facts.mapping(raw, "involvedObject")
+    return json_facts.text(about, "kind"), json_facts.text(about, "namespace"), json_facts.name_of(about)
 
 
 def _is_open(raw: Any) -> bool:

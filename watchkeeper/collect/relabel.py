@@ -96,10 +96,9 @@ def _expand(template: str, match: Any) -> str:
         if found[1]:
             return "$"
         name = found[2] or found[3]
-        key: int | str = int(name) if name.isdigit() else name
         try:
-            return match.group(key) or ""
-        except (IndexError, KeyError):
+            return match.group(int(name) if name.isdecimal() else name) or ""
+        except (IndexError, KeyError, ValueError):
             return ""
 
     return REFERENCE.sub(group, template)

@@ -89,6 +89,8 @@ class Reader(asyncio.StreamReader):
             raise asyncio.IncompleteReadError(self._take(self._size), None)
 
     async def readexactly(self, n: int) -> bytes:
+        if n < 0:
+            raise ValueError(f"{n} bytes cannot be read")
         if not await self._have(n):
             self._gather()
             raise asyncio.IncompleteReadError(self._take(self._size), n)

@@ -1,7 +1,8 @@
 """One HTTP call to a receiver or an Alertmanager, with a limit on each wait, on the whole, and on the answer.
 
 A socket's own timeout starts again with each byte, so a server that drips its answer would hold a line for ever;
-here a timer cuts the connection when the time for all of it is up. Blocks; callers have a thread to wait in.
+here a timer cuts the connection when the time for all of it is up, from the first address tried to the last byte. Only
+the look-up of a name is left to the resolver's own limits. Blocks; callers have a thread to wait in.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import http.client
 import socket
 import ssl
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
@@ -43,13 +45,12 @@ def call(
     method: str, url: str, headers: dict[str, str], *, body: bytes | None = None, limits: Limits = USUAL
 ) -> tuple[int, bytes]:
     """Status and at most `answer_bytes` of the answer; ReceiverError if there is none in time."""
-    parts, connection = _connection(url, limits.wait_seconds)
+    parts, connection, context = _connection(url)
     where = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
     is_late, wires = threading.Event(), list[socket.socket]()
 
     def cut() -> None:
         is_late.set()
-        # None while it is still connecting, which `wait_seconds` ends.
         for wire in wires:
             with suppress(OSError):
                 wire.shutdown(socket.SHUT_RDWR)
@@ -59,10 +60,14 @@ def call(
     timer.start()
     try:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.connect()
+        connection.sock = wire = _reached(connection, context, limits)
         # Kept apart: of an answer that ends with the connection http.client lets go before it is read.
-        wires.append(connection.sock)
-        reached = connection.sock.getpeername()[0]
+        wires.append(wire)
+        if is_late.is_set():
+            raise TimeoutError
+        if isinstance(wire, ssl.SSLSocket):
+            wire.do_handshake()
+        reached = wire.getpeername()[0]
         if addresses.leads_astray(parts.hostname or "", reached):
             raise ReceiverError(
                 f"its name leads to {reached}, which is this machine's own; write that address if it is meant",
@@ -87,13 +92,36 @@ def call(
         connection.close()
 
 
-def _connection(url: str, wait_seconds: float) -> tuple[SplitResult, http.client.HTTPConnection]:
+def _connection(url: str) -> tuple[SplitResult, http.client.HTTPConnection, ssl.SSLContext | None]:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
         raise ReceiverError(f"is no address: {error}", where=url[:60]) from error
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        return parts, http.client.HTTPSConnection(host, port, timeout=wait_seconds, context=context)
-    return parts, http.client.HTTPConnection(host, port, timeout=wait_seconds)
+    if parts.scheme != "https":
+        return parts, http.client.HTTPConnection(host, port), None
+    context = ssl.create_default_context()
+    return parts, http.client.HTTPSConnection(host, port, context=context), context
+
+
+def _reached(connection: http.client.HTTPConnection, context: ssl.SSLContext | None, limits: Limits) -> socket.socket:
+    """A connection to the first address of the name that answers; all share the time for the whole. Not greeted yet."""
+    ends_at = time.monotonic() + limits.whole_seconds
+    problem = OSError("the name has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        connection.host, connection.port, type=socket.SOCK_STREAM
+    ):
+        wire = socket.socket(family, kind, protocol)
+        try:
+            wire.settimeout(max(0.001, min(limits.wait_seconds, ends_at - time.monotonic())))
+            wire.connect(address)
+        except OSError as error:
+            wire.close()
+            problem = error
+            continue
+        wire.settimeout(limits.wait_seconds)
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is None:
+            return wire
+        return context.wrap_socket(wire, server_hostname=connection.host, do_handshake_on_connect=False)
+    raise problem

@@ -33,10 +33,10 @@ class Conditions:
 
     def remember(self, event: events.Event, heard_at: datetime) -> None:
         latest = self._latest.setdefault(event.place.whole_node, {})
-        known = latest.get(key_of(event))
+        known = latest.get(events.key_of(event))
         if known is None or (known.at, known.id) < (event.at, event.id):
-            latest[key_of(event)] = event
-            self._heard[key_of(event)] = heard_at
+            latest[events.key_of(event)] = event
+            self._heard[events.key_of(event)] = heard_at
 
     def stands_for(self, key: events.ConditionKey, ref: str) -> None:
         """From now on the member `ref` speaks for this condition."""
@@ -54,7 +54,7 @@ class Conditions:
         clearing = [event for event in latest.values() if event.kind in CLEARING_KINDS]
         # A source's clock may run ahead of ours; what it reported is not in the future for that.
         at = max(now, latest[key].at)
-        return events.fold([latest[key], *clearing], clear_rule(cause, key[1]), at)[key]
+        return events.fold([latest[key], *clearing], clear_rule(cause, latest[key]), at)[key]
 
     def cleared(self, member: Member, *, now: datetime) -> events.Condition | None:
         """The condition of an event member, if it is over."""
@@ -67,16 +67,19 @@ class Conditions:
         for member in members:
             key = self._keys.get(member.ref) if member.until is None else None
             latest = None if key is None else self._latest.get(key[0].whole_node, {}).get(key)
-            quiet = None if key is None else clear_rule(member.cause, key[1]).quiet_seconds
+            quiet = None if latest is None else clear_rule(member.cause, latest).quiet_seconds
             if latest is not None and quiet is not None:
                 yield latest.at + timedelta(seconds=quiet)
 
     def last_fault(self, member: Member) -> tuple[datetime, datetime] | None:
         """When a hardware fault that only a reset ends last happened, and when it was heard; None for other members."""
         key = self._keys.get(member.ref)
-        if key is None or clear_rule(member.cause, key[1]).quiet_seconds is not None:
+        if key is None:
             return None
-        return max(member.since, self._latest[key[0].whole_node][key].at), self._heard[key]
+        latest = self._latest[key[0].whole_node][key]
+        if clear_rule(member.cause, latest).quiet_seconds is not None:
+            return None
+        return max(member.since, latest.at), self._heard[key]
 
     def forget(self, gone: Iterable[Member], now: datetime) -> None:
         """Let go of members, and of events that no member is about any more."""
@@ -91,7 +94,3 @@ class Conditions:
                 del self._heard[key]
             if not kept:
                 del self._latest[node]
-
-
-def key_of(event: events.Event) -> events.ConditionKey:
-    return (event.place, event.kind, event.code)

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from watchkeeper.catalogue import effects
 from watchkeeper.errors import IllegalMove
 from watchkeeper.incidents import job_effects
-from watchkeeper.incidents.conditions import RECALL, Conditions, key_of
+from watchkeeper.incidents.conditions import RECALL, Conditions
 from watchkeeper.incidents.correlate import (
     FLAP_SECONDS,
     Decision,
@@ -134,7 +134,7 @@ class Incidents:
         signal = from_event(event)
         if signal is None:
             return _newest(self._end_events(self._shelf.near(event.place), now))
-        key = key_of(event)
+        key = events.key_of(event)
         condition = self._conditions.folded(key, signal.cause, now=now)
         if condition is not None and not condition.is_open:
             signal = replace(signal, member=replace(signal.member, until=condition.cleared_at))
@@ -231,7 +231,11 @@ class Incidents:
         return self._shelf.near(place)
 
     def acknowledge(self, id: str, actor: str, now: datetime) -> Incident:
-        mine = replace(move(self._find(id), IncidentState.ACKNOWLEDGED, at=now), assignee=actor)
+        known = self._find(id)
+        if known.state is IncidentState.ACKNOWLEDGED:
+            remedy = "Assign it to yourself if you take it over"
+            raise IllegalMove(f"{known.assignee or 'somebody'} has it already", where=id, remedy=remedy)
+        mine = replace(move(known, IncidentState.ACKNOWLEDGED, at=now), assignee=actor)
         return self._save(mine, Step.ACKNOWLEDGED, text=f"{actor} is working on it", at=now, actor=actor)
 
     def assign(self, id: str, actor: str, *, to: str, now: datetime) -> Incident:
@@ -424,7 +428,7 @@ class Incidents:
         for member in members:
             event = self._journal.event(member.ref) if member.kind is MemberKind.EVENT else None
             if event is not None:
-                self._conditions.stands_for(key_of(event), member.ref)
+                self._conditions.stands_for(events.key_of(event), member.ref)
 
 
 def _plausible(event: events.Event, now: datetime) -> events.Event:

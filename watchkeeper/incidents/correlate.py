@@ -405,7 +405,9 @@ def title(cause: str, place: fleet.Place, *, names: Callable[[fleet.Place], str]
     """The catalogue's headline with the place as people call it."""
     row = causes.lookup(cause)
     node = names(place.whole_node)
-    is_some_gpu = row.scope == "gpu" and place.node is not None and place.gpu is None and place.port is None
+    # What nobody knows the cause of need not be a GPU's.
+    is_of_gpu = row.scope == "gpu" and row.is_hardware
+    is_some_gpu = is_of_gpu and place.node is not None and place.gpu is None and place.port is None
     text = row.headline(f"a GPU on {node}" if is_some_gpu else names(place), node)
     # A machine is called as it is called, also where a sentence begins.
     begins_with_node = place.node is not None and text.startswith(f"{node} ")

@@ -283,9 +283,12 @@ class Desk:
         return tuple(one for one in known if one.resolved_at and now - one.resolved_at <= alertmanager.REMEMBERED)
 
     async def _repeat(self, feed: alertmanager.Feed, current: Iterable[Incident], now: datetime) -> str:
-        known = self._around.known
-        wanted = [(one, alertmanager.posted(one, self._subject(one), known, now=now)) for one in current]
-        problem = await asyncio.to_thread(feed.send, feed.batch(wanted, now=now))
+        def send() -> str:
+            known = self._around.known
+            wanted = [(one, alertmanager.posted(one, self._subject(one), known, now=now)) for one in current]
+            return feed.send(feed.batch(wanted, now=now))
+
+        problem = await asyncio.to_thread(send)
         if problem:
             self._failed.add(receiver="alertmanager")
         return problem

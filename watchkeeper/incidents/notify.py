@@ -24,7 +24,7 @@ CLOCK_SLACK = timedelta(minutes=1)
 def decide(
     incident: Incident, known: Sequence[Notice], routes: Sequence[Route], *, is_silenced: bool, now: datetime
 ) -> list[Notice]:
-    """New notices, and waiting ones withdrawn; `known` are all notices about the incident, oldest first."""
+    """New notices, and waiting ones withdrawn; `known` are notices about the incident, oldest first: those worth it."""
     if not incident.is_open:
         return list(_when_over(incident, known, routes, now=now))
     if is_silenced:
@@ -51,7 +51,9 @@ def _for_receiver(
     episode = _episode(mine)
     if not episode:
         since = min(incident.opened_at, now) if not mine else now
-        yield _notice(incident, mine, receiver, Occasion.OPENED, now=now, due_at=since + _seconds(route.wait_seconds))
+        # Not before now, where a silence or the hours of a route kept it back: escalation counts from here.
+        due_at = max(since + _seconds(route.wait_seconds), now)
+        yield _notice(incident, mine, receiver, Occasion.OPENED, now=now, due_at=due_at)
         return
     last, worst = episode[-1], max(notice.severity.rank for notice in episode)
     if incident.severity.rank > worst:
@@ -118,7 +120,8 @@ def given_up(notice: Notice, why: str) -> Notice:
 def _notice(
     incident: Incident, mine: Sequence[Notice], receiver: str, occasion: Occasion, *, now: datetime, due_at: datetime
 ) -> Notice:
-    number = sum(notice.occasion is occasion for notice in mine) + 1
+    # Not how many there are: of repetitions only the newest is known.
+    number = max((_number(notice) for notice in mine if notice.occasion is occasion), default=0) + 1
     return Notice(
         id=f"{incident.id}/{receiver}/{occasion}/{number}",
         incident=incident.id,
@@ -130,6 +133,18 @@ def _notice(
         due_at=due_at,
         place=str(incident.place),
     )
+
+
+def _number(notice: Notice) -> int:
+    return int(notice.id.rpartition("/")[2])
+
+
+def worth_knowing(known: Sequence[Notice]) -> list[Notice]:
+    """All that `decide` needs: of what was repeated to a receiver, and is not on the way, the newest is enough."""
+    repeated = [one for one in known if one.occasion is Occasion.REPEATED and not one.is_on_the_way]
+    newest = {one.receiver: one.id for one in repeated}
+    old = {one.id for one in repeated if newest[one.receiver] != one.id}
+    return [one for one in known if one.id not in old]
 
 
 def _is_wider(incident: Incident, episode: Sequence[Notice]) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import StoreError
-from watchkeeper.incidents.notify import decide, given_up
+from watchkeeper.incidents.notify import decide, given_up, worth_knowing
 from watchkeeper.incidents.routing import Routing
 from watchkeeper.incidents.silencing import Silences
 from watchkeeper.incidents.subject import Subject
@@ -40,6 +40,9 @@ class Batch:
     receiver: str
     notices: tuple[Notice, ...]
     incidents: tuple[Incident, ...]
+    at: datetime
+    # How many more are due for this receiver.
+    more: int = 0
 
     @property
     def key(self) -> str:
@@ -134,7 +137,8 @@ class Outbox:
         has_pause = line.not_before is not None and now < line.not_before <= now + LONGEST_PAUSE
         if has_pause or len(line.sent) >= limit:
             return None
-        due = _together([one for one in line.queue.values() if one.due_at <= now or one.made_at > now + MINUTE])
+        all_due = [one for one in line.queue.values() if one.due_at <= now or one.made_at > now + MINUTE]
+        due = _together(all_due)
         about = [(notice, incident(notice.incident)) for notice in due]
         key = next(
             (notice.batch for notice in due if notice.batch), f"{due[0].id}@{wire.format_time(now)}" if due else ""
@@ -148,7 +152,8 @@ class Outbox:
         self._keep([*forgotten, *(notice for notice, _ in told)], now)
         if not told:
             return None
-        return Batch(receiver, tuple(notice for notice, _ in told), tuple(found for _, found in told))
+        sent, known = zip(*told, strict=True)
+        return Batch(receiver, sent, known, now, more=len(all_due) - len(due))
 
     def taken(self, batch: Batch, answer: str, now: datetime) -> None:
         """The receiver has it."""
@@ -189,7 +194,7 @@ class Outbox:
     def _look_at(self, incident: Incident, now: datetime) -> list[Notice]:
         known = self._known.get(incident.id)
         if known is None:
-            known = self._known[incident.id] = self._journal.notices_of(incident.id)
+            known = self._known[incident.id] = worth_knowing(self._journal.notices_of(incident.id))
         subject = self._subject(incident)
         routes = list(self._routing.routes_for(subject, now))
         is_silenced = self._silences.over(subject, now) is not None
@@ -215,7 +220,8 @@ class Outbox:
             raise
         for notice in notices:
             known = self._known.setdefault(IncidentId(notice.incident), [])
-            known[:] = [*(one for one in known if one.id != notice.id), notice]
+            # Each keeps its place: the beginning that is told late is still the beginning.
+            known[:] = worth_knowing(list({**{one.id: one for one in known}, notice.id: notice}.values()))
             self._queue(notice)
 
     def _find_late(self, now: datetime) -> None:
@@ -245,16 +251,19 @@ class Outbox:
             notice = replace(notice, state=NoticeState.WAITING)
         id = IncidentId(notice.incident)
         if id not in self._known:
-            self._known[id] = self._journal.notices_of(id)
+            self._known[id] = worth_knowing(self._journal.notices_of(id))
         self._queue(notice)
 
 
 def _together(due: Sequence[Notice]) -> list[Notice]:
     """What makes the next message: one that was tried before as it was, or what is new, the gravest first.
 
-    The one with the fewest tries comes first, so that a message that is always refused holds up no other.
+    The one with the fewest tries comes first, so that a message that is always refused holds up no other. But of one
+    incident nobody hears the end before the beginning.
     """
-    ordered = sorted(due, key=lambda one: (one.tries, -one.severity.rank, one.due_at))
+    tried = {one.incident for one in due if one.batch}
+    in_turn = [one for one in due if one.batch or one.incident not in tried]
+    ordered = sorted(in_turn, key=lambda one: (one.tries, -one.severity.rank, one.due_at))
     if not ordered or not ordered[0].batch:
         return [notice for notice in ordered if not notice.batch][:MOST_TOLD_TOGETHER]
     return [notice for notice in ordered if notice.batch == ordered[0].batch]

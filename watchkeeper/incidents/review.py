@@ -100,7 +100,7 @@ class Reviews:
 
     def _hand_over(self, one: Due) -> str:
         made = digest.make(
-            self._journal.incidents(limit=journals.MOST_ROWS),
+            self._journal.incidents(limit=journals.MOST_ROWS, opened_since=one.since),
             since=one.since,
             until=one.until,
             timeline=self._journal.timeline,

@@ -22,11 +22,20 @@ NAMED_KINDS = frozenset(
 REPEATED_KINDS = frozenset({events.EventKind.DRIVER_FAULT, events.EventKind.POLICY_VIOLATION})
 # A link that is down comes back by itself when somebody plugs it in; a port that stays down has its own rule.
 PASSING_KINDS = REPEATED_KINDS | {events.EventKind.LINK_DOWN}
-CLEARING_KINDS = frozenset({events.EventKind.GPU_RESET, events.EventKind.NODE_BOOT, events.EventKind.FABRIC_UP})
+CLEARING_KINDS = frozenset(
+    {
+        events.EventKind.GPU_RESET,
+        events.EventKind.NODE_BOOT,
+        events.EventKind.FABRIC_UP,
+        events.EventKind.STORAGE_BACK,
+    }
+)
 # A reboot mends no cable, and a sweep that tells of one dark link tells of its return as well.
 CLEARED_BY = {events.EventKind.FABRIC_DOWN: frozenset({events.EventKind.FABRIC_UP})}
 # A program that failed and was restarted shows itself again within minutes, if it does at all.
 QUIET_SECONDS = 600.0
+# The kernel tells when a file server that it waits for answers again, unless whoever waited was killed meanwhile.
+RETURN_SECONDS = 86_400.0
 # dcgm-exporter writes `Hostname` up to 4.8 and `hostname` after it; `node` comes from relabelling.
 NODE_LABELS = ("Hostname", "hostname", "node")
 DOMAIN_LABELS = ("rack", "leaf", "power")
@@ -147,11 +156,11 @@ def anchor(place: fleet.Place, cause: str) -> fleet.Place:
     return place.whole_node if causes.lookup(cause).scope == "node" else place
 
 
-def clear_rule(cause: str, kind: events.EventKind | None = None) -> events.ClearRule:
-    """When an event is over: hardware by a reset or a boot, a dark link by its return, the rest also by quiet."""
-    stays = causes.lookup(cause).is_hardware and kind not in PASSING_KINDS
-    by = CLEARING_KINDS if kind is None else CLEARED_BY.get(kind, CLEARING_KINDS)
-    return events.ClearRule(None if stays else QUIET_SECONDS, cleared_by=by)
+def clear_rule(cause: str, event: events.Event) -> events.ClearRule:
+    """When an event is over: hardware by a reset or boot, a dark link or a server by its return, the rest by quiet."""
+    stays = causes.lookup(cause).is_hardware and event.kind not in PASSING_KINDS
+    quiet = RETURN_SECONDS if events.TELLS_RETURN in event.fields else QUIET_SECONDS
+    return events.ClearRule(None if stays else quiet, cleared_by=CLEARED_BY.get(event.kind, CLEARING_KINDS))
 
 
 @cache

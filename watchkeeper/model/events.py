@@ -32,6 +32,8 @@ class EventKind(StrEnum):
     # An access of a device that was stopped, and a file server that does not answer or has dropped this machine.
     IOMMU_FAULT = "iommu_fault"
     STORAGE_LOST = "storage_lost"
+    # The server that `fields["server"]` names answers again.
+    STORAGE_BACK = "storage_back"
     GPU_RESET = "gpu_reset"
     NODE_BOOT = "node_boot"
     # What reading the driver finds, with or without a kernel line; `fields["cause"]` names it. `code` is NVML's return
@@ -80,7 +82,16 @@ class EventSource:
         return f"{self.cluster}/{self.node}/{self.boot}/{self.name}/{sequence}"
 
 
-ConditionKey = tuple[Place, EventKind, int | None]
+# Where, what, and where a place has several of a kind, which: the file server. Empty for the rest.
+ConditionKey = tuple[Place, EventKind, int | None, str]
+SERVER = "server"
+# On an event whose source will say when it is over; one who does not is over when it stays quiet.
+TELLS_RETURN = "tells_return"
+
+
+def key_of(event: Event) -> ConditionKey:
+    """What the event is about: all that have it are one condition."""
+    return (event.place, event.kind, event.code, event.fields.get(SERVER, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ClearRule:
-    """When a condition is over: after a quiet time, or by an event at the same or an enclosing place."""
+    """When a condition is over: after a quiet time, or by an event at the same or an enclosing place.
+
+    An event that names a server ends only what is about that server.
+    """
 
     quiet_seconds: float | None = None
     cleared_by: frozenset[EventKind] = frozenset()
@@ -121,7 +135,7 @@ def fold(events: Iterable[Event], rule: ClearRule, now: datetime) -> dict[Condit
         if event.kind in rule.cleared_by:
             _clear_by(conditions, event)
             continue
-        key = (event.place, event.kind, event.code)
+        key = key_of(event)
         known = _settle(conditions[key], rule, event.at) if key in conditions else None
         if known is None or not known.is_open:
             conditions[key] = Condition(key, since=event.at, last=event.at, count=1)
@@ -149,8 +163,9 @@ def _settle(condition: Condition, rule: ClearRule, now: datetime) -> Condition:
 
 
 def _clear_by(conditions: dict[ConditionKey, Condition], event: Event) -> None:
+    server = event.fields.get(SERVER)
     for key, condition in conditions.items():
-        if condition.is_open and event.place.encloses(key[0]):
+        if condition.is_open and event.place.encloses(key[0]) and server in (None, key[3]):
             conditions[key] = Condition(
                 key,
                 condition.since,

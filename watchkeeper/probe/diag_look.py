@@ -44,8 +44,7 @@ class _Look:
             self.is_read = True
         elif words["say"] in ("broken", "ended"):
             # The child ends after it has said what is broken: the first word counts.
-            broken = self.driver is None or self.driver.broken is None
-            if broken:
+            if self.driver is None or self.driver.broken is None:
                 self.driver = Driver(broken=str(words.get("reason", "UNKNOWN")), why=str(words["why"]))
             self.is_read = True
 

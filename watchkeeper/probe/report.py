@@ -79,31 +79,31 @@ def build(
 ) -> Report:
     """The report; the GPU that worked most comes first."""
     named = limits.find_model(recording.model) if recording.model else None
-    ceilings = segments.model_of(recording, named)
-    tracks = [segments.working(track, ceilings[0]) for track in _meant(recording, ceilings[0], set(used))]
-    judged = segments.judge(replace(recording, tracks=tuple(tracks)), ceilings[0])
+    model, is_known = segments.model_of(recording, named)
+    tracks = [segments.working(track, model) for track in _meant(recording, model, set(used))]
+    judged = segments.judge(replace(recording, tracks=tuple(tracks)), model)
     gpus = sorted((_gpu(track, judged, recording) for track in tracks), key=lambda gpu: -gpu.main.features.rhythm.mean)
     started = min(track.times[0] for track in recording.tracks)
+    start_up = min(track.times[0] for track in tracks) - started
     main = gpus[0].main
     bound, features = main.verdict.bound, main.features
     spread = _spread(gpus)
-    guessed = _kind(command, len(gpus))
-    chosen = kind or guessed
+    chosen = kind or _kind(command, len(gpus))
     return Report(
-        model=judged.model,
-        model_is_known=ceilings[1] and (recording.model is None or named is not None),
+        model=model,
+        model_is_known=is_known and (recording.model is None or named is not None),
         seconds=recording.seconds,
         started=started,
-        start_up_seconds=round(min(track.times[0] for track in tracks) - started, 1),
+        start_up_seconds=round(start_up, 1),
         kind=chosen,
         kind_is_assumed=kind is None,
         gpus=tuple(gpus),
         words=advice.words()[bound.value],
-        gain=advice.gain(bound, features, judged.model),
+        gain=advice.gain(bound, features, model),
         expected=advice.expected(
             chosen,
             features,
-            limit_watts=_limit_watts(recording, gpus[0].gpu, judged.model),
+            limit_watts=_limit_watts(recording, gpus[0].gpu, model),
             spread=spread,
             memory_used=gpus[0].memory_used,
         ),
@@ -111,9 +111,9 @@ def build(
         spread=spread,
         imbalance=_imbalance(gpus, spread),
         host=_host(recording),
-        compared=_compared(recording, gpus[0], baseline=baseline, model=ceilings[0]),
-        baseline_bound=_baseline_bound(baseline, judged.model),
-        notes=(*recording.notes, *_notes(recording, main, start_up=min(track.times[0] for track in tracks) - started)),
+        compared=_compared(recording, gpus[0], baseline=baseline, model=model),
+        baseline_bound=_baseline_bound(baseline, model),
+        notes=(*recording.notes, *_notes(recording, main, start_up=start_up)),
     )
 
 

@@ -71,9 +71,9 @@ def model_of(recording: Recording, model: Model | None = None) -> tuple[Model, b
     return found or default_model(), found is not None
 
 
-def judge_whole(track: Track, model: Model, label: str = "all") -> Segment:
+def judge_whole(track: Track, model: Model) -> Segment:
     """One verdict over a whole track, for a workload that was recorded from its start to its end."""
-    return _judged(track, label, rows=list(range(len(track))), model=model, floor=idle_watts(track, model))
+    return _judged(track, "all", rows=list(range(len(track))), model=model, floor=idle_watts(track, model))
 
 
 def working(track: Track, model: Model) -> Track:

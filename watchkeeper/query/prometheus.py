@@ -206,7 +206,7 @@ class PrometheusEngine:
         """An answer of a wrong shape is the server's fault, whatever our reading of it stumbled over."""
         try:
             yield
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise errors.StoreError(
                 f"the server's answer has not the form of Prometheus' API ({type(error).__name__}: {error})",
                 where=self._client.url,

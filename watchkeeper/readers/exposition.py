@@ -421,9 +421,12 @@ def _split_value(rest: bytes, openmetrics: bool) -> tuple[bytes, int | None]:
     if len(parts) == 1:
         return parts[0], None
     try:
-        return parts[0], round(float(parts[1]) * 1000) if openmetrics else int(parts[1].decode("ascii"))
+        at_ms = round(float(parts[1]) * 1000) if openmetrics else int(parts[1].decode("ascii"))
     except (ValueError, OverflowError) as error:
         raise BadLine(f"time {quote(parts[1].decode('utf-8', 'replace'))} is not a number") from error
+    if at_ms.bit_length() > 63:
+        raise BadLine(f"time {quote(parts[1].decode())} has more than 64 bits")
+    return parts[0], at_ms
 
 
 def _unquote(text: str) -> str:

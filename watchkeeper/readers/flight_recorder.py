@@ -16,7 +16,7 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers import safe_pickle
 
 # nccl_trace_rank_3   comm_lib_trace_rank_12.json   rank7.pickle
-RANK_OF_NAME = re.compile(r"rank[_-]?(\d+)(?=\D|$)(?!.*rank[_-]?\d)", re.IGNORECASE)
+RANK_OF_NAME = re.compile(r"rank[_-]?(\d{1,9})(?=\D|$)(?!.*rank[_-]?\d)", re.IGNORECASE)
 
 
 class NotADump(WatchkeeperError):

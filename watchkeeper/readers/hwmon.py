@@ -30,7 +30,6 @@ class Sensor:
     label: str
     value: float
     is_alarmed: bool | None = None
-    critical: float | None = None
 
 
 def read(sysfs: Path) -> list[Sensor]:
@@ -54,14 +53,12 @@ def _read_one(chip: Path, name: str, match: re.Match[str]) -> Sensor | None:
         return None
     flags = [_number(chip / f"{prefix}_{flag}") for flag in ("fault", "alarm", "crit_alarm")]
     said = [flag for flag in flags if flag is not None]
-    critical = _number(chip / f"{prefix}_crit")
     return Sensor(
         name,
         kind,
         read_text(chip / f"{prefix}_label") or prefix,
         value * scale,
         is_alarmed=any(said) if said else None,
-        critical=None if critical is None else critical * scale,
     )
 
 

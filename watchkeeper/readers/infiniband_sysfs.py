@@ -53,7 +53,6 @@ class Port:
     state_id: int | None = None
     physical_id: int | None = None
     bytes_per_second: float | None = None
-    link_layer: str | None = None
     counters: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
@@ -101,7 +100,6 @@ def read_ports(sysfs: Path, device: str) -> list[Port]:
                 state_id=_numbered(folder / "state"),
                 physical_id=_numbered(folder / "phys_state"),
                 bytes_per_second=float(rate["gbps"]) * 1e9 / 8 if rate is not None else None,
-                link_layer=read_text(folder / "link_layer"),
                 counters=dict(_counters(folder)),
             )
         )

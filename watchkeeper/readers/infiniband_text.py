@@ -38,11 +38,11 @@ FIELD = re.compile(
 DEVINFO = re.compile(r"^\s*hca_id:\s*(?P<name>\S+)")
 # SymbolErrorCounter:..............1234     # Port counters: Lid 4 port 4 (CapMask: 0x1300)
 PERF_HEADER = re.compile(r"# Port (?:extended )?counters: Lid (?P<lid>\d+) port (?P<number>\d+)")
-PERF_COUNTER = re.compile(r"^(?P<name>[A-Z]\w+):\.+(?P<value>\d+)\s*$")
+PERF_COUNTER = re.compile(r"^(?P<name>[A-Z]\w+):\.+(?P<value>\d{1,20})\s*$")
 # Errors for 0xb8cef60300aa0200 "leaf2"      GUID 0x… port 4: [SymbolErrorCounter == 1234] [LinkDownedCounter == 7]
 QUERY_NODE = re.compile(r'^Errors for (?:0x\w+ )?"(?P<name>[^"]*)"')
 QUERY_PORT = re.compile(r"^\s+GUID 0x\w+ port (?P<number>\w+):(?P<rest>.*)$")
-QUERY_COUNTER = re.compile(r"\[(?P<name>[A-Z]\w+) == (?P<value>\d+)")
+QUERY_COUNTER = re.compile(r"\[(?P<name>[A-Z]\w+) == (?P<value>\d{1,20})\b")
 # CA: gpu-node-4 mlx5_1:      0x… 12 1[ ] ==( 4X 53.125 Gbps Active/ LinkUp)==> 4 4[ ] "leaf2" ( )
 LINK_OWNER = re.compile(r"^(?P<kind>CA|Switch): (?:0x\w+ )?(?P<name>.+?):\s*$")
 LINK = re.compile(

@@ -61,8 +61,7 @@ def _read_one(cells: Sequence[str]) -> Sensor | None:
     kind = KINDS.get(unit) or ("fan_percent" if unit == "percent" and "fan" in name.lower() else None)
     if kind is None or state in ("ns", "na"):
         return None
-    critical = _number(others[7]) if len(others) >= 9 and kind == "temperature" else None
-    return Sensor(CHIP, kind, name, value, is_alarmed=state in ALARMED, critical=critical)
+    return Sensor(CHIP, kind, name, value, is_alarmed=state in ALARMED)
 
 
 def _supply(name: str, state: str, text: str) -> Sensor | None:
@@ -82,10 +81,3 @@ def _supply(name: str, state: str, text: str) -> Sensor | None:
 def _split(text: str) -> tuple[float | None, str]:
     match = READING.fullmatch(text)
     return (None, "") if match is None else (float(match[1]), (match[2] or "").lower())
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -178,9 +178,17 @@ IOMMU = re.compile(
 # ceph: [5d1c 4711]: mds0 hung
 # (Lustre's "Connection to … was lost" is not here: most such breaks mend themselves within seconds)
 STORAGE = re.compile(
-    r"(?:nfs|lockd): server (?P<server>\S+) not responding"
+    r"(?:nfs|lockd): server (?P<server>\S+) not responding(?P<gives_up>, timed out)?"
     r"|LustreError: [^\n]{0,80}: This client was evicted by (?P<target>[^\s;]+)"
     r"|ceph: [^\n]{0,60}?(?P<mds>mds\d+) hung\b"
+)
+# nfs: server 10.0.0.9 OK
+# Lustre: work-MDT0000-mdc-ffff8820: Connection restored to work-MDT0000 (at 10.0.0.8@o2ib)
+# ceph: [5d1c 4711]: mds0 came back
+STORAGE_BACK = re.compile(
+    r"(?:nfs|lockd): server (?P<server>\S+) OK\b"
+    r"|Lustre: [^\n]{0,80}: Connection restored to (?:service )?(?P<target>[^\s;]+)"
+    r"|ceph: [^\n]{0,60}?(?P<mds>mds\d+) (?:came back|recovery completed)\b"
 )
 
 # Out of memory: Killed process 4711 (python) total-vm:8123456kB, anon-rss:8012345kB, file-rss:0kB
@@ -321,8 +329,18 @@ def _iommu(match: re.Match[str]) -> KernelFact:
 
 
 def _storage(match: re.Match[str]) -> KernelFact:
-    server = match["server"] or match["target"] or match["mds"]
-    return KernelFact(events.EventKind.STORAGE_LOST, _to_end(match), fields={"server": server})
+    """Who waits is told of the return, by the next line; a request that was given up is not."""
+    tells_return = {} if match["gives_up"] else {events.TELLS_RETURN: "1"}
+    return KernelFact(events.EventKind.STORAGE_LOST, _to_end(match), fields={**_server(match), **tells_return})
+
+
+def _storage_back(match: re.Match[str]) -> KernelFact:
+    return KernelFact(events.EventKind.STORAGE_BACK, _to_end(match), fields=_server(match))
+
+
+def _server(match: re.Match[str]) -> dict[str, str]:
+    named = match["server"] or match["target"] or match["mds"]
+    return {events.SERVER: named.removesuffix("_UUID")}
 
 
 def _oom(match: re.Match[str]) -> KernelFact:
@@ -380,6 +398,10 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], KernelFact
     ("lockd: server", STORAGE, _storage),
     ("was evicted by", STORAGE, _storage),
     ("ceph: ", STORAGE, _storage),
+    ("nfs: server", STORAGE_BACK, _storage_back),
+    ("lockd: server", STORAGE_BACK, _storage_back),
+    ("Connection restored", STORAGE_BACK, _storage_back),
+    ("ceph: ", STORAGE_BACK, _storage_back),
     ("ut of memory: K", OOM, _oom),
     ("Linux version", BOOT, _boot),
 )

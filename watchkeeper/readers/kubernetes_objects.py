@@ -110,7 +110,6 @@ class Pod:
     address: str = ""
     ports: tuple[tuple[str, int], ...] = ()
     device_ids: tuple[str, ...] = ()
-    is_ending: bool = False
 
     @property
     def wants_gpus(self) -> bool:
@@ -325,7 +324,6 @@ def _whole(raw: Any, small: Pod, *, gpus: int, claims: tuple[str, ...]) -> Pod:
         address=small.address,
         ports=small.ports,
         device_ids=_device_ids(status),
-        is_ending="deletionTimestamp" in about,
     )
 
 

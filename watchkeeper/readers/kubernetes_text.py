@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from watchkeeper.readers import json_facts
+
 GPU_RESOURCE = re.compile(r"^(?:nvidia\.com/(?:gpu|mig-)|amd\.com/gpu|gpu\.intel\.com/)")
 # Capacity:      then      nvidia.com/gpu:     8
 SECTION = re.compile(
@@ -50,7 +52,8 @@ class PodFacts:
 
 def gpus(resources: Mapping[str, str]) -> int | None:
     """GPUs among the resources; None if no GPU resource is listed."""
-    found = [int(value) for name, value in resources.items() if GPU_RESOURCE.match(name) and value.isdigit()]
+    counts = [json_facts.count(value) for name, value in resources.items() if GPU_RESOURCE.match(name)]
+    found = [count for count in counts if count is not None]
     return sum(found) if found else None
 
 

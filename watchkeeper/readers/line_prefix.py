@@ -15,9 +15,12 @@ PREFIX_CHARACTERS = 400
 
 # [rank1]:[E810 05:36:05.945860779 ProcessGroupNCCL.cpp:1899] …     [Rank 7] NCCL watchdog …     [default3]:…
 # [PG ID 0 PG GUID 0(default_pg) Rank 1]     rank 3: …
+# [2026-08-10 05:36:05 DP0 TP3] …     (Worker_TP3 pid=4711) …     (VllmWorker rank=3 pid=4711) …
 RANK = re.compile(
     r"\[rank[ :]?(?P<a>\d+)\]|\[Rank (?P<b>\d+)\]|\[PG [^\]]{0,120}?Rank (?P<c>\d+)\]"
-    r"|^\s*\[?default(?P<d>\d+)\]:|^\s*(?:\[?rank[ _=:]?(?P<e>\d+)\]?)[:\s|]",
+    r"|^\s*\[?default(?P<d>\d+)\]:|^\s*(?:\[?rank[ _=:]?(?P<e>\d+)\]?)[:\s|]"
+    r"|^\[[\d-]{8,10} [\d:.,]{8,15}(?: [DP]P\d+)* TP(?P<f>\d+)(?: EP\d+)?\]"
+    r"|^\((?:\w*Worker\w*?_TP(?P<g>\d+)(?:_EP\d+)?|\w+ rank=(?P<h>\d+)) pid=",
     re.IGNORECASE,
 )
 # gpu-node-7:18553:18611 [3] NCCL INFO …     [2026-03-13 17:26:02] gpu-node-7:4711:4712 [5] ibvwrap.c:262 NCCL WARN …
@@ -29,8 +32,15 @@ SYSLOG = re.compile(
 )
 # 10.1.2.3: kern: warning: […]     gpu07: NVRM: …      gpu07 | ERROR: nhc: …     (pdsh, talos, clush)
 SPREAD = re.compile(r"^(?P<node>\d+\.\d+\.\d+\.\d+|[A-Za-z][\w-]*\d[\w.-]*)(?:: | \| )(?=\S)")
-# (RayWorkerVllm pid=219154, ip=10.0.0.7) …
-RAY = re.compile(r"^\((?P<process>[\w:.-]+)(?:\([^)]*\))? pid=(?P<pid>\d+)(?:, ip=(?P<node>[\w.:-]+))?\)")
+# (RayWorkerVllm pid=219154, ip=10.0.0.7) …     (raylet, ip=10.0.0.7) …
+RAY = re.compile(
+    r"^\((?P<process>[\w:.-]+)(?:\([^)]*\))?(?: rank=\d+)?(?=[ ,]+(?:pid|ip)=)"
+    r"(?: pid=(?P<pid>\d+))?(?:, ip=(?P<node>[\w.:-]+))?\)"
+)
+# … [pod/trainer-0/main] …      (kubectl logs --prefix, and `shipped_text` for what shippers write)
+POD = re.compile(r"\[pod/(?P<pod>[^/\]\s]+)/[^\]]{0,100}\]")
+# Rank 9, node gpu07, device 1, iteration 33210: …      (Megatron)
+NAMED = re.compile(r"\b[Rr]ank (?P<rank>\d+), node (?P<node>[A-Za-z][\w.-]*), device (?P<gpu>\d+)\b")
 
 # [Wed Jun 24 13:44:20 2026]
 DMESG_TIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2})\s+(\d+) (\d\d):(\d\d):(\d\d) (\d{4})\]")
@@ -78,6 +88,9 @@ def read_prefix(line: str) -> Mapping[str, str]:
         found.update({"node": node} if node else {})
     if (rank := RANK.search(head)) is not None:
         found["rank"] = next(value for value in rank.groups() if value is not None)
+    for pattern, needle in ((POD, "[pod/"), (NAMED, ", device ")):
+        if needle in head and (named := pattern.search(head)) is not None:
+            found.update(named.groupdict())
     return found
 
 

@@ -34,7 +34,6 @@ class PciDevice:
     driver: str | None = None
     numa_node: int | None = None
     width: int | None = None
-    max_width: int | None = None
     way: tuple[str, ...] = ()
 
 
@@ -53,7 +52,6 @@ def read(sysfs: Path) -> list[PciDevice]:
                 driver=_driver(folder),
                 numa_node=_whole(folder / "numa_node"),
                 width=_whole(folder / "current_link_width"),
-                max_width=_whole(folder / "max_link_width"),
                 way=tuple(part for part in real.parts if part.count(":") >= 1 and part != real.name),
             )
         )

@@ -1,10 +1,10 @@
 """The kubelet's word about which container holds which device: messages of its pod-resources API, read by hand.
 
 The API is a handful of protobuf messages (k8s.io/kubelet, podresources/v1/api.proto, read 2026-11 as of Kubernetes
-1.20; later fields from its documentation and other people's readers), which never change their field numbers; a reader
-of fifty lines costs the agent nothing, a protobuf runtime would. `collect/kubelet` brings the bytes, and attribution
-asks for devices under the names that NVML knows: a GPU's UUID, a MIG slice's UUID, `nvidia3` where a plugin counts
-device files, or `3` where it counts GPUs.
+1.20; later fields from its documentation and other people's readers), which never change their field numbers; reading
+them with `kit.protobuf` costs the agent nothing, a protobuf runtime would. `collect/kubelet` brings the bytes, and
+attribution asks for devices under the names that NVML knows: a GPU's UUID, a MIG slice's UUID, `nvidia3` where a
+plugin counts device files, or `3` where it counts GPUs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from watchkeeper.errors import CollectError, quote
+from watchkeeper.errors import CollectError
+from watchkeeper.kit import protobuf
 from watchkeeper.model import workloads
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-# No varint of protobuf is longer.
-LONGEST_VARINT = 10
+# The kind of a field that holds a text or another message.
+BYTES = 2
 # A node of 8 GPUs cut into 7 slices and shared 16 ways has fewer; more is not a kubelet.
 MAX_DEVICES = 10_000
 GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
@@ -72,9 +72,8 @@ class Held:
 def read_list(message: bytes) -> tuple[Held, ...]:
     """Every NVIDIA device that a ListPodResourcesResponse names; CollectError if it is no such message."""
     found: list[Held] = []
-    for number, pod in _parts(message):
-        if number == 1:
-            found += _of_pod(_as_bytes(pod))
+    for pod in _all(message, 1):
+        found += _of_pod(pod)
         if len(found) > MAX_DEVICES:
             raise CollectError(f"the kubelet names {len(found)} devices or more, the limit is {MAX_DEVICES}")
     return tuple(found)
@@ -133,7 +132,15 @@ def _of_claim(claim: bytes, holder: Held) -> Iterator[Held]:
 
 
 def _all(message: bytes, wanted: int) -> Iterator[bytes]:
-    return (_as_bytes(value) for number, value in _parts(message) if number == wanted)
+    """The parts under one number, in the order they stand; CollectError where the bytes are no message of the API."""
+    try:
+        for tag, start, end in protobuf.fields(message, 0, len(message)):
+            if tag >> 3 == wanted:
+                if tag & 7 != BYTES:
+                    raise IndexError(f"a number under {wanted}, where a part should be")
+                yield message[start:end]
+    except IndexError as error:
+        raise CollectError(f"not a message of the pod-resources API: {error}") from error
 
 
 def _text(message: bytes, wanted: int) -> str:
@@ -142,40 +149,3 @@ def _text(message: bytes, wanted: int) -> str:
     for value in _all(message, wanted):
         last = value
     return last.decode("utf-8", "replace")
-
-
-def _as_bytes(value: bytes | int) -> bytes:
-    if isinstance(value, int):
-        raise CollectError(f"not a message of the pod-resources API: the number {value} where a part should be")
-    return value
-
-
-def _parts(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Fields of one protobuf message in the order they stand; CollectError where the bytes are none."""
-    at, end = 0, len(message)
-    while at < end:
-        tag, at = _varint(message, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == VARINT:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if kind == BYTES:
-            length, at = _varint(message, at)
-        elif kind in (FIXED32, FIXED64):
-            length = 4 if kind == FIXED32 else 8
-        else:
-            raise CollectError(f"not a message of the pod-resources API: {quote(message[:20])}")
-        if number == 0 or at + length > end:
-            raise CollectError(f"not a message of the pod-resources API: a part of {length} bytes, {end - at} are left")
-        yield number, message[at : at + length]
-        at += length
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift, byte in enumerate(message[at : at + LONGEST_VARINT]):
-        value |= (byte & 0x7F) << (7 * shift)
-        if byte < 0x80:
-            return value, at + shift + 1
-    raise CollectError(f"not a message of the pod-resources API: {quote(message[at : at + 20])}")

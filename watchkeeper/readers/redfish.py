@@ -33,8 +33,7 @@ def link(resource: object, name: str | None = None) -> str | None:
 def thermal(resource: Resource) -> Iterator[Sensor]:
     """`Thermal` of a chassis."""
     for row in _rows(resource, "Temperatures"):
-        critical = _number(row.get("UpperThresholdCritical"))
-        yield from _sensor(row, "temperature", row.get("ReadingCelsius"), critical=critical)
+        yield from _sensor(row, "temperature", row.get("ReadingCelsius"))
     for row in _rows(resource, "Fans"):
         kind = "fan_percent" if row.get("ReadingUnits") == "Percent" else "fan"
         yield from _sensor(row, kind, row.get("Reading"))
@@ -86,13 +85,13 @@ def name_of(resource: Resource) -> str | None:
     return next((str(resource[key]) for key in ("Name", "FanName", "MemberId") if resource.get(key)), None)
 
 
-def _sensor(resource: Resource, kind: str, reading: object, critical: float | None = None) -> Iterator[Sensor]:
+def _sensor(resource: Resource, kind: str, reading: object) -> Iterator[Sensor]:
     status, name, value = _status(resource), name_of(resource), _number(reading)
     if value is None or name is None or status.get("State") in ("Absent", "Disabled", "UnavailableOffline"):
         return
     health = status.get("Health")
     alarmed = health in ALARMED if isinstance(health, str) else None
-    yield Sensor(CHIP, kind, name, value, is_alarmed=alarmed, critical=critical)
+    yield Sensor(CHIP, kind, name, value, is_alarmed=alarmed)
 
 
 def _status(resource: Resource) -> Mapping[str, Any]:

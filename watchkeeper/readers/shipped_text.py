@@ -35,6 +35,8 @@ MAX_LINE_BYTES = 4 << 20
 MESSAGES = ("MESSAGE", "message", "msg", "log", "text")
 TIMES = ("time", "timestamp", "ts", "@timestamp", "asctime")
 NODES = ("_HOSTNAME", "hostname", "host", "node")
+PODS, CONTAINERS = ("pod_name", "pod"), ("container_name", "container")
+POD_NODES = ("host", "node_name", "pod_node_name")
 PROGRAMS = ("SYSLOG_IDENTIFIER", "_COMM", "logger")
 LEVELS = ("level", "levelname", "severity", "stream")
 GRAVE = ("error", "fatal", "critical")
@@ -42,7 +44,7 @@ GRAVE = ("error", "fatal", "critical")
 DOCKER = frozenset({"log", "stream", "time"})
 REALTIME = "__REALTIME_TIMESTAMP"
 # Fields that have a place of their own in the line.
-PLACED = frozenset({*TIMES, *NODES, *PROGRAMS, *LEVELS, "rank"})
+PLACED = frozenset({*TIMES, *NODES, *PROGRAMS, *LEVELS, "rank", "kubernetes"})
 DECODER = json.JSONDecoder()
 
 # The journal's name of a line, different in each and read by nobody.
@@ -172,7 +174,11 @@ def from_json(line: bytes) -> bytes:
     if fields.keys() <= DOCKER:
         return f"{fields.get('time', '')} {fields[name].rstrip()}".replace("\n", " ").encode("utf-8", errors="replace")
     node, program = (_first(fields, names) for names in (NODES, PROGRAMS))
+    cluster = _kubernetes(fields)
+    node = node or _first(cluster, POD_NODES)
     place = f"{node} {program or 'log'}: " if node else ""
+    if pod := _first(cluster, PODS):
+        place += f"[pod/{pod}/{_first(cluster, CONTAINERS) or ''}] "
     rank = f"[rank{fields['rank']}]: " if isinstance(fields.get("rank"), int | str) else ""
     level = next((f" level={fields[key]}" for key in LEVELS if key in fields and str(fields[key]).lower() in GRAVE), "")
     more = level + "".join(
@@ -183,6 +189,15 @@ def from_json(line: bytes) -> bytes:
     time = _time(fields)
     text = f"{time + ' ' if time else ''}{place}{rank}{fields[name].rstrip()}{more}"
     return text.replace("\n", " ").encode("utf-8", errors="replace")
+
+
+def _kubernetes(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What Fluent Bit, Vector and Google's agent say about the pod that wrote a line."""
+    resource = fields.get("resource")
+    for found in (fields.get("kubernetes"), resource.get("labels") if isinstance(resource, dict) else None):
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 @lru_cache(MAX_FIELD_SETS)

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 LINE = re.compile(
     r"(?:<\d+>)?(?P<stamp>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ]\S+) "
-    r"\S+ kernel: ?(?:\[\s*(?P<seconds>\d+)\.(?P<micro>\d{6})\] ?)?(?P<text>.*)"
+    r"\S+ kernel: ?(?:\[\s*(?P<seconds>\d{1,12})\.(?P<micro>\d{6})\] ?)?(?P<text>.*)"
 )
 
 

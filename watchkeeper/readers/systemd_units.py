@@ -29,7 +29,6 @@ class Unit:
     load: str
     active: str
     sub: str
-    enabled: str = ""
     restarts: int | None = None
 
     @property
@@ -42,7 +41,7 @@ class Unit:
 
 
 def arguments(names: Sequence[str] = GPU_UNITS) -> list[str]:
-    return ["systemctl", "show", "--property=Id,LoadState,ActiveState,SubState,UnitFileState,NRestarts", "--", *names]
+    return ["systemctl", "show", "--property=Id,LoadState,ActiveState,SubState,NRestarts", "--", *names]
 
 
 def read(text: str) -> list[Unit]:
@@ -56,7 +55,6 @@ def read(text: str) -> list[Unit]:
             named.get("LoadState", ""),
             named.get("ActiveState", ""),
             named.get("SubState", ""),
-            named.get("UnitFileState", ""),
             int(restarts) if restarts.isdigit() else None,
         )
         if unit.name and unit.is_installed:

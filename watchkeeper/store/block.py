@@ -105,7 +105,7 @@ class Block:
         self.bytes = os.fstat(self._file).st_size
         footer = self._footer()
         self.start_ms, self.end_ms = int(footer["start_ms"]), int(footer["end_ms"])
-        self.series_count, self.samples = int(footer["series"]), int(footer["samples"])
+        self.samples = int(footer["samples"])
         self.sources: tuple[str, ...] = tuple(footer["sources"])
         self._parts: dict[str, tuple[int, int, int]] = footer["parts"]
 

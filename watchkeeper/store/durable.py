@@ -11,8 +11,10 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -214,7 +216,8 @@ class DurableStore:
         until_ms = min(end_ms, floor_ms - 1)
         for block in past.blocks:
             if block.end_ms > start_ms + 1 and block.start_ms <= until_ms:
-                part = self._ask(block, _Select(matchers, start_ms, until_ms, left))
+                chosen = partial(Block.select, matchers=matchers, start_ms=start_ms, end_ms=until_ms, max_samples=left)
+                part = self._ask(block, chosen)
                 if part is not None:
                     parts.append(part)
                     left = None if left is None else max(0, left - part.values.size)
@@ -513,32 +516,12 @@ class DurableStore:
             self.damages.append(damage)
         log.error("A file of the store is damaged", extra=fields(damage=str(damage)))
 
-    def _disk_errors(self) -> _DiskErrors:
-        return _DiskErrors(self.path)
-
-
-@dataclass(frozen=True, slots=True)
-class _Select:
-    matchers: Sequence[MatcherLike]
-    start_ms: int
-    end_ms: int
-    max_samples: int | None
-
-    def __call__(self, block: Block) -> Columns:
-        return block.select(self.matchers, self.start_ms, self.end_ms, max_samples=self.max_samples)
-
-
-@dataclass(frozen=True, slots=True)
-class _DiskErrors:
-    """Turns what the operating system says into our own error."""
-
-    path: Path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Turns what the operating system says into our own error."""
+        try:
+            yield
+        except OSError as error:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise errors.StoreError(
                 f"samples cannot be written: {error.strerror}",

@@ -46,6 +46,9 @@ MOST_ROWS = 100_000
 MOST_EVENTS = 500_000
 # Decoded rows that are kept: a thousand incidents with diagnosis and plan, as one page shows them, some 5 kB each.
 MOST_DECODED = 4_000
+# Rows that one statement reads by their keys; longer lists of rows are not kept decoded, they would push out the rest.
+KEYS_AT_ONCE = 500
+LONGEST_KEPT = 1_000
 _ALERT_TIMES = ("active_at", "fired_at", "resolved_at", "kept_since")
 INCIDENT_PREFIX = "INC-"
 HUB = "hub"
@@ -144,14 +147,15 @@ class Journal:
         return [event for event in found if place.encloses(event.place)]
 
     def latest_events(self, place: fleet.Place | None, since: datetime) -> list[events.Event]:
-        """The newest event of each place, kind and code: enough to fold conditions after a restart.
+        """The newest event of each place, kind, code and server: enough to fold conditions after a restart.
 
         Asks about the node (or cluster) of a place, or about everything for None.
         """
         where, values = ("TRUE", []) if place is None else _node_condition(place)
         rows = self._rows(
             "SELECT body FROM (SELECT body, ROW_NUMBER() OVER (PARTITION BY json_extract(body, '$.place'),"  # noqa: S608
-            " json_extract(body, '$.kind'), json_extract(body, '$.code') ORDER BY at DESC, key DESC) AS turn"
+            " json_extract(body, '$.kind'), json_extract(body, '$.code'), json_extract(body, '$.fields.server')"
+            " ORDER BY at DESC, key DESC) AS turn"
             f" FROM event WHERE {where} AND at >= ?) AS newest WHERE turn = 1 LIMIT ?",
             *values,
             wire.format_time(since),
@@ -201,15 +205,24 @@ class Journal:
     def incident(self, id: str) -> incidents.Incident | None:
         return self._one(incidents.Incident, "incident", id)
 
-    def incidents(self, *, open_only: bool = False, limit: int = 1000) -> list[incidents.Incident]:
+    def incidents(
+        self, *, open_only: bool = False, limit: int = 1000, opened_since: datetime | None = None
+    ) -> list[incidents.Incident]:
         """Newest first."""
-        where = "WHERE state <> 'resolved'" if open_only else ""
+        state = "state <> 'resolved'" if open_only else "TRUE"
+        since = "" if opened_since is None else wire.format_time(opened_since)
         rows = self._rows(
-            f"SELECT key, seq FROM incident {where} ORDER BY opened_at DESC, seq DESC LIMIT ?",  # noqa: S608
+            f"SELECT key, seq FROM incident WHERE {state} AND opened_at >= ?"  # noqa: S608
+            " ORDER BY opened_at DESC, seq DESC LIMIT ?",
+            since,
             min(limit, MOST_ROWS),
         )
-        found = (self._recall(incidents.Incident, "incident", key, seq=seq) for key, seq in rows)
-        return [incident for incident in found if incident is not None]
+        return self._recall(incidents.Incident, "incident", rows)
+
+    def first_opened_at(self) -> datetime | None:
+        """When the oldest incident that is kept was opened."""
+        found = self._rows("SELECT MIN(opened_at) FROM incident")[0][0]
+        return None if found is None else wire.parse_time(found)
 
     def open_incidents_at(self, node: fleet.Place) -> list[str]:
         """The ids of incidents at a node, or at something in it, that are not resolved."""
@@ -240,15 +253,15 @@ class Journal:
         )
         return [self._entry(row) for row in reversed(rows)]
 
-    def save_diagnosis(self, found: diagnosis.Diagnosis, *, actor: str = HUB) -> None:
+    def save_diagnosis(self, found: diagnosis.Diagnosis) -> None:
         text = found.best.title if found.best else "No finding"
-        self._write("diagnosis", {found.incident: wire.dumps(found)}, at=found.at, actor=actor, text=text)
+        self._write("diagnosis", {found.incident: wire.dumps(found)}, at=found.at, text=text)
 
     def diagnosis(self, incident_id: str) -> diagnosis.Diagnosis | None:
         return self._one(diagnosis.Diagnosis, "diagnosis", incident_id)
 
-    def save_plan(self, plan: actions.Plan, *, actor: str = HUB) -> None:
-        self._write("plan", {plan.incident: wire.dumps(plan)}, at=plan.made_at, actor=actor, text=plan.next_step)
+    def save_plan(self, plan: actions.Plan) -> None:
+        self._write("plan", {plan.incident: wire.dumps(plan)}, at=plan.made_at, text=plan.next_step)
 
     def plan(self, incident_id: str) -> actions.Plan | None:
         return self._one(actions.Plan, "plan", incident_id)
@@ -345,11 +358,11 @@ class Journal:
         )
         return [self._decode(notices.Notice, row[0]) for row in rows]
 
-    def save_alerts(self, changed: Sequence[alerts.Alert], *, at: datetime, gone: Sequence[labels.Labels] = ()) -> None:
-        """Keep the alerts that changed, for the next start, and forget those that resolved or are gone."""
+    def save_alerts(self, changed: Sequence[alerts.Alert], *, at: datetime) -> None:
+        """Keep the alerts that changed, for the next start, and forget those that resolved."""
         lasting = [alert for alert in changed if alert.state is not alerts.AlertState.RESOLVED]
-        over = [*gone, *(alert.labels for alert in changed if alert.state is alerts.AlertState.RESOLVED)]
-        if not lasting and not over:
+        over = [alert.labels for alert in changed if alert.state is alerts.AlertState.RESOLVED]
+        if not changed:
             return
         with self.together():
             self._connection.executemany("DELETE FROM alert WHERE key = ?", [(str(labels),) for labels in over])
@@ -439,22 +452,36 @@ class Journal:
             return self._connection.execute(statement, values).fetchall()
 
     def _one(self, kind: type[T], table: str, key: str) -> T | None:
-        rows = self._rows(f"SELECT seq FROM {table} WHERE key = ?", key)  # noqa: S608
-        return self._recall(kind, table, key, seq=rows[0][0]) if rows else None
+        rows = self._rows(f"SELECT key, seq FROM {table} WHERE key = ?", key)  # noqa: S608
+        found = self._recall(kind, table, rows)
+        return found[0] if found else None
 
-    def _recall(self, kind: type[T], table: str, key: str, *, seq: int) -> T | None:
-        """A row as the entry `seq` left it; pages ask for the same rows all the time, so decoded ones are kept."""
+    def _recall(self, kind: type[T], table: str, rows: Sequence[tuple[Any, ...]]) -> list[T]:
+        """Rows by key and `seq` of their entry; pages ask for the same ones all the time, so decoded ones are kept.
+
+        Decoding takes most of the time: it is done without the lock, or a commit would wait for a page.
+        """
+        found: dict[str, T] = {}
         with self._lock:
-            known = self._decoded.pop((table, key), None)
-            if known is None or known[0] != seq:
-                rows = self._rows(f"SELECT seq, body FROM {table} WHERE key = ?", key)  # noqa: S608
-                if not rows:
-                    return None
-                known = (rows[0][0], self._decode(kind, rows[0][1]))
-            self._decoded[table, key] = known
+            for key, seq in rows:
+                known = self._decoded.pop((table, key), None)
+                if known is not None and known[0] == seq:
+                    found[key], self._decoded[table, key] = cast(T, known[1]), known
+        missing = [key for key, _ in rows if key not in found]
+        for at in range(0, len(missing), KEYS_AT_ONCE):
+            keys = missing[at : at + KEYS_AT_ONCE]
+            statement = f"SELECT key, seq, body FROM {table} WHERE key IN ({', '.join('?' * len(keys))})"  # noqa: S608
+            for key, seq, body in self._rows(statement, *keys):
+                found[key] = self._decode(kind, body)
+                if len(rows) <= LONGEST_KEPT:
+                    self._keep_decoded((table, key), (seq, found[key]))
+        return [found[key] for key, _ in rows if key in found]
+
+    def _keep_decoded(self, key: tuple[str, str], known: tuple[int, object]) -> None:
+        with self._lock:
+            self._decoded[key] = known
             if len(self._decoded) > MOST_DECODED:
                 del self._decoded[next(iter(self._decoded))]
-            return cast(T, known[1])
 
     def _decode(self, kind: type[T], text: str) -> T:
         try:

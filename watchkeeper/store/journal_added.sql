@@ -27,6 +27,10 @@ CREATE INDEX IF NOT EXISTS notice_by_incident ON notice (incident);
 
 CREATE INDEX IF NOT EXISTS incident_open_by_node ON incident (json_extract(body, '$.place.node')) WHERE state <> 'resolved';
 
+-- Pages list what is open all the time; without it they look through every incident that is kept.
+CREATE INDEX IF NOT EXISTS incident_open_by_time ON incident (opened_at) WHERE state <> 'resolved';
+CREATE INDEX IF NOT EXISTS entry_by_kind ON entry (kind, seq);
+
 CREATE TABLE IF NOT EXISTS repair (
   key TEXT PRIMARY KEY,
   seq INTEGER NOT NULL,

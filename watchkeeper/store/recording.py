@@ -188,7 +188,7 @@ def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Record
                         return found
                     else:
                         _take(found, plain)
-                except (WireError, ValueError, KeyError, TypeError, RecursionError) as error:
+                except (WireError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                     raise StoreError(f"line {number} is broken: {quote(str(error))}", where=str(path)) from error
                 if progress is not None and number % 1000 == 0:
                     progress(number)

@@ -103,7 +103,6 @@ class WriteAheadLog:
         self._current: Segment | None = None
         self.segments: list[Segment] = []
         self.unlogged = 0
-        self.synced_bytes = 0
 
     def note_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None:
         if not len(ids):
@@ -229,7 +228,8 @@ class WriteAheadLog:
         self._file, self._current, self._layouts = -1, None, {}
 
     def _write(self, batch: Batch) -> None:
-        if not batch.count:
+        # Definitions count by themselves: their samples may have gone unlogged, and those to come rely on them.
+        if not (batch.count or batch.definitions or batch.histograms):
             return
         try:
             if self._file < 0:
@@ -258,7 +258,6 @@ class WriteAheadLog:
             os.ftruncate(self._file, self._current.bytes)
             raise
         self._current.bytes += len(content)
-        self.synced_bytes += len(content)
 
     def _encode(self, batch: Batch) -> bytes:
         assert self._current is not None

@@ -18,10 +18,10 @@ BODY_BYTES = 64 * 1024
 TEXT_LIMIT = 4000
 
 
-def named(hub: HubView, request: Request) -> Incident:
+async def named(hub: HubView, request: Request) -> Incident:
     """404 where there is none of that name."""
-    id = request.path_params["id"]
-    incident = hub.incident(id)
+    id: str = request.path_params["id"]
+    incident = await hub.read(lambda: hub.incident(id))
     if incident is None:
         raise HTTPException(404, f"there is no incident {id[:40]}")
     return incident

@@ -40,14 +40,15 @@ class ActApi:
 
     async def list(self, request: Request) -> Response:
         loop = self._repairs
-        found = loop.repairs.all()
+        found = await self._hub.read(loop.repairs.all)
         if request.query_params.get("all") == "1":
             known = {one.id for one in found}
-            found += [one for one in loop.past(MOST_PAST) if one.id not in known]
+            past = await self._hub.read(lambda: loop.past(MOST_PAST))
+            found += [one for one in past if one.id not in known]
         return ok(repairs=[_shown(one) for one in found], switch=_switch(loop.repairs.switch))
 
     async def explain(self, request: Request) -> Response:
-        incident, loop = about_incident.named(self._hub, request), self._hub.repairs
+        incident, loop = await about_incident.named(self._hub, request), self._hub.repairs
         if loop is None:
             return ok(incident=incident.id, repair=None)
         told = await loop.in_thread(lambda: loop.explain(incident))
@@ -58,27 +59,30 @@ class ActApi:
         )
 
     async def approve(self, request: Request) -> Response:
-        id, body = about_incident.named(self._hub, request).id, await read_object(request, about_incident.BODY_BYTES)
+        id, body = (
+            (await about_incident.named(self._hub, request)).id,
+            await read_object(request, about_incident.BODY_BYTES),
+        )
         digest = about_incident.line(body, "digest")
         return await self._say(
             request, lambda actor: self._repairs.people.approve(id, digest, actor=actor, now=self._hub.clock.now())
         )
 
     async def reject(self, request: Request) -> Response:
-        id = about_incident.named(self._hub, request).id
+        id = (await about_incident.named(self._hub, request)).id
         why = about_incident.line(await read_object(request, about_incident.BODY_BYTES), "why")
         return await self._say(
             request, lambda actor: self._repairs.people.reject(id, why, actor=actor, now=self._hub.clock.now())
         )
 
     async def step_done(self, request: Request) -> Response:
-        id = about_incident.named(self._hub, request).id
+        id = (await about_incident.named(self._hub, request)).id
         return await self._say(
             request, lambda actor: self._repairs.people.step_done(id, actor=actor, now=self._hub.clock.now())
         )
 
     async def again(self, request: Request) -> Response:
-        id = about_incident.named(self._hub, request).id
+        id = (await about_incident.named(self._hub, request)).id
         return await self._say(request, lambda actor: self._repairs.again(id, actor))
 
     async def _say(self, request: Request, work: Callable[[str], Repair]) -> Response:

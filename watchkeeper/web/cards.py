@@ -47,8 +47,12 @@ def named(incident: incidents.Incident, found: diagnosis.Diagnosis | None) -> in
     return replace(incident, cause=best.cause, title=title)
 
 
+async def told(hub: HubView, incident: incidents.Incident) -> dict[str, Any]:
+    """Everything known about one incident, as it is now."""
+    return await hub.read(lambda: detail(hub, hub.incident(incident.id) or incident))
+
+
 def detail(hub: HubView, incident: incidents.Incident) -> dict[str, Any]:
-    """Everything known about one incident."""
     found = hub.diagnosis(incident.id)
     called = named(incident, found)
     return {

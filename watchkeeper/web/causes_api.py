@@ -5,7 +5,6 @@ POST /api/incidents/{id}/cause corrects or confirms a cause; GET /api/accuracy c
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from datetime import datetime, timedelta
 
@@ -38,7 +37,7 @@ class CausesApi:
             self._count(said)
 
     async def correct(self, request: Request) -> Response:
-        incident = about_incident.named(self._hub, request)
+        incident = await about_incident.named(self._hub, request)
         body = await read_object(request, about_incident.BODY_BYTES)
         cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
         if causes.lookup(cause).cause != cause:
@@ -48,17 +47,16 @@ class CausesApi:
             raise HTTPException(400, f"why has {len(why):,} characters, the limit is {about_incident.TEXT_LIMIT:,}")
         said = await self._hub.correct(incident.id, request.state.caller.name, cause, why)
         self._count(said)
-        return ok(correction=said, **cards.detail(self._hub, self._hub.incident(incident.id) or incident))
+        return ok(correction=said, **await cards.told(self._hub, incident))
 
     async def accuracy(self, _: Request) -> Response:
-        return ok(accuracy=await asyncio.to_thread(self._accuracy))
+        return ok(accuracy=await self._hub.read(self._accuracy, is_long=True))
 
     async def lemon_nodes(self, request: Request) -> Response:
         days = whole_number(request.query_params.get("days", "90"))
         if days is None or not 1 <= days <= MOST_DAYS:
             raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
-        since = self._since(days)
-        found, unseen = await asyncio.to_thread(self._lemons, since)
+        since, found, unseen = await self._hub.read(lambda: self._lemons(days), is_long=True)
         return ok(
             since=since,
             lemons=found[:MOST_LEMONS],
@@ -80,14 +78,12 @@ class CausesApi:
     def _since(self, days: int) -> datetime:
         """The journal of a hub that is younger than the window knows nothing of the time before its first incident."""
         now = self._hub.clock.now()
-        known = self._hub.incidents(open_only=False, limit=MOST_INCIDENTS)
-        first = min((incident.opened_at for incident in known), default=now)
-        return max(now - timedelta(days=days), first)
+        return max(now - timedelta(days=days), self._hub.first_opened_at() or now)
 
-    def _lemons(self, since: datetime) -> tuple[list[lemons.Lemon], list[str]]:
-        hub, now = self._hub, self._hub.clock.now()
+    def _lemons(self, days: int) -> tuple[datetime, list[lemons.Lemon], list[str]]:
+        hub, now, since = self._hub, self._hub.clock.now(), self._since(days)
         nodes = [node.place for node in hub.fleet.nodes()]
-        happened = hub.incidents(open_only=False, limit=MOST_INCIDENTS)
+        happened = hub.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since)
         units = lemons.histories(happened, nodes, since=since, now=now)
         trends, unseen = [], []
         for metric, expr in lemons.trend_questions().items():
@@ -97,7 +93,7 @@ class CausesApi:
                 unseen.append(f"{metric}: {error}")
                 continue
             trends += [lemons.trend(labels.get("Hostname", ""), metric, value) for labels, value in answer.items()]
-        return lemons.rank(units, trends), unseen
+        return since, lemons.rank(units, trends), unseen
 
     def _count(self, said: lessons.Correction) -> None:
         self._judged.add(cause=said.was, verdict="right" if said.confirms else "wrong")

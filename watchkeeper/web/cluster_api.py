@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from watchkeeper.collect.inventory import UNMAPPED
 from watchkeeper.model import cluster
+from watchkeeper.model.incidents import Incident
 from watchkeeper.model.node_list import NodeLine, NodeState
 from watchkeeper.web import holders, node_list, who
 from watchkeeper.web.answers import Asked, Endpoint, ok
@@ -65,7 +66,7 @@ class ClusterApi:
         held = await holders.ask(self._hub)
         lines = await self._lines(held)
         mapping = None if self._hub.clusters is None else self._hub.clusters.inventory
-        open_incidents = self._hub.incidents(open_only=True, limit=MOST_INCIDENTS)
+        open_incidents = await self._open_incidents()
         facts = who.Facts(self._hub.fleet, lines, held, self._views(), open_incidents, mapping)
         found = await asyncio.to_thread(who.find, asked, facts)
         if not (found.gpus or found.nodes or found.workloads):
@@ -74,10 +75,12 @@ class ClusterApi:
 
     async def _lines(self, held: holders.Holders) -> list[NodeLine]:
         hub = self._hub
-        open_incidents = hub.incidents(open_only=True, limit=MOST_INCIDENTS)
-        facts = node_list.Facts(hub.fleet, hub.targets(), self._views(), held, open_incidents)
+        facts = node_list.Facts(hub.fleet, hub.targets(), self._views(), held, await self._open_incidents())
         # A large fleet takes a moment; the loop has others to serve.
         return await asyncio.to_thread(node_list.build, facts)
+
+    async def _open_incidents(self) -> list[Incident]:
+        return await self._hub.read(lambda: self._hub.incidents(open_only=True, limit=MOST_INCIDENTS))
 
     def _views(self) -> list[cluster.ClusterView]:
         return [] if self._hub.clusters is None else self._hub.clusters.views()

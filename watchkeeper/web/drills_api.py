@@ -117,7 +117,7 @@ class DrillsApi:
         if self._hub.simulator_url is None:
             raise HTTPException(404, "this fleet is real: there is no simulator behind this hub, and nothing to break")
         await self._look()
-        judged = self._judged()
+        judged = await self._judged()
         self._count(judged)
         return ok(
             now=self._hub.clock.now(),
@@ -125,15 +125,20 @@ class DrillsApi:
             score=score([told for _, told in judged]),
         )
 
-    def _judged(self) -> list[tuple[Drill, Verdict]]:
+    async def _judged(self) -> list[tuple[Drill, Verdict]]:
         """Every drill of the simulator with what the hub made of it, the newest first."""
-        found = self._hub.incidents(open_only=False, limit=MOST_INCIDENTS) if self._known else []
-        return [(drill, self.judge(drill, found)) for drill in reversed(self._known.values())]
+        known = list(reversed(self._known.values()))
+
+        def judge() -> list[tuple[Drill, Verdict]]:
+            found = self._hub.incidents(open_only=False, limit=MOST_INCIDENTS)
+            return [(drill, self.judge(drill, found)) for drill in known]
+
+        return await self._hub.read(judge) if known else []
 
     async def accuracy(self, _: Request) -> Response:
         if self._hub.simulator_url is not None:
             await self._look()
-        return ok(drills=self._count(self._judged()), game_day_at=self._game_day.at)
+        return ok(drills=self._count(await self._judged()), game_day_at=self._game_day.at)
 
     async def tell(self, request: Request) -> Response:
         """Keep the score of a game day; it takes the place of the one before."""
@@ -143,7 +148,7 @@ class DrillsApi:
         except OSError as error:
             raise HTTPException(503, f"the score cannot be kept: {error}") from error
         self._game_day = told
-        return ok(drills=self._count(self._judged()), game_day_at=told.at)
+        return ok(drills=self._count(await self._judged()), game_day_at=told.at)
 
     def _count(self, judged: Sequence[tuple[Drill, Verdict]]) -> list[CauseScore]:
         """By cause, for pages and as a metric."""

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from starlette.exceptions import HTTPException
@@ -16,11 +18,14 @@ from starlette.responses import Response
 from watchkeeper.collect import kubernetes_source
 from watchkeeper.diagnose import explained, job, node, pending, pod, surroundings
 from watchkeeper.diagnose.checks import placing
-from watchkeeper.kit import clock
-from watchkeeper.model import cluster, events, fleet
+from watchkeeper.errors import WatchkeeperError
+from watchkeeper.kit import clock, own_metrics
+from watchkeeper.model import cluster, diagnosis, events, fleet, incidents, workloads
+from watchkeeper.web import jobs_api
 from watchkeeper.web.answers import Endpoint, ok
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
+from watchkeeper.workloads import waiting
 
 MOST_INCIDENTS = 1000
 LONGEST_NAME = 300
@@ -29,17 +34,54 @@ LONGEST_NAME = 300
 @dataclass(frozen=True, slots=True)
 class ExplainApi:
     hub: HubView
+    jobs: jobs_api.JobsApi
 
     async def pod(self, request: Request) -> Response:
-        namespace, name = _checked(request.path_params["namespace"]), _checked(request.path_params["name"])
-        for one in self._kubernetes():
-            found = await asyncio.to_thread(pod.explain, namespace, name, _cluster(one))
-            if found is not None:
-                return _answer(found)
-        found = await asyncio.to_thread(self._by_series, namespace, name)
-        if found is None:
+        name = _checked(request.path_params["name"])
+        namespace = request.path_params.get("namespace")
+        if namespace is None:
+            several = await asyncio.to_thread(self._namespaces, name)
+            if len(several) > 1:
+                raise HTTPException(400, f"{len(several)} namespaces have it, say which: {', '.join(several[:8])}")
+            namespace = next(iter(several), "default")
+        return _answer(await asyncio.to_thread(self._pod, _checked(namespace), name))
+
+    def _pod(self, namespace: str, name: str) -> explained.Explained:
+        """By what its cluster says, else by kube-state-metrics; with the open incidents about it, or by them alone."""
+        known = (pod.explain(namespace, name, _cluster(one)) for one in self._kubernetes())
+        found = next((one for one in known if one is not None), None) or self._by_series(namespace, name)
+        told = explained.with_incidents(found, f"{namespace}/{name}", self._troubles([f"{namespace}/{name}"]))
+        if told is None:
             raise HTTPException(404, f"no pod or job {namespace}/{name} is known here")
-        return _answer(found)
+        return told
+
+    def _troubles(
+        self, pods: Iterable[str], known: Iterable[str] = ()
+    ) -> list[tuple[incidents.Incident, diagnosis.Finding | None]]:
+        """Open incidents about these pods, or that hit them, or of these ids, each with the best finding."""
+        names, ids = set(pods), set(known)
+        places = {f"pod={name}" for name in names}
+        return [
+            (incident, getattr(self.hub.diagnosis(incident.id), "best", None))
+            for incident in self.hub.incidents(open_only=True, limit=MOST_INCIDENTS)
+            if incident.id in ids or incident.place.domain in places or names & set(incident.workloads)
+        ]
+
+    def _namespaces(self, name: str) -> list[str]:
+        """Where something of that name is: by clusters, kube-state-metrics or an open incident."""
+        watches = [one.watch for one in self._kubernetes()]
+        found = {one.namespace for watch in watches for one in watch.pods() if one.name == name}
+        found |= {one.namespace for watch in watches for one in watch.jobs() if one.name == name}
+        told_of = f'__name__=~"kube_pod_info|kube_pod_status_phase",pod="{own_metrics.escape(name)}"'
+        expr = f"group by (namespace) ({{{told_of}}})"
+        with contextlib.suppress(WatchkeeperError):
+            told = self.hub.engine.instant(expr, clock.to_ms(self.hub.clock.now())).latest()
+            found |= {labels.get("namespace", "") for labels in told}
+        for incident in self.hub.incidents(open_only=True, limit=MOST_INCIDENTS):
+            kind, _, where = (incident.place.domain or "").partition("=")
+            namespace, _, short = where.partition("/")
+            found |= {namespace} if (kind, short) == ("pod", name) else set()
+        return sorted(found - {""})
 
     async def node(self, request: Request) -> Response:
         asked = _checked(request.path_params["name"])
@@ -57,19 +99,30 @@ class ExplainApi:
         parts = (request.path_params.get("namespace"), request.path_params["name"])
         name = _checked("/".join(part for part in parts if part))
         scheduled = [workload for view in self._views() for workload in view.workloads]
+        scheduled += await asyncio.to_thread(self._waiting, scheduled)
+        report = await self.jobs.report(name)
+        line = None if report is None else report.job
         pods = job.parts_of(name, scheduled)
-        owner = pods[0].cluster if pods else self.hub.settings.fleet.cluster
+        owner = pods[0].cluster if pods else self.hub.settings.fleet.cluster if line is None else line.cluster
+        asked = job.Asked(owner, name, pods, "" if line is None else line.name)
         found = await asyncio.to_thread(
             job.explain,
-            job.Asked(owner, name, pods),
+            asked,
             self.hub.clock.now(),
             engine=self.hub.engine,
             events_at=self._events_at,
             names=self.hub.fleet.place_name,
         )
-        if found is None:
+        if found is None and report is not None:
+            found = explained.Explained(name, report.why)
+        elif found is not None and found.cause is None and report is not None and not asked.waiting:
+            found = replace(found, headline=f"{found.headline}; {report.why}")
+        names = [str(part.workload) for part in pods]
+        troubles = await asyncio.to_thread(self._troubles, names, () if line is None else line.incidents)
+        told = explained.with_incidents(found, name, troubles)
+        if told is None:
             raise HTTPException(404, f"no job {name} is known here: no scheduler, rank or GPU names it")
-        return _answer(found)
+        return _answer(told)
 
     def _node(
         self, place: fleet.Place, words: list[cluster.ScheduledNode], *, expected: int | None
@@ -120,7 +173,14 @@ class ExplainApi:
         lines = tuple(explained.Line(one.node, one.text) for one in found.nodes)
         gap = ("the API server: this is what kube-state-metrics says",)
         headline = f"runs on {on} and asks for no GPU" if on else "waits"
-        return explained.Explained(subject, headline, found.cause, found.why, lines, found.smallest_change, (), gap)
+        steps = pod.steps(found.cause, subject)
+        return explained.Explained(subject, headline, found.cause, found.why, lines, found.smallest_change, steps, gap)
+
+    def _waiting(self, known: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
+        with contextlib.suppress(WatchkeeperError):
+            told = self.hub.engine.instant(waiting.QUESTION, clock.to_ms(self.hub.clock.now())).latest()
+            return waiting.pods(told, known)
+        return []
 
     def _kubernetes(self) -> list[kubernetes_source.KubernetesSource]:
         schedulers = () if self.hub.clusters is None else self.hub.clusters.schedulers
@@ -157,11 +217,12 @@ def _answer(found: explained.Explained) -> Response:
 
 
 def endpoints(hub: HubView) -> list[Endpoint]:
-    api = ExplainApi(hub)
+    api = ExplainApi(hub, jobs_api.JobsApi(hub))
     gives = {"explained": explained.Explained, "text": str}
     return [
         Endpoint(("GET",), path, Role.VIEWER, answer, words=f"Why a {what} is as it is, in words", gives=gives)
         for path, answer, what in (
+            ("/api/explain/pod/{name}", api.pod, "pod, whose namespace is looked for,"),
             ("/api/explain/pod/{namespace}/{name}", api.pod, "pod"),
             ("/api/explain/node/{name}", api.node, "node"),
             ("/api/explain/job/{name}", api.job, "job"),

@@ -94,7 +94,8 @@ class FabricApi:
         if view is None:
             raise HTTPException(404, f"no link is called {id[:80]}")
         counters = [_counter(name, value) for name, value in sorted(view.grown.items())]
-        related = [one for one in self._hub.incidents() if self._is_about(view, one.place)]
+        open_now = await self._hub.read(self._hub.incidents)
+        related = [one for one in open_now if self._is_about(view, one.place)]
         return ok(
             now=clock.from_ms(made.at_ms),
             window=made.window,

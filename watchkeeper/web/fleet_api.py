@@ -22,6 +22,7 @@ from watchkeeper.errors import CollectError, WatchkeeperError, WireError
 from watchkeeper.kit import clock, own_metrics, wire
 from watchkeeper.model import events as happenings
 from watchkeeper.model import fleet
+from watchkeeper.model.incidents import Incident
 from watchkeeper.web import about_incident, cards, frames, shapes, slo_api, stock_answer, stories
 from watchkeeper.web.answers import Asked, Bare, Endpoint, check_node, ok, read_body, read_object, whole_number
 from watchkeeper.web.auth import Role
@@ -84,27 +85,26 @@ class FleetApi:
         def listed() -> list[dict[str, Any]]:
             return [cards.card(self._hub, one) for one in self._hub.incidents(open_only=open_only, limit=limit)]
 
-        # A thousand cards are three thousand rows of the journal.
-        return ok(incidents=await asyncio.to_thread(listed))
+        return ok(incidents=await self._hub.read(listed))
 
     async def incident(self, request: Request) -> Response:
-        incident = about_incident.named(self._hub, request)
-        return ok(**cards.detail(self._hub, incident), blast=await stories.blast_of(self._hub, incident))
+        incident = await about_incident.named(self._hub, request)
+        return ok(**await cards.told(self._hub, incident), blast=await stories.blast_of(self._hub, incident))
 
     async def acknowledge(self, request: Request) -> Response:
-        incident = about_incident.named(self._hub, request)
+        incident = await about_incident.named(self._hub, request)
         await self._hub.acknowledge(incident.id, request.state.caller.name)
-        return ok(**cards.detail(self._hub, about_incident.named(self._hub, request)))
+        return ok(**await cards.told(self._hub, incident))
 
     async def resolve(self, request: Request) -> Response:
-        incident, why = about_incident.named(self._hub, request), await self._said(request, "why")
+        incident, why = await about_incident.named(self._hub, request), await self._said(request, "why")
         await self._hub.resolve(incident.id, request.state.caller.name, why)
-        return ok(**cards.detail(self._hub, about_incident.named(self._hub, request)))
+        return ok(**await cards.told(self._hub, incident))
 
     async def note(self, request: Request) -> Response:
-        incident, text = about_incident.named(self._hub, request), await self._said(request, "text")
+        incident, text = await about_incident.named(self._hub, request), await self._said(request, "text")
         await self._hub.note(incident.id, request.state.caller.name, text)
-        return ok(**cards.detail(self._hub, about_incident.named(self._hub, request)))
+        return ok(**await cards.told(self._hub, incident))
 
     async def _said(self, request: Request, name: str) -> str:
         return about_incident.text(await read_object(request, about_incident.BODY_BYTES), name)
@@ -152,12 +152,8 @@ class FleetApi:
 
     async def gpu(self, request: Request) -> Response:
         """One GPU: where it is, who holds it, what its exporter says of it, and what happened to it."""
-        uuid = request.path_params["uuid"]
-        about = [
-            incident
-            for incident in self._hub.incidents(open_only=False, limit=LIST_LIMIT)
-            if any(member.place.gpu == uuid for member in incident.members)
-        ]
+        uuid: str = request.path_params["uuid"]
+        about, shown = await self._hub.read(lambda: self._about_gpu(uuid))
         happened = [(incident, m) for incident in about for m in incident.members if m.place.gpu == uuid]
         seen = next((one for one in self._hub.fleet.gpus() if one.gpu.uuid == uuid), None)
         if seen is None and not happened:
@@ -171,8 +167,14 @@ class FleetApi:
             node=node or {"name": where.node},
             labels=await self._labels(uuid),
             events=[wire.to_plain(member) | {"incident": incident.id} for incident, member in happened],
-            incidents=[cards.card(self._hub, incident) for incident in about],
+            incidents=shown,
         )
+
+    def _about_gpu(self, uuid: str) -> tuple[list[Incident], list[dict[str, Any]]]:
+        """The newest incidents that a GPU is a part of, and their cards."""
+        known = self._hub.incidents(open_only=False, limit=LIST_LIMIT)
+        about = [one for one in known if any(member.place.gpu == uuid for member in one.members)]
+        return about, [cards.card(self._hub, one) for one in about]
 
     async def _labels(self, uuid: str) -> dict[str, str] | None:
         """The labels its newest sample carries, or None when it does not report."""

@@ -6,7 +6,6 @@ belong to them; this has every event, also those nobody was told about.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -69,7 +68,7 @@ class HistoryApi:
         cluster = asked.get("cluster") or (clusters.pop() if len(clusters) == 1 else self._hub.settings.fleet.cluster)
         now = self._hub.clock.now()
         place = fleet.Place(cluster, node=node, gpu=gpu)
-        found = await asyncio.to_thread(self._hub.events_at, place, now - timedelta(days=days), now)
+        found = await self._hub.read(lambda: self._hub.events_at(place, now - timedelta(days=days), now))
         newest = sorted(found, key=lambda event: event.at, reverse=True)
         return ok(
             now=now, days=days, total=len(found), events=[show(e) for e in newest[:MOST_SHOWN]], counts=count(newest)

@@ -51,13 +51,19 @@ class IncidentApi:
         self._webhooks = 0
 
     async def assign(self, request: Request) -> Response:
-        incident, body = about_incident.named(self._hub, request), await read_object(request, about_incident.BODY_BYTES)
+        incident, body = (
+            await about_incident.named(self._hub, request),
+            await read_object(request, about_incident.BODY_BYTES),
+        )
         changed = await self._hub.assign(incident.id, request.state.caller.name, about_incident.line(body, "to"))
         return ok(incident=changed)
 
     async def silence_incident(self, request: Request) -> Response:
         """Silence everything at the place of an incident for some time."""
-        incident, body = about_incident.named(self._hub, request), await read_object(request, about_incident.BODY_BYTES)
+        incident, body = (
+            await about_incident.named(self._hub, request),
+            await read_object(request, about_incident.BODY_BYTES),
+        )
         made = await self._hub.silence(self._wish(request, body, subject.place_matchers(incident.place)))
         return ok(silence=_shown(made))
 
@@ -84,7 +90,7 @@ class IncidentApi:
 
     async def report(self, request: Request) -> Response:
         """The whole story, as Markdown or JSON."""
-        story = await stories.story_of(self._hub, about_incident.named(self._hub, request))
+        story = await stories.story_of(self._hub, await about_incident.named(self._hub, request))
         if request.query_params.get("format", "markdown") == "json":
             return ok(**report.plain(story))
         return Response(report.text(story), media_type="text/markdown; charset=utf-8")
@@ -99,7 +105,8 @@ class IncidentApi:
 
     async def notices(self, request: Request) -> Response:
         """Who was told about an incident, when, and what they answered."""
-        return ok(notices=self._hub.notices(about_incident.named(self._hub, request).id))
+        id = (await about_incident.named(self._hub, request)).id
+        return ok(notices=await self._hub.read(lambda: self._hub.notices(id)))
 
     async def webhook(self, request: Request) -> Response:
         """Alertmanager tells us about alerts of somebody else's rules; the token of one node is not enough."""

@@ -85,15 +85,14 @@ class JobsApi:
             return None
         # A whole id before a name that several have.
         key = min(keys, key=lambda one: (one.id != id, one))
-        line = next(
-            line for line in found.lines if (line.cluster, line.kind, line.id) == (key.cluster, key.kind, key.id)
-        )
         hub = self._hub
         asked = report.Asked(
-            line,
+            found.line(key),
             key,
             found.keys[key],
-            [part for part in self._scheduled() if identity.of_scheduled(part) == key],
+            found.facts[key],
+            key in found.suspects,
+            found.parts.get(key, ()),
             hub.events_between,
             hub.fleet.place_name,
             evidence.cause_of,
@@ -157,7 +156,7 @@ class JobsApi:
             kind, _, name = (incident.place.domain or "").partition("=")
             if kind == "job":
                 found.setdefault(name, set()).add(incident.id)
-            for called in incident.workloads:
+            for called in (*incident.workloads, *([name] if kind == "pod" else [])):
                 namespace, slash, pod = called.rpartition("/")
                 job = f"{namespace}/{identity.job_name(pod)}" if slash else called
                 found.setdefault(job, set()).add(incident.id)

@@ -47,10 +47,15 @@ class JournalApi:
 
     async def entries(self, request: Request) -> Response:
         where, wanted = self._where(), _wanted(request)
-        found = await asyncio.to_thread(journal_search.search, where, wanted)
+
+        def look() -> tuple[journal_search.Found, list[dict[str, Any]]]:
+            found = journal_search.search(where, wanted)
+            return found, [plain(entry) for entry in found.entries]
+
+        found, entries = await self._hub.read(look)
         return ok(
             now=self._hub.clock.now(),
-            entries=[plain(entry) for entry in found.entries],
+            entries=entries,
             first=found.first,
             last=found.last,
             looked_back_to=found.looked_back_to,

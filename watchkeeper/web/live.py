@@ -129,7 +129,7 @@ class Live:
             asyncio.get_running_loop().call_later(NEXT_PICTURE_SECONDS, self._wake.set)
         sending = asyncio.create_task(self._send(socket, mailbox))
         try:
-            mailbox.leave("incidents", await asyncio.to_thread(self._incidents_message))
+            mailbox.leave("incidents", await self._hub.read(self._incidents_message))
             await self._listen(socket, mailbox, may_stay)
         finally:
             self._viewers.discard(mailbox)
@@ -182,7 +182,7 @@ class Live:
                 while not queue.empty():
                     messages.add(queue.get_nowait())
                 if messages != {"fleet"} and self._viewers:
-                    self._send_all("incidents", await asyncio.to_thread(self._incidents_message))
+                    self._send_all("incidents", await self._hub.read(self._incidents_message))
                 self._wake.set()
                 await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
 
@@ -218,7 +218,7 @@ class Live:
             )
         }
         new_stock = await self._stock.make(stock) if has_new_stock else None
-        open_incidents = self._hub.incidents(open_only=True)
+        open_incidents = await self._hub.read(self._hub.incidents)
         readings = frames.Readings(**shared, holders=self._hub.fleet.holders())
         picture = await asyncio.to_thread(frames.draw, stock, readings, open_incidents)
         header = {"kind": "frame", "at": wire.format_time(now), "version": stock.version}

@@ -148,7 +148,7 @@ class OrdersApi:
             raise _later(f"{self._receipts} receipts wait for their commit, the limit is {MOST_RECEIPTS}")
         self._receipts += 1
         try:
-            known = await asyncio.to_thread(outbox.order, id)
+            known = await self._hub.read(lambda: outbox.order(id))
             if known is not None:
                 check_node(request.state.caller, known.order.node)
                 known = await asyncio.to_thread(outbox.take, id, envelope, now=self._hub.clock.now())
@@ -189,7 +189,7 @@ class OrdersApi:
 
     async def one(self, request: Request) -> Response:
         id = request.path_params["id"]
-        tracked = await asyncio.to_thread(self._outbox.order, id)
+        tracked = await self._hub.read(lambda: self._outbox.order(id))
         if tracked is None:
             raise _unknown(id)
         return ok(**self._plain(tracked))
@@ -199,7 +199,7 @@ class OrdersApi:
         limit = whole_number(text)
         if limit is None or not 1 <= limit <= MOST_LISTED:
             raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {MOST_LISTED}")
-        found = await asyncio.to_thread(self._outbox.latest, limit)
+        found = await self._hub.read(lambda: self._outbox.latest(limit))
         return ok(orders=[self._plain(tracked) for tracked in found])
 
     def _plain(self, tracked: orders.Tracked) -> dict[str, Any]:

@@ -7,10 +7,10 @@ clock stands at the end of the recording or runs through it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from watchkeeper import __version__
 from watchkeeper.collect import discovery, registration, scrape
@@ -30,6 +30,8 @@ from watchkeeper.model.silences import Silence
 from watchkeeper.query import embedded, engine
 from watchkeeper.rules import evaluate, reload, rulefile, slo
 from watchkeeper.store import head, recording
+
+T = TypeVar("T")
 
 # Lookback, and what rules look back: samples at the start of a recording must not look old at its end.
 MARGIN_MS = 3_600_000
@@ -103,6 +105,9 @@ class PlayedHub:
     async def ask(self, expr: str, at_ms: int) -> engine.Answer:
         return await asyncio.to_thread(self.engine.instant, expr, at_ms)
 
+    async def read(self, work: Callable[[], T], *, is_long: bool = False) -> T:  # noqa: ARG002 (all is in memory)
+        return await asyncio.to_thread(work)
+
     async def ask_range(self, expr: str, span: engine.Span) -> engine.Answer:
         return await asyncio.to_thread(self.engine.range, expr, span)
 
@@ -140,11 +145,20 @@ class PlayedHub:
     def events_at(self, place: Place, since: datetime, until: datetime) -> list[events.Event]:
         return [event for event in self.events_between(since, until) if place.encloses(event.place)]
 
-    def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]:
+    def incidents(
+        self, *, open_only: bool = True, limit: int = 200, opened_since: datetime | None = None
+    ) -> list[Incident]:
+        known, since = self._opened(), opened_since
+        found = [one for one in known if (one.is_open or not open_only) and (since is None or one.opened_at >= since)]
+        return sorted(found, key=lambda incident: incident.opened_at, reverse=True)[:limit]
+
+    def first_opened_at(self) -> datetime | None:
+        return min((one.opened_at for one in self._opened()), default=None)
+
+    def _opened(self) -> list[Incident]:
+        """Those of the recording up to now."""
         now = self.clock.now()
-        found = [story.incident for story in self._stories.values() if story.incident.opened_at <= now]
-        found.sort(key=lambda incident: incident.opened_at, reverse=True)
-        return [incident for incident in found if incident.is_open or not open_only][:limit]
+        return [story.incident for story in self._stories.values() if story.incident.opened_at <= now]
 
     def incident(self, id: str) -> Incident | None:
         story = self._stories.get(id)

@@ -6,7 +6,6 @@ metric by metric while it is sent, so that a long window needs no more memory th
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -57,7 +56,7 @@ class RecordingApi:
         pieces = self._pieces(from_ms, to_ms, selectors)
         self._running += 1
         try:
-            while piece := await asyncio.to_thread(_gather, pieces):
+            while piece := await self._hub.read(lambda: _gather(pieces), is_long=True):
                 yield piece
         finally:
             self._running -= 1

@@ -30,7 +30,7 @@ class SloApi:
         hub, now = self._hub, self._hub.clock.now()
         answer = await hub.ask(budgets.RECORDED, clock.to_ms(now))
         found = budgets.budgets(hub.slos(), answer.latest(), hub.alerts())
-        open_now = hub.incidents()
+        open_now = await hub.read(hub.incidents)
         return ok(now=now, slos=[self._plain(budget, open_now) for budget in found])
 
     def _plain(self, budget: budgets.Budget, open_now: list[Incident]) -> dict[str, Any]:

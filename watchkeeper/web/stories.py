@@ -5,7 +5,6 @@ Made from what any hub can be asked, so that a recording tells the same stories 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import datetime
@@ -35,13 +34,15 @@ async def blast_of(hub: HubView, incident: Incident) -> blast.Blast | None:
 
 
 async def story_of(hub: HubView, incident: Incident) -> report.Story:
+    id = incident.id
+    found, plan, timeline = await hub.read(lambda: (hub.diagnosis(id), hub.plan(id), hub.timeline(id)))
     return report.Story(
         incident,
         hub.fleet.place_name(incident.place),
-        hub.diagnosis(incident.id),
-        hub.plan(incident.id),
+        found,
+        plan,
         await blast_of(hub, incident),
-        hub.timeline(incident.id),
+        timeline,
         hub.clock.now(),
         subject.belongs_to(incident, inventory_of(hub)),
     )
@@ -64,7 +65,7 @@ async def digest_of(hub: HubView, since: datetime, until: datetime) -> digest.Di
 
     def make() -> digest.Digest:
         return digest.make(
-            hub.incidents(open_only=False, limit=MOST_INCIDENTS),
+            hub.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since),
             since=since,
             until=until,
             timeline=hub.timeline,
@@ -72,5 +73,4 @@ async def digest_of(hub: HubView, since: datetime, until: datetime) -> digest.Di
             belongs_to=lambda incident: subject.belongs_to(incident, known),
         )
 
-    # Thousands of timelines are read; the loop has other things to do.
-    return await asyncio.to_thread(make)
+    return await hub.read(make, is_long=True)

@@ -40,7 +40,7 @@ class TopologyApi:
         stock = inventory.take(hub.fleet)
         facts = topology.Facts(
             stock,
-            hub.incidents(open_only=True),
+            await hub.read(lambda: hub.incidents(open_only=True)),
             silent=self._silent_nodes(),
             gone=frozenset(seen.gpu.uuid for seen in hub.fleet.gpus() if seen.gone_since_ms is not None),
             watched=hub.fabric if self._is_fresh() else None,

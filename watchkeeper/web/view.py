@@ -7,9 +7,9 @@ called like their modules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from watchkeeper.collect import clusters, discovery, fabric_watch, registration, scrape
 from watchkeeper.config.settings import Settings
@@ -31,6 +31,8 @@ from watchkeeper.remediate.evidence import Sources
 from watchkeeper.remediate.orders import Outbox
 from watchkeeper.repair_loop import RepairLoop
 from watchkeeper.rules import evaluate, reload, rulefile, slo
+
+T = TypeVar("T")
 
 
 class SeenView(Protocol):
@@ -101,6 +103,12 @@ class HubView(Protocol):
 
     async def ask_range(self, expr: str, span: Span) -> Answer: ...
 
+    async def read(self, work: Callable[[], T], *, is_long: bool = False) -> T:
+        """Run what reads the journal, away from the event loop; `is_long` where that may be thousands of rows.
+
+        Events, incidents, diagnoses, plans, timelines and notices are in the journal.
+        """
+
     def targets(self) -> Sequence[scrape.TargetState]: ...
 
     def dropped_targets(self) -> Sequence[discovery.Dropped]: ...
@@ -123,7 +131,11 @@ class HubView(Protocol):
 
     def events_at(self, place: Place, since: datetime, until: datetime) -> Sequence[events.Event]: ...
 
-    def incidents(self, *, open_only: bool = True, limit: int = 200) -> list[Incident]: ...
+    def incidents(
+        self, *, open_only: bool = True, limit: int = 200, opened_since: datetime | None = None
+    ) -> list[Incident]: ...
+
+    def first_opened_at(self) -> datetime | None: ...
 
     def incident(self, id: str) -> Incident | None: ...
 

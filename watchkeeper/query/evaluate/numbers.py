@@ -10,7 +10,6 @@ from watchkeeper.query.engine import Floats
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.values import Scalar, Vector, drop_name, empty
 
-DAY_MS = 86_400_000
 # 1970-01-01 was a Thursday; Prometheus counts days of the week from Sunday.
 EPOCH_WEEKDAY = 4
 

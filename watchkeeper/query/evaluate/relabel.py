@@ -56,10 +56,9 @@ def _expand(replacement: str, match: re.Match[str]) -> str:
         name = placeholder[1] or placeholder[2]
         if name is None:
             return "$"
-        key: int | str = int(name) if name.isdigit() else name
         try:
-            return match.group(key) or ""
-        except (IndexError, KeyError):
+            return match.group(int(name) if name.isdecimal() else name) or ""
+        except (IndexError, KeyError, ValueError):
             return ""
 
     return PLACEHOLDER.sub(value, replacement)
@@ -126,8 +125,12 @@ def _by_labels(invocation: Invocation, *, is_reversed: bool) -> Vector:
 
 
 def _natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """A key under which gpu9 comes before gpu10."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in DIGITS.split(text) if part)
+    """A key under which gpu9 comes before gpu10: of numbers the longer one is larger, of any length."""
+    return tuple(
+        (0, len(number := part.lstrip("0")), number) if part.isdecimal() else (1, 0, part)
+        for part in DIGITS.split(text)
+        if part
+    )
 
 
 def absent(present: Mask, selected: ast.Expr) -> Vector:

@@ -217,7 +217,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds that the server asks for; a date counts from the server's own clock."""
     text = headers.get("retry-after", "")
     if text.isascii() and text.isdecimal():
-        return float(min(int(text), 3600))
+        return min(float(text), 3600.0)
     try:
         asked = parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("date", ""))
     except (ValueError, TypeError):

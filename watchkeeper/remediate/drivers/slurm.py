@@ -161,17 +161,14 @@ class Slurm:
         if self._policy(action) is config.RunningJobs.WAIT:
             waits = tuple(job.waits for job in jobs)
             return Performed(f"{len(jobs)} jobs to go", is_complete=False, waits_for=waits)
-        return self._requeue_all(jobs, action)
+        return self._requeue_all(jobs, action)[1]
 
     def _restart_app(self, action: Action) -> Performed:
         """Requeue the jobs that were meant: one that has started again since is not started once more."""
         jobs = self._meant(action)
-        done = self._requeue_all(jobs, action)
+        requeued, done = self._requeue_all(jobs, action)
         # A job that waits or starts again elsewhere is not asked for once more.
-        is_complete = all(job.state == "RUNNING" for job in jobs) and "cannot be requeued" not in "".join(
-            done.waits_for
-        )
-        return Performed(done.text) if is_complete else done
+        return Performed(done.text) if requeued == len(jobs) else done
 
     def _meant(self, action: Action) -> list[Job]:
         """The jobs that an action names, without those that have started again since."""
@@ -216,7 +213,8 @@ class Slurm:
             if performing.KEEP in text:
                 raise performing.refuse_kept(f"job {job.id} of {job.user}", f"its comment is `{text.strip()[:80]}`")
 
-    def _requeue_all(self, jobs: list[Job], action: Action) -> Performed:
+    def _requeue_all(self, jobs: list[Job], action: Action) -> tuple[int, Performed]:
+        """How many jobs were requeued, and what is to be said while they end."""
         waits, requeued = [], 0
         for job in jobs:
             why = ""
@@ -224,7 +222,8 @@ class Slurm:
                 why = self._complaint(self._requeue(job.id), action.place)
                 requeued += not why
             waits.append(f"{job.waits}, and cannot be requeued: {why}" if why else job.waits)
-        return Performed(f"requeued {requeued} jobs, {len(jobs)} to go", is_complete=False, waits_for=tuple(waits))
+        text = f"requeued {requeued} jobs, {len(jobs)} to go"
+        return requeued, Performed(text, is_complete=False, waits_for=tuple(waits))
 
     def _policy(self, action: Action) -> config.RunningJobs:
         told = action.arguments.get("running_jobs")

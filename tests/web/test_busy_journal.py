@@ -1,0 +1,105 @@
+"""A journal that does not answer for a while: pages wait for it, and nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.pipeline.stories import gpu, xid
+from watchkeeper.config import settings
+from watchkeeper.hub import Hub
+from watchkeeper.kit.clock import ScaledClock
+from watchkeeper.web import server
+from watchkeeper.web.answers import Endpoint
+from watchkeeper.web.app import LIVE_PATH, create_app
+from watchkeeper.web.auth import Auth
+
+# Long for a test that fails, and much longer than fifty answers of a loop that is free.
+HELD_SECONDS, FREE_SECONDS = 40.0, 20.0
+ASKED = {
+    "/api/who": "name=n1",
+    "/api/history": "node=n1",
+    "/api/bundle": "incident=INC-1",
+    "/api/recording": "from=1767225600&to=1767226600",
+}
+NAMES = {"{id}": "INC-1", "{uuid}": "GPU-0", "{name}": "n1", "{namespace}": "default"}
+SAID = {"why": "seen", "text": "seen", "to": "ann", "digest": "0", "cause": "unknown", "reason": "seen", "for": "1h"}
+
+
+def ask(url: str, method: str = "GET") -> int:
+    body = json.dumps(SAID).encode() if method == "POST" else None
+    request = urllib.request.Request(url, data=body, method=method, headers={"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=4 * HELD_SECONDS) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
+
+
+def questions(table: list[Endpoint]) -> list[tuple[str, str]]:
+    """Everything that can be read, and everything that can be done to an incident, as paths and methods."""
+    found = []
+    for endpoint in table:
+        path = endpoint.path
+        for mark, name in NAMES.items():
+            path = path.replace(mark, name)
+        is_read = endpoint.methods == ("GET",) and path.startswith("/api/") and path != LIVE_PATH
+        if is_read or endpoint.path.startswith("/api/incidents/{id}/"):
+            query = ASKED.get(path)
+            found.append((path + (f"?{query}" if query else ""), endpoint.methods[0]))
+    return found
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[tuple[Hub, str, list[Endpoint]]]:
+    """A real hub with one incident, its address, and everything that it answers."""
+    hub = Hub(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=ScaledClock())
+    hub.open()
+    stop, listener, app = asyncio.Event(), server.listen("127.0.0.1", 0), create_app(hub, Auth())
+    tasks = [asyncio.create_task(hub.run(stop)), asyncio.create_task(server.serve(app, listener, stop=stop))]
+    await hub.take_events([xid(79, gpu(0), 0)])
+    try:
+        yield hub, f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.endpoints
+    finally:
+        stop.set()
+        await asyncio.gather(*tasks)
+        hub.close()
+
+
+def test_nothing_that_is_asked_keeps_the_loop_waiting_for_the_journal(tmp_path: Path) -> None:
+    is_held, let_go = threading.Event(), threading.Event()
+
+    def hold(hub: Hub) -> None:
+        with hub.journal.together():
+            is_held.set()
+            let_go.wait(HELD_SECONDS)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        async with running(tmp_path) as (hub, url, table):
+            asked = questions(table)
+            with ThreadPoolExecutor(len(asked) + 2) as people:
+                holder = loop.run_in_executor(people, hold, hub)
+                await asyncio.to_thread(is_held.wait)
+                waiting = [loop.run_in_executor(people, ask, url + path, method) for path, method in asked]
+                began = time.monotonic()
+                healthy = [await loop.run_in_executor(people, ask, f"{url}/-/healthy") for _ in range(50)]
+                took = time.monotonic() - began
+                let_go.set()
+                answers = dict(zip(asked, await asyncio.gather(*waiting), strict=True))
+                await holder
+        assert (set(healthy), took < FREE_SECONDS) == ({200}, True)
+        assert [about for about, status in answers.items() if status >= 500] == []
+        assert sum(status == 200 for status in answers.values()) > 30
+
+    asyncio.run(story())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,12 @@ from watchkeeper.capacity.forecast_models import (
     NAIVE_DAY,
     NAIVE_WEEK,
     PLAIN,
+    PLAIN_OF_WEEKS,
     USUAL_DAY,
     Scale,
     candidates,
     repeat_last,
+    repeated_share,
 )
 from watchkeeper.errors import CollectError
 
@@ -228,9 +230,8 @@ def test_whatever_the_series_the_forecast_is_finite_ordered_and_never_negative(
 
 def test_a_weighted_median_is_that_of_as_many_copies() -> None:
     values = np.array([[1.0], [5.0], [9.0]])
-    assert backtest.weighted_median(values, np.array([1.0, 1.0, 3.0]))[0] == 9
-    assert backtest.weighted_median(values, np.array([3.0, 1.0, 1.0]))[0] == 1
-    assert backtest.weighted_median(values, np.array([1.0, 1.0, 1.0]))[0] == 5
+    for weights, middle in (((1, 1, 3), 9), ((3, 1, 1), 1), ((1, 1, 1), 5)):
+        assert backtest.quantiles_by_column(values, np.array(weights, dtype=float)[:, None], (0.5,)) == middle
 
 
 def test_a_fleet_that_fills_up_has_a_date_and_a_number_of_gpus() -> None:
@@ -252,20 +253,19 @@ def test_a_fleet_with_room_needs_nothing() -> None:
     assert fullness.need(made, 512.0).sure_gpus == 0
 
 
-def plain_shares(values: Floats, names: Sequence[str] = PLAIN) -> Floats:
+def plain_shares(values: Floats, names: Collection[str] = PLAIN) -> Floats:
     """How much of a forecast of a week the plain forecasts are, or some of them, by part of the horizon."""
     rolled = backtest.roll(hourly(values), 168, Scale.of(HOUR))
     weights = backtest.weights_at(rolled, backtest.errors(rolled), len(rolled.origins) - 1)
     np.testing.assert_allclose(weights.sum(axis=1), 1.0)
-    return np.asarray(weights[:, np.isin(rolled.names, names)].sum(axis=1))
+    return np.asarray(weights[:, np.isin(rolled.names, list(names))].sum(axis=1))
 
 
 def test_a_forecast_leans_on_plain_ones_until_weeks_have_shown_what_is_better() -> None:
     weekless = [name for name in PLAIN if "week" not in name]
-    few, many = plain_shares(seasons(2 * 168))[-1], plain_shares(seasons(10 * 168), weekless)[-1]
-    assert few > 0.6
-    assert many < 0.4
-    assert plain_shares(seasons(10 * 168))[-1] < 0.5
+    few, many = (plain_shares(seasons(weeks * 168), {*PLAIN, *PLAIN_OF_WEEKS}) for weeks in (2, 10))
+    assert few[-1] > 0.75 > many[-1]
+    assert plain_shares(seasons(10 * 168), weekless)[-1] < 0.1
 
 
 def test_the_coming_hours_lean_less_on_plain_forecasts_than_the_coming_week() -> None:
@@ -309,6 +309,44 @@ def test_a_level_goes_back_to_where_it_usually_is_and_not_to_a_mean_that_remembe
     assert paths["back in 6 d to 3 d"][0] == pytest.approx(50, abs=1)
 
 
+def test_after_a_last_hour_unlike_all_others_the_interval_holds_both_levels() -> None:
+    values = 3300 + np.cumsum(np.random.default_rng(3).normal(0, 2, 31 * 24))
+    values[-1] = 2500
+    made = forecast.forecast(hourly(values), WEEK)
+    assert (made.low[24:] < 2550).all()
+    assert (made.high[24:] > 3250).all()
+
+
+def test_where_weeks_repeat_themselves_plain_forecasts_are_those_that_know_weeks() -> None:
+    scale, walk = Scale.of(HOUR), np.cumsum(np.random.default_rng(5).normal(0, 3, 3 * 168))
+    assert repeated_share(seasons(3 * 168), scale) > 0.7
+    assert repeated_share(300 + walk, scale) < 0.2
+    assert repeated_share(seasons(167 * 2), scale) == 0
+    weekless = [name for name in PLAIN if "week" not in name]
+    assert plain_shares(seasons(3 * 168), weekless)[-1] < 0.25 < plain_shares(300 + walk, weekless)[-1]
+
+
+def test_a_path_does_not_jump_where_two_parts_of_the_horizon_meet() -> None:
+    says = np.repeat(np.arange(11.0)[:, None], 48, axis=1)
+    edges, origins = np.array([0, 12, 24, 48]), np.array([72])
+    rolled = backtest.Rolled(
+        tuple("abcdefghijk"),
+        origins,
+        says[None],
+        says[:1],
+        edges,
+        Scale.of(HOUR),
+        np.zeros(1),
+        usual_move=1.0,
+        stride=12,
+    )
+    low, high = np.linspace(1, 0, 11), np.linspace(0, 1, 11)
+    path = backtest.combined(rolled, np.array([low, low, high]), 0)[1]
+    assert path[0] < 4
+    assert path[-1] > 6
+    assert np.diff(path).max() <= 1
+
+
 def rolled_beside_naive(own_is_off_by: float) -> tuple[backtest.Rolled, Floats]:
     """Twelve origins half a day apart, of a day each: what comes is 10, the naive ones said 12 and 14."""
     origins, steps = np.arange(72, 72 + 12 * 12, 12), 24
@@ -316,7 +354,9 @@ def rolled_beside_naive(own_is_off_by: float) -> tuple[backtest.Rolled, Floats]:
     actual[origins + steps > origins[-1]] = np.nan
     paths = np.stack([np.full((len(origins), steps), said) for said in (12.0, 14.0)], axis=1)
     edges, scale = np.array([0, steps]), Scale.of(HOUR)
-    rolled = backtest.Rolled((NAIVE_DAY, NAIVE_WEEK), origins, paths, actual, edges, scale, usual_move=1.0, stride=12)
+    rolled = backtest.Rolled(
+        (NAIVE_DAY, NAIVE_WEEK), origins, paths, actual, edges, scale, np.zeros(len(origins)), usual_move=1.0, stride=12
+    )
     return rolled, np.full((len(origins), steps), 10.0 + own_is_off_by)
 
 

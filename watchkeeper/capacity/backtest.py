@@ -4,9 +4,10 @@ From every origin all candidates are asked, with nothing but what was known then
 weights; the weighted median of their paths is the forecast, because absolute errors are what is counted and the median
 does not care about one model that runs away. How right a model is a week ahead a history of some weeks hardly says, so
 a share of all weight is not for the models to win: it belongs to the plain forecasts, and is the larger the fewer
-windows were seen. Weights at an origin use only outcomes that were known at it, so the forecasts of the past are as
-honest as the one for the future: their errors are the error that is reported, and their spread makes the intervals
-(split conformal prediction over rolling residuals). `forecast` calls it.
+windows were seen. As far as weeks repeat themselves, the plain ones are those that know weeks. Weights at an origin use
+only outcomes that were known at it, so the forecasts of the past are as honest as the one for the future: their errors
+are the error that is reported, and their spread makes the intervals (split conformal prediction over rolling
+residuals). `forecast` calls it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from watchkeeper.capacity.forecast_models import (
     NAIVE_WEEK,
     PLAIN,
     PLAIN_BEYOND_A_WEEK,
+    PLAIN_OF_WEEKS,
     Scale,
     candidates,
+    repeated_share,
 )
 
 Indexes = npt.NDArray[np.int64]
@@ -44,6 +47,8 @@ SHARPNESS, ERROR_FADES = 8.0, 0.9
 # sums of them. Among themselves they weigh by the square of their errors, which was a little better on public series
 # and on one of a year with weekends.
 NEIGHBOUR_FADES, PLAIN_WINDOWS, PLAIN_SHARPNESS = 0.5, 4.0, 2.0
+# The middle of all weight is the forecast; what a tenth of it on each side says is not beyond what may come.
+MODELS_HELD = (0.1, 0.5, 0.9)
 # A model that was wrong for a while by more than this times the median model is as good as out; more adds nothing.
 WORST_RATIO = 5.0
 # Skill is to have been better than the better naive forecast by half a standard error, over at least three outcomes.
@@ -56,7 +61,8 @@ LEAST_SKILL, LEAST_JUDGED, STEADIED = 0.5, 3, 0.5
 class Rolled:
     """Candidates at every origin: `paths[origin, model, step]`, and what came, NaN where it is unknown or an outage.
 
-    Origins are `stride` steps apart; `usual_move` is how far the series goes in one step, the root of the mean square.
+    Origins are `stride` steps apart; `repeated` is how much of its weeks' course had come again by each of them;
+    `usual_move` is how far the series goes in one step, the root of the mean square.
     """
 
     names: tuple[str, ...]
@@ -65,6 +71,7 @@ class Rolled:
     actual: Floats
     edges: Indexes
     scale: Scale
+    repeated: Floats
     usual_move: float
     stride: int
 
@@ -82,8 +89,10 @@ def roll(series: demand.Series, steps: int, scale: Scale) -> Rolled:
     origins = np.arange(len(values), first - 1, -stride)[:MOST_ORIGINS][::-1]
     names: tuple[str, ...] = ()
     paths, actual = [], np.full((len(origins), steps), math.nan)
+    repeated = np.zeros(len(origins))
     for row, at in enumerate(origins):
-        found = candidates(_known_at(values, int(at), fallen, scale), steps, scale)
+        past = _known_at(values, int(at), fallen, scale)
+        found, repeated[row] = candidates(past, steps, scale), repeated_share(past, scale)
         # Early origins know no week yet: what a model falls back to then is the same with a smaller shape.
         names = tuple(found) if len(found) >= len(names) else names
         paths.append(found)
@@ -95,7 +104,7 @@ def roll(series: demand.Series, steps: int, scale: Scale) -> Rolled:
     table = np.stack([np.stack([_same_or_simpler(found, name) for name in names]) for found in paths])
     moves = np.diff(values[~np.isnan(values)])
     usual_move = float(np.sqrt(np.mean(moves**2))) if len(moves) else 0.0
-    return Rolled(names, origins, table, actual, _edges(steps, scale.day), scale, usual_move, stride)
+    return Rolled(names, origins, table, actual, _edges(steps, scale.day), scale, repeated, usual_move, stride)
 
 
 def _known_at(values: Floats, at: int, fallen: list[tuple[int, int, int]], scale: Scale) -> Floats:
@@ -158,20 +167,32 @@ def weights_at(rolled: Rolled, missed: Floats, row: int) -> Floats:
     weights = (blended / blended.min(axis=1, keepdims=True)) ** -SHARPNESS
     windows = (now - rolled.origins[0]) / rolled.edges[1:, None]
     kept = PLAIN_WINDOWS / (PLAIN_WINDOWS + windows)
-    # Of the plain ones, too, the better says more.
+    return np.asarray((1 - kept) * _shared(weights) + kept * _of_plain(rolled, weights, rolled.repeated[row]))
+
+
+def _of_plain(rolled: Rolled, weights: Floats, repeated: float) -> Floats:
+    """How the plain forecasts share what is theirs: of them, too, the better says more."""
+    soft = weights ** (PLAIN_SHARPNESS / SHARPNESS)
     is_late = rolled.edges[:-1, None] >= rolled.scale.week
     plain = np.where(is_late, np.isin(rolled.names, PLAIN_BEYOND_A_WEEK), np.isin(rolled.names, PLAIN))
-    plain = plain * weights ** (PLAIN_SHARPNESS / SHARPNESS)
-    of_models, of_plain = (one / one.sum(axis=1, keepdims=True) for one in (weights, plain))
-    return np.asarray((1 - kept) * of_models + kept * of_plain)
+    if not repeated:
+        return _shared(plain * soft)
+    return (1 - repeated) * _shared(plain * soft) + repeated * _shared(np.isin(rolled.names, PLAIN_OF_WEEKS) * soft)
+
+
+def _shared(weights: Floats) -> Floats:
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def combined(rolled: Rolled, weights: Floats, row: int) -> Floats:
-    """The weighted median path of one origin."""
-    path = np.empty(rolled.steps)
-    for part, (start, end) in enumerate(pairwise(rolled.edges)):
-        path[start:end] = weighted_median(rolled.paths[row][:, start:end], weights[part])
-    return path
+    """What the models of one origin say together, by step: the low edge, the middle and the high edge of their weight.
+
+    From one part of the horizon to the next weights change step by step, so that paths do not jump where parts meet.
+    """
+    centres = np.log((rolled.edges[:-1] + rolled.edges[1:] + 1) / 2)
+    ahead = np.log(np.arange(1, rolled.steps + 1))
+    by_step = np.array([np.interp(ahead, centres, of_model) for of_model in weights.T])
+    return quantiles_by_column(rolled.paths[row], by_step, MODELS_HELD)
 
 
 def steadied(rolled: Rolled, missed: Floats, own: Floats) -> Floats:
@@ -201,12 +222,12 @@ def _has_skill(gained: Floats, fading: Floats, windows: float) -> bool:
     return bool(mean >= LEAST_SKILL * math.sqrt(fading @ (over_better - mean) ** 2 / windows))
 
 
-def weighted_median(values: Floats, weights: Floats) -> Floats:
-    """The median of each column, where each row counts as much as its weight."""
+def quantiles_by_column(values: Floats, weights: Floats, shares: tuple[float, ...]) -> Floats:
+    """For each share and column the least value at or below which this share of the column's weight lies."""
     order = np.argsort(values, axis=0, kind="stable")
-    heavy = np.cumsum(weights[order], axis=0)
-    middle = np.argmax(heavy >= 0.5 * heavy[-1], axis=0)
-    return np.asarray(np.take_along_axis(np.take_along_axis(values, order, axis=0), middle[None], axis=0)[0])
+    heavy = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0)
+    ranks = np.array([np.argmax(heavy >= share * heavy[-1], axis=0) for share in shares])
+    return np.asarray(np.take_along_axis(np.take_along_axis(values, order, axis=0), ranks, axis=0))
 
 
 def wape(paths: Floats, actual: Floats) -> float | None:

@@ -82,20 +82,20 @@ def forecast(series: demand.Series, horizon_seconds: float, *, holidays: Iterabl
     rolled = backtest.roll(series, steps, scale)
     missed = backtest.errors(rolled)
     weights = [backtest.weights_at(rolled, missed, row) for row in range(len(rolled.origins))]
-    own = np.array([backtest.combined(rolled, one, row) for row, one in enumerate(weights)])
-    paths = backtest.steadied(rolled, missed, own)
+    said = np.array([backtest.combined(rolled, one, row) for row, one in enumerate(weights)])
+    paths = backtest.steadied(rolled, missed, said[:, 1])
     mean = paths[-1]
     rows = _tested_rows(rolled)
-    tested = _Tested.of(rolled, rows, paths[rows])
-    low, high = tested.track.offsets(len(series))
+    tested = _Tested.of(rolled, rows, paths[rows], said[rows])
+    low, high = _interval(mean, tested.track.offsets(len(series)), said[-1])
     lowest, highest = bounds(demand.filled(series.values, day=scale.day, week=scale.week), scale.day)
     shares = _shares(rolled, weights[-1])
     return Forecast(
         series.end_seconds,
         series.step_seconds,
         days.applied(mean),
-        days.applied(np.clip(mean + low, lowest, highest)),
-        days.applied(np.clip(mean + high, lowest, highest)),
+        days.applied(np.clip(low, lowest, highest)),
+        days.applied(np.clip(high, lowest, highest)),
         _model_name(shares),
         shares,
         tested.judged(series),
@@ -114,6 +114,15 @@ def _refuse_what_cannot_be(series: demand.Series, steps: int) -> None:
         raise CollectError("a forecast needs at least 2 values", now=true_now, remedy=remedy)
 
 
+def _interval(mean: Floats, offsets: tuple[Floats, Floats], said: Floats) -> tuple[Floats, Floats]:
+    """Both edges: as far as past forecasts missed, and no nearer than what four fifths of the models' weight says.
+
+    Past errors know nothing of a last hour that is half of the one before; that the models disagree about it does.
+    """
+    low, high = offsets
+    return np.minimum(mean + low, said[0]), np.maximum(mean + high, said[2])
+
+
 def _tested_rows(rolled: backtest.Rolled) -> list[int]:
     """Origins with some outcome, and with enough of them before."""
     soonest = rolled.edges[1]
@@ -126,17 +135,18 @@ def _tested_rows(rolled: backtest.Rolled) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tested:
-    """What the procedure itself would have said at past origins."""
+    """What the procedure itself would have said at past origins, and what its models `said` together."""
 
     rolled: backtest.Rolled
     rows: list[int]
     paths: Floats
+    said: Floats
     track: intervals.Track
 
     @classmethod
-    def of(cls, rolled: backtest.Rolled, rows: list[int], paths: Floats) -> _Tested:
+    def of(cls, rolled: backtest.Rolled, rows: list[int], paths: Floats, said: Floats) -> _Tested:
         track = intervals.Track.of(rolled.actual[rows] - paths, rolled.origins[rows], rolled)
-        return cls(rolled, rows, paths, track)
+        return cls(rolled, rows, paths, said, track)
 
     @property
     def origins(self) -> backtest.Indexes:
@@ -188,11 +198,10 @@ class _Tested:
         inside = known = 0
         judged = judged[judged >= intervals.LEAST_CALIBRATED]
         for at in judged[:: max(1, len(judged) // MOST_JUDGED)]:
-            low, high = self.track.offsets(int(self.origins[at]))
-            missed = self.track.residuals[at]
-            there = ~np.isnan(missed)
-            known += int(there.sum())
-            inside += int(np.sum((missed >= low) & (missed <= high) & there))
+            low, high = _interval(self.paths[at], self.track.offsets(int(self.origins[at])), self.said[at])
+            came = self.rolled.actual[self.rows[at]]
+            known += int(np.sum(~np.isnan(came)))
+            inside += int(np.sum((came >= low) & (came <= high)))
         return inside / known if known else None
 
 

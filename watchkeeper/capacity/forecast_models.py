@@ -32,6 +32,16 @@ USUAL_DAY = f"usual day of {USUAL_DAYS} d"
 PLAIN = (NAIVE_DAY, NAIVE_WEEK, USUAL_DAY, "now", "last day", "last day + day", "median", "last week + week")
 # Beyond a week, what knows no weekdays has less to say.
 PLAIN_BEYOND_A_WEEK = (NAIVE_DAY, NAIVE_WEEK, "now", "last day + day", "last week + week", "back in 6 d to 7 d + week")
+# Where weeks repeat themselves, what knows no week has nothing to say.
+PLAIN_OF_WEEKS = (
+    NAIVE_WEEK,
+    "last week + week",
+    "median + week",
+    "back in 0.5 d to 7 d + week",
+    "back in 2 d to 7 d + week",
+)
+# A season is looked for in so many weeks at most: habits of long ago may have changed.
+WEEKS_COMPARED = 8
 # How fast a level goes back, in days: jobs last hours, projects last a week.
 WAYS_BACK_DAYS = (0.5, 2.0, 6.0)
 # It goes back to a median of so many days, since absolute errors count, and a mean remembers a burst that is over.
@@ -78,6 +88,18 @@ def candidates(past: Floats, steps: int, scale: Scale) -> dict[str, Floats]:
     naive = {NAIVE_DAY: repeat_last(past, scale.day, steps), NAIVE_WEEK: repeat_last(past, scale.week, steps)}
     lowest, highest = bounds(past, scale.day)
     return {name: np.clip(path, lowest, highest) for name, path in (naive | paths).items()}
+
+
+def repeated_share(past: Floats, scale: Scale) -> float:
+    """How much of the variance within weeks the other weeks foretell: 1 at most, 0 where they share nothing."""
+    weeks = min(len(past) // scale.week, WEEKS_COMPARED)
+    if weeks < 2 or not scale.has_week:
+        return 0.0
+    table = past[-weeks * scale.week :].reshape(weeks, scale.week)
+    table = table - table.mean(axis=1, keepdims=True)
+    others = (table.sum(axis=0) - table) / (weeks - 1)
+    total = float(np.sum(table**2))
+    return max(0.0, 1 - float(np.sum((table - others) ** 2)) / total) if total > 0 else 0.0
 
 
 def _usual_day(past: Floats, steps: int, scale: Scale) -> Floats:

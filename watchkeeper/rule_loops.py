@@ -25,7 +25,7 @@ from watchkeeper import pipeline
 from watchkeeper.collect import prometheus_config
 from watchkeeper.config import settings as config
 from watchkeeper.errors import HubError, WatchkeeperError
-from watchkeeper.kit import clock, own_metrics
+from watchkeeper.kit import clock, files, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import alerts, labels
 from watchkeeper.query.remote import rules as server_rules
@@ -104,7 +104,7 @@ class RuleLoops:
         # The interval and the number of each group's last turn.
         self._turns: dict[str, tuple[float, int]] = {}
         self.last_reload: reloads.Reload
-        self._seen: Mapping[str, tuple[int, int] | None] = {}
+        self._seen: Mapping[str, files.Stamp | None] = {}
         self.book = reloads.RuleBook() if self.follows_server else self._read()
         self._say(self._outcome(self._clock.now()))
 
@@ -302,7 +302,7 @@ class RuleLoops:
         self._seen = self._stamp()
         return reloads.read(sources(self._settings))
 
-    def _stamp(self) -> Mapping[str, tuple[int, int] | None]:
+    def _stamp(self) -> Mapping[str, files.Stamp | None]:
         try:
             return reloads.fingerprint(sources(self._settings))
         except (WatchkeeperError, OSError):

@@ -142,6 +142,17 @@ def test_a_file_that_breaks_while_we_run_leaves_the_last_good_one_in_force(tmp_p
     assert mapping.problems() == []
 
 
+def test_a_file_that_was_away_for_a_moment_is_no_problem_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "i.toml"
+    mapping = inventory(path)
+    path.rename(tmp_path / "away")
+    mapping.refresh()
+    assert "cannot be read: No such file" in mapping.problems()[0]
+    (tmp_path / "away").rename(path)
+    mapping.refresh()
+    assert mapping.problems() == []
+
+
 def test_a_file_that_is_wrong_from_the_start_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="is not TOML"):
         inventory(tmp_path / "i.toml", "[[nodes")

@@ -114,6 +114,18 @@ def test_an_edited_file_counts_at_the_next_refresh_and_a_broken_one_does_not(pat
     assert "The 1 jobs read before stay in force" in discovery.problems()[0]
 
 
+def test_a_file_that_was_away_for_a_moment_is_no_problem_any_more(path: Path) -> None:
+    discovery = Discovery([], config=path)
+    jobs = asyncio.run(discovery.refresh(NOW)).targets
+    before = discovery.problems()
+    path.rename(path.with_suffix(".away"))
+    assert asyncio.run(discovery.refresh(NOW)).targets == jobs
+    assert "cannot be read: No such file" in discovery.problems()[0]
+    path.with_suffix(".away").rename(path)
+    asyncio.run(discovery.refresh(NOW))
+    assert discovery.problems() == before
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [("[", "not YAML"), ("- a", "not a Prometheus configuration"), ("global: {scrape_interval: 5}", "has no unit")],

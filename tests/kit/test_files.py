@@ -21,6 +21,18 @@ def claimed(path: Path) -> files.DataDirectory:
     return directory
 
 
+def test_a_file_that_takes_anothers_name_with_its_time_and_size_is_another(tmp_path: Path) -> None:
+    path, other = tmp_path / "a", tmp_path / "b"
+    assert files.stamp(path) is None
+    for one in (path, other):
+        one.write_text("same size")
+        os.utime(one, ns=(1, 1))
+    before = files.stamp(path)
+    assert before == files.stamp(path)
+    other.replace(path)
+    assert files.stamp(path) != before
+
+
 def test_a_new_directory_is_made_and_can_be_claimed_again_after_release(tmp_path: Path) -> None:
     claimed(tmp_path / "new" / "data").release()
     claimed(tmp_path / "new" / "data").release()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import PackError
+from watchkeeper.kit import files
 
 LARGEST_BYTES = 16 * 1024 * 1024
 
@@ -20,19 +21,18 @@ class PriceFile:
     def __init__(self, path: str | None, *, fallback: float) -> None:
         self._path = None if path is None else Path(path)
         self._fallback = fallback
-        self._kept: tuple[tuple[int, int], prices.Book] | None = None
+        self._kept: tuple[files.Stamp | None, prices.Book] | None = None
 
     def book(self) -> prices.Book:
         if self._path is None:
             # The shipped book knows a few models; the one price of the settings stands in for the others, and says so.
             return replace(prices.shipped(), fallback=self._fallback)
         try:
-            status = self._path.stat()
-            mark = (status.st_mtime_ns, status.st_size)
-            if self._kept is None or self._kept[0] != mark:
-                if status.st_size > LARGEST_BYTES:
-                    raise PackError(f"{status.st_size:,} bytes; the most is {LARGEST_BYTES:,}", where=str(self._path))
-                self._kept = mark, prices.read(self._path.read_text(encoding="utf-8-sig"), where=self._path.name)
+            stamp = files.stamp(self._path)
+            if self._kept is None or stamp is None or self._kept[0] != stamp:
+                if stamp is not None and stamp.bytes > LARGEST_BYTES:
+                    raise PackError(f"{stamp.bytes:,} bytes; the most is {LARGEST_BYTES:,}", where=str(self._path))
+                self._kept = stamp, prices.read(self._path.read_text(encoding="utf-8-sig"), where=self._path.name)
             return self._kept[1]
         except (OSError, UnicodeDecodeError) as error:
             raise PackError(f"the price book cannot be read: {error}", where="[cost] prices") from error

@@ -99,20 +99,18 @@ class DiagPage:
     def __init__(self, directory: Path, hostname: str) -> None:
         self._file = ResultFile(directory)
         self._hostname = hostname
-        self._seen: tuple[int, int] | None = None
+        self._seen: files.Stamp | None = None
         self._kept = diag.KeptResults()
         self._text = b""
 
     def refresh(self, now: datetime) -> None:
         """Look at the file; what cannot be read is not shown."""
-        try:
-            stat = self._file.path.stat()
-            mark = (stat.st_mtime_ns, stat.st_size)
-        except OSError:
+        stamp = files.stamp(self._file.path)
+        if stamp is None:
             self._seen, self._kept, self._text = None, diag.KeptResults(), b""
             return
-        if mark != self._seen:
-            self._seen, self._kept = mark, diag.KeptResults()
+        if stamp != self._seen:
+            self._seen, self._kept = stamp, diag.KeptResults()
             try:
                 self._kept = self._file.read()
             except CollectError as error:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from watchkeeper.collect import discovery, inventory_file
 from watchkeeper.errors import SettingsError
-from watchkeeper.kit import logs, own_metrics
-from watchkeeper.model import cluster, fleet, jobs
+from watchkeeper.kit import files, logs, own_metrics
+from watchkeeper.model import cluster, fleet, jobs, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.workloads import ScheduledWorkload
 
@@ -55,7 +55,7 @@ class Inventory:
     def __init__(self, path: Path | None, *, default_cluster: str, metrics: own_metrics.Registry) -> None:
         self._path = path
         self._default_cluster = default_cluster
-        self._read_at: tuple[int, int] | None = None
+        self._read_at: files.Stamp | None = None
         self.file = inventory_file.InventoryFile()
         self._file_problem: str | None = None
         self._said: tuple[str, ...] = ()
@@ -64,22 +64,21 @@ class Inventory:
             "watchkeeper_inventory_conflicts", "Nodes of which two sources say a different `fact`; the first counts"
         )
         if path is not None:
+            self._read_at = files.stamp(path)
             self.file = inventory_file.read(path)
-            self._read_at = _mark(path)
 
     def refresh(self) -> None:
         """Read the file again if it has changed; a file that is no longer right leaves the last good one in force."""
         if self._path is None:
             return
-        try:
-            mark = _mark(self._path)
-            if mark == self._read_at:
+        stamp = files.stamp(self._path)
+        if stamp is None or stamp != self._read_at:
+            try:
+                self.file = inventory_file.read(self._path)
+            except SettingsError as error:
+                self._fail(str(error))
                 return
-            self.file, self._file_problem, self._read_at = inventory_file.read(self._path), None, mark
-        except OSError as error:
-            self._fail(f"{self._path}: cannot be read: {error.strerror}")
-        except SettingsError as error:
-            self._fail(str(error))
+        self._read_at, self._file_problem = stamp, None
 
     def _fail(self, problem: str) -> None:
         stays = (
@@ -211,7 +210,7 @@ class Owners:
 
     def _remember(self, owners: Mapping[WorkloadKey, Owner]) -> None:
         for (_, namespace, name, _), owner in owners.items():
-            called = f"{namespace}/{name}" if namespace else name
+            called = workloads.called(namespace, name)
             if (before := self._teams.get(called)) != owner.team:
                 self._teams[called] = owner.team
                 if namespace:
@@ -231,12 +230,6 @@ class Owners:
 def _workload_key(labels: Labels) -> WorkloadKey:
     named = dict(labels.pairs)
     return named.get("cluster", ""), named.get("namespace", ""), named.get("workload", ""), named.get("user", "")
-
-
-def _mark(path: Path) -> tuple[int, int]:
-    """Differs whenever the file has been written."""
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
 
 
 def lacks(node: fleet.Node) -> list[str]:

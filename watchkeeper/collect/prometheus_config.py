@@ -31,7 +31,7 @@ from watchkeeper.collect.prometheus_keys import (
 )
 from watchkeeper.collect.prometheus_yaml import Table, label_texts, number, parse, size, texts, truth
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.kit import durations
+from watchkeeper.kit import durations, files
 from watchkeeper.kit.access import NOTHING, Access
 from watchkeeper.model import labels
 
@@ -56,21 +56,21 @@ class Reader:
         self.path = path
         self.found = PrometheusConfig()
         self.problems: tuple[str, ...] = ()
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: files.Stamp | None = None
 
     def reread(self) -> bool:
         """True if the jobs may have changed."""
-        try:
-            stat = self.path.stat()
-            if (stat.st_mtime_ns, stat.st_size) == self._stamp:
+        stamp = files.stamp(self.path)
+        is_new = stamp is None or stamp != self._stamp
+        if is_new:
+            try:
+                self.found = load(self.path)
+            except (OSError, CollectError) as error:
+                now = f"The {len(self.found.jobs)} jobs read before stay in force"
+                self.problems = (f"{error}. {now}",)
                 return False
-            self.found = load(self.path)
-            self._stamp, self.problems = (stat.st_mtime_ns, stat.st_size), self.found.problems
-        except (OSError, CollectError) as error:
-            now = f"The {len(self.found.jobs)} jobs read before stay in force"
-            self.problems = (f"{error}. {now}",)
-            return False
-        return True
+        self._stamp, self.problems = stamp, self.found.problems
+        return is_new
 
 
 def load(path: Path) -> PrometheusConfig:

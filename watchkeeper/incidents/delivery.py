@@ -21,7 +21,7 @@ from watchkeeper.errors import IllegalMove, ReceiverError, SettingsError, StoreE
 from watchkeeper.incidents import alertmanager, message, outbox, receivers, review, routing, silencing, their_silences
 from watchkeeper.incidents.review import Clerk
 from watchkeeper.incidents.subject import Inventory, Subject, fits, subject_of
-from watchkeeper.kit import clock, own_metrics
+from watchkeeper.kit import clock, files, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident
@@ -61,7 +61,8 @@ class Desk:
         self._current: tuple[Incident, ...] = ()
         self._subjects: dict[str, tuple[int, Subject]] = {}
         self.silences = silencing.Silences(around.journal, now=now)
-        self._routing, self._routes_stamp = _load(settings), _stamp(settings)
+        self._routes_stamp = files.stamp(Path(settings.routes or ""))
+        self._routing = _load(settings)
         self._outbox = outbox.Outbox(
             around.journal, self._routing, subject=self._subject, silences=self.silences, now=now
         )
@@ -193,7 +194,7 @@ class Desk:
 
     def reload(self, now: datetime) -> None:
         """Put the file of receivers and routes in force if it has changed; a broken one is said once and not used."""
-        stamp = _stamp(self._settings)
+        stamp = files.stamp(Path(self._settings.routes or ""))
         if stamp == self._routes_stamp:
             return
         self._routes_stamp = stamp
@@ -310,15 +311,6 @@ def _said(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {HAND_OVER_SECONDS:g} s"
     return f"{type(error).__name__} while it was handed over"
-
-
-def _stamp(settings: config.Notify) -> tuple[int, int] | None:
-    """When the file of routes was last written, and its size; None while it is not there."""
-    try:
-        found = Path(settings.routes or "").stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
 
 
 def _load(settings: config.Notify) -> routing.Routing:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and directories that have one owner."""
+"""Files that are whole or not there, whether one was written since, and directories that have one owner."""
 
 from __future__ import annotations
 
@@ -6,11 +6,29 @@ import fcntl
 import os
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from watchkeeper.errors import StartRefused
 
 OWNER_MARK = "watchkeeper.data"
 FORMAT = 1
+
+
+class Stamp(NamedTuple):
+    """What differs once a file was written, or another took its name."""
+
+    written_ns: int
+    bytes: int
+    inode: int
+
+
+def stamp(path: Path) -> Stamp | None:
+    """Of a file as it is now; None while it cannot be found. Take it before reading, then no change is missed."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return Stamp(found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o644, syncs: bool = True) -> None:

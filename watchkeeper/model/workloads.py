@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
+def called(namespace: str, name: str) -> str:
+    """`research/llm-70b-0`, or the job's id where there are no namespaces: what people type."""
+    return f"{namespace}/{name}" if namespace else name
+
+
 class WorkloadKind(StrEnum):
     """What holds a GPU."""
 
@@ -32,8 +37,7 @@ class Workload:
     user: str = ""
 
     def __str__(self) -> str:
-        """`research/llm-70b-0`, or the job's id: what people type."""
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return called(self.namespace, self.name)
 
 
 class Unattributed(StrEnum):

@@ -133,7 +133,7 @@ def evaluate_each(
 ) -> Iterator[RuleResult]:
     """Evaluate rule by rule; append each result's samples before taking the next one."""
     if surroundings.query is None:
-        surroundings = replace(surroundings, query=partial(_rows, engine, clock.to_ms(now)))
+        surroundings = replace(surroundings, query=partial(alerting.rows, engine, clock.to_ms(now)))
     for rule in group.rules:
         key, began = rule_key(group, rule), timer()
         before = _held(group, rule, state.get(key, RuleState()), now=now)
@@ -340,12 +340,6 @@ def _ask(rule: Rule, engine: engines.Engine, at_ms: int) -> engines.Answer:
     if answer.kind not in (engines.Kind.VECTOR, engines.Kind.SCALAR):
         raise QueryError(f"{rule.name} answers a {answer.kind}; a rule needs a vector or a scalar")
     return answer
-
-
-def _rows(engine: engines.Engine, at_ms: int, expr: str) -> list[dict[str, object]]:
-    """What the template function `query` answers."""
-    answer = engine.instant(expr, at_ms).latest()
-    return [{"Labels": labels, "Value": value} for labels, value in sorted(answer.items())]
 
 
 def _record(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from watchkeeper.kit import files
 from watchkeeper.rules import rulefile, slo
 
 
@@ -68,15 +69,7 @@ def read(sources: Sources) -> RuleBook:
     return RuleBook(rules, tuple(objectives))
 
 
-def fingerprint(sources: Sources) -> Mapping[str, tuple[int, int] | None]:
-    """Time and size of each file; None for one that is not there. Another answer means that something was written."""
+def fingerprint(sources: Sources) -> Mapping[str, files.Stamp | None]:
+    """The stamp of each file; None for one that is not there. Another answer means that something was written."""
     paths = [*rulefile.files(sources.files), *([] if sources.slos is None else [sources.slos])]
-    return {str(path): _stamp(path) for path in paths}
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
+    return {str(path): files.stamp(path) for path in paths}

@@ -198,7 +198,7 @@ def _alert(rule: AlertingRule, engine: engines.Engine, ticks: _Ticks) -> list[Ep
     for at_ms, vector in ticks.answers():
         if not vector and not current:
             continue
-        surroundings = alerting.Surroundings({}, query=partial(_rows, engine, at_ms))
+        surroundings = alerting.Surroundings({}, query=partial(alerting.rows, engine, at_ms))
         now = clock.from_ms(at_ms)
         step = alerting.step(rule, current, vector, now=now, surroundings=surroundings)
         for labels, alert in current.items():
@@ -221,9 +221,3 @@ def _episode(alert: Alert, *, ended_at: datetime | None) -> Episode:
 
 def _state_series(alert: Alert) -> Labels:
     return Labels({**alert.labels, METRIC_NAME: ALERTS, ALERT_STATE: alert.state.value})
-
-
-def _rows(engine: engines.Engine, at_ms: int, expr: str) -> list[dict[str, object]]:
-    """What the template function `query` answers."""
-    answer = engine.instant(expr, at_ms).latest()
-    return [{"Labels": labels, "Value": value} for labels, value in sorted(answer.items())]

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN = timedelta(seconds=1)
 # Signed out before they ended: a stolen cookie must not outlive the click. They end by themselves within hours.
 MOST_ENDED = 10_000
-Seen = tuple[tuple[int, int, int] | None, ...]
+Seen = tuple[files.Stamp | None, ...]
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Doors:
         self.access = replace(self.access, tokens=(*tokens, *self.always), users=known)
 
     def _state(self) -> Seen:
-        return tuple(_state(path) for path in (self.tokens_file, self.users_file) if path is not None)
+        return tuple(files.stamp(path) for path in (self.tokens_file, self.users_file) if path is not None)
 
     def keep_key(self, path: Path) -> None:
         """Sign sessions with the key of a file, made where there is none, so that they survive a restart."""
@@ -80,14 +80,6 @@ class Doors:
 
     def has_ended(self, cookie: str) -> bool:
         return cookie in self._ended
-
-
-def _state(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _key(path: Path) -> bytes:

@@ -236,7 +236,7 @@ def _jobs(held: holders.Holders) -> dict[str, list[str]]:
 def _job(holder: holders.Holder) -> str:
     """The job as its own page calls it; pods of one job are one job."""
     name = identity.job_name(holder.name) if holder.kind == workloads.WorkloadKind.POD else holder.name
-    return f"{holder.namespace}/{name}" if holder.namespace else name
+    return workloads.called(holder.namespace, name)
 
 
 def _counts(views: Iterable[PortView]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock
-from watchkeeper.model import fleet
+from watchkeeper.model import fleet, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Answer
 from watchkeeper.web.view import HubView
@@ -41,7 +41,7 @@ class Holder:
 
     @property
     def called(self) -> str:
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return workloads.called(self.namespace, self.name)
 
 
 @dataclass(frozen=True, slots=True)

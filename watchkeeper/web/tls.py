@@ -13,7 +13,7 @@ from pathlib import Path
 
 from watchkeeper.config import settings
 from watchkeeper.errors import StartRefused
-from watchkeeper.kit import logs
+from watchkeeper.kit import files, logs
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ class Certificates:
         log.info("The certificate was read again")
         return True
 
-    def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_state(path) for path in self._files if path is not None)
+    def _state(self) -> tuple[files.Stamp | None, ...]:
+        return tuple(files.stamp(path) for path in self._files if path is not None)
 
     def _made(self) -> ssl.SSLContext:
         certificate, key, client_ca = self._files
@@ -68,14 +68,6 @@ class Certificates:
                 remedy="Each is a PEM file that this user may read, and the key belongs to the certificate",
             ) from error
         return context
-
-
-def _state(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def of_settings(chosen: settings.Hub) -> Certificates | None:

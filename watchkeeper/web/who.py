@@ -203,7 +203,7 @@ def _workload(
     first = held[0] if held else None
     owner = facts.owner(known, held)
     nodes = dict.fromkeys([*(known.nodes if known is not None else ()), *(gpu.node for gpu in gpus)])
-    called = f"{namespace}/{name}" if namespace else name
+    called = workloads.called(namespace, name)
     briefs = {brief: None for gpu in gpus for brief in gpu.incidents}
     briefs |= dict.fromkeys(_briefs(one for one in facts.open_incidents if called in one.workloads))
     started = None if known is None else known.started_at or known.requested_at

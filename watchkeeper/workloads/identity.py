@@ -31,7 +31,7 @@ class Key:
     @property
     def id(self) -> str:
         """What people type, and what stands in an address."""
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return workloads.called(self.namespace, self.name)
 
     def answers_to(self, text: str, cluster: str | None) -> bool:
         return text in (self.id, self.name) and cluster in (None, self.cluster)

@@ -12,8 +12,9 @@ import socket
 import ssl
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 from watchkeeper.errors import ReceiverError
@@ -47,49 +48,64 @@ def call(
     """Status and at most `answer_bytes` of the answer; ReceiverError if there is none in time."""
     parts, connection, context = _connection(url)
     where = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
-    is_late, wires = threading.Event(), list[socket.socket]()
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    with closing(connection), _Cutter(limits.whole_seconds) as cutter:
+        try:
+            connection.sock = wire = _reached(connection, context, limits)
+            cutter.watch(wire)
+            if isinstance(wire, ssl.SSLSocket):
+                wire.do_handshake()
+            reached = wire.getpeername()[0]
+            if addresses.leads_astray(parts.hostname or "", reached):
+                raise ReceiverError(
+                    f"its name leads to {reached}, which is this machine's own; write that address if it is meant",
+                    where=where,
+                )
+            connection.request(method, target, body=body, headers=headers)
+            with connection.getresponse() as answer:
+                found = answer.status, answer.read(limits.answer_bytes)
+            cutter.raise_if_cut()
+            return found
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if cutter.has_cut:
+                problem = f"no whole answer within {limits.whole_seconds:g} s"
+            elif isinstance(error, TimeoutError):
+                problem = f"no answer within {limits.wait_seconds:g} s"
+            else:
+                problem = f"cannot be reached: {error}"
+            raise ReceiverError(problem, where=where, may_retry=True) from error
 
-    def cut() -> None:
-        is_late.set()
-        for wire in wires:
+
+class _Cutter:
+    """Cuts the wire of a call when the time for the whole is up."""
+
+    def __init__(self, seconds: float) -> None:
+        self.has_cut = False
+        # Kept apart: of an answer that ends with the connection http.client lets go before it is read.
+        self._wires: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def watch(self, wire: socket.socket) -> None:
+        self._wires.append(wire)
+        self.raise_if_cut()
+
+    def raise_if_cut(self) -> None:
+        if self.has_cut:
+            raise TimeoutError
+
+    def _cut(self) -> None:
+        self.has_cut = True
+        for wire in self._wires:
             with suppress(OSError):
                 wire.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(limits.whole_seconds, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.sock = wire = _reached(connection, context, limits)
-        # Kept apart: of an answer that ends with the connection http.client lets go before it is read.
-        wires.append(wire)
-        if is_late.is_set():
-            raise TimeoutError
-        if isinstance(wire, ssl.SSLSocket):
-            wire.do_handshake()
-        reached = wire.getpeername()[0]
-        if addresses.leads_astray(parts.hostname or "", reached):
-            raise ReceiverError(
-                f"its name leads to {reached}, which is this machine's own; write that address if it is meant",
-                where=where,
-            )
-        connection.request(method, target, body=body, headers=headers)
-        with connection.getresponse() as answer:
-            found = answer.status, answer.read(limits.answer_bytes)
-        if is_late.is_set():
-            raise TimeoutError
-        return found
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        if is_late.is_set():
-            problem = f"no whole answer within {limits.whole_seconds:g} s"
-        elif isinstance(error, TimeoutError):
-            problem = f"no answer within {limits.wait_seconds:g} s"
-        else:
-            problem = f"cannot be reached: {error}"
-        raise ReceiverError(problem, where=where, may_retry=True) from error
-    finally:
-        timer.cancel()
-        connection.close()
 
 
 def _connection(url: str) -> tuple[SplitResult, http.client.HTTPConnection, ssl.SSLContext | None]:

@@ -206,17 +206,11 @@ def _header(plain: Any) -> Header:
 
 def _take(found: Recording, plain: dict[str, Any]) -> None:
     if "series" in plain:
-        times = np.cumsum(np.array(plain["t"], dtype=np.int64))
         values = np.array([NUMBERS[v] if isinstance(v, str) else v for v in plain["v"]], dtype=np.float64)
-        if len(times) != len(values):
-            raise ValueError(f"{len(times)} times and {len(values)} values")
-        found.series.append((labels.Labels(plain["series"]), times, values))
+        found.series.append((labels.Labels(plain["series"]), _times(plain), values))
     elif "native" in plain:
-        times = np.cumsum(np.array(plain["t"], dtype=np.int64))
         mixed = [_sample(value) for value in plain["v"]]
-        if len(times) != len(mixed):
-            raise ValueError(f"{len(times)} times and {len(mixed)} values")
-        found.native.append((labels.Labels(plain["native"]), times, mixed))
+        found.native.append((labels.Labels(plain["native"]), _times(plain), mixed))
     elif "node" in plain:
         found.nodes.append(wire.from_plain(fleet.Node, plain["node"]))
     elif "gpu" in plain:
@@ -228,6 +222,13 @@ def _take(found: Recording, plain: dict[str, Any]) -> None:
     elif "story" in plain:
         found.stories.append(wire.from_plain(Story, plain["story"]))
     # A kind that a later version writes is left out.
+
+
+def _times(plain: dict[str, Any]) -> Ints:
+    times = np.cumsum(np.array(plain["t"], dtype=np.int64))
+    if len(times) != len(plain["v"]):
+        raise ValueError(f"{len(times)} times and {len(plain['v'])} values")
+    return times
 
 
 class SampleSink(Protocol):

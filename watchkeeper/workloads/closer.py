@@ -6,7 +6,7 @@ say the same because both take it from here. Which rank does what is decided in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from watchkeeper.model import jobs
@@ -58,6 +58,51 @@ def _seen(questions: Questions, *, is_stuck: bool) -> tuple[list[ranks.Seen], se
     }
     places = {labels.get("UUID", ""): labels for labels in [*held, *told] if labels.get("UUID")}
     nodes = {labels.get("Hostname", "") for labels in [*held, *told]} - {""}
+    gpus, around = _gpus(questions, places, nodes, is_stuck=is_stuck), _around(questions, nodes)
+    usual = questions.usual_watts()
+    steps = {identity.rank_of(labels): value for labels, value in questions.compute().items()}
+    alive = {identity.rank_of(labels) for labels in questions.told("training_last_step_timestamp_seconds")}
+    rank_of = _ranks_of(places, told, gpus.indexes, world=world)
+    found: list[ranks.Seen] = []
+    for uuid, labels in places.items():
+        rank, node, numbers = rank_of.get(uuid), labels.get("Hostname", ""), gpus.numbers.get(uuid, {})
+        found.append(
+            ranks.Seen(
+                rank,
+                node,
+                labels.get("gpu") or gpus.indexes.get(uuid, ""),
+                uuid,
+                numbers.get("DCGM_FI_PROF_SM_ACTIVE"),
+                numbers.get("DCGM_FI_DEV_GPU_UTIL"),
+                numbers.get("DCGM_FI_DEV_POWER_USAGE"),
+                steps.get(rank),
+                is_missing=bool(alive) and rank is not None and rank not in alive,
+                is_silent=uuid in gpus.silent,
+                limit_watts=numbers.get("DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
+                usual_watts=usual,
+                link_bytes=around.links.get(uuid),
+                cpu_share=around.cpus.get(node),
+                network_bytes=around.network.get(node),
+            )
+        )
+    placed = {one.rank for one in found}
+    expected = {*range(world), *(rank for rank in alive if rank is not None)} if alive else set()
+    found += [
+        ranks.Seen(rank, step_seconds=steps.get(rank), is_missing=rank not in alive) for rank in expected - placed
+    ]
+    return found, nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpus:
+    """The numbers of each GPU by metric, its index on the node, and the GPUs that have stopped to report."""
+
+    numbers: Mapping[str, Mapping[str, float]]
+    indexes: Mapping[str, str]
+    silent: Set[str]
+
+
+def _gpus(questions: Questions, places: Mapping[str, Labels], nodes: set[str], *, is_stuck: bool) -> _Gpus:
     numbers: dict[str, dict[str, float]] = {}
     indexes: dict[str, str] = {}
     for labels, value in (questions.gpus(nodes, is_stuck=is_stuck) if nodes else {}).items():
@@ -67,36 +112,7 @@ def _seen(questions: Questions, *, is_stuck: bool) -> tuple[list[ranks.Seen], se
             indexes[uuid] = labels.get("gpu", "")
     is_blind = is_stuck and nodes and len(numbers) < len(places)
     silent = {labels.get("UUID", "") for labels in questions.silent(nodes)} if is_blind else set()
-    usual, around = questions.usual_watts(), _around(questions, nodes)
-    steps = {identity.rank_of(labels): value for labels, value in questions.compute().items()}
-    alive = {identity.rank_of(labels) for labels in questions.told("training_last_step_timestamp_seconds")}
-    rank_of = _ranks_of(places, told, indexes, world=world)
-    found = [
-        ranks.Seen(
-            rank_of.get(uuid),
-            labels.get("Hostname", ""),
-            labels.get("gpu") or indexes.get(uuid, ""),
-            uuid,
-            numbers.get(uuid, {}).get("DCGM_FI_PROF_SM_ACTIVE"),
-            numbers.get(uuid, {}).get("DCGM_FI_DEV_GPU_UTIL"),
-            numbers.get(uuid, {}).get("DCGM_FI_DEV_POWER_USAGE"),
-            steps.get(rank_of.get(uuid)),
-            is_missing=bool(alive) and rank_of.get(uuid) is not None and rank_of.get(uuid) not in alive,
-            is_silent=uuid in silent and uuid not in numbers,
-            limit_watts=numbers.get(uuid, {}).get("DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
-            usual_watts=usual,
-            link_bytes=around.links.get(uuid),
-            cpu_share=around.cpus.get(labels.get("Hostname", "")),
-            network_bytes=around.network.get(labels.get("Hostname", "")),
-        )
-        for uuid, labels in places.items()
-    ]
-    placed = {one.rank for one in found}
-    expected = {*range(world), *(rank for rank in alive if rank is not None)} if alive else set()
-    found += [
-        ranks.Seen(rank, step_seconds=steps.get(rank), is_missing=rank not in alive) for rank in expected - placed
-    ]
-    return found, nodes
+    return _Gpus(numbers, indexes, silent - numbers.keys())
 
 
 def _world(told: Rows) -> int:

@@ -17,6 +17,8 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 # `make up ARGS=…` on a line of its own or in back quotes
 MAKE_USE = re.compile(r"(?:^|`)make ((?:[a-z-]+ ?)+)", re.MULTILINE)
+# `store/wal_ahead.py`, `packs/rules/`, `readers/infiniband_*.py`
+PLACE = re.compile(r"`([a-z_/*]+(?:/|\.py|\.csv|\.yaml))`")
 COMMAND_USE = re.compile(r"(?:^|`|bin/)watchkeeper ((?:[a-z-]+ ?)+)", re.MULTILINE)
 
 
@@ -28,6 +30,12 @@ def test_a_written_page_is_up_to_date(path: Path) -> None:
 def test_every_link_leads_somewhere() -> None:
     links = [(page, link) for page in PAGES for link in LINK.findall(page.read_text())]
     assert not [f"{page}: {link}" for page, link in links if not (page.parent / link).exists()]
+
+
+def test_every_place_in_the_code_that_the_architecture_names_exists() -> None:
+    named = set(PLACE.findall((ROOT / "ARCHITECTURE.md").read_text().partition("## The tree")[0]))
+    assert len(named) > 50
+    assert not [place for place in named if not list(PACKAGE.glob(place)) and not list(ROOT.glob(place))]
 
 
 def test_every_make_target_that_is_named_exists() -> None:

@@ -63,6 +63,7 @@ def test_a_node_is_read_from_its_trees(machine: Path) -> None:
     assert facts.memory == host.Memory(1_024_000, 409_600)
     assert facts.remote_mounts == (host.Mount("nas:/a", "/mnt/my data", "nfs4"),)
     page = host_page.render(facts, "n1")
+    assert "# TYPE watchkeeper_host_memory_bytes gauge\n" in page
     assert 'watchkeeper_host_memory_bytes{part="available",Hostname="n1"} 409600\n' in page
     assert 'watchkeeper_host_version_info{kernel="6.8.0-45-generic",driver="580.95.05",Hostname="n1"} 1\n' in page
 

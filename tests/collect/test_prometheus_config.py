@@ -16,7 +16,7 @@ import pytest
 
 from tests.collect.loopback import reply, serve
 from tests.collect.test_scrape import Kept
-from watchkeeper.collect import http, prometheus_config
+from watchkeeper.collect import http, jobs, prometheus_config
 from watchkeeper.collect.discovery import Defaults, Discovery
 from watchkeeper.collect.fleet import Fleet
 from watchkeeper.collect.jobs import LabelLimits
@@ -73,6 +73,18 @@ def test_a_job_says_how_its_targets_are_read(path: Path) -> None:
     job = prometheus_config.load(path).jobs[0]
     assert (job.name, job.interval_seconds, job.timeout_seconds, job.honor_labels) == ("dcgm", 5.0, 5.0, True)
     assert (job.honor_timestamps, job.max_series, job.max_body_bytes) == (False, 1000, 10 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("interval", "timeout", "waits"), [(5.0, 20.0, 5.0), (20.0, 5.0, 5.0), (5.0, None, None), (None, 20.0, 20.0)]
+)
+def test_no_target_is_waited_for_longer_than_its_interval(
+    interval: float | None, timeout: float | None, waits: float | None
+) -> None:
+    job = jobs.Job("dcgm", interval_seconds=interval, timeout_seconds=timeout)
+    found = jobs.target_of("n1:9400", {}, job, node=None, cluster="main")
+    assert isinstance(found, jobs.Target)
+    assert (found.interval_seconds, found.timeout_seconds) == (interval, waits)
 
 
 def test_what_is_not_known_is_named_with_its_line_and_the_rest_counts(path: Path) -> None:

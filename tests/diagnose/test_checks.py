@@ -89,6 +89,13 @@ def test_a_node_whose_gpus_are_all_hot_has_lost_its_cooling() -> None:
     assert set(reasons(found)) == {"power_brake", "thermal_throttle"}
 
 
+def test_two_gpus_at_their_limit_are_the_cooling_of_a_node_whose_others_are_cool() -> None:
+    hot = {index: {"DCGM_FI_DEV_GPU_TEMP": 89.0} for index in range(2)}
+    incident = an_incident("thermal_throttle", gpu(1), family="cooling")
+    found = best(diagnose(facts_about(incident, engine=an_engine(hot)), NOON))
+    assert (found.cause, found.place, found.confidence) == ("cooling_failure", NODE, 0.85)
+
+
 def test_one_hot_gpu_is_its_own_trouble() -> None:
     incident = an_incident("thermal_throttle", gpu(1), family="cooling")
     found = diagnose(facts_about(incident, engine=an_engine({1: {"DCGM_FI_DEV_GPU_TEMP": 90.0}})), NOON)
@@ -103,3 +110,9 @@ def test_a_held_and_idle_gpu_names_its_holder_and_is_not_a_stuck_rank() -> None:
     assert "GPU 1 on n1: SM activity 0 %" in [item.text for item in found.evidence]
     assert any("research/notebook" in step.do for step in found.actions)
     assert "nccl_timeout_straggler" in reasons(found)
+
+
+def test_a_held_gpu_whose_kernels_run_meanwhile_is_hardly_called_idle() -> None:
+    incident = an_incident("gpu_idle_waste", gpu(1), family="waste")
+    found = best(diagnose(facts_about(incident, engine=an_engine({1: {"DCGM_FI_PROF_SM_ACTIVE": 0.4}})), NOON))
+    assert (found.cause, found.confidence) == ("gpu_idle_waste", 0.4)

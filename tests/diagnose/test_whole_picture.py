@@ -167,6 +167,13 @@ def test_a_rank_that_computes_longer_is_a_straggler_and_not_the_fabric() -> None
     assert {"ib_link_degraded", "data_loader_starved"} <= dropped(found)
 
 
+def test_a_straggler_that_says_where_it_runs_shows_the_clock_of_its_gpu() -> None:
+    engine = a_job({0: 1.0, 1: 1.0, 2: 2.4, 3: 1.0})
+    say(engine, "training_rank_info", 1, job_name="llm", rank="2", Hostname="n1", UUID="GPU-2")
+    found = best(about_job("training_slow", engine))
+    assert "GPU 2 on n1: SM clock 1900 MHz" in [one.text for one in found.evidence]
+
+
 def test_a_port_that_loses_symbols_slows_all_ranks_alike() -> None:
     engine = a_job(dict.fromkeys(range(4), 1.0))
     for at in (-120, 0):
@@ -188,6 +195,15 @@ def test_a_job_is_as_slow_as_its_hottest_gpu() -> None:
     say(engine, REASONS, 64, Hostname="n1", UUID="GPU-2", pod="llm-worker-0")
     found = about_job("training_slow", engine)
     assert (best(found).cause, best(found).place) == ("thermal_throttle", gpu(2))
+
+
+@pytest.mark.parametrize(("gpus", "reason", "cause"), [((1, 2), 0x40, "cooling_failure"), ((2,), 0x80, "power_brake")])
+def test_heat_of_several_gpus_and_a_brake_are_their_nodes(gpus: tuple[int, ...], reason: int, cause: str) -> None:
+    engine = a_job(dict.fromkeys(range(4), 1.0))
+    for index in gpus:
+        say(engine, REASONS, reason, Hostname="n1", UUID=f"GPU-{index}", pod="llm-worker-0")
+    found = about_job("training_slow", engine)
+    assert (best(found).cause, best(found).place) == (cause, NODE)
 
 
 @pytest.mark.parametrize(

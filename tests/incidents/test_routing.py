@@ -84,6 +84,10 @@ def test_without_routes_every_receiver_hears_of_what_is_not_just_information() -
         ("[[routes]]\nreceivers = ['a']\nmatch = ['team']", "is not a matcher"),
         ("[[routes]]\nreceivers = ['a']\nhours = ['Mon 18:00-08:00']", "ends before it begins"),
         ("[[routes]]\nreceivers = ['a']\nhours = ['Someday']", "is not hours"),
+        (
+            "[[routes]]\nreceivers = ['a']\nhours = ['Mon-Fre 08:00-18:00']",
+            "`fre` in `Mon-Fre 08:00-18:00` is not a day",
+        ),
         ("[[routes]]\nreceivers = ['a']\nzone = 'Mars/Base'", "is not a time zone"),
         ("[[routes]]\nreceivers = ['a']\nrepeat = '5s'", "below the smallest possible value, 1m"),
         ("[[routes]]\nreceivers = ['a']\nescalate_after = '5m'", "belong together"),

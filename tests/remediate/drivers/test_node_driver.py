@@ -253,3 +253,9 @@ def test_only_a_restart_that_was_the_work_itself_proves_it(line: order_ledger.Li
     done = agents.after_restart(line, "a")
     assert done.result is result
     assert words in done.text
+
+
+def test_a_machine_without_a_boot_id_is_not_said_to_have_stayed_up() -> None:
+    done = agents.after_restart(order_ledger.Line("n", NOON, kind="reboot", boot="a"), "")
+    assert done.result is Result.FAILED
+    assert "is not known" in done.text

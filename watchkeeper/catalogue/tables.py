@@ -18,11 +18,12 @@ ANY_STATUS = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class SxidRow:
-    """One error of an NVSwitch; `is_fatal` None means that the log line has to say it."""
+    """One error of an NVSwitch; `is_fatal` None means that the log line has to say it, as has an empty severity."""
 
     code: int
     name: str
     is_fatal: bool | None
+    severity: str
     action: str
     needs_drain: bool
     note: str
@@ -186,6 +187,7 @@ def _sxid(cells: Mapping[str, str]) -> SxidRow:
         code=int(cells["code"]),
         name=pack.filled(cells["name"]),
         is_fatal=fatal.get(cells["fatality"]),
+        severity=cells["severity"],
         action=cells["immediate_action"],
         needs_drain=cells["needs_drain"] == "yes",
         note=cells["note"],

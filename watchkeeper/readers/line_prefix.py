@@ -15,12 +15,14 @@ PREFIX_CHARACTERS = 400
 
 # [rank1]:[E810 05:36:05.945860779 ProcessGroupNCCL.cpp:1899] …     [Rank 7] NCCL watchdog …     [default3]:…
 # [PG ID 0 PG GUID 0(default_pg) Rank 1]     rank 3: …
+# [1,23]<stdout>:gpu07:…      (mpirun --tag-output: job 1, rank 23)
 # [2026-08-10 05:36:05 DP0 TP3] …     (Worker_TP3 pid=4711) …     (VllmWorker rank=3 pid=4711) …
 RANK = re.compile(
     r"\[rank[ :]?(?P<a>\d+)\]|\[Rank (?P<b>\d+)\]|\[PG [^\]]{0,120}?Rank (?P<c>\d+)\]"
     r"|^\s*\[?default(?P<d>\d+)\]:|^\s*(?:\[?rank[ _=:]?(?P<e>\d+)\]?)[:\s|]"
     r"|^\[[\d-]{8,10} [\d:.,]{8,15}(?: [DP]P\d+)* TP(?P<f>\d+)(?: EP\d+)?\]"
-    r"|^\((?:\w*Worker\w*?_TP(?P<g>\d+)(?:_EP\d+)?|\w+ rank=(?P<h>\d+)) pid=",
+    r"|^\((?:\w*Worker\w*?_TP(?P<g>\d+)(?:_EP\d+)?|\w+ rank=(?P<h>\d+)) pid="
+    r"|^\[\d{1,6},(?P<i>\d{1,6})\]<std(?:out|err)>:",
     re.IGNORECASE,
 )
 # gpu-node-7:18553:18611 [3] NCCL INFO …     [2026-03-13 17:26:02] gpu-node-7:4711:4712 [5] ibvwrap.c:262 NCCL WARN …
@@ -70,6 +72,9 @@ MONTHS = {
 DAEMON = re.compile(r"^(?:slurmstepd|slurmd)-?")
 NOT_NODES = frozenset({"kernel", "kern", "error", "warning", "info", "systemd", "srun", "slurmstepd", "localhost"})
 
+# nvidia-nvswitch3: SXid …      mlx5_0: Port: 1 Link DOWN      (devices, numbered as nodes are)
+DEVICE = re.compile(r"(?:nvidia-nvswitch|mlx[45]_|nvme|eth|ib|ibs|md|veth)\d+$|nvme\d+n\d+$")
+
 
 def read_prefix(line: str) -> Mapping[str, str]:
     """`node`, `rank`, `gpu` (the CUDA device), `pid`, as far as the beginning of the line has them."""
@@ -83,6 +88,7 @@ def read_prefix(line: str) -> Mapping[str, str]:
         ray is None
         and (host := SYSLOG.match(head) or SPREAD.match(head)) is not None
         and host["node"].lower() not in NOT_NODES
+        and DEVICE.match(host["node"]) is None
     ):
         node = DAEMON.sub("", host["node"])
         found.update({"node": node} if node else {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from watchkeeper.diagnose.doctor import cluster_listings, cutouts, fabric_listings, gpu_listings, trends
+from watchkeeper.diagnose.doctor import cluster_listings, cutouts, fabric_listings, gpu_listings, records, trends
 from watchkeeper.diagnose.doctor.facts import Facts
 from watchkeeper.diagnose.doctor.scan import excerpt
 from watchkeeper.diagnose.doctor.signatures import Sign, Table
@@ -42,6 +42,7 @@ READINGS: tuple[Reading, ...] = (
     cluster_listings.read,
     trends.read,
     cutouts.read,
+    records.read,
 )
 
 

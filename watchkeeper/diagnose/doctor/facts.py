@@ -44,6 +44,16 @@ class Input:
     problem: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Lines of an input that belong together, and what the heading of them names."""
+
+    input: str
+    first: int
+    last: int
+    fields: Mapping[str, str]
+
+
 @dataclass(slots=True)
 class Facts:
     """Everything seen in all inputs, in the order of reading."""
@@ -54,6 +64,8 @@ class Facts:
     # Said to people beside the findings: what is not known about the order of the inputs, settings worth a change.
     notes: list[str] = field(default_factory=list)
     dumps: list[tuple[flight_recorder.Dump, Sighting]] = field(default_factory=list)
+    # Of each input a list for each kind of record, in the order of the lines.
+    records: dict[str, list[list[Record]]] = field(default_factory=dict)
     _by_sign: dict[str, list[Sighting]] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
     _order: int = 0

@@ -12,7 +12,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from watchkeeper.diagnose.doctor import records
 from watchkeeper.diagnose.doctor.facts import Facts, Sighting
+from watchkeeper.model import fleet
 from watchkeeper.readers import hostlist
 
 # 9: RuntimeError: CUDA error: …      (srun --label)
@@ -21,11 +23,19 @@ LABEL = re.compile(r"^\s*(\d{1,6}): ")
 UNLABELLED = re.compile(r"^\s*(?:srun|slurmstepd|salloc|sbatch)[:-]")
 LABELLED_KINDS = frozenset({"slurm_log", "training_log", "nccl_log", "application_log", "python_traceback"})
 HEADING = "python-traceback"
+# Detected 12 PCIe replays per minute for GPU 4, above the threshold
+GPU_NUMBER = re.compile(r"\bGPU ?#?(\d{1,2})(?!\d|[:.]\d)")
+# 3m12s       Warning   SystemOOM   node/gpu07          System OOM encountered      (kubectl get events)
+EVENT_ROW = re.compile(r"^\s*\S+\s+(?:Warning|Normal)\s+\w+\s+(?P<kind>pod|node)/(?P<name>[\w.-]+)\s")
 # The error that a traceback ends with stands at most so far below its heading.
 TRACEBACK_LINES = 60
 # torchrun's block has the host a line above the rank.
 BLOCK_LINES = 2
 MOST_TASKS = 4096
+# The driver says what goes wrong with one GPU in a few lines, of which not all have its address.
+DRIVER = "NVRM: "
+DRIVER_LINES = 4
+ADDRESS = re.compile(r"[0-9A-Fa-f]{1,8}:[0-9A-Fa-f]{1,2}(?::[0-9A-Fa-f]{1,2})?(?:\.|$)")
 
 
 def settle(facts: Facts) -> None:
@@ -33,6 +43,8 @@ def settle(facts: Facts) -> None:
     sightings = _labelled(facts, facts.all())
     sightings = _with_their_line(sightings)
     sightings = _with_their_heading(sightings)
+    sightings = _with_their_record(facts, sightings)
+    sightings = _with_their_gpu(sightings)
     facts.replace_all(_with_their_node(sightings, _homes(sightings)))
 
 
@@ -70,6 +82,36 @@ def _with_their_heading(sightings: Sequence[Sighting]) -> list[Sighting]:
         at = bisect_right(above, seen.line, key=lambda one: one.line) - 1
         is_near = at >= 0 and 0 < seen.line - above[at].line <= TRACEBACK_LINES
         found.append(_adding(seen, _place(above[at])) if is_near and not _place(seen) else seen)
+    return found
+
+
+def _with_their_record(facts: Facts, sightings: Sequence[Sighting]) -> list[Sighting]:
+    """What a sign does not say itself, the heading of its record or the row of its table may."""
+    found = []
+    for seen in sightings:
+        for record in records.around(facts.records.get(seen.input, ()), seen.line):
+            seen = _adding(seen, record.fields)
+        if not {"gpu", "pci"} & seen.fields.keys() and len(numbers := set(GPU_NUMBER.findall(seen.text))) == 1:
+            seen = _adding(seen, {"gpu": numbers.pop()})
+        if (row := EVENT_ROW.match(seen.text)) is not None:
+            seen = _adding(seen, {row["kind"]: row["name"]})
+        found.append(seen)
+    return found
+
+
+def _with_their_gpu(sightings: Sequence[Sighting]) -> list[Sighting]:
+    """A line of the driver without an address is about the GPU that the lines around it name, if that is one."""
+    named: dict[tuple[str, int], set[str]] = {}
+    for seen in sightings:
+        if DRIVER in seen.text and (pci := seen.fields.get("pci")) and ADDRESS.match(pci):
+            named.setdefault((seen.input, seen.line), set()).add(fleet.same_pci(pci))
+    found = []
+    for seen in sightings:
+        if named and DRIVER in seen.text and not {"pci", "gpu"} & seen.fields.keys():
+            around = range(seen.line - DRIVER_LINES, seen.line + DRIVER_LINES + 1)
+            near = set().union(*(named.get((seen.input, line), set()) for line in around))
+            seen = _adding(seen, {"pci": near.pop()}) if len(near) == 1 else seen
+        found.append(seen)
     return found
 
 

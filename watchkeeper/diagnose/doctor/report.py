@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from watchkeeper.catalogue import causes, pack
-from watchkeeper.diagnose.doctor import collecting
+from watchkeeper.diagnose.doctor import collecting, signatures, wording
 from watchkeeper.diagnose.doctor.facts import Facts, Input, Sighting
 from watchkeeper.diagnose.doctor.ranking import WORTH_ASKING, Weighed
 from watchkeeper.model import diagnosis, fleet
@@ -26,12 +26,16 @@ PLACES = (
         "gpu",
         "pci",
         "uuid",
+        "port_pci",
+        "switch_pci",
         "culprit_rank",
         "rank",
         "local_rank",
         "missing_rank",
         "missing_node",
         "missing_gpu",
+        "noticed_rank",
+        "noticed_node",
         "pod",
         "namespace",
         "container",
@@ -54,13 +58,23 @@ PLACES = (
     ),
 )
 NUMBERS = frozenset(
-    {"gpu", "culprit_rank", "rank", "local_rank", "missing_rank", "missing_gpu", "pid", "link", "switch", "port"}
+    {
+        "gpu",
+        "culprit_rank",
+        "rank",
+        "local_rank",
+        "missing_rank",
+        "missing_gpu",
+        "noticed_rank",
+        "pid",
+        "link",
+        "switch",
+        "port",
+    }
 )
 MAX_VALUES_OF_A_PLACE = 16
 # Where the first thing that a reason says ends.
 FIRST_CLAUSE = re.compile(r"\. |; ")
-# A title that begins with one of these begins with a capital; one that begins with a node's name keeps it.
-OUR_WORDS = ("this ", "a GPU", "rank ", "pod ", "job ")
 # What commands may name.
 FILLED = ("node", "gpu", "pci", "pod", "job", "pid", "hca", "peer")
 
@@ -157,14 +171,7 @@ def _scheduler(facts: Facts) -> Scheduler:
 def _finding(one: Weighed, ways: _Ways) -> Finding:
     row = causes.lookup(one.cause)
     where = _where(one)
-    place, node = _place_in_words(where, _scope(row, where)), _first(where.get("node"))
-    # A place that is a rank already is not one of several, and has none.
-    if row.title.startswith("Ranks of") and place.startswith("rank "):
-        place = "this job"
-    title = row.headline(place, node or "this system").replace("A rank of rank ", "rank ")
-    missing = _first(where.get("missing_rank"))
-    if missing is not None and "rank" in title and f"rank {missing}" not in title:
-        title = f"{title}: rank {missing}"
+    title = wording.title(row, where)
     if one.cause == diagnosis.UNKNOWN_CAUSE and one.confidence >= WORTH_ASKING and one.why:
         # No cause of the catalogue, but a sign that says what it is: a job that Slurm ended, a disk that was full.
         title = FIRST_CLAUSE.split(one.why, maxsplit=1)[0].rstrip(".")
@@ -173,7 +180,7 @@ def _finding(one: Weighed, ways: _Ways) -> Finding:
         cause=one.cause,
         confidence=round(one.confidence, 2),
         where=where,
-        title=title[:1].upper() + title[1:] if title.startswith(OUR_WORDS) else title,
+        title=title,
         why=one.why or row.why,
         evidence=tuple({(seen.input, seen.line, seen.text): seen for seen in one.sightings}.values()),
         actions=(*steps, *_actions(one.cause, where, ways)),
@@ -186,12 +193,22 @@ def _where(one: Weighed) -> dict[str, Any]:
     for name, value in one.extra_where:
         found.setdefault(name, []).append(value)
     for sighting in one.sightings:
+        fields = _own_fields(sighting)
         for name in PLACES:
             # A pattern with alternatives names the same place `node`, `node2`, `node3`.
-            seen = [sighting.fields.get(f"{name}{suffix}") for suffix in ("", "2", "3")]
+            seen = [fields.get(f"{name}{suffix}") for suffix in ("", "2", "3")]
             found.setdefault(name, []).extend(_one_spelling(name, text) for text in seen if text)
     found = {name: texts for name, texts in found.items() if texts}
     return {name: _shape(name, list(dict.fromkeys(found[name]))) for name in PLACES if name in found}
+
+
+def _own_fields(seen: Sighting) -> Mapping[str, str]:
+    """What a sighting names as the place of its cause; who only noticed what befell another is not it."""
+    sign = signatures.table().signs.get(seen.sign)
+    if sign is None or sign.role is not signatures.Role.EFFECT:
+        return seen.fields
+    noticed = {f"noticed_{name}": value for name in ("rank", "node") if (value := seen.fields.get(name))}
+    return noticed | ({"peer": seen.fields["peer"]} if "peer" in seen.fields else {})
 
 
 def _one_spelling(name: str, value: str) -> str:
@@ -208,45 +225,12 @@ def _shape(name: str, values: Sequence[str]) -> Any:
     return shaped[0] if len(shaped) == 1 else shaped
 
 
-def _first(value: Any) -> str | None:
-    if isinstance(value, list):
-        return str(value[0]) if len(value) == 1 else None
-    return None if value is None else str(value)
-
-
-def _scope(row: causes.CauseRow, where: Mapping[str, Any]) -> str:
-    """What a cause is about; an unknown one is about a GPU only where a line names one."""
-    if row.cause == diagnosis.UNKNOWN_CAUSE and not {"gpu", "pci", "uuid"} & where.keys():
-        return "node"
-    return row.scope
-
-
-def _place_in_words(where: Mapping[str, Any], scope: str) -> str:
-    """What broke, in words; where no line names it, the kind of thing that the cause is about."""
-    node, suffix = where.get("node"), ""
-    if isinstance(node, str):
-        suffix = f" of {node}"
-    for name, word in (
-        ("gpu", "GPU {}"),
-        ("pci", "GPU {}"),
-        ("culprit_rank", "rank {}"),
-        ("rank", "rank {}"),
-        ("pod", "pod {}"),
-        ("job", "job {}"),
-    ):
-        value = where.get(name)
-        if value is not None and not isinstance(value, list):
-            return word.format(value) + suffix
-    gpus = next((found for name in ("gpu", "pci") if isinstance(found := where.get(name), list)), None)
-    if scope == "gpu":
-        return (f"{len(gpus)} GPUs" if gpus else "a GPU") + (suffix or " of this system")
-    return node if isinstance(node, str) else "this job" if scope == "workload" else "this system"
-
-
 def _actions(cause: str, where: Mapping[str, Any], ways: _Ways) -> tuple[diagnosis.Step, ...]:
     row = causes.lookup(cause)
-    place, node = _place_in_words(where, _scope(row, where)), _first(where.get("node"))
-    filled = {name: _first(where.get(name)) or name.upper() for name in FILLED}
+    place, node = wording.place(row, where), wording.one(where.get("node"))
+    filled = {name: wording.one(where.get(name)) or name.upper() for name in FILLED}
+    if "pci" not in where and isinstance(where.get("port_pci"), str):
+        filled["pci"] = where["port_pci"]
     if "gpu" not in where and isinstance(pci := where.get("pci"), str):
         # nvidia-smi takes an address in the place of an index; the kernel's has no function behind it.
         filled["gpu"] = pci if "." in pci else f"{pci}.0"

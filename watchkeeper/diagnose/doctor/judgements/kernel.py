@@ -224,13 +224,20 @@ def switch_errors(facts: Facts) -> Iterable[Opinion]:
         severity = seen.fields.get("severity", "").lower()
         fatal = severity == "fatal" if severity else bool(row and row.is_fatal)
         name = f" ({row.name})" if row else " (not in the catalogue)"
+        if row is not None and row.severity == "info" and severity != "fatal":
+            # Corrected, over, or without any effect: nothing to act on, and no reason for what else is wrong.
+            why = (
+                f"SXid {seen.fields['code']}{name} of NVSwitch {seen.fields.get('switch', '')} is no fault: {row.note}."
+            )
+            yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=[_with_pci_as("switch_pci", seen)])
+            continue
         thermal = row is not None and "thermal" in row.name.lower()
         yield opinion(
             "cooling_failure" if thermal else "nvlink_error",
             0.6 if thermal else 0.85 if fatal else 0.7,
             f"SXid {seen.fields['code']}{name} of NVSwitch {seen.fields.get('switch', '')}, "
             f"{'fatal' if fatal else 'not fatal'}. {row.note if row else ''}".strip(),
-            on=[seen],
+            on=[_with_pci_as("switch_pci", seen)],
         )
 
 
@@ -250,6 +257,7 @@ def bus_errors(facts: Facts) -> Iterable[Opinion]:
             replace(one, fields=dict(one.fields) | {"pci": ""}) for one in (behind or everything)[:MAX_EVIDENCE]
         ]
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=seen_there)
+    seen = [_with_pci_as("port_pci", one) if one.fields.get("driver") in PORTS else one for one in seen]
     worst = [one for one in seen if _is_uncorrected(one)]
     if worst:
         yield opinion("pcie_degraded", 0.75, "A PCIe port reports uncorrected errors.", on=worst[:MAX_EVIDENCE])
@@ -260,6 +268,13 @@ def bus_errors(facts: Facts) -> Iterable[Opinion]:
         of_gpu = any(one.fields.get("driver") == "nvidia" for one in seen)
         confidence = 0.62 if of_gpu and count >= MANY_CORRECTED else 0.48 if count > 1 else 0.4
         yield opinion("pcie_degraded", confidence, why, on=seen[:MAX_EVIDENCE])
+
+
+def _with_pci_as(name: str, seen: Sighting) -> Sighting:
+    """An address that is not a GPU's under a name of its own, with the function where the line has it."""
+    pci = seen.fields.get("pci", "")
+    whole = re.search(re.escape(pci) + r"\.[0-7]\b", seen.text.lower()) if pci else None
+    return replace(seen, fields=dict(seen.fields) | {"pci": "", name: pci if whole is None else whole[0]})
 
 
 def _is_uncorrected(seen: Sighting) -> bool:

@@ -41,6 +41,11 @@ LINKS = "GPUs:\n    gpuId 2:\n        U U U D U U\n    gpuId 3:\n        U U U U
 HEALTH = "|       -> PCIe system      | Warning  Detected 12 PCIe replays per minute for GPU 4, above the threshold |\n"
 EVENT = "3m12s   Warning   SystemOOM   node/gpu13   System OOM encountered, victim process: python3, pid: 120033\n"
 TAGGED = "[1,23]<stdout>:gpu02:725:734 [7] alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n"
+STRUCTURED = "<4>1 2026-02-03T10:11:12.1Z gpu17 kernel - - - NVRM: Xid (PCI:0000:cd:00): 48, pid=9, DBE error\n"
+BARRIER = "Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 6.\n"
+ENDED = "elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 (pid: 8129) of binary: /usr/bin/python3\n"
+CONDITION = "  GpuLost   True   Tue, 03 Feb 2026 10:11:12 +0000   GpuFallenOff   GPU 3 has fallen off the bus\n"
+CHOSEN = "NODELIST   STATE   REASON\ngpu21      idle    none\ngpu22      down*   Not responding\n"
 FIRMWARE = """NVRM: RmInitAdapter: Cannot initialize GSP firmware RM
 NVRM: GPU 0000:98:00.0: RmInitAdapter failed! (0x62:0x65:1792)
 """
@@ -61,6 +66,11 @@ NVRM: GPU 0000:98:00.0: RmInitAdapter failed! (0x62:0x65:1792)
         (EVENT, {"node": "gpu13"}),
         (TAGGED, {"rank": 23, "node": "gpu02"}),
         (FIRMWARE, {"pci": "0000:98:00"}),
+        (STRUCTURED, {"node": "gpu17", "pci": "0000:cd:00"}),
+        (BARRIER, {"rank": 6}),
+        (ENDED, {"local_rank": 3}),
+        (CONDITION, {"gpu": 3}),
+        (CHOSEN, {"node": "gpu22"}),
     ],
 )
 def test_a_finding_names_what_the_heading_of_its_lines_names(text: str, where: dict[str, object]) -> None:

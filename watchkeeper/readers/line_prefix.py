@@ -28,6 +28,8 @@ RANK = re.compile(
 # gpu-node-7:18553:18611 [3] NCCL INFO …     [2026-03-13 17:26:02] gpu-node-7:4711:4712 [5] ibvwrap.c:262 NCCL WARN …
 NCCL = re.compile(r"(?P<node>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d+)\] ")
 # Aug 10 20:36:51 gpu-node-a kernel: …     2026-08-10T05:36:05.1+00:00 gpu-node-a kernel: …
+# <4>1 2026-08-10T05:36:05.1Z gpu-node-a kernel - - - …      (RFC 5424)
+STRUCTURED = re.compile(r"^<\d{1,3}>1 \d{4}-\S+ (?P<node>[A-Za-z][\w.-]*) \S+ \S+ \S+ (?:-|\[)")
 SYSLOG = re.compile(
     r"^(?:<\d+>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ]\S+) "
     r"(?P<node>[A-Za-z][\w.-]*) [\w./-]+(?:\[\d+\])?: "
@@ -86,7 +88,7 @@ def read_prefix(line: str) -> Mapping[str, str]:
         found.update(nccl.groupdict())
     elif (
         ray is None
-        and (host := SYSLOG.match(head) or SPREAD.match(head)) is not None
+        and (host := SYSLOG.match(head) or SPREAD.match(head) or STRUCTURED.match(head)) is not None
         and host["node"].lower() not in NOT_NODES
         and DEVICE.match(host["node"]) is None
     ):

@@ -46,10 +46,13 @@ SINFO_NODE = re.compile(
     r"^(?P<node>\S+)\s+\d+\s+\S+\s+(?P<state>[a-z]+[*~#!%$@^-]?)"
     r"(?:\s+\d+\s+\d+:\d+:\d+\s+\d+\s+\d+\s+\d+\s+\S+\s+(?P<reason>\S.*))?\s*$"
 )
+# NODELIST   STATE   REASON      HOSTNAMES PARTITION STATE CPUS(A/I/O/T)      (sinfo -o, columns as wished)
+NODE_COLUMNS = frozenset({"NODELIST", "HOSTNAMES"})
 # 2  gpu  t2  root PD  0:00  3 (Resources)
 SQUEUE = re.compile(
     r"^\s*(?P<id>\d+(?:_\S+)?)\s+\S+\s+.*?\s(?P<state>PD|PENDING)\s+\S+\s+\d+\s+(?:\S+\s+)?\((?P<reason>[^)]*)\)"
 )
+STATE = re.compile(r"[A-Za-z_+]+[*~#!%$@^-]?")
 DOWN = re.compile(r"^(?:DOWN|down|NOT_RESPONDING|fail|FAIL|no_respond)|\*$", re.IGNORECASE)
 DRAINED = re.compile(r"drain|drng|maint", re.IGNORECASE)
 
@@ -59,6 +62,7 @@ def read_nodes(lines: Sequence[str]) -> Iterator[SlurmNode]:
     name, line_of_name = "", 0
     found: dict[str, str] = {}
     in_reasons = in_node_rows = False
+    columns: list[str] = []
     for number, line in enumerate(lines, 1):
         if (header := NODE_NAME.match(line.strip())) is not None:
             if name:
@@ -75,9 +79,25 @@ def read_nodes(lines: Sequence[str]) -> Iterator[SlurmNode]:
             yield SlurmNode(row["nodes"], row["state"], "", None, number)
         elif in_node_rows and (row := SINFO_NODE.match(line)) is not None:
             yield SlurmNode(row["node"], row["state"], (row["reason"] or "").strip(), None, number)
+        elif columns and (node := _chosen(columns, line, number)) is not None:
+            yield node
+        words = line.split()
+        if NODE_COLUMNS & set(words) and "STATE" in words:
+            columns = words
         in_node_rows = in_node_rows or NODE_HEADER.match(line) is not None
     if name:
         yield _node(name, found, line_of_name)
+
+
+def _chosen(columns: Sequence[str], line: str, number: int) -> SlurmNode | None:
+    """A row under columns that somebody chose; a reason may have blanks where it is the last one."""
+    cells = line.split(maxsplit=len(columns) - 1)
+    row = dict(zip(columns, cells, strict=False))
+    name = next((row[column] for column in columns if column in NODE_COLUMNS and column in row), "")
+    if len(cells) < len(columns) or not STATE.fullmatch(row["STATE"]):
+        return None
+    reason = row.get("REASON", "")
+    return SlurmNode(name, row["STATE"], "" if reason == "none" else reason.strip(), None, number)
 
 
 def _node(name: str, found: Mapping[str, str], line: int) -> SlurmNode:

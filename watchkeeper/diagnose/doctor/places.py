@@ -66,7 +66,8 @@ def _with_their_line(sightings: Sequence[Sighting]) -> list[Sighting]:
     """Of several signs on one line each knows what one of them reads."""
     told: dict[tuple[str, int], dict[str, str]] = {}
     for seen in sightings:
-        told.setdefault((seen.input, seen.line), {}).update(_place(seen))
+        more = {"local_rank": seen.fields["local_rank"]} if "local_rank" in seen.fields else {}
+        told.setdefault((seen.input, seen.line), {}).update(_place(seen) | more)
     return [_adding(seen, told[seen.input, seen.line]) for seen in sightings]
 
 

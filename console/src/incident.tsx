@@ -21,12 +21,12 @@ export function IncidentPage({ id, theme, address }: PageProps) {
   if (!answer) return <main class="single">{problem ? <Panel><Empty title={problem.status === 404 ? `There is no incident ${id}` : "The incident cannot be shown"}>{problem.status !== 404 && `${problem.message}. `}<a href="/incidents">All incidents</a></Empty></Panel> : <Panel><Skeleton lines={8} /></Panel>}</main>;
   const { incident, diagnosis } = answer, open = incident.state !== "resolved", opened = Date.parse(incident.opened_at);
   const ended = incident.resolved_at ? Date.parse(incident.resolved_at) : now();
-  const until = Math.ceil(Math.max(opened + 60e3, Math.min(now(), ended + 120e3, opened + 3600e3)) / 10000) * 10000;
+  const until = Math.ceil(Math.max(opened + 60e3, Math.min(now(), ended + 120e3)) / 10000) * 10000;
   return (
     <main class="columns" data-testid="incident-page">
       <div>
         <Panel class="head">
-          <div class="chips"><Level severity={incident.severity} /><Chip>{incident.state} {ago((open ? now() : ended) - opened)}</Chip><Chip>{incident.id}</Chip><Chip><Time at={incident.opened_at} full /></Chip><SilencedChip silence={answer.silenced_by} /></div>
+          <div class="chips"><Level severity={incident.severity} /><Chip>{incident.state}{open ? "" : " after"} {ago(ended - opened)}</Chip><Chip>{incident.id}</Chip><Chip><Time at={incident.opened_at} full /></Chip><SilencedChip silence={answer.silenced_by} /></div>
           <h1 data-testid="title">{incident.title}</h1>
           <p class="lead" data-testid="lead">{diagnosis?.findings[0]?.why ?? "No finding yet: the signals are being gathered."} {hit(answer)}</p>
           <WorkLine detail={answer} done={done} />
@@ -34,7 +34,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
         {problem && <Problem>{problem.message}; showing the last answer.</Problem>}
         <Why findings={diagnosis?.findings ?? []} looked={diagnosis?.looked_at ?? []} apart={diagnosis?.tell_apart} />
         <Panel title="Timeline" hint={`${incident.place_name} · hardware, fabric, job, alerts and people on one clock`} id="timeline-panel">
-          <Strips id="timeline" name={`Readings around ${incident.title}`} strips={layers(incident.place, incident.workloads).filter((s) => s.label !== "Memory used")} quiet start={opened - 600e3} end={until} theme={theme} band={40} marks={marksOf(answer)} />
+          <Strips id="timeline" name={`Readings around ${incident.title}`} strips={layers(incident.place, incident.workloads).filter((s) => s.label !== "Memory used")} quiet start={opened - before(ended - opened)} end={until} theme={theme} band={40} marks={marksOf(answer)} />
         </Panel>
         <EvidenceLines detail={answer} />
       </div>
@@ -48,6 +48,8 @@ export function IncidentPage({ id, theme, address }: PageProps) {
     </main>
   );
 }
+/** How much of the time before is shown; in steps, so that a line that grows is not asked for anew each time. */
+const before = (lasted: number) => (lasted < 7200e3 ? 600e3 : lasted < 86400e3 ? 3600e3 : 21600e3);
 const stamp = (c: Card) => `${c.state} ${c.signals} ${c.confidence} ${c.next_step} ${c.assignee} ${c.silenced_by?.id}`;
 
 /** Whom it hits and what that costs, as one would say it aloud. */

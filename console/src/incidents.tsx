@@ -1,4 +1,4 @@
-// All incidents, newest first; state, severity, order and words to look for are in the address.
+// All incidents: open ones the gravest first, closed ones the newest; state, severity, order and words to look for are in the address.
 
 import { ago, percent, workloadName } from "./format";
 import { now, useAsk, useHub } from "./hub";
@@ -38,7 +38,7 @@ export function IncidentsPage({ address }: PageProps) {
           <Select label="Severity" id="filter-severity" value={severity} options={SEVERITIES} choose={(v) => put("severity", v || null)} />
           <Choice label="State" id="filter-state" value={state} options={STATES} choose={(v) => putAll({ all: null, state: v || null })} />
         </div>}>
-        <Table id="incidents" caption="Incidents" columns={COLUMNS} rows={rows} rowKey={(c) => c.id} rowTestId="incident-row" href={(c) => to.incident(c.id)} incident={(c) => c.id} problem={problem} address={address} empty={<Nothing state={state} filtered={filtered} />} />
+        <Table id="incidents" caption="Incidents" columns={COLUMNS} rows={rows} rowKey={(c) => c.id} rowTestId="incident-row" href={(c) => to.incident(c.id)} incident={(c) => c.id} problem={problem} address={address} sort={state === "resolved" || state === "all" ? undefined : "-severity"} empty={<Nothing state={state} filtered={filtered} />} />
         <p class="keys"><kbd>j</kbd><kbd>k</kbd> move <kbd>Enter</kbd> open <kbd>a</kbd> acknowledge <kbd>n</kbd> note <kbd>e</kbd> export</p>
       </Panel>
     </main>

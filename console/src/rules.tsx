@@ -10,9 +10,10 @@ import { Table, type Column } from "./table";
 import type { Severity } from "./types";
 import { usePulse } from "./fabric";
 
-interface Rule { name: string; group: string; file: string; line: number; expr: string; for_seconds: number; keep_firing_seconds: number; severity: string; cause: string; summary: string; firing: number; pending: number; health: string; problem: string; evaluated_at: string | null; seconds: number }
+/** `id` is the name, with a number where a file has several rules of that name, as burn rates over several windows. */
+interface Rule { id: string; name: string; group: string; file: string; line: number; expr: string; for_seconds: number; keep_firing_seconds: number; severity: string; cause: string; summary: string; firing: number; pending: number; health: string; problem: string; evaluated_at: string | null; seconds: number }
 interface Alert { name: string; labels: Record<string, string>; state: string; active_at: string; fired_at: string | null; value: number; summary: string }
-interface Rules { now: string; rules: Rule[]; alerts: Alert[]; alerts_total: number }
+interface Rules { now: string; rules: Omit<Rule, "id">[]; alerts: Alert[]; alerts_total: number }
 interface Episode { alert: string; labels: Record<string, string>; active_at: string; fired_at: string | null; ended_at: string | null; value: number }
 interface Replay { since: string; until: string; steps: number; fired: number; waited: number; episodes: Episode[]; failures: { rule: string; problem: string }[] }
 const SPANS = [["1h", "1 h"], ["6h", "6 h"], ["1d", "1 day"], ["7d", "1 week"]] as const;
@@ -27,23 +28,30 @@ export function RulesView({ address, theme }: PageProps) {
   const { answer, problem } = useAsk<Rules>("/api/rules", usePulse());
   const q = param(address, "q").toLowerCase(), only = param(address, "state", "all"), name = param(address, "rule");
   const fits = (r: Rule) => (only === "all" || (only === "active" ? r.firing + r.pending > 0 : r.health === "err")) && (!q || `${r.name} ${r.group} ${r.cause} ${r.severity} ${r.expr} ${r.summary}`.toLowerCase().includes(q));
-  const shown = useMemo(() => answer?.rules.filter(fits), [answer, q, only]), chosen = answer?.rules.find((r) => r.name === name);
+  const rules = useMemo(() => answer && numbered(answer.rules), [answer]), shown = useMemo(() => rules?.filter(fits), [rules, q, only]), chosen = rules?.find((r) => r.id === name);
   return (
     <>
       {answer && <Figures answer={answer} address={address} />}
       {(chosen || param(address, "expr")) && <Rehearse rule={chosen} address={address} theme={theme} key={name} />}
       {answer && answer.alerts.length > 0 && <Panel title="Alerts" id="alerts-panel" hint={`${count(answer.alerts_total)} wait or fire${answer.alerts_total > answer.alerts.length ? `, ${answer.alerts.length} shown` : ""}`}>
-        <Table id="alerts" caption="Alerts that wait or fire" rows={answer.alerts} rowKey={(a) => a.name + JSON.stringify(a.labels)} rowTestId="alert-row" address={address} param="order" most={12} columns={ALERTS} choose={(a) => putAll({ rule: a.name, expr: null, for: null })} empty={null} />
+        <Table id="alerts" caption="Alerts that wait or fire" rows={answer.alerts} rowKey={(a) => a.name + JSON.stringify(a.labels)} rowTestId="alert-row" address={address} param="order" most={12} columns={ALERTS} choose={(a) => putAll({ rule: ruleOf(a, rules ?? []), expr: null, for: null })} empty={null} />
       </Panel>}
       <Panel title="Rules" id="rules-panel" hint={shown && answer && `${count(shown.length)}${shown.length < answer.rules.length ? ` of ${count(answer.rules.length)}` : ""} · choose one to replay it`}
         side={<div class="pick"><input id="filter" class="narrow" type="search" value={param(address, "q")} placeholder="Name, cause or metric" aria-label="Only rules with these words" data-testid="rules-filter" onInput={(e) => put("q", e.currentTarget.value)} />
           <Choice label="which rules" id="rules-state" options={[["all", "All"], ["active", "Active"], ["broken", "Broken"]]} value={only} choose={(s) => put("state", s === "all" ? null : s)} /></div>}>
-        <Table id="rules" caption="Alerting rules" rows={shown} problem={problem} rowKey={(r) => r.name} rowTestId="rule-row" address={address} most={60} columns={RULES} choose={(r) => putAll({ rule: r.name === name ? null : r.name, expr: null, for: null })} chosen={name}
+        <Table id="rules" caption="Alerting rules" rows={shown} problem={problem} rowKey={(r) => r.id} rowTestId="rule-row" address={address} most={60} columns={RULES} choose={(r) => putAll({ rule: r.id === name ? null : r.id, expr: null, for: null })} chosen={name}
           empty={answer?.rules.length ? <Empty title="No rule is like this">Take a word out of the filter.</Empty> : <Empty title="This hub asks no rules">Another server owns them, or this is a recording. A rule can still be tried: <a href={withParams(address, { expr: "up == 0" })}>replay an expression</a>.</Empty>} />
       </Panel>
     </>
   );
 }
+
+function numbered(rules: Rules["rules"]): Rule[] {
+  const seen = new Map<string, number>();
+  return rules.map((r) => { const n = (seen.get(r.name) ?? 0) + 1; seen.set(r.name, n); return { ...r, id: n > 1 ? `${r.name}:${n}` : r.name }; });
+}
+/** An alert names its rule; of several with that name, the one that has its severity and is active. */
+const ruleOf = (a: Alert, rules: Rule[]) => (rules.find((r) => r.name === a.name && r.severity === a.labels.severity && r.firing + r.pending > 0)?.id ?? a.name);
 
 function Figures({ answer, address }: { answer: Rules; address: URL }) {
   const { status } = useHub(), firing = answer.rules.filter((r) => r.firing), waits = answer.rules.filter((r) => r.pending && !r.firing), broken = answer.rules.filter((r) => r.health === "err");
@@ -60,7 +68,7 @@ function Figures({ answer, address }: { answer: Rules; address: URL }) {
 }
 
 const RULES: Column<Rule>[] = [
-  { id: "name", title: "Rule", value: (r) => r.name, cell: (r) => <><button type="button" class="plain as-is" onClick={() => putAll({ rule: r.name, expr: null, for: null })}>{r.name}</button><small class="plain">{r.summary.replace(/\{\{[^}]*\}\}/g, "…") || r.group}</small></> },
+  { id: "name", title: "Rule", value: (r) => r.name, cell: (r) => <><button type="button" class="plain as-is" onClick={() => putAll({ rule: r.id, expr: null, for: null })}>{r.name}</button><small class="plain">{r.summary.replace(/\{\{[^}]*\}\}/g, "…") || r.group}</small></> },
   { id: "state", title: "State", value: (r) => stateOf(r), cell: (r) => <><Mark tone={toneOf(r)}>{stateOf(r)}</Mark>{r.firing + r.pending > 0 && <small class="plain">{[r.firing && `${count(r.firing)} fire`, r.pending && `${count(r.pending)} wait`].filter(Boolean).join(" · ")}</small>}{r.problem && <small class="plain">{r.problem}</small>}</> },
   { id: "severity", title: "Severity", value: (r) => r.severity, cell: (r) => (["critical", "warning", "info"].includes(r.severity) ? <Level severity={r.severity as Severity} /> : r.severity || <span class="dim">none</span>) },
   { id: "for", title: "After", numeric: true, value: (r) => r.for_seconds, cell: (r) => span(r.for_seconds) },

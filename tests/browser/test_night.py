@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
-from urllib.parse import quote, unquote_plus
+from urllib.parse import parse_qs, quote, unquote_plus, urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -181,3 +182,31 @@ def test_a_card_says_that_nobody_is_told(page: Page, site: Site) -> None:  # noq
     assert answer.status == 200, answer.body
     open_fleet(page, site)
     expect(page.get_by_test_id("incident-card")).to_contain_text("silenced")
+
+
+def test_open_incidents_stand_in_the_order_of_their_gravity(page: Page, site: Site) -> None:  # noqa: F811
+    site.call(stories.keep_waiting, site.hub, pod="ml/large-0")
+    site.call(stories.lose_gpu, site.hub)
+    page.goto(f"{site.url}/incidents")
+    rows = page.get_by_test_id("incident-row")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(0)).to_contain_text("fell off the bus")
+    # All of them stand as they happened.
+    page.goto(f"{site.url}/incidents?state=all")
+    expect(rows.nth(0)).to_contain_text("waits for free GPUs")
+
+
+def test_the_clock_of_an_incident_that_lasts_goes_on_until_now(page: Page, site: Site) -> None:  # noqa: F811
+    site.call(stories.lose_gpu, site.hub)
+    now = site.hub.clock.now()
+    site.hub.kept["INC-1"] = replace(site.hub.kept["INC-1"], opened_at=now - timedelta(hours=5))
+    with page.expect_request(lambda request: "query_range" in request.url and "POWER_USAGE" in request.url) as asked:
+        page.goto(f"{site.url}/incidents/INC-1")
+    times = parse_qs(urlsplit(asked.value.url).query)
+    start, end = (float(times[name][0]) for name in ("start", "end"))
+    assert now.timestamp() - 30 <= end <= now.timestamp() + 60
+    assert start <= (now - timedelta(hours=5, minutes=10)).timestamp()
+    resolved = replace(site.hub.kept["INC-1"], state=incidents.IncidentState.RESOLVED, resolved_at=now)
+    site.hub.kept["INC-1"] = resolved
+    page.reload()
+    expect(page.get_by_test_id("incident-page")).to_contain_text("resolved after 5 h")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -14,11 +15,11 @@ from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
 from tests.web import stories
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
-from tests.web.test_rules_api import HotHub
+from tests.web.test_rules_api import RULES, HotHub
 from watchkeeper.model import alerts
 from watchkeeper.model.labels import Labels
 from watchkeeper.rule_loops import SHIPPED_SLOS
-from watchkeeper.rules import slo
+from watchkeeper.rules import rulefile, slo
 
 pytestmark = pytest.mark.servers
 BURNS = Labels(
@@ -62,18 +63,18 @@ def test_budgets_are_numbers_and_bars_with_a_word_for_their_state(page: Page, si
     expect(rows.nth(0)).to_contain_text("−20 %")
     expect(rows.nth(0)).to_contain_text("burns fast")
     expect(rows.nth(0).get_by_test_id("slo-incident")).to_have_attribute("href", "/incidents/INC-1")
-    expect(rows.nth(1)).to_contain_text("83 %")
-    expect(rows.nth(1)).to_contain_text("kept")
-    assert rows.nth(1).get_by_test_id("budget-bar").get_attribute("aria-label") == "83 % of the budget is left"
-    expect(rows.nth(2)).to_contain_text("unknown")
-    expect(rows.nth(2)).to_contain_text("no samples")
+    expect(rows.nth(1)).to_contain_text("unknown")
+    expect(rows.nth(1)).to_contain_text("no samples")
+    expect(rows.nth(2)).to_contain_text("83 %")
+    expect(rows.nth(2)).to_contain_text("kept")
+    assert rows.nth(2).get_by_test_id("budget-bar").get_attribute("aria-label") == "83 % of the budget is left"
     expect(page.get_by_test_id("slo-panel")).to_contain_text("3 in all · 1 in trouble · 1 unknown")
 
 
 def test_an_objective_is_chosen_in_the_address_and_drawn_over_its_window(page: Page, site: Site) -> None:  # noqa: F811
     page.goto(f"{site.url}/slo")
     expect(page.get_by_test_id("slo-chart")).to_contain_text("Error budget for answers of chat")
-    page.get_by_test_id("slo-row").nth(1).click()
+    page.get_by_test_id("slo-row").nth(2).click()
     expect(page).to_have_url(f"{site.url}/slo?slo=inference-availability%2Fmain%2Fcode")
     chart = page.get_by_test_id("slo-chart")
     expect(chart).to_contain_text("Error budget for answers of code")
@@ -140,6 +141,27 @@ def test_a_rule_is_replayed_over_history_as_it_is_and_changed(page: Page) -> Non
         expect(found).to_contain_text("2 alerts would have fired, with this change")
         expect(page.get_by_test_id("episode")).to_have_count(2)
         expect(page).to_have_url(f"{site.url}/slo?view=rules&rule=GpuHot&for=0s")
+        page.goto("about:blank")
+
+
+class TwiceHub(HotHub):
+    """Two rules of one name, as an objective has them for each of its windows."""
+
+    def rule_groups(self) -> list[Any]:
+        second = "      - alert: GpuHot\n        expr: temperature > 99\n        labels: {severity: critical}\n"
+        (group,) = rulefile.read({"heat.yaml": RULES + second}).groups
+        return [(group, {})]
+
+
+def test_of_two_rules_with_one_name_the_one_that_is_clicked_is_replayed(page: Page) -> None:  # noqa: F811
+    with serving(TwiceHub()) as site:
+        page.goto(f"{site.url}/slo?view=rules")
+        rows = page.get_by_test_id("rule-row")
+        rows.nth(1).click()
+        expect(page.get_by_test_id("rule-expr")).to_have_value("temperature > 99")
+        expect(page.get_by_test_id("replay-found")).to_contain_text("It would not have fired")
+        expect(rows.nth(1)).to_have_attribute("aria-current", "true")
+        expect(rows.nth(0)).not_to_have_attribute("aria-current", "true")
         page.goto("about:blank")
 
 

@@ -34,6 +34,12 @@ def test_a_node_out_of_service_has_nothing_free_and_is_named() -> None:
     assert found.out_of_service == (("n1", 8, "drained"),)
 
 
+def test_a_gpu_that_a_scheduler_cannot_give_is_out_of_service_and_not_gone() -> None:
+    found = standing.standing([NodeStanding("n1", 8, 5, lost=1), NodeStanding("n2", 8, 8)])
+    assert (found.gpus, found.in_service_gpus, found.held_gpus, found.free_gpus) == (16, 15, 13, 2)
+    assert found.out_of_service == (("n1", 1, standing.LOST),)
+
+
 @given(st.lists(st.integers(0, 16), max_size=30), st.integers(1, 16))
 def test_usable_and_stranded_gpus_are_all_that_are_free(free: list[int], shape: int) -> None:
     [room] = standing.fragmentation(free, [shape])

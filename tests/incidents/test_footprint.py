@@ -105,3 +105,28 @@ def test_a_job_counts_once_with_all_its_gpus_and_hides_its_pods(room: Room, is_h
     assert found.hits[0] == blast.Hit("llm", "core" if is_held else "unmapped", 16)
     assert [hit.workload for hit in found.hits] == (["llm", "ai/other"] if is_held else ["llm", "ai/llm-0", "ai/other"])
     assert (found.broken_gpus, found.gpus) == (1, 16)
+
+
+def test_a_pod_that_is_a_rank_stands_for_all_of_its_job_and_a_replica_for_itself(room: Room) -> None:
+    told = Told()
+    for at, (space, name, pod) in enumerate(
+        [
+            *(("ai", "llm", f"llm-worker-{n}") for n in range(4)),
+            ("ops", "llm", "llm-worker-0"),
+            ("ai", "chat", "chat-x"),
+        ]
+    ):
+        where = {"Hostname": f"n{at}", "UUID": f"GPU-n{at}-0", "namespace": space, "workload": pod, "team": "core"}
+        told.tell("watchkeeper:job_gpu:share", 50, job_name=name, workload_kind="pod", **where)
+        told.tell("watchkeeper_gpu_workload_info", 50, **where)
+        if name == "llm":
+            gang = {"workload_kind": "pod", "namespace": space, "job_name": name, "training_job": name}
+            told.tell("watchkeeper:job_training:group", 50, **gang)
+    room.workloads = lambda _: ["ai/llm-worker-1", "ai/llm-worker-2", "ai/chat-x"]
+    (incident,) = room.push(xid(79, gpu(3), 0))
+    asked = blast.question(incident, later(60))
+    assert asked is not None
+    holders = told.engine.instant(*asked).latest()
+    found = blast.of(incident, holders, now=later(3600), gpus_at=lambda _: 1, dollars_per_gpu_hour=2.0)
+    assert found.hits == (blast.Hit("ai/llm", "core", 4), blast.Hit("ai/chat-x", "core", 1))
+    assert (found.broken_gpus, found.gpus) == (1, 5)

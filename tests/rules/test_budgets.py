@@ -77,3 +77,12 @@ def test_a_budget_without_traffic_now_is_unknown_however_much_is_left() -> None:
 def test_no_more_than_all_answers_are_good() -> None:
     [found] = budgets.budgets([GOAL], recorded(_5m=-0.00016, _1h=-0.0001, left=1.0), [])
     assert (found.indicator, found.burn_rates[0].rate) == (1.0, 0.0)
+
+
+def test_what_burns_stands_first_and_what_is_kept_last() -> None:
+    calm = {Labels({**name, "model_name": "a"}): value for name, value in recorded(_5m=0.0, left=1.0).items()}
+    found = budgets.budgets([GOAL], calm | recorded(_5m=0.5, left=0.2), [firing("critical", "1h")])
+    assert [(one.title, one.state.value) for one in found] == [
+        ("answers of chat", "burning_fast"),
+        ("answers of a", "ok"),
+    ]

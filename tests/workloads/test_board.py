@@ -15,7 +15,7 @@ from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import embedded
 from watchkeeper.rules import notation
 from watchkeeper.store import head
-from watchkeeper.workloads import board, identity, report
+from watchkeeper.workloads import board, efficiency, identity, report
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 BOOK = prices.Book(prices=(prices.Price("H100", prices.Kind.ON_DEMAND, 2.0),))
@@ -116,6 +116,22 @@ def test_a_mute_job_that_stopped_working_is_stalled_since_its_gpus_last_did_anyt
     assert line.stalled_since == NOW - timedelta(seconds=1000)
     still = board.look(engine(SERIES, dict([*told.items()][:1])), NOW, board.Around())
     assert next(line.state for line in still.lines if line.id == "web/chat") is jobs.JobState.IDLE
+
+
+def test_a_job_that_worked_this_hour_and_does_nothing_for_a_quarter_of_it_is_idle() -> None:
+    pod = 'cluster="c",workload_kind="pod",namespace="web",job_name="chat"'
+    told = {
+        f'watchkeeper:job_use:ratio{{of="active",{pod}}}': 0.4,
+        f'watchkeeper:job_use:ratio{{of="memory",{pod}}}': 0.1,
+    }
+    for idle, state, bound in ((600, "running", "unknown"), (900, "idle", "nothing")):
+        made = engine(SERIES | told, {f"watchkeeper:job_idle:seconds{{{pod}}}": idle})
+        found = board.look(made, NOW, board.Around())
+        line = next(line for line in found.lines if line.id == "web/chat")
+        assert (line.state.value, line.bound_by.value) == (state, bound)
+        key = next(key for key in found.keys if key.id == "web/chat")
+        fixes = [fix.do for fix in efficiency.judge(found.facts[key], 3600.0).fixes]
+        assert any("batch" in fix for fix in fixes) is (state == "running")
 
 
 def test_a_job_that_says_that_it_pauses_is_paused() -> None:

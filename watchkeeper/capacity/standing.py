@@ -17,11 +17,15 @@ from watchkeeper.capacity.stock import WHOLE, Node, Stock
 from watchkeeper.model.standing import ShapeRoom, Standing
 
 SHAPES = (1, 2, 4, 8)
+LOST = "its scheduler cannot give them"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStanding:
-    """One node: its GPUs, how many are held, and whether new work may come; `why_not` says why not."""
+    """One node: its GPUs, how many are held, how many its scheduler cannot give, and whether new work may come.
+
+    `why_not` says why not.
+    """
 
     name: str
     gpus: int
@@ -29,10 +33,19 @@ class NodeStanding:
     is_in_service: bool = True
     why_not: str = ""
     model: str = ""
+    lost: int = 0
 
     @property
     def free(self) -> int:
-        return max(0, self.gpus - self.held) if self.is_in_service else 0
+        return max(0, self.in_service - self.held)
+
+    @property
+    def in_service(self) -> int:
+        return self.gpus - self.lost if self.is_in_service else 0
+
+    @property
+    def out_of_service(self) -> int:
+        return self.gpus - self.in_service
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +77,12 @@ def standing(nodes: Sequence[NodeStanding]) -> Standing:
     rooms = tuple(fragmentation(free, shapes))
     return Standing(
         sum(node.gpus for node in nodes),
-        sum(node.gpus for node in nodes if node.is_in_service),
+        sum(node.in_service for node in nodes),
         sum(min(node.held, node.gpus) for node in nodes),
         total,
         rooms,
         rooms[-1].stranded_gpus / total if total and rooms else None,
-        tuple((node.name, node.gpus, node.why_not) for node in nodes if not node.is_in_service and node.gpus),
+        tuple((node.name, node.out_of_service, node.why_not or LOST) for node in nodes if node.out_of_service),
     )
 
 

@@ -1,8 +1,8 @@
 """Blast radius: which GPUs, jobs and teams an incident hits, and what that costs.
 
 A GPU that breaks stops its job on every other GPU as well, so what counts is what the hit workloads hold, not what
-broke. A job that is known to stand still counts as one, with all of its pods. `question` is what to ask the engine,
-`of` makes the answer a blast radius; pages and reports show it.
+broke. A job whose ranks go in step counts as one, with all of its pods; replicas of a service are pods of their own.
+`question` is what to ask the engine, `of` makes the answer a blast radius; pages and reports show it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
 # A GPU that is gone takes its labels along; who held it stood there until then.
 WINDOW = "5m"
 SHARE = "watchkeeper:job_gpu:share"
+TRAINING = "watchkeeper:job_training:group"
+OF_ONE_JOB = "on (cluster, workload_kind, namespace, job_name)"
 SETTLED = timedelta(seconds=60)
 
 
@@ -56,8 +58,8 @@ def question(incident: Incident, now: datetime) -> tuple[str, int] | None:
     others = {workload.rpartition("/")[2] for workload in incident.workloads if workload not in jobs}
     asked = [_of_jobs(jobs)] if jobs else []
     if others:
-        selector = f'{WORKLOAD_INFO}{{workload=~"{_any_of(others)}"}}'
-        asked.append(f"count by (namespace, workload, team) (last_over_time({selector}[{WINDOW}]))")
+        named = f'{{workload=~"{_any_of(others)}"}}[{WINDOW}]'
+        asked += [_of_gangs(named), f"count by (namespace, workload, team) (last_over_time({WORKLOAD_INFO}{named}))"]
     return (" or ".join(asked), clock.to_ms(min(now, incident.opened_at + SETTLED))) if asked else None
 
 
@@ -72,6 +74,13 @@ def _of_jobs(jobs: Collection[str]) -> str:
         f"(count by (job_name, namespace, workload, team) ({by_pod}) or on (job_name) count by (job_name) ({ranks})"
         f" or on (job_name) count by (job_name, namespace, workload, team) (last_over_time({SHARE}{named})))"
     )
+
+
+def _of_gangs(named: str) -> str:
+    """GPUs of every pod of the training jobs that these workloads are ranks of."""
+    hit = f"last_over_time({SHARE}{named}) and {OF_ONE_JOB} last_over_time({TRAINING}[{WINDOW}])"
+    all_pods = f"last_over_time({SHARE}[{WINDOW}]) and {OF_ONE_JOB} ({hit})"
+    return f'count by (gang, namespace, workload, team) (label_replace({all_pods}, "gang", "$1", "job_name", "(.+)"))'
 
 
 def _any_of(names: Collection[str]) -> str:
@@ -107,20 +116,26 @@ def _is_inside(place: fleet.Place, outer: fleet.Place) -> bool:
 
 
 def _hits(incident: Incident, holders: Mapping[labels.Labels, float]) -> tuple[Hit, ...]:
-    of_jobs = {held: value for held, value in holders.items() if held.get("job_name")}
-    counted = {_name(held): (held.get("team", ""), value) for held, value in holders.items() if held not in of_jobs}
-    for name in {held["job_name"] for held in of_jobs}:
-        mine = [(held, value) for held, value in of_jobs.items() if held["job_name"] == name]
-        counted[name] = (mine[0][0].get("team", ""), sum(value for _, value in mine))
+    counted: dict[str, tuple[str, float]] = {}
     # A pod of a job that is counted as a whole would count twice.
-    parts = {_name(held) for held in of_jobs if held.get("workload")}
+    parts, gang_of = set[str](), dict[str, str]()
+    for held, value in holders.items():
+        name = _name(held)
+        if held.get("job_name"):
+            parts.add(name)
+            name = held["job_name"]
+        elif held.get("gang"):
+            gang_of[name] = _name(held, called="gang")
+            name = gang_of[name]
+        team, before = counted.get(name, (held.get("team", ""), 0.0))
+        counted[name] = (team, before + value)
     found = []
-    for workload in (one for one in incident.workloads if one not in parts):
+    for workload in dict.fromkeys(gang_of.get(one, one) for one in incident.workloads if one not in parts):
         team, gpus = counted.get(workload, (workload.partition("/")[0] if "/" in workload else "", None))
         found.append(Hit(workload, team or fleet.UNMAPPED, None if gpus is None else int(gpus)))
     return tuple(found)
 
 
-def _name(held: Mapping[str, str]) -> str:
+def _name(held: Mapping[str, str], *, called: str = "workload") -> str:
     space = held.get("namespace", "")
-    return f"{space}/{held.get('workload', '')}" if space else held.get("workload", "")
+    return f"{space}/{held.get(called, '')}" if space else held.get(called, "")

@@ -29,6 +29,9 @@ class BudgetState(StrEnum):
     OK = "ok"
 
 
+WORST_FIRST = {state: place for place, state in enumerate(BudgetState)}
+
+
 @dataclass(frozen=True, slots=True)
 class BurnRate:
     """How many times faster than sustainable the budget goes; at `factor` over both windows someone is told."""
@@ -60,7 +63,7 @@ class Budget:
 
 
 def budgets(slos: Iterable[slo.Slo], recorded: Mapping[Labels, float], alerts: Iterable[Alert]) -> list[Budget]:
-    """Every objective with each of its label sets; one that has no sample at all stands there once, unknown."""
+    """Every objective with each of its label sets, the worst first; one without samples stands there once, unknown."""
     firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
     found = []
     for one in slos:
@@ -70,7 +73,7 @@ def budgets(slos: Iterable[slo.Slo], recorded: Mapping[Labels, float], alerts: I
                 key = Labels({name: series.get(name, "") for name in one.by})
                 rows.setdefault(key, {})[series[METRIC_NAME]] = value
         found += [_budget(one, key, rows[key], firing) for key in sorted(rows)] or [_budget(one, Labels(), {}, firing)]
-    return found
+    return sorted(found, key=lambda budget: WORST_FIRST[budget.state])
 
 
 def state_of(indicator: float | None, left: float | None, severities: Iterable[str]) -> BudgetState:

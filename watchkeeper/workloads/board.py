@@ -77,6 +77,8 @@ DOES = {
     "TrainingRankSlow": "computes {:.0%} longer than the others at each step",
     "JobRankSlow": "keeps its SMs busy {:.0%} longer than the others, which wait for it",
 }
+# As in packs/rules/jobs.yaml: longer than compiling, evaluation, checkpoints and most data loading take.
+STILL_SECONDS = 900.0
 # At so many jobs of a list, the gravest, a closer look is taken: some ten questions each.
 MOST_LOOKS, MOST_SLOWED = 16, 1000
 NOT_YET = "no GPU is put to a job yet, which rules do once a minute: use, team, GPU-hours and cost are unknown"
@@ -238,8 +240,9 @@ class _Table:
         age = self._ages.get(own, self._idle.get(key) if state is jobs.JobState.STALLED else None)
         is_still = state in (jobs.JobState.STALLED, jobs.JobState.HUNG) and age is not None
         facts = efficiency.Facts(
-            gpus, uses, self._value("waits", own), straggler, self._slowed.get(key, 0), state in closer.STUCK
-        )
+            gpus, uses, self._value("waits", own), straggler, self._slowed.get(key, 0), state in closer.STUCK,
+            is_idle=state is jobs.JobState.IDLE,
+        )  # fmt: skip
         self._facts[key] = facts
         return jobs.JobLine(
             key.id, key.kind, key.cluster, training or key.name, key.namespace,
@@ -261,12 +264,13 @@ class _Table:
         if key not in self._gpus and self._parts.get(key):
             is_waiting = all(part.state is workloads.WorkloadState.PENDING for part in self._parts[key])
             return jobs.JobState.PENDING if is_waiting else jobs.JobState.UNKNOWN
-        active = uses.get("active")
         if own in self._ages:
             return jobs.JobState.PAUSED if own in self._by_job["paused"] else jobs.JobState.RUNNING
-        if active is None and not uses:
+        if not uses:
             return jobs.JobState.UNKNOWN
-        return jobs.JobState.IDLE if active is not None and active < efficiency.IDLE else jobs.JobState.RUNNING
+        # The mean of an hour hides for most of an hour that nothing runs any more.
+        is_idle = uses.get("active", 1.0) < efficiency.IDLE or self._idle.get(key, 0.0) >= STILL_SECONDS
+        return jobs.JobState.IDLE if is_idle else jobs.JobState.RUNNING
 
     def _straggler(self, own: Training) -> jobs.Straggler | None:
         does = next((DOES[name] for name in self._alerts.get(own, ()) if name in DOES), None)

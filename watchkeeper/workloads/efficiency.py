@@ -51,6 +51,8 @@ class Facts:
     slowed_gpus: int = 0
     # It is hung or stalled: whatever its GPUs do meanwhile is waiting.
     is_stuck: bool = False
+    # Nothing runs on its GPUs any more, however much did earlier in the hour.
+    is_idle: bool = False
     memory_bytes: float | None = None
     cpus: float | None = None
     cpus_used: float | None = None
@@ -67,7 +69,7 @@ def bound_by(facts: Facts) -> BoundBy:
         return BoundBy.INPUT
     if active is None:
         return BoundBy.UNKNOWN
-    if active < IDLE:
+    if facts.is_idle or active < IDLE:
         return BoundBy.NOTHING
     if facts.slowed_gpus:
         return BoundBy.POWER_OR_HEAT

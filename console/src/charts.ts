@@ -57,7 +57,7 @@ export function layers(place: Place, workloads: string[] = []): Strip[] {
 const held = (m: string) => `(${m}{pod!=""} or ${m}{hpc_job!=""})`;
 export const FLEET_STRIPS: Strip[] = [
   { label: "Allocated", unit: "%", expr: `100 * count(${held("DCGM_FI_DEV_GPU_UTIL")}) / count(DCGM_FI_DEV_GPU_UTIL)`, tone: "dim" },
-  { label: "Doing work", unit: "%", expr: "100 * avg(DCGM_FI_PROF_SM_ACTIVE)" },
+  { label: "Working", unit: "%", expr: "100 * avg(DCGM_FI_PROF_SM_ACTIVE)" },
   { label: "Power", unit: "kW", expr: "sum(DCGM_FI_DEV_POWER_USAGE) / 1000", tone: "ok" },
 ];
 export const tone = (severity: string) => ({ critical: "bad", warning: "warn", info: "accent" })[severity] ?? "dim";

@@ -16,14 +16,14 @@ interface Full { reason: string | null; full: { full_at: string | null; earliest
 function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; state: string }[]; price: number }) {
   const { answer, problem } = useAsk<Full>(s ? "/api/capacity/forecast?horizon=30d" : "");
   if (!s) return <div class="tiles steady">{[1, 2, 3, 4, 5, 6].map((i) => <div class="panel tile" key={i}><Skeleton lines={3} /></div>)}</div>;
-  const sick = [[s.down, "down"], [s.event, "with an event"], [s.throttled, "throttled"], [s.silent, "not reporting"], [s.unknown, "unknown"]] as const;
+  const sick = [[s.down, "down"], [s.event, s.event === 1 ? "event" : "events"], [s.throttled, "throttled"], [s.silent, "not reporting"], [s.unknown, "unknown"]] as const;
   const trouble = sick.filter(([n]) => n > 0).map(([n, text]) => `${count(n)} ${text}`);
   const by = (severity: string) => open?.filter((i) => i.severity === severity).length ?? 0;
   const tiers = (["critical", "warning", "info"] as const).filter(by).map((t) => `${by(t)} ${t}`);
   const seen = s.gpus - s.silent - s.unknown, silent = s.nodes - s.nodes_reporting;
   return (
     <div class="tiles steady" data-testid="tiles">
-      <Tile id="tile-gpus" name={`GPUs on ${many(s.nodes, "node")}`} value={count(s.gpus)} meaning={[...trouble, silent ? `${many(silent, "node")} silent` : "", `${count(s.ok + s.held_idle)} healthy`].filter(Boolean).join(" · ")} />
+      <Tile id="tile-gpus" name={`GPUs on ${many(s.nodes, "node")}`} value={count(s.gpus)} meaning={[...trouble, silent && !s.silent ? `${many(silent, "node")} silent` : "", `${count(s.ok + s.held_idle)} healthy`].filter(Boolean).join(" · ")} />
       <Tile id="tile-working" name="Working (SM active)" value={percent(s.working_percent)}
         meaning={`allocated ${percent(s.allocated_percent)} · GPU_UTIL says ${percent(s.gpu_util_percent)}`} />
       <Tile id="tile-idle" name="Idle but held" value={s.held == null ? "unknown" : count(s.held_idle)} href={s.held_idle ? to.fleet("state:held_idle") : undefined}

@@ -127,7 +127,7 @@ export function ToldPanel({ id, version }: { id: string; version: unknown }) {
   return (
     <Panel title="Who was told" hint={told && many(told.length, "message")} id="told-panel">
       {problem && <Problem>{problem.message}</Problem>}
-      {!told ? !problem && <Skeleton lines={2} /> : told.length === 0 ? <Empty title="Nobody">No message was due. <code>[notify] via</code> says who would be told.</Empty> :
+      {!told ? !problem && <Skeleton lines={2} /> : told.length === 0 ? <Empty title="Nobody">No message was due. Receivers are named under <code>[notify] via</code>.</Empty> :
         <ol class="journal">{told.map((n) => (
           <li key={n.id} data-testid="notice-row" data-state={n.state}><Time at={n.sent_at ?? n.due_at} /> <b>{n.receiver}</b> {STATE[n.state]}: {words(n.occasion)}
             {(n.answer || n.tries > 1) && <p class="dim">{[n.tries > 1 && `${n.tries} tries`, n.answer].filter(Boolean).join(", ")}</p>}</li>))}</ol>}

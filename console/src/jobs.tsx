@@ -95,7 +95,7 @@ const behind = (s: Straggler) => (s.score == null ? "the others wait for it" : `
 const COLUMNS: Column<JobLine>[] = [
   { id: "name", title: "Job", value: (j) => j.id, cell: (j) => <><a href={to.job(j.id)}>{j.name || j.id}</a><small class="plain">{[j.namespace || (j.kind === "slurm" ? `Slurm ${j.id}` : kindName(j.kind)), j.user, j.team && `team ${j.team}`].filter(Boolean).join(" · ")}</small></> },
   { id: "state", title: "State", value: (j) => `${ORDER.indexOf(j.state)} ${j.state}`, cell: (j) => <><Mark {...STATE[j.state]}>{j.state}</Mark>{j.stalled_since && <small class="plain">since <Time at={j.stalled_since} /></small>}{j.incidents.length > 0 && <small class="plain">{j.incidents.slice(0, 2).map((i) => <a key={i} href={to.incident(i)}>{i} </a>)}</small>}</> },
-  { id: "gpus", title: "GPUs", numeric: true, value: (j) => j.gpus, cell: (j) => <>{count(j.gpus)}<small>{many(j.nodes, "node")}</small></> },
+  { id: "gpus", title: "GPUs", numeric: true, value: (j) => j.gpus, cell: (j) => <>{count(j.gpus)}{j.nodes > 0 && <small>{many(j.nodes, "node")}</small>}</> },
   { id: "used", title: "Used", numeric: true, value: (j) => j.used, cell: (j) => dim(share(j.used)), hint: "share of the held GPU time of the last hour in which SMs were active" },
   { id: "bound", title: "Bound by", value: (j) => BOUND[j.bound_by], cell: (j) => dim(BOUND[j.bound_by]) },
   { id: "goodput", title: "Goodput", numeric: true, value: (j) => j.goodput, cell: (j) => dim(share(j.goodput)), hint: "productive step time over wall time, of the last hour" },

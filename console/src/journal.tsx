@@ -1,7 +1,7 @@
 // The journal: who did what to which subject and when, whether the chain still holds, and all of it as a file.
 
 import { useEffect, useState } from "preact/hooks";
-import { ago, count, many, words } from "./format";
+import { ago, clock, count, many, words } from "./format";
 import { ask, now, useAsk, type Refused } from "./hub";
 import { Chip, Empty, Mark, Panel, Problem, Select, Time } from "./parts";
 import { param, put, putAll, to, type PageProps } from "./router";
@@ -37,7 +37,7 @@ export function JournalPage({ address }: PageProps) {
       <div class={open ? "columns" : "columns one"}>
         <div>
           <Chain />
-          <Panel title="Journal" id="journal-panel" hint={answer && `${count(entries!.length)} shown, newest first · ${count(answer.last)} written in all`}
+          <Panel title="Journal" id="journal-panel" hint={answer && `${count(entries!.length)} shown, newest first · ${count(answer.last)} written in all, as of ${clock(answer.now)}`}
             side={<a class="button" href={`/api/journal.jsonl?${file}`} download data-testid="journal-export" data-export>Export as JSON lines</a>}>
             <div class="explore-bar flush gap-below">
               <input id="filter" class="narrow" type="search" value={param(address, "q")} placeholder="Words" aria-label="Only entries with these words" data-testid="journal-filter" onInput={(e) => put("q", e.currentTarget.value)} />

@@ -32,7 +32,7 @@ export function NodePage({ id, address, theme }: PageProps) {
     <main class="columns" data-testid="node-page">
       <div>
         <Panel class="head">
-          <div class="chips"><Chip tone={TONES[node.state]}>{node.state === "up" ? "✓" : "✕"} {words(node.state)}</Chip>{node.scheduler.map((w) => <Chip key={w.source} tone={w.is_schedulable ? "" : "warning"} title={w.reason}>{w.source}: {w.state}</Chip>)}<Chip>{node.pool || "no pool"}</Chip>
+          <div class="chips"><Chip tone={TONES[node.state]}>{node.state === "up" ? "✓" : "✕"} {node.state === "short" ? "short of GPUs" : words(node.state)}</Chip>{node.scheduler.map((w) => <Chip key={w.source} tone={w.is_schedulable ? "" : "warning"} title={w.reason}>{w.source}: {w.state}</Chip>)}<Chip>{node.pool || "no pool"}</Chip>
             {node.rack && <a class="chip" href={to.fleet(`rack:${node.rack}`)}>rack {node.rack}</a>}{node.leaf && <a class="chip" href={to.fleet(`leaf:${node.leaf}`)}>leaf {node.leaf}</a>}</div>
           <h1 data-testid="title">{node.name}</h1>
           <p class="lead">{lead(node, gpus)}</p>
@@ -49,7 +49,7 @@ export function NodePage({ id, address, theme }: PageProps) {
         </Panel>
         <Panel title="About">
           <Facts rows={[["GPUs", `${count(node.gpus_seen)} of ${node.gpus_expected ?? "unknown"} expected`], ["Model", gpus[0]?.model], ["Pool", node.pool || "unknown"], ["Rack", node.rack || "unknown"], ["Leaf switch", node.leaf || "unknown"], ["NVLink domain", node.nvlink_domain], ["Cluster", node.cluster],
-            ["Last seen", node.last_seen ? <Since at={node.last_seen} /> : "never"], ["Named by", node.sources], ["Nobody says", node.unmapped.join(", ")]]} />
+            ["Last seen", node.last_seen ? <Since at={node.last_seen} /> : "never"], ["Named by", node.sources], ["Not named", node.unmapped.join(", ")]]} />
         </Panel>
       </aside>
     </main>

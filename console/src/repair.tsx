@@ -58,11 +58,11 @@ function RepairSteps({ repair }: { repair: Repair }) {
 function RepairState({ repair, told }: { repair: Repair; told: Told }) {
   return (
     <div class="repair" data-testid="repair" data-state={repair.state}>
-      <div class="chips"><Chip tone={TONE[repair.state] ?? "accent"}>{words(repair.state)}</Chip><Chip>since <Time at={repair.since} /></Chip>
+      <div class="chips"><Chip tone={TONE[repair.state] ?? "accent"}>{repair.state === "planned" && repair.mode === "ask" ? "waits for approval" : words(repair.state)}</Chip><Chip>since <Time at={repair.since} /></Chip>
         {repair.approved_by && <Chip>approved by {repair.approved_by}</Chip>}{repair.is_held && <Chip tone="warning">still cordoned by us</Chip>}</div>
       {told.switch?.is_stopped && <Problem>{told.switch.stopped_by} stopped everything: {told.switch.stopped_why}</Problem>}
       {told.switch?.is_tripped && <Problem>The circuit breaker tripped: {told.switch.tripped_why}</Problem>}
-      <p class="small">{repair.said}</p>
+      <p class="dim small">{repair.said}</p>
       {repair.is_running && repair.waits_for.length > 0 && <ul class="dim small" data-testid="repair-waits">{repair.waits_for.map((one) => <li key={one}>waits for {one}</li>)}</ul>}
       {!repair.is_running && !TONE[repair.state] && told.refusals?.map((r) => <p class="dim small" key={r.guard} data-testid="refusal">{words(r.guard)}: {r.text}</p>)}
     </div>

@@ -1,7 +1,7 @@
 // Objectives and rules: what is left of each error budget and how fast it burns; which alerts fire, and what would have.
 
 import { tone } from "./charts";
-import { ago, percent, share, words } from "./format";
+import { ago, percent, share } from "./format";
 import { now, useAsk, useHub } from "./hub";
 import { Empty, Mark, Panel, Time } from "./parts";
 import { param, put, to, type PageProps } from "./router";
@@ -49,7 +49,7 @@ function Objectives({ address, theme }: PageProps) {
 }
 
 const columns = (burns: BurnRate[]): Column<Slo>[] => [
-  { id: "objective", title: "Objective", value: (s) => s.title, cell: (s) => <><button type="button" class="plain" onClick={() => put("slo", key(s))}>{s.title}</button><small>{s.name}{s.labels.cluster ? ` · ${s.labels.cluster}` : ""}</small></> },
+  { id: "objective", title: "Objective", value: (s) => s.title, cell: (s) => <><button type="button" class="plain" onClick={() => put("slo", key(s))}>{s.title}</button><small>{s.name !== s.title && s.name}{s.labels.cluster ? ` · ${s.labels.cluster}` : ""}</small></> },
   { id: "now", title: "Now", numeric: true, value: (s) => s.indicator, cell: (s) => <>{share(s.indicator)}<small>goal {share(s.objective)}</small></> },
   { id: "left", title: "Budget left", value: (s) => s.left, cell: (s) => <BudgetBar slo={s} /> },
   ...burns.map((b, i): Column<Slo> => ({ id: `burn-${b.window}`, title: `Burn ${b.window}`, numeric: true, hint: `how many times too fast, over ${b.window}`, value: (s) => s.burn_rates[i]?.rate, cell: (s) => (s.burn_rates[i] ? <Burn burn={s.burn_rates[i]} /> : null), minor: i === 1 })),
@@ -83,7 +83,7 @@ function Budget({ slo, theme }: { slo: Slo; theme: string }) {
       <Strips id="slo-strips" strips={[{ label: "Budget left", unit: "%", expr: `100 * ${slo.query}` }, { label: "Burn rate, 1 h", unit: "×", expr: burn, tone: "dim" }]}
         start={start} end={end} marks={told.map((c) => ({ at: c.opened_at, label: c.id, tone: tone(c.severity) }))} theme={theme} band={110} key={slo.query} />
       <table class="facts"><tbody>
-        <tr><th>State</th><td>{words(slo.state)}{slo.since && <> since <Time at={slo.since} full /></>}</td></tr>
+        <tr><th>State</th><td>{STATE[slo.state].text}{slo.since && <> since <Time at={slo.since} full /></>}</td></tr>
         <tr><th>Incidents</th><td>{slo.incidents.length ? slo.incidents.map((id) => <a key={id} href={to.incident(id)}>{id} </a>) : <>none open about it · <a href="/incidents?all=1">all incidents</a></>}</td></tr>
         <tr><th>Query</th><td><a href={to.explore(slo.query)} data-testid="slo-query"><code>{slo.query}</code></a></td></tr>
       </tbody></table>

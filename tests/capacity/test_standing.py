@@ -40,6 +40,11 @@ def test_a_gpu_that_a_scheduler_cannot_give_is_out_of_service_and_not_gone() -> 
     assert found.out_of_service == (("n1", 1, standing.LOST),)
 
 
+def test_a_job_that_waits_counts_where_nobody_says_since_when() -> None:
+    (found,) = standing.waits([Ask(8, None, None), Ask(8, 40.0, None)], now=100.0)
+    assert (found.waiting, found.longest_seconds, found.started) == (2, 60.0, 0)
+
+
 @given(st.lists(st.integers(0, 16), max_size=30), st.integers(1, 16))
 def test_usable_and_stranded_gpus_are_all_that_are_free(free: list[int], shape: int) -> None:
     [room] = standing.fragmentation(free, [shape])

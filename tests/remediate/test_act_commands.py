@@ -89,7 +89,7 @@ def test_a_plan_is_explained_approved_and_carried_out(desk: Desk) -> None:
     id = desk.planned()
     told = desk.types("explain", id).output
     assert f"{id}  gpu_fell_off_bus: waits for a person's yes" in told
-    assert "mode ask, which remediate.mode sets for everything without a rule of its own" in told
+    assert "mode ask by remediate.mode; no [[remediate.trust]] is about this" in told
     assert "from cause.gpu_fell_off_bus of the policy" in told
     assert "reboot n1   (within 30m)" in told
     assert desk.cluster.calls == []

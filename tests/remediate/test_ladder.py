@@ -24,12 +24,12 @@ LADDER = Ladder(
             "gsp_timeout",
             "lab",
             "suggest",
-            "mode suggest, which remediate.mode sets for everything without a rule of its own",
+            "mode suggest by remediate.mode; no [[remediate.trust]] is about this",
         ),
         ("gpu_fell_off_bus", "lab", "act", "mode act by [[remediate.trust]] for cause gpu_fell_off_bus"),
         ("gpu_fell_off_bus", "prod", "observe", "the more careful of those that fit best"),
         ("ecc_uncorrectable", "prod", "ask", "for cause ecc_uncorrectable and pool prod, the most exact"),
-        ("ecc_uncorrectable", "lab", "suggest", "without a rule of its own"),
+        ("ecc_uncorrectable", "lab", "suggest", "is about this"),
     ],
 )
 def test_the_rule_that_holds_is_named(cause: str, pool: str, mode: str, why: str) -> None:

@@ -112,6 +112,7 @@ def test_diagnosis_plan_and_alerts_come_back_as_they_were(journal: Journal) -> N
     journal.save_alerts([alert], at=NOON)
     assert (journal.diagnosis("INC-1"), journal.plan("INC-1"), journal.alerts()) == (found, plan, [alert])
     journal.save_alerts([dataclasses.replace(alert, state=alerts.AlertState.RESOLVED)], at=minutes(1))
+    assert [entry.text for entry in journal.entries_of("alert")] == [f"fires: {alert.name}", f"over: {alert.name}"]
     assert journal.alerts() == []
     assert journal.verify() is None
 

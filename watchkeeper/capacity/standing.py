@@ -62,10 +62,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A workload that asked for GPUs: when, and when it got them; None: it still waits."""
+    """A workload that asked for GPUs: when, None where nobody says, and when it got them; None: it still waits."""
 
     gpus: int
-    requested_at: float
+    requested_at: float | None
     started_at: float | None
 
 
@@ -105,10 +105,15 @@ def waits(asks: Iterable[Ask], *, now: float) -> list[Wait]:
 
 
 def _wait(gpus: int, asks: list[Ask], now: float) -> Wait:
-    pending = [max(0.0, now - ask.requested_at) for ask in asks if ask.started_at is None]
-    started = [max(0.0, ask.started_at - ask.requested_at) for ask in asks if ask.started_at is not None]
+    pending = [ask for ask in asks if ask.started_at is None]
+    waited = [max(0.0, now - ask.requested_at) for ask in pending if ask.requested_at is not None]
+    started = [
+        max(0.0, ask.started_at - ask.requested_at)
+        for ask in asks
+        if ask.started_at is not None and ask.requested_at is not None
+    ]
     p50, p95 = (float(found) for found in np.quantile(started, [0.5, 0.95])) if started else (None, None)
-    return Wait(gpus, len(pending), max(pending, default=None), len(started), p50, p95)
+    return Wait(gpus, len(pending), max(waited, default=None), len(started), p50, p95)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,9 +54,7 @@ class Ladder:
     def rung(self, cause: str, pool: str) -> Rung:
         fitting = [rule for rule in self.rules if rule.fits(cause, pool)]
         if not fitting:
-            return Rung(
-                self.default, f"mode {self.default}, which remediate.mode sets for everything without a rule of its own"
-            )
+            return Rung(self.default, f"mode {self.default} by remediate.mode; no [[remediate.trust]] is about this")
         exact = max(rule.exactness for rule in fitting)
         chosen = min((rule for rule in fitting if rule.exactness == exact), key=lambda rule: ORDER.index(rule.mode))
         return Rung(chosen.mode, f"mode {chosen.mode} by {chosen}{_beaten(chosen, fitting)}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,6 +47,13 @@ MOST_ROWS = 100_000
 MOST_EVENTS = 500_000
 # Decoded rows that are kept: a thousand incidents with diagnosis and plan, as one page shows them, some 5 kB each.
 MOST_DECODED = 4_000
+# How an entry says what alerts did, and of how many rules it names each.
+ALERT_WORDS = {
+    alerts.AlertState.FIRING: "fires",
+    alerts.AlertState.PENDING: "waits",
+    alerts.AlertState.RESOLVED: "over",
+}
+MOST_NAMED = 5
 # Rows that one statement reads by their keys; longer lists of rows are not kept decoded, they would push out the rest.
 KEYS_AT_ONCE = 500
 LONGEST_KEPT = 1_000
@@ -367,7 +375,7 @@ class Journal:
         with self.together():
             self._connection.executemany("DELETE FROM alert WHERE key = ?", [(str(labels),) for labels in over])
             rows = {str(alert.labels): wire.dumps(_alert_to_plain(alert)) for alert in lasting}
-            self._write("alert", rows, at=at, text=f"alerts that fire or wait: {len(lasting)}, over: {len(over)}")
+            self._write("alert", rows, at=at, text=_in_words(changed))
 
     def alerts(self) -> list[alerts.Alert]:
         rows = self._rows("SELECT body FROM alert ORDER BY key LIMIT ?", MOST_ROWS)
@@ -522,6 +530,17 @@ def _node_condition(place: fleet.Place) -> tuple[str, list[str]]:
 def _number_of(incident_id: str) -> int:
     digits = incident_id.removeprefix(INCIDENT_PREFIX)
     return int(digits) if digits.isdigit() else 0
+
+
+def _in_words(changed: Sequence[alerts.Alert]) -> str:
+    """What changed, by state and name: `fires: GPUCountMismatch; over: GPUOffline ×8`."""
+    said = []
+    for state, word in ALERT_WORDS.items():
+        names = Counter(alert.name for alert in changed if alert.state is state)
+        told = [f"{name} ×{times}" if times > 1 else name for name, times in names.most_common(MOST_NAMED)]
+        rest = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+        said += [f"{word}: {', '.join([*told, *rest])}"] if told else []
+    return "; ".join(said)
 
 
 def _alert_to_plain(alert: alerts.Alert) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from watchkeeper.web import holders, shapes, uses
 from watchkeeper.web.answers import Asked, Endpoint, ok
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
+from watchkeeper.workloads import waiting
 
 # Twelve weeks hold every season that is modelled; an hour is the step of planning, five minutes stand in while a hub
 # is younger than two days.
@@ -123,7 +124,7 @@ class CapacityApi:
         return ok(
             now=now,
             standing=found,
-            waits=standing.waits(self._asks(named), now=now.timestamp()),
+            waits=standing.waits(await self._asks(named), now=now.timestamp()),
             use={"window": durations.format_seconds(window), "held_gpus": found.held_gpus, "used_gpus": used_gpus},
             rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
             repartition=rightsizing.repartition(advised),
@@ -171,15 +172,22 @@ class CapacityApi:
                     known[node.cluster, node.name] = _scheduled(node, taken_by.get(node.name, 0))
         return [node for (where, _), node in sorted(known.items()) if named is None or where == named]
 
-    def _asks(self, named: str | None) -> list[standing.Ask]:
+    async def _asks(self, named: str | None) -> list[standing.Ask]:
+        """Who asked for GPUs, by a scheduler's word; pods that wait also by that of kube-state-metrics."""
+        try:
+            told = (await self._hub.ask(waiting.QUESTION, self._now_ms())).latest()
+        except QueryError as error:
+            raise HTTPException(400, str(error)) from error
+        scheduled = [work for view in self._views() for work in view.workloads]
         return [
             standing.Ask(work.gpus, work.requested_at, work.started_at)
-            for view in self._views()
-            for work in view.workloads
+            for work in [*scheduled, *waiting.pods(told, scheduled)]
             if work.gpus
-            and work.requested_at is not None
             and (named is None or work.cluster == named)
-            and (work.started_at is not None or work.state is workloads.WorkloadState.PENDING)
+            and (
+                work.state is workloads.WorkloadState.PENDING
+                or (work.started_at is not None and work.requested_at is not None)
+            )
         ]
 
     async def _rightsizing(

@@ -114,7 +114,7 @@ function Cost({ found, asked }: { found?: Found[]; asked: number }) {
   if (!asked) return null;
   if (!found) return <span class="hint" data-testid="query-time">asking…</span>;
   const took = Math.max(0, ...found.map((f) => f.millis)), spent = found.map((f) => f.reply?.data.stats?.timings.evalTotalTime ?? 0).reduce((a, b) => a + b, 0);
-  const series = found.reduce((sum, f) => sum + (Array.isArray(f.reply?.data.result) ? f.reply.data.result.length : 0), 0);
+  const series = found.reduce((sum, f) => sum + (isSeries(f.reply) ? f.reply.data.result.length : Number(f.reply !== undefined)), 0);
   return <span class="hint" data-testid="query-time" title={`${(1000 * spent).toFixed(1)} ms in the engine`}>{count(series)} series · {took.toFixed(0)} ms · {count(found.reduce((sum, f) => sum + f.bytes, 0) / 1000)} kB</span>;
 }
 
@@ -139,7 +139,7 @@ function Answers({ found, view, time, theme, address }: { found: Found[]; view: 
         : view === "table" ? <Table id="result" caption="Values now" address={address} rows={rows} sort={labelNames(rows.map((r) => r.metric))[0] ?? "-value"} rowKey={(r) => `${r.q} ${JSON.stringify(r.metric)}`} most={100} empty={null} columns={[
           ...(found.length > 1 ? [{ id: "expr", title: "Expression", value: (r: (typeof rows)[0]) => r.expr, cell: (r: (typeof rows)[0]) => <code>{r.expr}</code> }] : []),
           ...labelNames(rows.map((r) => r.metric)).map((label) => ({ id: label, title: label, value: (r: (typeof rows)[0]) => r.metric[label] ?? "", cell: (r: (typeof rows)[0]) => r.metric[label] ?? <span class="dim">–</span> })),
-          { id: "value", title: "Value", numeric: true, value: (r) => Number(r.value?.[1]), cell: (r) => value(Number(r.value?.[1])) }]} />
+          { id: "value", title: "Value", numeric: true, value: (r) => newest(r), cell: (r) => value(newest(r)) }]} />
         : <Lines rows={inOrder(rows, name).slice(0, MOST_SERIES)} several={found.length > 1} name={name} time={time} theme={theme} />}
     </Panel>
   );
@@ -170,6 +170,8 @@ function Json({ found }: { found: Found[] }) {
   return <><pre class="json" tabIndex={0} data-testid="json">{text.slice(0, MOST_JSON)}</pre>{text.length > MOST_JSON && <p class="dim small">The first {count(MOST_JSON / 1000)} of {count(text.length / 1000)} kB.</p>}</>;
 }
 
+/** A range of samples, as `up[5m]` answers with, is told by its last. */
+const newest = (r: { value?: [number, string]; values?: [number, string][] }) => Number((r.value ?? r.values?.at(-1))?.[1]);
 const value = (n: number) => (Number.isNaN(n) ? "NaN" : Number.isInteger(n) ? n.toLocaleString("en") : String(Number(n.toPrecision(6))));
 /** Labels that tell series apart; what all share says nothing. */
 function labelNames(all: Labels[]): string[] {

@@ -37,7 +37,7 @@ export function finder(q: string, fleet: Pick<Fleet, "teams"> | undefined): Fits
       if (label === "state") return state == null ? "" : `${STATES[state].name} ${STATES[state].text}`;
       return node.domains[label] ?? (label === "rack" ? (node.rack ?? "") : "");
     };
-    const everything = () => [node.name, ...Object.values(node.domains), node.pool, gpu?.uuid, gpu?.model, workload, team].join(" ");
+    const everything = () => [node.name, ...Object.values(node.domains), node.pool, gpu?.uuid, gpu?.pci, gpu?.model, workload, team].join(" ");
     return words.every(({ not, label, text }) => (label ? of(label) : everything()).toLowerCase().includes(text) !== not);
   };
 }

@@ -53,7 +53,7 @@ export function FleetPage({ address, theme }: PageProps) {
   const end = Math.floor(now() / 15000) * 15000;
   const marks = useMemo(() => cardMarks([...(open ?? []), ...(closed ?? [])]), [open, closed]);
   return (
-    <main class="columns">
+    <main class="columns answers">
       <div>
         <Tiles s={frame?.summary} open={open} price={status?.dollars_per_gpu_hour ?? 0} />
         <MapPanel {...{ address, theme, chosen, q, status, fleet, frame }} />
@@ -67,8 +67,9 @@ export function FleetPage({ address, theme }: PageProps) {
           {!open ? <Skeleton lines={5} /> : open.length === 0
             ? <Empty title="Nothing is open">{frame ? `${count(frame.summary.gpus)} GPUs on ${count(frame.summary.nodes)} nodes were looked at` : "Waiting for the first picture of the fleet"}{frame && <>, last at <time title={utc(frame.at)}>{clock(frame.at)}</time></>}.</Empty>
             : open.slice(0, 20).map((card) => <IncidentCard card={card} key={card.id} />)}
-          {open && open.length > 20 && <p><a href="/incidents">{many(open.length - 20, "more incident")}</a></p>}
-          {closed && closed.length > 0 && <><h2 class="gap">Just closed</h2>{closed.map((card) => <IncidentCard card={card} key={card.id} />)}</>}
+          {open && open.length > 20 && <p class="closed-too"><a href="/incidents">{many(open.length - 20, "more incident")}</a></p>}
+          {open && open.length > 3 && <p class="narrow-only"><a href="/incidents">All {count(open.length)} open incidents</a></p>}
+          {closed && closed.length > 0 && <div class="closed-too"><h2 class="gap">Just closed</h2>{closed.map((card) => <IncidentCard card={card} key={card.id} />)}</div>}
         </Panel>
       </aside>
     </main>

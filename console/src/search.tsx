@@ -1,6 +1,7 @@
 // The field on top of every page: a node, GPU, workload, team, incident or a query.
 
 import { useRef, useState } from "preact/hooks";
+import { jobOf } from "./charts";
 import { finder, LABELS, valuesOf } from "./find";
 import { many } from "./format";
 import { useHub } from "./hub";
@@ -62,5 +63,15 @@ function hits(q: string, fleet: Fleet | undefined, cards: Card[]): Hit[] {
   const nodes = (fleet?.nodes ?? []).filter((n) => n.name.toLowerCase().includes(low)).slice(0, 4).map((n) => ({ to: to.node(n.name), label: n.name, hint: `node${n.rack ? ` in ${n.rack}` : ""}` }));
   const gpus: Hit[] = [];
   for (const n of fleet?.nodes ?? []) for (const g of n.gpus) if (g && gpus.length < 5 && fits(n, g)) gpus.push({ to: to.gpu(g.uuid), label: `${n.name} · GPU ${g.index ?? "?"}`, hint: g.workload ?? g.model ?? "" });
-  return [...incidents, ...nodes, ...gpus];
+  return [...incidents, ...nodes, ...jobs(low, fleet), ...gpus, ...(/\bs?xid\b/i.test(q) ? [{ to: `/journal?q=${encodeURIComponent(q)}`, label: q, hint: "in the journal" }] : [])];
+}
+
+/** The jobs whose workloads are called so; the pods of one job are one. */
+function jobs(low: string, fleet: Fleet | undefined): Hit[] {
+  const found = new Map<string, number>();
+  for (const n of fleet?.nodes ?? []) for (const g of n.gpus) if (g?.workload?.toLowerCase().includes(low)) {
+    const name = g.workload.replace(/[^/]*$/, jobOf);
+    found.set(name, (found.get(name) ?? 0) + 1);
+  }
+  return [...found].sort((a, b) => b[1] - a[1]).slice(0, 4).map(([name, gpus]) => ({ to: to.job(name), label: name, hint: `job, ${many(gpus, "GPU")}` }));
 }

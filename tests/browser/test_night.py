@@ -210,3 +210,40 @@ def test_the_clock_of_an_incident_that_lasts_goes_on_until_now(page: Page, site:
     site.hub.kept["INC-1"] = resolved
     page.reload()
     expect(page.get_by_test_id("incident-page")).to_contain_text("resolved after 5 h")
+
+
+def test_on_a_narrow_screen_what_is_wrong_comes_before_the_map(page: Page, site: Site) -> None:  # noqa: F811
+    for n in range(1, 6):
+        site.call(stories.lose_gpu, site.hub, id=f"INC-{n}", index=n)
+    page.set_viewport_size({"width": 390, "height": 844})
+    open_fleet(page, site)
+    cards = page.get_by_test_id("incident-card")
+    expect(cards.first).to_be_visible()
+    first, fleet_map = cards.first.bounding_box(), page.get_by_test_id("fleet-panel").bounding_box()
+    assert first is not None
+    assert fleet_map is not None
+    assert first["y"] < fleet_map["y"]
+    assert [card.is_visible() for card in cards.all()] == [True] * 3 + [False] * 2
+    page.get_by_role("link", name="All 5 open incidents").click()
+    expect(page.get_by_test_id("incident-row")).to_have_count(5)
+
+
+def test_a_job_is_found_by_its_name_and_its_pods_are_one(page: Page, site: Site) -> None:  # noqa: F811
+    open_fleet(page, site)
+    page.get_by_test_id("search").fill("train-7")
+    hit = page.get_by_test_id("found").get_by_role("link", name=re.compile(r"train.*job, \d+ GPUs"))
+    expect(hit).to_have_count(1)
+    page.get_by_test_id("search").fill("Xid 79")
+    page.get_by_test_id("found").get_by_text("in the journal").click()
+    expect(page).to_have_url(f"{site.url}/journal?q=Xid%2079")
+
+
+def test_on_paper_a_page_is_dark_on_white_without_what_can_only_be_clicked(page: Page, site: Site) -> None:  # noqa: F811
+    site.call(stories.lose_gpu, site.hub)
+    page.goto(f"{site.url}/incidents/INC-1")
+    expect(page.get_by_test_id("incident-page")).to_be_visible()
+    page.emulate_media(media="print")
+    expect(page.locator(".rail")).to_be_hidden()
+    expect(page.get_by_test_id("acknowledge")).to_be_hidden()
+    expect(page.get_by_test_id("title")).to_be_visible()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

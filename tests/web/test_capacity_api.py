@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,18 @@ def site() -> Iterator[Site]:
     with serving(hub) as running:
         yield running
     kept.close()
+
+
+def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_not_free() -> None:
+    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    now_ms = clock.to_ms(START)
+    seen = [replace(one, last_seen_ms=now_ms) for one in hub.fleet.seen]
+    hub.fleet.seen = [replace(seen[0], gone_since_ms=now_ms), *seen[1:8], *hub.fleet.seen[8:]]
+    with serving(hub) as running:
+        found = running.ask("/api/capacity/now?window=1h").json["standing"]
+    assert (found["gpus"], found["in_service_gpus"]) == (16, 7)
+    assert found["held_gpus"] + found["free_gpus"] == 7
+    assert found["out_of_service"] == [[f"gpu-r01-0{n}", gpus, "they do not report"] for n, gpus in ((1, 1), (2, 8))]
 
 
 def test_demand_is_forecast_by_the_hour_with_its_error_and_a_sentence(site: Site) -> None:

@@ -27,7 +27,7 @@ from watchkeeper.query.engine import Span
 from watchkeeper.web import holders, shapes, uses
 from watchkeeper.web.answers import Asked, Endpoint, ok
 from watchkeeper.web.auth import Role
-from watchkeeper.web.view import HubView
+from watchkeeper.web.view import HubView, SeenView
 from watchkeeper.workloads import waiting
 
 # Twelve weeks hold every season that is modelled; an hour is the step of planning, five minutes stand in while a hub
@@ -39,6 +39,8 @@ KEPT_SECONDS, MOST_KEPT = 300.0, 16
 LONGEST_WINDOW = 7 * 86_400
 TOO_YOUNG = "a forecast needs at least 10 minutes of samples of GPUs that someone holds"
 MOST_ADVICE = 1000
+# As long as samples are looked back for: a node that answers once in a while is there.
+MAX_SILENCE_MS, SILENT = 300_000, "they do not report"
 FORECAST_ASKS = (
     Asked("about", f"{', '.join(hub_demand.ABOUT)}; demand unless given"),
     Asked("horizon", "how far to look, such as 4w; 7d unless given"),
@@ -155,13 +157,14 @@ class CapacityApi:
     def _nodes(self, held: holders.Holders, named: str | None) -> list[standing.NodeStanding]:
         """Every node that has GPUs: a scheduler's word first, what reports else."""
         known: dict[tuple[str, str], standing.NodeStanding] = {}
-        seen: dict[tuple[str, str], list[str]] = {}
+        seen: dict[tuple[str, str], list[SeenView]] = {}
         for gpu in self._hub.fleet.gpus():
-            if gpu.gone_since_ms is None:
-                seen.setdefault((gpu.cluster, gpu.node), []).append(gpu.gpu.uuid)
-        for (where, name), uuids in seen.items():
-            taken = sum(bool(held.by_gpu.get(uuid)) for uuid in uuids)
-            known[where, name] = standing.NodeStanding(name, len(uuids), taken)
+            seen.setdefault((gpu.cluster, gpu.node), []).append(gpu)
+        for (where, name), gpus in seen.items():
+            # Who holds a GPU that does not report is unknown, so it is not free.
+            reporting = [gpu for gpu in gpus if self._reports(gpu)]
+            taken, lost = sum(bool(held.by_gpu.get(gpu.gpu.uuid)) for gpu in reporting), len(gpus) - len(reporting)
+            known[where, name] = standing.NodeStanding(name, len(gpus), taken, why_not=SILENT * bool(lost), lost=lost)
         for view in self._views():
             taken_by: dict[str, int] = {}
             for work in view.workloads:
@@ -171,6 +174,9 @@ class CapacityApi:
                 if node.gpus:
                     known[node.cluster, node.name] = _scheduled(node, taken_by.get(node.name, 0))
         return [node for (where, _), node in sorted(known.items()) if named is None or where == named]
+
+    def _reports(self, gpu: SeenView) -> bool:
+        return gpu.gone_since_ms is None and self._now_ms() - gpu.last_seen_ms <= MAX_SILENCE_MS
 
     async def _asks(self, named: str | None) -> list[standing.Ask]:
         """Who asked for GPUs, by a scheduler's word; pods that wait also by that of kube-state-metrics."""

@@ -92,9 +92,9 @@ function Figures({ here, made }: { here: Now; made?: Forecast }) {
   const { standing, use } = here, out = standing.gpus - standing.in_service_gpus;
   return (
     <section class="tiles even" aria-label="capacity in figures">
-      <Tile id="tile-capacity" name="GPUs" value={count(standing.gpus)} meaning={out ? `${count(out)} out of service` : "all in service"} />
+      <Tile id="tile-capacity" name="GPUs" value={count(standing.gpus)} meaning={out ? `${count(out)} out of service` : standing.gpus ? "all in service" : "none was found yet"} />
       <Tile id="tile-heldnow" name="Held" value={percent(standing.in_service_gpus ? (100 * standing.held_gpus) / standing.in_service_gpus : null)} meaning={`${count(standing.held_gpus)} GPUs · ${use.used_gpus == null ? "use not measured" : `worth ${count(use.used_gpus)} GPUs of work`}`} />
-      <Tile id="tile-free" name="Free" value={count(standing.free_gpus)} meaning={standing.stranded_share ? `${percent(100 * standing.stranded_share)} stranded for the largest job` : "whole nodes where jobs need them"} tone={standing.free_gpus === 0 ? "warn" : undefined} />
+      <Tile id="tile-free" name="Free" value={count(standing.free_gpus)} meaning={standing.stranded_share ? `${percent(100 * standing.stranded_share)} stranded for the largest job` : standing.free_gpus ? "whole nodes where jobs need them" : "nothing is left"} tone={standing.free_gpus === 0 ? "warn" : undefined} />
       <Tile id="tile-full" name="Full on" value={made?.full ? (made.full.is_full_now ? "now" : made.full.full_at ? day(made.full.full_at).slice(0, 10) : "not in sight") : "unknown"} meaning={made?.full ? made.full.is_full_now ? "nothing is left" : made.full.earliest ? `may be full from ${day(made.full.earliest).slice(5, 16)} · chance at most ${percent(100 * made.full.likely)}` : `chance at most ${percent(100 * made.full.likely)}` : "no forecast yet"} tone={made?.full?.is_full_now ? "bad" : undefined} />
       <Tile id="tile-need" name="To stay below 80 %" value={made?.need ? (made.need.likely_gpus ? `+${count(made.need.likely_gpus)}` : "enough") : "unknown"} meaning={made?.need ? `GPUs; +${count(made.need.sure_gpus)} to be 90 % sure` : "no forecast yet"} />
     </section>

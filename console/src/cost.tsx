@@ -137,7 +137,8 @@ function columns(by: string, bill: Bill, drill: (l: Line) => string | undefined)
 
 const PARTS: [keyof Hours, string, string][] = [["used", "used", "accent"], ["spare", "held, at work, spare", "calm"], ["wasted", "held and idle", "warn"], ["unmeasured", "held, not measured", "warn2"], ["idle", "nobody's", "idle"], ["lost", "lost to faults", "bad"], ["unknown", "unknown", "unknown"]];
 function HoursBar({ bill }: { bill: Bill }) {
-  const whole = total(bill, "total") || 1, parts = PARTS.map(([part, text, tone]) => ({ text, tone, part, n: total(bill, part) })).filter((p) => p.n > 0.005);
+  if (total(bill, "total") === 0) return <p class="dim">Nothing was recorded in this time.</p>;
+  const whole = total(bill, "total"), parts = PARTS.map(([part, text, tone]) => ({ text, tone, part, n: total(bill, part) })).filter((p) => p.n > 0.005);
   return (
     <>
       <div class="stackbar" role="img" data-testid="hours-bar" aria-label={parts.map((p) => `${p.text} ${percent((100 * p.n) / whole)}`).join(", ")}>{parts.map((p) => <i key={p.part} class={p.tone} style={{ flexGrow: p.n / whole }} title={`${p.text}: ${hours(p.n)} h`} />)}</div>

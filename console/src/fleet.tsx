@@ -20,14 +20,14 @@ function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; sta
   const trouble = sick.filter(([n]) => n > 0).map(([n, text]) => `${count(n)} ${text}`);
   const by = (severity: string) => open?.filter((i) => i.severity === severity).length ?? 0;
   const tiers = (["critical", "warning", "info"] as const).filter(by).map((t) => `${by(t)} ${t}`);
-  const seen = s.gpus - s.silent - s.unknown, silent = s.nodes - s.nodes_reporting;
+  const seen = s.gpus - s.silent - s.unknown, isBlind = s.gpus > 0 && seen === 0, silent = s.nodes - s.nodes_reporting;
   return (
     <div class="tiles steady" data-testid="tiles">
-      <Tile id="tile-gpus" name={`GPUs on ${many(s.nodes, "node")}`} value={count(s.gpus)} meaning={[...trouble, silent && !s.silent ? `${many(silent, "node")} silent` : "", `${count(s.ok + s.held_idle)} healthy`].filter(Boolean).join(" · ")} />
+      <Tile id="tile-gpus" name={`GPUs, ${many(s.nodes, "node")}`} value={count(s.gpus)} meaning={[...trouble, silent && !s.silent ? `${many(silent, "node")} silent` : "", `${count(s.ok + s.held_idle)} healthy`].filter(Boolean).join(" · ")} />
       <Tile id="tile-working" name="Working (SM active)" value={percent(s.working_percent)}
         meaning={`allocated ${percent(s.allocated_percent)} · GPU_UTIL says ${percent(s.gpu_util_percent)}`} />
-      <Tile id="tile-idle" name="Idle but held" value={s.held == null ? "unknown" : count(s.held_idle)} href={s.held_idle ? to.fleet("state:held_idle") : undefined}
-        meaning={s.held == null ? "no attribution" : s.held_idle ? `${dollars(s.held_idle * price)} / h · ${many(s.idle_teams, "team")} · ${count(s.free)} free` : `of ${count(s.held)} held · ${count(s.free)} free`} />
+      <Tile id="tile-idle" name="Idle but held" value={s.held == null || isBlind ? "unknown" : count(s.held_idle)} href={s.held_idle ? to.fleet("state:held_idle") : undefined}
+        meaning={isBlind ? "no GPU reports" : s.held == null ? "no attribution" : s.held_idle ? `${dollars(s.held_idle * price)} / h · ${many(s.idle_teams, "team")} · ${count(s.free)} free` : `of ${count(s.held)} held · ${count(s.free)} free`} />
       <Tile id="tile-power" name="Power" value={watts(s.power_watts)} meaning={s.power_watts == null ? "no reading" : `${watts(s.power_watts / Math.max(1, seen))} each · ${count(s.throttled)} throttled`} />
       <Tile id="tile-incidents" name="Incidents" value={open ? count(open.length) : "unknown"} meaning={tiers.join(" · ") || "none open"} tone={by("critical") ? "bad" : by("warning") ? "warn" : ""} href="/incidents" />
       <Tile id="tile-full" name="Full on" {...fullness(answer, problem)} />
@@ -41,6 +41,8 @@ function fullness(answer?: Full, problem?: { message: string; status: number }) 
   if (!full_at) return { value: "not in 30 d", meaning: earliest ? `80 %: not before ${short(earliest)}` : "at the present growth" };
   return { value: short(full_at), meaning: `80 %: ${earliest ? short(earliest) : "now"} – ${latest ? short(latest) : "later"}` };
 }
+
+const reporting = (s: Summary) => (s.silent ? `${count(s.gpus - s.silent)} of ${many(s.gpus, "GPU")}` : many(s.gpus, "GPU"));
 
 const GROUPS = { state: "State", workload: "Workload", team: "Team", pool: "Pool", model: "Model" } as const;
 type Group = keyof typeof GROUPS;
@@ -65,7 +67,7 @@ export function FleetPage({ address, theme }: PageProps) {
       <aside>
         <Panel title="Open incidents" hint={open && String(open.length)} id="open-incidents">
           {!open ? <Skeleton lines={5} /> : open.length === 0
-            ? <Empty title="Nothing is open">{frame ? `${count(frame.summary.gpus)} GPUs on ${count(frame.summary.nodes)} nodes were looked at` : "Waiting for the first picture of the fleet"}{frame && <>, last at <time title={utc(frame.at)}>{clock(frame.at)}</time></>}.</Empty>
+            ? <Empty title="Nothing is open">{frame ? `${reporting(frame.summary)} on ${many(frame.summary.nodes, "node")} ${frame.summary.silent ? "report" : "were looked at"}` : "Waiting for the first picture of the fleet"}{frame && <>, last at <time title={utc(frame.at)}>{clock(frame.at)}</time></>}.</Empty>
             : open.slice(0, 20).map((card) => <IncidentCard card={card} key={card.id} />)}
           {open && open.length > 20 && <p class="closed-too"><a href="/incidents">{many(open.length - 20, "more incident")}</a></p>}
           {open && open.length > 3 && <p class="narrow-only"><a href="/incidents">All {count(open.length)} open incidents</a></p>}

@@ -49,7 +49,7 @@ export function PromqlField(p: { value: string; run: (text: string) => void; pro
   return (
     <div class="promql">
       <textarea ref={field} id={p.id} data-testid={p.id} rows={Math.min(12, Math.max(1, text.split("\n").length))} value={text} spellcheck={false} autocomplete="off" autocapitalize="off" aria-label={p.label}
-        placeholder="A metric or an expression, such as avg(DCGM_FI_PROF_SM_ACTIVE)" aria-controls={list} aria-autocomplete="list" aria-activedescendant={offer && at >= 0 ? `${list}-${at}` : undefined} aria-invalid={Boolean(p.problem)}
+        placeholder="A metric or an expression, such as avg(DCGM_FI_PROF_SM_ACTIVE)" aria-controls={offer ? list : undefined} aria-autocomplete="list" aria-activedescendant={offer && at >= 0 ? `${list}-${at}` : undefined} aria-invalid={Boolean(p.problem)}
         onInput={(e) => { type(e.currentTarget.value); look(e.currentTarget.value); }} onKeyDown={keys} onBlur={() => setTimeout(() => show(null), 150)} onClick={() => show(null)} />
       {offer && (
         <ul class="words" id={list} role="listbox" data-testid={`${p.id}-words`} style={{ left: `min(${Math.max(0, line.at(-1)!.length)}ch, calc(100% - 440px))`, top: `calc(${line.length} * 19px + 10px)` }}>

@@ -247,3 +247,23 @@ def test_on_paper_a_page_is_dark_on_white_without_what_can_only_be_clicked(page:
     expect(page.get_by_test_id("acknowledge")).to_be_hidden()
     expect(page.get_by_test_id("title")).to_be_visible()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_names_of_any_length_stay_inside_the_window(page: Page, site: Site, width: int) -> None:  # noqa: F811
+    site.call(stories.lose_gpu, site.hub)
+    name = "a-very-long-name-" * 12
+    long = replace(site.hub.kept["INC-1"], title=f"GPU 3 on {name} is lost", workloads=(f"research/{name}",))
+    site.hub.kept["INC-1"] = long
+    page.set_viewport_size({"width": width, "height": 900})
+    for path in ("/", "/incidents", "/incidents/INC-1", "/node/gpu-r01-02"):
+        page.goto(site.url + path)
+        expect(page.locator("main")).to_contain_text(name)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
+
+
+def test_of_a_fleet_that_says_nothing_nobody_knows_what_is_held(page: Page, site: Site) -> None:  # noqa: F811
+    site.hub.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen)
+    open_fleet(page, site)
+    expect(page.get_by_test_id("tile-idle")).to_contain_text("unknown")
+    expect(page.get_by_test_id("open-incidents")).to_contain_text("0 of 128 GPUs on 16 nodes report")

@@ -31,7 +31,8 @@ class WatchkeeperError(Exception):
     def __str__(self) -> str:
         head = f"{self.where}: {self.problem}" if self.where else self.problem
         sentences = [head, *(part for part in (self.now, self.remedy) if part)]
-        return ". ".join(sentence.rstrip(".") for sentence in sentences)
+        ends = [sentence if sentence.endswith(("?", "!")) else f"{sentence.rstrip('.')}." for sentence in sentences]
+        return " ".join(ends).removesuffix(".")
 
 
 class SettingsError(WatchkeeperError):
@@ -135,3 +136,8 @@ class HubError(WatchkeeperError):
     ) -> None:
         super().__init__(problem, where=where, remedy=remedy)
         self.status = status
+
+    @property
+    def has_answered(self) -> bool:
+        """No: it was not reached, did not let us ask, or could not answer, and nothing is known about the fleet."""
+        return self.status is not None and self.status not in (401, 403) and self.status < 500

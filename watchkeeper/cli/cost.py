@@ -52,6 +52,8 @@ def report(hub: HubClient, by: tuple[str, ...], form: str, output: str | None, a
     """
     chosen = usage.lines_by(by, asked)
     form = "json" if as_json else form
+    if output and form == "table":
+        raise click.UsageError("--output is for a file of another form: add --format csv, json, html or parquet")
     asked["read"] = _read(asked)
     found = _ask(hub, chosen, asked)
     waste = _waste(hub, found, asked) if form in SHOW_WASTE else []

@@ -20,7 +20,10 @@ MOST_BYTES = 64 * 1024 * 1024
 @click.command("pod")
 @click.argument("name", metavar="[NAMESPACE/]NAME")
 @click.option(
-    "--file", "file", type=click.File("r"), help="Output of kubectl instead of a hub; - is the standard input."
+    "--file",
+    "file",
+    type=click.File("r", encoding="utf-8", errors="replace"),
+    help="Output of kubectl instead of a hub; - is the standard input.",
 )
 @options.as_json
 @options.with_hub

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 from click import shell_completion
@@ -54,6 +57,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sim": ("watchkeeper.cli.sim", "The simulated fleet: run it, list scenarios, inject faults."),
 }
 CANNOT_TELL = 3
+# As the shell counts a program that SIGPIPE ended: neither fine nor trouble, nobody has read to the end.
+READER_LEFT = 141
+CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # What the extra `hub` brings, by the names under which it is imported.
 HUB_MODULES = frozenset(
     {"apprise", "argon2", "backports", "cramjam", "httptools", "numpy", "orjson", "re2", "rich", "starlette"}
@@ -81,6 +87,14 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"No such command '{args[0]}'. Did you mean '{near[0]}'?", ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; where the reader of a pipe left early (`| head`), click would leave with 1: trouble found."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _forget_output()
+            sys.exit(READER_LEFT)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[shell_completion.CompletionItem]:
         """Names of commands without importing them: a shell asks at each press of the tab key."""
         names = [(name, line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
@@ -102,7 +116,7 @@ def watchkeeper() -> None:
     """Watchkeeper sees every GPU, says what is wrong and why, and proposes what to do.
 
     Without a GPU, start with `watchkeeper up`. Exit codes: 0 fine, 1 trouble found or the work failed,
-    2 wrong use, 3 cannot tell.
+    2 wrong use, 3 cannot tell: no hub or no right to ask it, no driver, nothing to read.
     """
 
 
@@ -123,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except errors.HubError as error:
         _say(error)
-        sys.exit(CANNOT_TELL if error.status is None else 1)
+        sys.exit(1 if error.has_answered else CANNOT_TELL)
     except errors.WatchkeeperError as error:
         _say(error)
         sys.exit(1)
@@ -133,10 +147,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         needed = f"this needs the package {error.name}, which the agent's install leaves out"
         click.echo(f"watchkeeper: {needed}. Install the hub as well: pip install 'watchkeeper[hub]'", err=True)
         sys.exit(2)
-    except BrokenPipeError:
-        # The reader of a pipe left early (`| head`); Python would complain again at exit.
-        sys.stderr.close()
-        sys.exit(0)
+    except OSError as error:
+        if error.errno not in CANNOT_BE_WRITTEN:
+            raise
+        _forget_output()
+        click.echo(f"watchkeeper: {error.filename or 'the output'}: cannot be written: {error.strerror}", err=True)
+        sys.exit(1)
+
+
+def _forget_output() -> None:
+    """Let what is left to be written go nowhere: Python would try again at exit, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _say(error: errors.WatchkeeperError) -> None:

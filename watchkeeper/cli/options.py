@@ -20,9 +20,21 @@ def with_hub(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --hub and --token, and hand the command a HubClient as `hub`; a group's choice holds for its commands."""
 
     @click.option(
-        "--hub", "hub_url", metavar="URL", envvar="WATCHKEEPER_HUB", show_default=DEFAULT_URL, help="The hub to ask."
+        "--hub",
+        "hub_url",
+        metavar="URL",
+        envvar="WATCHKEEPER_HUB",
+        show_envvar=True,
+        show_default=DEFAULT_URL,
+        help="The hub to ask.",
     )
-    @click.option("--token", metavar="TOKEN", envvar="WATCHKEEPER_TOKEN", help="Bearer token, best given as variable.")
+    @click.option(
+        "--token",
+        metavar="TOKEN",
+        envvar="WATCHKEEPER_TOKEN",
+        show_envvar=True,
+        help="Bearer token, best given as variable.",
+    )
     @functools.wraps(command)
     def wrapper(*args: Any, hub_url: str | None, token: str | None, **kwargs: Any) -> Any:
         context = click.get_current_context()

@@ -19,8 +19,21 @@ MOST_LINES = 10_000
 
 
 @click.command("top")
-@click.option("--hub", "hub_url", metavar="URL", envvar="WATCHKEEPER_HUB", help="Show a whole hub, not this node.")
-@click.option("--token", metavar="TOKEN", envvar="WATCHKEEPER_TOKEN", help="Bearer token, best given as variable.")
+@click.option(
+    "--hub",
+    "hub_url",
+    metavar="URL",
+    envvar="WATCHKEEPER_HUB",
+    show_envvar=True,
+    help="Show a whole hub, not this node.",
+)
+@click.option(
+    "--token",
+    metavar="TOKEN",
+    envvar="WATCHKEEPER_TOKEN",
+    show_envvar=True,
+    help="Bearer token, best given as variable.",
+)
 @click.option(
     "-s", "--sort", type=click.Choice([one.value for one in Sort]), default=Sort.NAME.value, help="What to order by."
 )

@@ -23,6 +23,15 @@ from watchkeeper.kit.access import NOTHING, Access
 # A query may scan hours of a large fleet; anything longer is the server's fault, not patience.
 TIMEOUT_SECONDS = 30.0
 PIECE_BYTES = 64 * 1024
+NOT_A_HUB = "is this a Watchkeeper hub, or something in front of one?"
+
+
+class Answer(dict[str, Any]):
+    """An object of a hub's answer; what it lacks is a HubError, as a hub that is older than its client may lack it."""
+
+    def __missing__(self, key: str) -> Any:
+        problem = f"the hub's answer has no `{key}`: the hub is older than this command, or is none"
+        raise HubError(problem, remedy="Install the same version of Watchkeeper on both sides")
 
 
 class HubClient:
@@ -121,7 +130,7 @@ class HubClient:
     def report_text(self, id: str) -> str:
         """The same as Markdown."""
         with self._open("GET", f"/api/incidents/{urllib.parse.quote(id)}/report", accept="text/markdown") as answer:
-            return answer.read().decode()
+            return answer.read().decode(errors="replace")
 
     def notices(self, id: str) -> list[dict[str, Any]]:
         """Who was told about an incident, when, and what they answered."""
@@ -263,7 +272,7 @@ class HubClient:
         path = f"/api/cost/statements?{urllib.parse.urlencode(form, doseq=True)}"
         with self._open("GET", path, accept="application/x-ndjson") as answer:
             for line in answer:
-                yield json.loads(line)
+                yield self._object(line)
 
     def replicas(self, **asked: str | None) -> dict[str, Any]:
         """How many replicas each model needs; with `model` and `window`, what following that would have done."""
@@ -272,7 +281,8 @@ class HubClient:
 
     def simulator(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """A request to the simulated fleet behind this hub; HubError where the fleet is real."""
-        return self._ask(method, f"/api/sim{path}", body)
+        with self._open(method, f"/api/sim{path}", body) as answer:
+            return self._read(answer.read())
 
     def prometheus(self, endpoint: str, parameters: Mapping[str, str | None] | None = None) -> dict[str, Any]:
         """The `data` object of an endpoint under /api/v1, with warnings and infos where there are any."""
@@ -282,12 +292,24 @@ class HubClient:
         return {**body["data"], **{key: body[key] for key in ("warnings", "infos") if body.get(key)}}
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        with self._open(method, path, body) as answer:
+            found = self._object(answer.read())
+        # The fleet API says `ok`, Prometheus' API `status`: whoever says neither has not done what it was asked.
+        if found.get("ok") is not True and found.get("status") != "success":
+            raise HubError(f"the answer has neither `ok` nor `status`: {NOT_A_HUB}", where=self.url)
+        return found
+
+    def _object(self, content: bytes) -> dict[str, Any]:
+        found = self._read(content)
+        if not isinstance(found, dict):
+            raise HubError(f"the answer is no JSON object: {NOT_A_HUB}", where=self.url)
+        return found
+
+    def _read(self, content: bytes) -> Any:
         try:
-            with self._open(method, path, body) as answer:
-                plain: dict[str, Any] = json.loads(answer.read())
-                return plain
+            return json.loads(content, object_hook=Answer)
         except ValueError as error:
-            raise HubError("the answer is not JSON: is this a Watchkeeper hub?", where=self.url) from error
+            raise HubError(f"the answer is not JSON: {NOT_A_HUB}", where=self.url) from error
 
     @contextlib.contextmanager
     def _open(
@@ -323,10 +345,11 @@ class HubClient:
             raise HubError(problem, where=self.url, remedy="Install the Watchkeeper that the hub runs, here as well")
 
     def _refusal(self, error: urllib.error.HTTPError) -> HubError:
+        """What the hub said; words that are not a hub's have no `status`, as no hub has answered."""
         try:
             answer = json.loads(error.read())
             problem = "\n".join([str(answer["error"]), *(str(one) for one in answer.get("errors", ()))])
         except (ValueError, KeyError, TypeError):
-            problem = f"the hub answered {error.code} {error.reason}"
+            return HubError(f"answered {error.code} {error.reason}, not in a hub's words: {NOT_A_HUB}", where=self.url)
         remedy = "Give a token with --token or WATCHKEEPER_TOKEN" if error.code == 401 else None
         return HubError(problem, status=error.code, where=self.url, remedy=remedy)

@@ -80,6 +80,15 @@ def explain(namespace: str, name: str, cluster: Cluster) -> Explained | None:
     )
 
 
+def _line_with(words: str, text: str) -> str | None:
+    """The first line with these words; without a pattern, which would take for ever over one long line of JSON."""
+    at = text.find(words)
+    if at < 0:
+        return None
+    end = text.find("\n", at)
+    return text[text.rfind("\n", 0, at) + 1 : len(text) if end < 0 else end].strip()
+
+
 def explain_pasted(text: str, namespace: str, name: str) -> Explained | None:
     """From `kubectl get pod,node -o json|yaml`, or from any text that holds the scheduler's own sentence."""
     raw = list(kubernetes_text.read_objects(text, is_yaml=not text.lstrip().startswith("{")))
@@ -96,10 +105,10 @@ def explain_pasted(text: str, namespace: str, name: str) -> Explained | None:
             else ("the nodes: paste `kubectl get pod,node -A -o json` for their own reasons",),
         )
         return _pod(wanted, cluster)
-    said = REFUSED.search(text) or re.search(rf"[^\n]*{QUOTA_WORDS}[^\n]*", text)
-    if said is None:
+    said = REFUSED.search(text)
+    sentence = said[0].strip() if said else _line_with(QUOTA_WORDS, text)
+    if sentence is None:
         return None
-    sentence = said[0].strip()
     cause = _by_words(sentence, WORDS)
     gaps = ("the nodes: paste `kubectl get pod,node -A -o json` for their own reasons",)
     subject = f"{namespace}/{name}"

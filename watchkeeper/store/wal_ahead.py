@@ -169,8 +169,8 @@ def _gap(size: int) -> int:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """The files of a store's log, and how long each is."""
-    with contextlib.suppress(FileNotFoundError):
+    """The files of a store's log, and how long each is; where they cannot be seen, `claim` says why."""
+    with contextlib.suppress(OSError):
         return {entry.name: entry.stat().st_size for entry in os.scandir(path / "wal")}
     return {}
 

@@ -1,0 +1,86 @@
+"""A command that asks something that is no hub, or a hub that cannot answer: one sentence and 3, never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from watchkeeper.cli import main
+
+QUESTIONS = (["incidents"], ["nodes"], ["act", "list"], ["query", "up"], ["cost", "budget"])
+
+
+@contextlib.contextmanager
+def answering(status: int, content: bytes) -> Iterator[str]:
+    """The address of a server that always says the same."""
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: a test is quiet."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def said(asked: list[str], status: int, content: bytes, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    with answering(status, content) as url, pytest.raises(SystemExit) as left:
+        main.main([*asked, "--hub", url])
+    return left.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", QUESTIONS, ids=" ".join)
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"null", b"5", b"<html>"], ids=repr)
+def test_an_answer_that_is_no_hubs_is_told_in_a_sentence(
+    asked: list[str], content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, words = said(asked, 200, content, capsys)
+    assert (code, words.count("\n")) == (main.CANNOT_TELL, 1)
+    assert "is this a Watchkeeper hub" in words
+
+
+def test_what_an_older_hub_does_not_say_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, words = said(["incidents"], 200, b'{"ok": true, "incidents": []}', capsys)
+    assert code == main.CANNOT_TELL
+    assert "has no `degraded`: the hub is older than this command" in words
+
+
+def test_nothing_is_done_where_nobody_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    code, words = said(["incidents", "ack", "INC-1"], 200, b"{}", capsys)
+    assert code == main.CANNOT_TELL
+    assert "neither `ok` nor `status`" in words
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "code"),
+    [
+        (401, b'{"ok": false, "error": "no token"}', 3),
+        (403, b'{"ok": false, "error": "may not"}', 3),
+        (404, b'{"ok": false, "error": "there is no incident INC-1"}', 1),
+        (404, b"404 page not found", 3),
+        (502, b"<html>Bad Gateway</html>", 3),
+        (503, b'{"ok": false, "error": "opening"}', 3),
+    ],
+)
+def test_one_means_that_the_hub_has_answered(
+    status: int, content: bytes, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(["incidents", "show", "INC-1"], status, content, capsys)[0] == code

@@ -1,0 +1,79 @@
+"""Where a command's output goes: a reader that leaves, a full disk, a file that is never written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from watchkeeper import errors
+from watchkeeper.cli import main
+from watchkeeper.diagnose import pod
+
+WAIT_SECONDS = 60
+
+
+def run(*words: str, stdout: int) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "watchkeeper.cli.main", *words],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        timeout=WAIT_SECONDS,
+        check=False,
+    )
+    return done.returncode, done.stderr.decode()
+
+
+def test_a_reader_that_leaves_is_neither_health_nor_trouble() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    assert run("sim", "list", stdout=writing) == (main.READER_LEFT, "")
+    os.close(writing)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_full_disk_is_one_sentence() -> None:
+    with Path("/dev/full").open("wb") as full:
+        code, words = run("sim", "list", stdout=full.fileno())
+    assert (code, words) == (1, "watchkeeper: the output: cannot be written: No space left on device\n")
+
+
+def test_a_file_that_would_not_be_written_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as left:
+        main.main(["cost", "report", "-o", str(tmp_path / "cost.csv")])
+    assert left.value.code == 2
+    assert "add --format csv" in capsys.readouterr().err
+
+
+def test_a_file_where_a_data_directory_should_be_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as left:
+        main.main(["hub", "--port", "0", "--data", str(tmp_path / "file")])
+    assert left.value.code == 2
+    assert "the data directory cannot be used" in capsys.readouterr().err
+
+
+def test_kubectl_output_in_one_long_line_is_read_in_no_time() -> None:
+    pods = [{"kind": "Pod", "metadata": {"namespace": "ml", "name": f"train-{at}"}} for at in range(20_000)]
+    text = json.dumps({"kind": "List", "items": pods})
+    assert pod.explain_pasted(text, "ml", "other") is None
+    found = pod.explain_pasted(f"{text}\nEvent: exceeded quota: gpus\nmore", "ml", "other")
+    assert found is not None
+    assert (found.cause, found.why) == ("quota_exceeded", "Event: exceeded quota: gpus")
+
+
+def test_bytes_that_are_no_text_are_no_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"\xff\xfe 0/4 nodes are available: 4 Insufficient nvidia.com/gpu.\n")
+    with pytest.raises(SystemExit) as left:
+        main.main(["explain", "pod", "ml/train", "--file", str(tmp_path / "log")])
+    assert left.value.code == 1
+    assert "Insufficient nvidia.com/gpu" in capsys.readouterr().out
+
+
+def test_a_question_keeps_its_mark() -> None:
+    error = errors.WatchkeeperError("which column is it?", now="It has a, b", remedy="Say it.")
+    assert str(error) == "which column is it? It has a, b. Say it"

@@ -97,6 +97,15 @@ def test_dmon_prints_as_many_rounds_as_asked_and_na_for_what_is_not_there(fake: 
     ]
 
 
+@pytest.mark.parametrize(("asked", "code"), [(("gpus",), 1), (("dmon", "-c", "1"), 0)], ids=["gpus", "dmon"])
+def test_a_gpu_that_is_lost_is_not_left_out_without_a_word(
+    fake: driver.FakeNvml, asked: tuple[str, ...], code: int
+) -> None:
+    fake.tell(1, all=driver.GPU_IS_LOST)
+    ran = run(fake.environment, *asked)
+    assert (ran.returncode, "gpu_fell_off_bus: " in ran.stderr) == (code, True)
+
+
 def test_dmon_names_a_field_that_does_not_exist(fake: driver.FakeNvml) -> None:
     ran = run(fake.environment, "dmon", "-e", "99999", "-c", "1")
     assert (ran.returncode, "-e 99999" in ran.stderr) == (2, True)

@@ -47,9 +47,10 @@ def command(wanted: str, delay: float, count: int, chosen: gpu_words.Selection |
     asked = tuple({family.name: family for family in (*fields, alive)}.values())
     look = scan_readings.Look(choice.Choice(asked), interval_seconds=delay)
     with scan_readings.sampling(look, clock.ScaledClock()) as sampler:
+        # On the standard error, as lines are for programs: a GPU that is lost has none.
+        for fault in sampler.faults():
+            click.echo(f"{fault.cause}: {fault.evidence}", err=True)
         if not sampler.snapshot().gpus:
-            for fault in sampler.faults():
-                click.echo(f"{fault.cause}: {fault.evidence}", err=True)
             sys.exit(CANNOT_TELL)
         absent = chosen.missing(map(named, sampler.snapshot().gpus)) if chosen is not None else []
         if absent:

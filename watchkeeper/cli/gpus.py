@@ -45,7 +45,7 @@ def command(as_json: bool, sysfs: Path, chosen: gpu_words.Selection | None) -> N
     """List the GPUs of this node and how they are connected.
 
     The matrix uses the words of `nvidia-smi topo`: PIX one PCIe switch, PXB several, PHB a host bridge, NODE the
-    same NUMA node, SYS another one. Exit codes: 0, 1 if a GPU on the bus does not answer, 3 if nothing is known.
+    same NUMA node, SYS another one. Exit codes: 0, 1 if a GPU does not answer or is lost, 3 if nothing is known.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -69,7 +69,9 @@ def command(as_json: bool, sysfs: Path, chosen: gpu_words.Selection | None) -> N
     if not found and not absent:
         click.echo("No GPU is known, neither to the driver nor on the PCI bus.", err=True)
         sys.exit(CANNOT_TELL)
-    sys.exit(0 if not absent and all(row.is_answering for row in found) else 1)
+    # A GPU that is lost has no row where the bus does not show it either.
+    is_lost = chosen is None and bool(faults)
+    sys.exit(1 if absent or is_lost or not all(row.is_answering for row in found) else 0)
 
 
 @command.group("group")

@@ -129,7 +129,7 @@ def shared_memory(facts: SoftwareFacts) -> Iterator[TestResult]:
     if space is None:
         return
     limit = expectations.health_limits()["shared_memory"]
-    words = f"{space.path} has {space.size_bytes / 2**30:.1f} GiB, at least {limit / 2**30:.0f} are wanted"
+    words = f"{space.path} has {space.size_bytes / 2**30:.1f} GiB, at least {limit / 2**30:.0f} GiB is wanted"
     yield _node("shared_memory", Verdict.WARN if space.size_bytes < limit else Verdict.PASS, words)
 
 

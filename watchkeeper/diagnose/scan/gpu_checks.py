@@ -36,7 +36,7 @@ def slowdown_margin(gpu: GpuFacts, _seconds: float) -> Result | None:
         return None
     row = limits()["slowdown_margin"]
     verdict = row.verdict if margin <= row.limit else Verdict.HEALTHY
-    words = f"{margin:g} °C below the slowdown temperature, the limit is {row.limit:g}"
+    words = f"{margin:g} °C below the slowdown temperature, the limit is {row.limit:g} °C"
     return Result("slowdown_margin", "THERMAL", verdict, words)
 
 

@@ -141,7 +141,7 @@ def shared_memory(facts: ScanFacts) -> list[Result]:
     if space is None:
         return []
     row = limits()["shared_memory"]
-    words = f"Shared memory has {space.size_bytes / 2**30:.1f} GiB, at least {row.limit / 2**30:.0f} are wanted"
+    words = f"Shared memory has {space.size_bytes / 2**30:.1f} GiB, at least {row.limit / 2**30:.0f} GiB is wanted"
     return [Result("shared_memory", "HOST", row.verdict if space.size_bytes < row.limit else Verdict.HEALTHY, words)]
 
 

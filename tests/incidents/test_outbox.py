@@ -143,3 +143,19 @@ def test_an_incident_that_is_repeated_for_months_takes_no_more_memory_and_keeps_
     assert mail.told(10 + 200 * hour) == [("INC-1", "repeated")]
     assert mail.room.journal.notices_of("INC-1")[-1].id == "INC-1/hook/repeated/200"
     assert len(mail.box._known["INC-1"]) <= 5
+
+
+def test_a_stop_while_a_receiver_is_down_does_not_tell_the_end_twice(mail: Mail) -> None:
+    mail.room.hear(alert("agent_down", node(), 0))
+    for at in (10, 130):
+        batch = mail.take(at)
+        assert batch is not None
+        assert [one.id for one in batch.notices] == ["INC-1/hook/opened/1"]
+        mail.box.failed(batch, "answered 500", later(at))
+        mail.room.hear(alert("agent_down", node(), 0, ends=60))
+        mail.room.tick(120)
+        mail.look(121)
+    mail.restart(200)
+    assert mail.told(300) == [("INC-1", "opened")]
+    assert mail.told(310) == [("INC-1", "resolved")]
+    assert [one.id for one in mail.room.journal.notices_of("INC-1")] == ["INC-1/hook/opened/1", "INC-1/hook/resolved/1"]

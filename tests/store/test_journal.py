@@ -137,6 +137,16 @@ def test_what_is_written_together_is_kept_together_or_not_at_all(journal: Journa
     assert len(journal.entries()) == 2
 
 
+def test_what_was_read_inside_a_transaction_that_was_undone_is_forgotten(journal: Journal) -> None:
+    undone = dataclasses.replace(an_incident(), title="undone")
+    with pytest.raises(ZeroDivisionError), journal.together():
+        journal.save_incident(undone, kind="opened", text="", at=NOON)
+        assert journal.incident("INC-1") == undone
+        raise ZeroDivisionError
+    journal.save_incident(an_incident(), kind="opened", text="", at=NOON)
+    assert journal.incident("INC-1") == an_incident()
+
+
 def test_trimming_drops_the_oldest_and_the_rest_still_verifies(journal: Journal) -> None:
     journal.take_events([xid(1)], NOON)
     journal.save_incident(an_incident("INC-1"), kind="opened", text="", at=NOON)

@@ -102,8 +102,11 @@ class Journal:
                 if self._depth == 1:
                     self._connection.execute("COMMIT")
             except BaseException:
-                if self._depth == 1 and self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                if self._depth == 1:
+                    # What was read of it inside has numbers that the next entries get again.
+                    self._decoded.clear()
+                    if self._connection.in_transaction:
+                        self._connection.execute("ROLLBACK")
                 raise
             finally:
                 self._depth -= 1
@@ -357,7 +360,9 @@ class Journal:
     def notices_of(self, incident_id: str) -> list[notices.Notice]:
         """Every message about an incident, oldest first."""
         rows = self._rows("SELECT body FROM notice WHERE incident = ? ORDER BY seq LIMIT ?", incident_id, MOST_ROWS)
-        return [self._decode(notices.Notice, row[0]) for row in rows]
+        found = (self._decode(notices.Notice, row[0]) for row in rows)
+        # `seq` is of the last try: one that is tried again and again would come after what was decided later.
+        return sorted(found, key=lambda one: one.made_at)
 
     def notices_on_the_way(self) -> list[notices.Notice]:
         """Those that no receiver has taken yet, oldest first."""

@@ -193,6 +193,8 @@ class FakeHub:
     silenced: list[Silence] = field(default_factory=list)
     silences_unknown: str = ""
     cannot_write: StoreError | None = None
+    # How many of the next questions about incidents the journal does not answer.
+    unanswered: int = 0
     foreign: list[alerts.Alert] = field(default_factory=list)
     failing: bool = False
     objectives: list[slo.Slo] = field(default_factory=list)
@@ -249,6 +251,9 @@ class FakeHub:
     def incidents(
         self, *, open_only: bool = True, limit: int = 200, opened_since: datetime | None = None
     ) -> list[Incident]:
+        if self.unanswered:
+            self.unanswered -= 1
+            raise StoreError("the journal refused: the server is away")
         kept = [one for one in self.kept.values() if opened_since is None or one.opened_at >= opened_since]
         return [incident for incident in kept if incident.is_open or not open_only][:limit]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,43 @@ def test_an_engine_that_fails_makes_the_picture_unknown(site: Site) -> None:
     site.hub.failing = True
     with viewer(site) as socket:
         assert next_frame(socket)["summary"]["unknown"] == 32
+
+
+def test_viewers_are_told_again_when_a_journal_that_was_away_answers(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "AGAIN_SECONDS", 0.05)
+    with viewer(site) as socket:
+        next_incidents(socket)
+        next_frame(socket)
+        site.hub.unanswered = 6
+        site.call(stories.lose_gpu, site.hub)
+        assert next_incidents(socket)["open"][0]["title"] == "GPU 3 on gpu-r01-02 fell off the bus"
+        while next_frame(socket)["summary"]["down"] != 1:
+            pass
+
+
+def test_a_viewer_who_comes_while_something_changes_is_left_with_the_newer_list() -> None:
+    class Slow(FakeHub):
+        """The first answer comes after the second one."""
+
+        is_first = True
+
+        async def read(self, work: Callable[[], Any], *, is_long: bool = False) -> Any:
+            is_first, self.is_first = self.is_first and work.__name__ == "_incidents_message", False
+            answer = await super().read(work)
+            if is_first:
+                stories.lose_gpu(self)
+                await asyncio.wait_for(second.wait(), PATIENCE_SECONDS)
+            elif work.__name__ == "_incidents_message":
+                second.set()
+            return answer
+
+    second = asyncio.Event()
+    with serving(Slow(), interval_seconds=INTERVAL_SECONDS) as site, viewer(site) as socket:
+        assert len(next_incidents(socket)["open"]) == 1
+        site.call(site.hub.changes.send, "incidents")
+        assert len(next_incidents(socket)["open"]) == 1
 
 
 def test_another_sites_page_gets_no_socket(site: Site) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 import orjson
@@ -50,6 +50,8 @@ MOST_COLOURS = 16
 TRY_AGAIN_LATER = 1013
 # RFC 6455 and the IANA registry: 1008 is "policy violation".
 POLICY_VIOLATION = 1008
+# Who cannot be told anything now, because the journal does not answer, is told that long after.
+AGAIN_SECONDS = 5.0
 # A viewer whose token, session or name was taken away sees nothing new after that long.
 LOOK_AGAIN_SECONDS = 5.0
 
@@ -70,11 +72,18 @@ class Mailbox:
         # What the viewer has of /api/fleet; None for one that has not said so, and is sent pictures only.
         self.edition: str | None = None
         self._waiting: dict[str, str | Shown] = {}
+        self._known: set[str] = set()
         self._filled = asyncio.Event()
 
     def leave(self, kind: str, message: str | Shown) -> None:
+        self._known.add(kind)
         self._waiting[kind] = message
         self._filled.set()
+
+    def begin_with(self, kind: str, message: str) -> None:
+        """What a viewer is shown first, unless a newer one came while this was made."""
+        if kind not in self._known:
+            self.leave(kind, message)
 
     async def take(self) -> list[str | Shown]:
         await self._filled.wait()
@@ -100,7 +109,8 @@ class Live:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self._follow_changes()), asyncio.create_task(self._draw_forever())]
+        loops = (self._follow_changes, self._draw_forever)
+        tasks = [asyncio.create_task(self._beginning_again(loop)) for loop in loops]
         try:
             yield
         finally:
@@ -129,7 +139,7 @@ class Live:
             asyncio.get_running_loop().call_later(NEXT_PICTURE_SECONDS, self._wake.set)
         sending = asyncio.create_task(self._send(socket, mailbox))
         try:
-            mailbox.leave("incidents", await self._hub.read(self._incidents_message))
+            mailbox.begin_with("incidents", await self._hub.read(self._incidents_message))
             await self._listen(socket, mailbox, may_stay)
         finally:
             self._viewers.discard(mailbox)
@@ -174,17 +184,28 @@ class Live:
                     self._wake.set()
             await socket.close(POLICY_VIOLATION, "signed out")
 
+    async def _beginning_again(self, loop: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await loop()
+            except Exception as error:  # Deliberately everything: viewers would look at an old picture for ever.
+                known = isinstance(error, WatchkeeperError)
+                log.warning("Viewers cannot be told", extra=fields(error=error), exc_info=None if known else error)
+                await asyncio.sleep(AGAIN_SECONDS)
+
     async def _follow_changes(self) -> None:
         """Tell viewers at once that something changed; in a storm a few times a second, with the newest list."""
         async with self._hub.changes.subscribe() as queue:
+            # What changed while nobody could be told is told first.
+            messages = {"incidents"}
             while True:
-                messages = {await queue.get()}
-                while not queue.empty():
-                    messages.add(queue.get_nowait())
                 if messages != {"fleet"} and self._viewers:
                     self._send_all("incidents", await self._hub.read(self._incidents_message))
                 self._wake.set()
                 await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
+                messages = {await queue.get()}
+                while not queue.empty():
+                    messages.add(queue.get_nowait())
 
     async def _draw_forever(self) -> None:
         while True:

@@ -159,3 +159,13 @@ def test_a_stop_while_a_receiver_is_down_does_not_tell_the_end_twice(mail: Mail)
     assert mail.told(300) == [("INC-1", "opened")]
     assert mail.told(310) == [("INC-1", "resolved")]
     assert [one.id for one in mail.room.journal.notices_of("INC-1")] == ["INC-1/hook/opened/1", "INC-1/hook/resolved/1"]
+
+
+def test_a_clock_that_was_put_back_does_not_tell_the_end_twice_after_a_stop(mail: Mail) -> None:
+    mail.room.hear(alert("agent_down", node(), 7200))
+    assert mail.told(7210) == [("INC-1", "opened")]
+    mail.room.hear(alert("agent_down", node(), 7200, ends=7260))
+    mail.room.tick(7320)
+    assert mail.told(60) == [("INC-1", "resolved")]
+    mail.restart(120)
+    assert mail.told(130) == []

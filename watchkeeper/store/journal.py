@@ -358,11 +358,9 @@ class Journal:
         self._write("notice", {notice.id: wire.dumps(notice)}, at=at, text=text, subject=notice.incident, kind=kind)
 
     def notices_of(self, incident_id: str) -> list[notices.Notice]:
-        """Every message about an incident, oldest first."""
+        """Every message about an incident; the one to which something happened last comes last."""
         rows = self._rows("SELECT body FROM notice WHERE incident = ? ORDER BY seq LIMIT ?", incident_id, MOST_ROWS)
-        found = (self._decode(notices.Notice, row[0]) for row in rows)
-        # `seq` is of the last try: one that is tried again and again would come after what was decided later.
-        return sorted(found, key=lambda one: one.made_at)
+        return [self._decode(notices.Notice, row[0]) for row in rows]
 
     def notices_on_the_way(self) -> list[notices.Notice]:
         """Those that no receiver has taken yet, oldest first."""

@@ -342,8 +342,9 @@ class Hub:
         if not self._keeps_samples():
             return
         at_ms = clock.to_ms(self.clock.now())
-        for severity, count in (await self._at_clerk(self.journal.count_open)).items():
-            self._open_incidents.set(count, severity=severity)
+        with contextlib.suppress(WatchkeeperError):  # Who holds a GPU is known without a journal, and others say so.
+            for severity, count in (await self._at_clerk(self.journal.count_open)).items():
+                self._open_incidents.set(count, severity=severity)
         self._left_out.set(self._pipeline.incidents.left_out)
         held = standing.workload_series((await self.ask(HOLDER_EXPR, at_ms)).frame.labels)
         answers = {expr: (await self.ask(expr, at_ms)).frame.labels for expr in self.clusters.questions()}
@@ -421,8 +422,7 @@ class Hub:
     async def correct(self, id: str, actor: str, cause: str, why: str) -> lessons.Correction:
         now = self.clock.now()
         said = await self._at_clerk(lambda: self._pipeline.correct(id, actor, cause=cause, why=why, now=now))
-        incident = await self.read(lambda: self.incident(id))
-        self._announce([incident] if incident is not None else [])
+        self._announce(filter(None, [await self.read(lambda: self.incident(id))]))
         return said
 
     def corrections(self) -> list[lessons.Correction]:

@@ -12,9 +12,9 @@ from watchkeeper.collect.registration import NodeRegistration
 from watchkeeper.config import settings
 from watchkeeper.diagnosis_queue import DIAGNOSIS_TRIES
 from watchkeeper.hub import Hub
-from watchkeeper.kit.clock import ManualClock, ScaledClock
+from watchkeeper.kit.clock import ManualClock, ScaledClock, to_ms
 from watchkeeper.model.actions import Action
-from watchkeeper.model.fleet import Gpu
+from watchkeeper.model.fleet import Gpu, Node
 from watchkeeper.remediate.drivers import dry_run
 
 
@@ -93,6 +93,21 @@ def test_a_hub_reloads_its_rules_and_shows_those_in_force(tmp_path: Path) -> Non
         file.write_text("groups: [7]")
         assert (await hub.reload_rules()).problems == hub.last_reload().problems != ()
         assert [group.name for group, _ in hub.rule_groups()] == ["warmth"]
+        hub.close()
+
+    asyncio.run(story())
+
+
+def test_what_a_fleet_is_stays_known_while_the_journal_is_away(tmp_path: Path) -> None:
+    async def story() -> None:
+        time = ManualClock(NOON)
+        hub = Hub(settings.Settings(hub=settings.Hub(data=str(tmp_path / "kept"))), time=time)
+        hub.open()
+        hub.fleet.expect([Node("main", "n1", "h200", expected_gpus=8)], to_ms(time.now()))
+        hub.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
+        await hub._append_standing()
+        known = await hub.ask('{__name__=~"watchkeeper_node_.+|watchkeeper_hub_.+"}', to_ms(time.now()))
+        assert {"n1", ""} <= {labels.get("Hostname", "") for labels in known.frame.labels}
         hub.close()
 
     asyncio.run(story())

@@ -142,12 +142,14 @@ def test_what_was_read_inside_a_transaction_that_was_undone_is_forgotten(journal
 
     def keep_and_read() -> None:
         with journal.together():
+            assert journal.next_incident_id() == undone.id
             journal.save_incident(undone, kind="opened", text="", at=NOON)
             assert journal.incident("INC-1") == undone
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         keep_and_read()
+    assert journal.next_incident_id() == an_incident().id
     journal.save_incident(an_incident(), kind="opened", text="", at=NOON)
     assert journal.incident("INC-1") == an_incident()
 

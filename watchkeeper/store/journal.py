@@ -96,6 +96,7 @@ class Journal:
         with self._guarded():
             if self._depth == 0:
                 self._connection.begin()
+            before = self._incident_number
             self._depth += 1
             try:
                 yield
@@ -103,8 +104,9 @@ class Journal:
                     self._connection.execute("COMMIT")
             except BaseException:
                 if self._depth == 1:
-                    # What was read of it inside has numbers that the next entries get again.
+                    # What was read of it inside has numbers that the next entries and incidents get again.
                     self._decoded.clear()
+                    self._incident_number = before
                     if self._connection.in_transaction:
                         self._connection.execute("ROLLBACK")
                 raise

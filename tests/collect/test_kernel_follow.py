@@ -113,6 +113,13 @@ def test_the_return_of_each_of_many_file_servers_is_told() -> None:
     assert len(events_of(*lines)) == 50
 
 
+def test_a_file_server_that_is_told_to_be_lost_is_told_to_be_back_however_often_it_was() -> None:
+    back = [line("nfs: server filer OK", sequence=n, at=START) for n in range(30)]
+    lost = line("nfs: server filer not responding, still trying", sequence=40, at=START + timedelta(seconds=2))
+    again = line("nfs: server filer OK", sequence=41, at=START + timedelta(seconds=3))
+    assert [event.id.rpartition("/")[2] for event in events_of(*back, lost, again)][-2:] == ["40", "41"]
+
+
 def test_a_clock_that_is_set_back_does_not_close_the_gate_until_it_is_there_again() -> None:
     gate, earlier = FloodGate(per_minute=1), START - timedelta(hours=2)
     assert [gate.admit("x", START), gate.admit("x", START)] == [0, None]

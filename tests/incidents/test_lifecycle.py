@@ -57,6 +57,15 @@ def test_a_lost_file_server_is_away_until_it_answers_again_and_no_other_answers_
     assert room.open() == []
 
 
+def test_a_file_server_and_a_gpu_of_one_node_do_not_answer_for_each_other(room: Room) -> None:
+    room.push(storage(EventKind.STORAGE_LOST, "filer-1", 0), event(EventKind.GPU_RESET, node(), 10))
+    room.tick(90)
+    assert [cause for _, _, cause in room.open()] == ["storage_unreachable"]
+    room.push(xid(79, gpu(3), 100), event(EventKind.STORAGE_BACK, node(), 101))
+    room.tick(190)
+    assert [cause for _, _, cause in room.open()] == ["gpu_fell_off_bus"]
+
+
 def test_a_file_server_that_nobody_will_tell_of_again_is_over_when_it_stays_quiet(room: Room) -> None:
     room.push(storage(EventKind.STORAGE_LOST, "filer-1", 0, waits=False))
     room.push(storage(EventKind.STORAGE_LOST, "filer-2", 1))

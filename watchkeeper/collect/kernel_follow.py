@@ -81,6 +81,10 @@ class FloodGate:
         self._minutes[key] = (since, count + 1)
         return held_back
 
+    def open_again(self, key: object) -> None:
+        """Let the next one pass, however many alike came before."""
+        self._minutes.pop(key, None)
+
 
 class KernelEvents:
     """Makes events of kernel records; remembers which GPU sits where, and what repeats too often."""
@@ -105,6 +109,9 @@ class KernelEvents:
         if left_out is None:
             self.held_back += 1
             return None
+        if fact.kind is events.EventKind.STORAGE_LOST:
+            # Its return would be missed for a day.
+            self._gate.open_again((line.node, events.EventKind.STORAGE_BACK, *about[2:]))
         uuid, named = await self._locate(line, fact)
         if left_out:
             named["alike_left_out"] = str(left_out)

@@ -30,8 +30,13 @@ CLEARING_KINDS = frozenset(
         events.EventKind.STORAGE_BACK,
     }
 )
-# A reboot mends no cable, and a sweep that tells of one dark link tells of its return as well.
-CLEARED_BY = {events.EventKind.FABRIC_DOWN: frozenset({events.EventKind.FABRIC_UP})}
+# A reboot mends no cable, and a sweep that tells of one dark link tells of its return as well. That a file server answers
+# says nothing of a GPU, and a GPU that was reset nothing of a file server.
+CLEARED_BY = {
+    events.EventKind.FABRIC_DOWN: frozenset({events.EventKind.FABRIC_UP}),
+    events.EventKind.STORAGE_LOST: frozenset({events.EventKind.STORAGE_BACK, events.EventKind.NODE_BOOT}),
+}
+USUALLY_CLEARED_BY = CLEARING_KINDS - {events.EventKind.STORAGE_BACK}
 # A program that failed and was restarted shows itself again within minutes, if it does at all.
 QUIET_SECONDS = 600.0
 # The kernel tells when a file server that it waits for answers again, unless whoever waited was killed meanwhile.
@@ -160,7 +165,7 @@ def clear_rule(cause: str, event: events.Event) -> events.ClearRule:
     """When an event is over: hardware by a reset or boot, a dark link or a server by its return, the rest by quiet."""
     stays = causes.lookup(cause).is_hardware and event.kind not in PASSING_KINDS
     quiet = RETURN_SECONDS if events.TELLS_RETURN in event.fields else QUIET_SECONDS
-    return events.ClearRule(None if stays else quiet, cleared_by=CLEARED_BY.get(event.kind, CLEARING_KINDS))
+    return events.ClearRule(None if stays else quiet, cleared_by=CLEARED_BY.get(event.kind, USUALLY_CLEARED_BY))
 
 
 @cache

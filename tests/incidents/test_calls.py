@@ -115,3 +115,9 @@ def test_a_handshake_that_drips_is_cut_off_as_well() -> None:
     assert refused.value.may_retry
     # One wait alone would be 20 s.
     assert time.monotonic() - began < 15.0
+
+
+@pytest.mark.parametrize(("url", "port"), [("http://[fd00::5]/hook", 80), ("https://[fd00::5]", 443)])
+def test_an_ipv6_address_without_a_port_is_called_as_it_is(url: str, port: int) -> None:
+    _, connection, _ = calls._connection(url)
+    assert (connection.host, connection.port) == ("fd00::5", port)

@@ -111,7 +111,8 @@ class _Cutter:
 def _connection(url: str) -> tuple[SplitResult, http.client.HTTPConnection, ssl.SSLContext | None]:
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
+        # Never None: http.client would look for it behind the last colon of an IPv6 address.
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as error:
         raise ReceiverError(f"is no address: {error}", where=url[:60]) from error
     if parts.scheme != "https":

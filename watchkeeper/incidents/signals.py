@@ -30,8 +30,8 @@ CLEARING_KINDS = frozenset(
         events.EventKind.STORAGE_BACK,
     }
 )
-# A reboot mends no cable, and a sweep that tells of one dark link tells of its return as well. That a file server answers
-# says nothing of a GPU, and a GPU that was reset nothing of a file server.
+# A reboot mends no cable, and a sweep that tells of one dark link tells of its return as well. That a file server
+# answers says nothing of a GPU, and a GPU that was reset nothing of a file server.
 CLEARED_BY = {
     events.EventKind.FABRIC_DOWN: frozenset({events.EventKind.FABRIC_UP}),
     events.EventKind.STORAGE_LOST: frozenset({events.EventKind.STORAGE_BACK, events.EventKind.NODE_BOOT}),

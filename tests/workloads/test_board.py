@@ -332,6 +332,7 @@ def test_more_jobs_in_trouble_than_are_looked_at_are_all_listed() -> None:
     found = board.look(engine(stuck), NOW, board.Around())
     assert {line.state for line in found.lines} == {jobs.JobState.HUNG}
     assert len(found.lines) == 2 * board.MOST_LOOKS
+    assert found.problems[0].startswith(f"{board.MOST_LOOKS} more jobs are in trouble than are looked at closely")
 
 
 def test_a_nan_carries_the_xid_of_its_rank_and_not_that_of_another_job_s_gpu() -> None:

@@ -144,16 +144,19 @@ def _slowed(engine: Engine, at_ms: int, reasons: Rows, problems: list[str]) -> R
 
 def _looked_at(engine: Engine, now: datetime, found: Board) -> Board:
     """The same with what the ranks of suspects show, so that a list says what the page of the job says."""
-    lines, facts = {key: found.line(key) for key in found.suspects}, dict(found.facts)
+    known = {(line.cluster, line.kind, line.id): line for line in found.lines}
+    lines, facts = {key: known[key.cluster, key.kind, key.id] for key in found.suspects}, dict(found.facts)
     problems = list(found.problems)
     for key in sorted(lines, key=lambda one: _gravest_first(lines[one]))[:MOST_LOOKS]:
         questions = Questions(engine, now, key, training=found.keys[key])
         look = closer.look(questions, lines[key])
         lines[key], facts[key] = closer.bettered(lines[key], facts[key], look)
         problems += [problem for problem in questions.refused if problem not in problems]
-    better = {(line.cluster, line.kind, line.id): line for line in lines.values()}
-    every = [better.get((line.cluster, line.kind, line.id), line) for line in found.lines]
-    return replace(found, lines=tuple(sorted(every, key=_gravest_first)), facts=facts, problems=tuple(problems))
+    if (left := len(lines) - MOST_LOOKS) > 0:
+        problems.append(f"{left} more jobs are in trouble than are looked at closely: the page of one may say more")
+    known |= {(line.cluster, line.kind, line.id): line for line in lines.values()}
+    ordered = tuple(sorted(known.values(), key=_gravest_first))
+    return replace(found, lines=ordered, facts=facts, problems=tuple(problems))
 
 
 def _gravest_first(line: jobs.JobLine) -> tuple[int, int, str]:

@@ -147,3 +147,12 @@ def test_incidents_are_found_from_a_time_on_and_the_oldest_of_all_is_known(journ
         journal.save_incident(opened, kind="opened", text="", at=opened.opened_at)
     assert [one.id for one in journal.incidents(opened_since=minutes(1))] == ["INC-3", "INC-2"]
     assert journal.first_opened_at() == NOON
+
+
+def test_the_open_incidents_of_a_storm_are_not_read_anew_for_every_picture(journal: Journal) -> None:
+    with journal.together():
+        for number in range(1, 1_102):
+            journal.save_incident(an_incident(f"INC-{number}"), kind="opened", text="", at=NOON)
+    first, second = (journal.incidents(open_only=True, limit=10_000) for _ in range(2))
+    assert len(first) == 1_101
+    assert all(one is again for one, again in zip(first, second, strict=True))

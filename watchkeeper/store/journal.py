@@ -45,8 +45,8 @@ T = TypeVar("T")
 MOST_ROWS = 100_000
 # An event is a few hundred bytes: half a million are some 200 MB of disk.
 MOST_EVENTS = 500_000
-# Decoded rows that are kept, some 5 kB each: in a storm every picture of the fleet asks for all open incidents, of which
-# pages show 10,000. Longer lists are of the past and are not kept: they would push out the rest.
+# Decoded rows that are kept, some 3 kB each: in a storm every picture of the fleet asks for all open incidents, 10,000
+# at most. Longer lists are of the past and are not kept: they would push out the rest.
 MOST_DECODED, LONGEST_KEPT = 20_000, 10_000
 # How an entry says what alerts did, and of how many rules it names each.
 ALERT_WORDS = {

@@ -52,11 +52,15 @@ RANKS: Mapping[str, float] = {
 SLOW = {f'watchkeeper:training_rank_slow:ratio{{{RANK},rank="2"}}': 0.2}
 
 
-def engine(*several: Mapping[str, float], before: Mapping[str, float] | None = None) -> embedded.EmbeddedEngine:
+def engine(
+    *several: Mapping[str, float], before: Mapping[str, float] | None = None, earlier_seconds: int = 60
+) -> embedded.EmbeddedEngine:
     """Series with one value each, of a second ago; `before` has values of a minute earlier."""
     made = embedded.EmbeddedEngine(head.Head())
     at = round(NOW.timestamp() * 1000) - 1000
-    made.append([Sample(notation.labels(name), at - 60_000, value) for name, value in (before or {}).items()])
+    made.append(
+        [Sample(notation.labels(name), at - 1000 * earlier_seconds, value) for name, value in (before or {}).items()]
+    )
     made.append([Sample(notation.labels(name), at, value) for rows in several for name, value in rows.items()])
     return made
 
@@ -275,8 +279,8 @@ def test_a_hung_job_whose_ranks_all_look_alike_is_not_bound_by_communication() -
     assert [fix.do for fix in made.efficiency.fixes] == ["See where the program of each rank stands"]
 
 
-def gone(*ranks: int, nodes: Mapping[int, str]) -> embedded.EmbeddedEngine:
-    """A stalled job of four ranks; the GPUs of some were read until a minute ago."""
+def gone(*ranks: int, nodes: Mapping[int, str], seconds: int = 60) -> embedded.EmbeddedEngine:
+    """A stalled job of four ranks; the GPUs of some were read until a minute ago, when it made its last step."""
     placed = {
         row.replace('Hostname="n1"', f'Hostname="{nodes[at]}"'): value
         for at in range(4)
@@ -287,7 +291,8 @@ def gone(*ranks: int, nodes: Mapping[int, str]) -> embedded.EmbeddedEngine:
     lost = {row for row in spins if "DCGM" in row and any(f"GPU-{rank}" in row for rank in ranks)}
     told = {f'ALERTS{{alertname="TrainingJobStalled",alertstate="firing",{RANK}}}': 1.0}
     now = {row: STALE if row in lost else value for row, value in spins.items()}
-    return engine(SERIES, now, told, before=spins)
+    age = {'watchkeeper:training_last_step_age:seconds{cluster="c",job_name="pretrain"}': float(seconds)}
+    return engine({**SERIES, **age}, now, told, before=spins, earlier_seconds=seconds)
 
 
 def test_a_gpu_that_no_longer_reports_is_whom_a_stalled_job_waits_for() -> None:
@@ -297,6 +302,14 @@ def test_a_gpu_that_no_longer_reports_is_whom_a_stalled_job_waits_for() -> None:
     assert made.why == "rank 2 on n1 has a GPU that no longer reports, and the others wait (3 waiting, 1 missing)"
     assert next(line for line in found.lines if line.id == "4711").straggler == made.job.straggler
     assert made.efficiency.fixes[0].do == "Read the end of the log of rank 2 on n1, and the kernel log of its node"
+
+
+def test_a_job_that_stands_still_for_hours_still_names_the_gpu_that_went_first() -> None:
+    source = gone(2, nodes=dict.fromkeys(range(4), "n1"), seconds=3 * 3600)
+    found = board.look(source, NOW, board.Around())
+    straggler = next(line for line in found.lines if line.id == "4711").straggler
+    assert straggler is not None
+    assert (straggler.rank, straggler.is_gone) == (2, True)
 
 
 def test_gpus_of_a_node_that_is_gone_are_not_at_work() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from watchkeeper.model import jobs
 from watchkeeper.model.labels import Labels
@@ -31,7 +32,7 @@ class Look:
 
 def look(questions: Questions, line: jobs.JobLine) -> Look:
     is_stuck = line.state in STUCK
-    seen, nodes = _seen(questions, is_stuck=is_stuck)
+    seen, nodes = _seen(questions, is_stuck=is_stuck, stood_still=line.stalled_since)
     in_step = bool(questions.training) or line.gpus <= 1 or is_stuck or _may_be_in_step(seen)
     return Look(seen, nodes, *ranks.beside(seen, in_step=in_step, is_stuck=is_stuck))
 
@@ -47,7 +48,7 @@ def bettered(line: jobs.JobLine, facts: efficiency.Facts, found: Look) -> tuple[
     return replace(line, state=state, straggler=straggler, bound_by=efficiency.bound_by(facts)), facts
 
 
-def _seen(questions: Questions, *, is_stuck: bool) -> tuple[list[ranks.Seen], set[str]]:
+def _seen(questions: Questions, *, is_stuck: bool, stood_still: datetime | None) -> tuple[list[ranks.Seen], set[str]]:
     """Every GPU or rank of the job with its numbers, and the job's nodes."""
     held, world = questions.held(), _world(questions.told("training_world_size"))
     # After a restart with fewer ranks the last ones are gone for good.
@@ -58,7 +59,7 @@ def _seen(questions: Questions, *, is_stuck: bool) -> tuple[list[ranks.Seen], se
     }
     places = {labels.get("UUID", ""): labels for labels in [*held, *told] if labels.get("UUID")}
     nodes = {labels.get("Hostname", "") for labels in [*held, *told]} - {""}
-    gpus, around = _gpus(questions, places, nodes, is_stuck=is_stuck), _around(questions, nodes)
+    gpus, around = _gpus(questions, places, nodes, stood_still=stood_still, is_stuck=is_stuck), _around(questions, nodes)
     usual = questions.usual_watts()
     steps = {identity.rank_of(labels): value for labels, value in questions.compute().items()}
     alive = {identity.rank_of(labels) for labels in questions.told("training_last_step_timestamp_seconds")}
@@ -102,7 +103,14 @@ class _Gpus:
     silent: Set[str]
 
 
-def _gpus(questions: Questions, places: Mapping[str, Labels], nodes: set[str], *, is_stuck: bool) -> _Gpus:
+def _gpus(
+    questions: Questions,
+    places: Mapping[str, Labels],
+    nodes: set[str],
+    *,
+    stood_still: datetime | None,
+    is_stuck: bool,
+) -> _Gpus:
     numbers: dict[str, dict[str, float]] = {}
     indexes: dict[str, str] = {}
     for labels, value in (questions.gpus(nodes, is_stuck=is_stuck) if nodes else {}).items():
@@ -111,8 +119,8 @@ def _gpus(questions: Questions, places: Mapping[str, Labels], nodes: set[str], *
             numbers.setdefault(uuid, {})[labels.get("field", "")] = value
             indexes[uuid] = labels.get("gpu", "")
     is_blind = is_stuck and nodes and len(numbers) < len(places)
-    silent = {labels.get("UUID", "") for labels in questions.silent(nodes)} if is_blind else set()
-    return _Gpus(numbers, indexes, silent - numbers.keys())
+    before = {labels.get("UUID", "") for labels in questions.read_before(nodes, stood_still)} if is_blind else set()
+    return _Gpus(numbers, indexes, before - numbers.keys())
 
 
 def _world(told: Rows) -> int:

@@ -69,10 +69,12 @@ class Questions:
         )
         return self._ask(" or ".join(named))
 
-    def silent(self, nodes: Iterable[str]) -> Rows:
-        """GPUs of some nodes that were read within half an hour and are not any more."""
+    def read_before(self, nodes: Iterable[str], stood_still: datetime | None) -> Rows:
+        """GPUs of some nodes that were read when the job stood still; within half an hour where nobody knows when."""
         known = f"DCGM_FI_DEV_GPU_UTIL{{{self._where(nodes)}}}"
-        return self._ask(f"group by (UUID) (last_over_time({known}[30m])) unless on (UUID) {known}")
+        if stood_still is None:
+            return self._ask(f"group by (UUID) (last_over_time({known}[30m]))")
+        return self._ask(known, at_ms=round(stood_still.timestamp() * 1000))
 
     def ranks(self) -> Rows:
         """Where its ranks run; a rank that is gone said it within half an hour."""

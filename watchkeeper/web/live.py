@@ -196,13 +196,14 @@ class Live:
     async def _follow_changes(self) -> None:
         """Tell viewers at once that something changed; in a storm a few times a second, with the newest list."""
         async with self._hub.changes.subscribe() as queue:
-            # What changed while nobody could be told is told first.
-            messages = {"incidents"}
+            # What changed while viewers could not be told is told first.
+            messages = {"incidents"} if self._viewers else set()
             while True:
-                if messages != {"fleet"} and self._viewers:
+                if messages - {"fleet"} and self._viewers:
                     self._send_all("incidents", await self._hub.read(self._incidents_message))
-                self._wake.set()
-                await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
+                if messages:
+                    self._wake.set()
+                    await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
                 messages = {await queue.get()}
                 while not queue.empty():
                     messages.add(queue.get_nowait())

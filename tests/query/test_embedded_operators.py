@@ -42,6 +42,13 @@ def test_many_to_one_must_be_said() -> None:
         loaded(*JOIN).instant("temp * on (node) rack", 0)
 
 
+def test_many_to_one_need_not_be_said_where_a_comparison_leaves_one() -> None:
+    engine = loaded(*JOIN, 'limit{node="n1"} 85')
+    assert instant(engine, "temp > on (node) limit") == {'{node="n1"}': 90.0}
+    with pytest.raises(errors.QueryError, match="many-to-one matching must be explicit"):
+        engine.instant("temp > bool on (node) limit", 0)
+
+
 def test_two_partners_on_the_one_side_are_an_error_that_names_them() -> None:
     with pytest.raises(errors.QueryError, match=r"duplicate series for the match group .* right hand-side"):
         loaded(*JOIN).instant("rack * on (node) temp", 0)
@@ -132,3 +139,12 @@ def test_a_k_that_is_no_number_is_an_error_even_without_series() -> None:
 def test_count_values_over_a_label_that_groups_adds_up_what_becomes_one() -> None:
     engine = loaded('v{job="a"} 6', 'v{job="b"} 6', 'v{job="c"} 7')
     assert instant(engine, 'count_values by (job) ("job", v)') == {'{job="6"}': 2.0, '{job="7"}': 1.0}
+
+
+def test_count_values_without_its_own_label_counts_the_series() -> None:
+    engine = loaded('v{job="a", x="1"} 6', 'v{job="b", x="1"} 7')
+    assert instant(engine, 'count_values without (job) ("job", v)') == {'{x="1"}': 2.0}
+
+
+def test_count_values_tells_0_from_minus_0() -> None:
+    assert instant(loaded('v{job="a"} 0', 'v{job="b"} -0'), 'count_values("v", v)') == {'{v="-0"}': 1.0, '{v="0"}': 1.0}

@@ -68,6 +68,12 @@ def test_the_calendar_counts_in_utc_and_weeks_start_on_sunday() -> None:
     assert instant(engine, "minute()", "61m") == {"{}": 1.0}
 
 
+def test_the_calendar_leaves_parts_of_a_second_out_before_1970_too() -> None:
+    engine = loaded("a -0.5", "b -1.5")
+    assert instant(engine, "year(a)") == {"{}": 1970.0}
+    assert instant(engine, "minute(b)") == {"{}": 59.0}
+
+
 def test_timestamp_is_that_of_the_sample_or_of_the_step() -> None:
     engine = loaded("x 1")
     assert instant(engine, "timestamp(x)", "2m") == {"{}": 0.0}
@@ -143,6 +149,12 @@ def test_a_histogram_fraction_is_the_share_between_two_bounds() -> None:
 
 def test_a_histogram_without_an_infinite_bucket_has_no_quantile() -> None:
     assert math.isnan(instant(loaded(*BUCKETS[:3]), "histogram_quantile(0.5, b)")["{}"])
+
+
+def test_a_quantile_beyond_0_and_1_is_infinite_whichever_buckets_there_are() -> None:
+    engine = loaded('h_bucket{le="1"} 5', 'h_bucket{le="2"} 9')
+    assert instant(engine, "histogram_quantile(2, h_bucket)") == {"{}": math.inf}
+    assert instant(engine, "histogram_quantile(-1, h_bucket)") == {"{}": -math.inf}
 
 
 def test_a_bucket_that_appears_later_counts_only_from_then_on() -> None:

@@ -125,6 +125,7 @@ def test_smoothing_factors_must_lie_between_zero_and_one() -> None:
     assert instant(engine, "double_exponential_smoothing(x[10m], 0.5, 0.5)", "10m")["{}"] == pytest.approx(600.0)
     with pytest.raises(errors.QueryError, match="invalid trend factor 2"):
         engine.instant("double_exponential_smoothing(x[10m], 0.5, 2)", 600_000)
+    assert instant(engine, "double_exponential_smoothing(nothing[10m], 0.5, 2)", "10m") == {}
 
 
 def test_last_over_time_keeps_the_name_and_others_drop_it() -> None:

@@ -47,6 +47,12 @@ def test_a_parameter_beyond_its_bounds_is_warned_of(expr: str, warned: str) -> N
     assert f"PromQL warning: {warned}" in asked(expr, 'x{le="+Inf"} 1 2').warnings
 
 
+def test_of_parameters_that_change_from_step_to_step_the_outermost_are_warned_of() -> None:
+    warnings = loaded("x 1 2 3 4").range("quantile(scalar(x) - 3, x)", Span(0, 180_000, 60_000)).warnings
+    said = "PromQL warning: quantile value should be between 0 and 1, got"
+    assert warnings == (f"{said} -2 (1:10)",)
+
+
 def test_buckets_without_a_bound_are_named_and_left_out() -> None:
     answer = asked("histogram_quantile(0.5, x)", "x 1", 'x{le="Hello World"} 1')
     bad = 'PromQL warning: bucket label "le" is missing or has a malformed value of'

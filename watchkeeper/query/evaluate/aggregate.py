@@ -28,6 +28,9 @@ Reduction = Callable[[Floats, Mask, Groups], Floats]
 
 
 def aggregate(node: ast.Aggregate, vector: Vector, parameter: Scalar | Text | None, *, notes: Notes) -> Vector:
+    if isinstance(parameter, Text) and node.is_without and parameter.value in node.grouping:
+        # As in Prometheus, `without` takes the new label away again.
+        return aggregate(replace(node, op="count", parameter=None), vector, None, notes=notes)
     vector = native_aggregate.left_out(node, vector, notes)
     groups = group(vector.series, node.grouping, is_on=not node.is_without)
     if isinstance(parameter, Scalar):
@@ -147,7 +150,9 @@ def _count_values(vector: Vector, groups: Groups, label: str) -> Vector:
     if vector.histograms is not None:
         return _count_texts(vector, groups, label)
     rows, steps = np.nonzero(vector.present)
-    distinct, which = np.unique(vector.values[rows, steps], return_inverse=True)
+    # By their bits: 0 and -0 are two labels.
+    bits, which = np.unique(vector.values[rows, steps].view(np.int64), return_inverse=True)
+    distinct = bits.view(np.float64)
     cells = groups.of[rows] * max(len(distinct), 1) + which
     kinds, kind_of = np.unique(cells, return_inverse=True)
     counts = np.zeros((len(kinds), vector.values.shape[1]))
@@ -190,14 +195,16 @@ def format_value(value: float) -> str:
 def _check_parameter(node: ast.Aggregate, parameters: Floats, notes: Notes) -> None:
     """Refuse a k that is no whole number of 64 bits, and a ratio that is NaN; a quantile may be anything."""
     assert node.parameter is not None
+    # As in Prometheus, of all steps the outermost are spoken of.
+    outermost = np.array([parameters.min(), parameters.max()])
     if node.op == "quantile":
-        notes.doubt_quantiles(parameters, node.parameter)
+        notes.doubt_quantiles(outermost, node.parameter)
         return
     what = "Ratio" if node.op == "limit_ratio" else "Parameter"
     if np.isnan(parameters).any():
         raise errors.QueryError(f"{what} value is NaN", remedy="Give a finite number")
     if node.op == "limit_ratio":
-        notes.doubt_ratios(parameters, node.parameter)
+        notes.doubt_ratios(outermost, node.parameter)
     elif (large := parameters[np.abs(parameters) >= 2.0**63]).size:
         way = "over" if large[0] > 0 else "under"
         raise errors.QueryError(f"Scalar value {large[0]:g} {way}flows int64", remedy="Give a smaller number")

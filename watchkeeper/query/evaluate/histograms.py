@@ -8,7 +8,7 @@ at a step are left out there, so steps are split by which buckets they have. Nat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -64,6 +64,7 @@ def _quantiles_of(invocation: Invocation, quantiles_at: int, *, buckets_at: int)
     classic = _per_histogram(
         vector.floats, lambda bounds, counts, steps: _quantile(bounds, counts, quantiles[steps]), doubts=doubts
     )
+    classic = _with_impossible(classic, quantiles)
     if vector.histograms is None:
         return drop_name(classic)
     return drop_name(
@@ -175,17 +176,25 @@ def _by_pattern(bounds: Floats, counts: Floats, there: Mask, *, compute: Compute
     Cells that have the same buckets are computed together.
     """
     out, was_fixed = np.full(counts.shape[1], np.nan), np.zeros(counts.shape[1], dtype=bool)
-    patterns, which = np.unique(there, axis=1, return_inverse=True)
-    for number in range(patterns.shape[1]):
-        has = patterns[:, number]
-        cells = np.flatnonzero(which.ravel() == number)
-        if not has.any() or not np.isposinf(bounds[has][-1]):
+    for has, cells in _patterns(there):
+        if not len(cells) or not np.isposinf(bounds[has][-1]):
             continue
         edges, cumulative = _coalesced(bounds[has], counts[has][:, cells])
         with np.errstate(all="ignore"):
             rising, was_fixed[cells] = _monotonic(cumulative)
             out[cells] = compute(edges, rising, cells % steps)
     return out, was_fixed
+
+
+def _patterns(there: Mask) -> Iterator[tuple[Mask, Ints]]:
+    """Each choice of buckets that any cell has, with its cells."""
+    whole = there.all(axis=0)
+    yield np.ones(len(there), dtype=bool), np.flatnonzero(whole)
+    # Nearly all cells have all buckets or none, and telling patterns apart takes long.
+    partial = np.flatnonzero(there.any(axis=0) & ~whole)
+    patterns, which = np.unique(there[:, partial], axis=1, return_inverse=True)
+    for number in range(patterns.shape[1]):
+        yield patterns[:, number], partial[which.ravel() == number]
 
 
 def _coalesced(bounds: Floats, counts: Floats) -> tuple[Floats, Floats]:
@@ -218,8 +227,15 @@ def _quantile(bounds: Floats, counts: Floats, quantiles: Floats) -> Floats:
     inside = np.where((bucket == 0) & (bounds[0] <= 0), bounds[0], inside)
     inside = np.where(bucket == len(bounds) - 1, bounds[-2], inside)
     inside = np.where((observations == 0) | np.isnan(observations), np.nan, inside)
-    inside = np.where(quantiles < 0, -np.inf, np.where(quantiles > 1, np.inf, inside))
     return np.where(np.isnan(quantiles), np.nan, inside)
+
+
+def _with_impossible(vector: Vector, quantiles: Floats) -> Vector:
+    """A quantile below 0 or above 1 lies beyond everything, whichever buckets there are."""
+    beyond = (quantiles < 0) | (quantiles > 1)
+    if not beyond.any():
+        return vector
+    return Vector(vector.series, np.where(beyond, np.copysign(np.inf, quantiles), vector.values), vector.present)
 
 
 def _fraction(bounds: Floats, counts: Floats, lower: Floats, upper: Floats) -> Floats:

@@ -107,7 +107,7 @@ def _calendar(compute: Callable[[Floats], Floats]) -> PromFunction:
             return empty(len(invocation.times_ms))
         with np.errstate(all="ignore"):
             known = np.isfinite(seconds.values) & (np.abs(seconds.values) < 2.0**53)
-            values = np.where(known, compute(np.where(known, np.floor(seconds.values), 0.0)), np.nan)
+            values = np.where(known, compute(np.where(known, np.trunc(seconds.values), 0.0)), np.nan)
         return drop_name(Vector(seconds.series, values, seconds.present))
 
     return call

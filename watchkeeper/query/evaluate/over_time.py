@@ -112,9 +112,10 @@ def predict_linear(windows: Windows, ahead_seconds: Scalar, *, at_ms: Ints) -> V
 
 
 def double_exponential_smoothing(windows: Windows, smoothing: Scalar, trend: Scalar) -> Vector:
-    """Holt's smoothing of level and trend."""
+    """Holt's smoothing of level and trend; a wrong factor is an error only where there is something to smooth."""
+    is_asked = (edges(windows).count > 0).any(axis=0)
     for name, factor in (("smoothing", smoothing), ("trend", trend)):
-        wrong = ~((factor.values > 0) & (factor.values < 1))
+        wrong = is_asked & ~((factor.values > 0) & (factor.values < 1))
         if wrong.any():
             raise errors.QueryError(
                 f"invalid {name} factor {factor.values[wrong][0]:g} of double_exponential_smoothing",

@@ -48,9 +48,10 @@ def test_a_parameter_beyond_its_bounds_is_warned_of(expr: str, warned: str) -> N
 
 
 def test_of_parameters_that_change_from_step_to_step_the_outermost_are_warned_of() -> None:
-    warnings = loaded("x 1 2 3 4").range("quantile(scalar(x) - 3, x)", Span(0, 180_000, 60_000)).warnings
-    said = "PromQL warning: quantile value should be between 0 and 1, got"
-    assert warnings == (f"{said} -2 (1:10)",)
+    engine, said = loaded("x 1 2 3 4"), "PromQL warning: quantile value should be between 0 and 1, got"
+    for expr, values in {"scalar(x) - 3": ("-2",), "scalar(x) + 1": ("5",), "2 * scalar(x) - 5": ("-3", "3")}.items():
+        warnings = engine.range(f"quantile({expr}, x)", Span(0, 180_000, 60_000)).warnings
+        assert warnings == tuple(f"{said} {value} (1:10)" for value in values)
 
 
 def test_buckets_without_a_bound_are_named_and_left_out() -> None:

@@ -60,6 +60,7 @@ def test_a_range_query_answers_a_matrix(site: Site) -> None:
         ("query_range", {"query": "'up'", "start": "0", "end": "60", "step": "15"}, 400, "bad_data"),
         ("series", {}, 400, "bad_data"),
         ("series", {"match[]": "sum(up)"}, 400, "bad_data"),
+        ("series", {"match[]": "up offset 5m"}, 400, "bad_data"),
         ("nothing", {}, 404, "not_found"),
     ],
 )

@@ -175,7 +175,7 @@ def refuse_ranges(text: str) -> None:
 def matchers(name: str, text: str) -> tuple[engine.Matcher, ...]:
     """The conditions of a series selector."""
     tree = parse(name, text)
-    if not isinstance(tree, ast.Selector):
+    if not isinstance(tree, ast.Selector) or tree != ast.Selector(tree.name, tree.matchers):
         raise BadParameter(f'invalid parameter "{name}": expected a series selector such as up{{job="x"}}')
     return tree.matchers
 

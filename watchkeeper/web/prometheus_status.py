@@ -27,7 +27,7 @@ from watchkeeper.web.view import HubView
 NEVER = "0001-01-01T00:00:00Z"
 TOP_TEN = 10
 MOST_CARDINALITY = 10_000
-RULE_TYPES = {None: "", "": "", "alert": "alerting", "record": "recording"}
+RULE_TYPES = {"": "", "alert": "alerting", "record": "recording"}
 
 
 class StatusPages:
@@ -100,9 +100,9 @@ class StatusPages:
         return {"scrapePools": sorted(names)}
 
     def rules(self, asked: Form) -> dict[str, Any]:
-        kind = asked.one("type")
+        kind = (asked.one("type") or "").lower()
         if kind not in RULE_TYPES:
-            raise BadParameter(f'invalid parameter "type": not supported value "{(kind or "")[:80]}"')
+            raise BadParameter(f'invalid parameter "type": not supported value "{kind[:80]}"')
         names, groups, files = (asked.all(f"{part}[]") for part in ("rule_name", "rule_group", "file"))
         wanted = _selector(*asked.all("match[]"))
         every, with_alerts = self._hub.settings.rules.interval_seconds, not asked.is_true("exclude_alerts")

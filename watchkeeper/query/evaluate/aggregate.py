@@ -195,8 +195,8 @@ def format_value(value: float) -> str:
 def _check_parameter(node: ast.Aggregate, parameters: Floats, notes: Notes) -> None:
     """Refuse a k that is no whole number of 64 bits, and a ratio that is NaN; a quantile may be anything."""
     assert node.parameter is not None
-    # As in Prometheus, of all steps the outermost are spoken of.
-    outermost = np.array([parameters.min(), parameters.max()])
+    # As in Prometheus, of all steps only the smallest below 0 and the largest above it are spoken of.
+    outermost = np.array([np.minimum(parameters.min(), 0), np.maximum(parameters.max(), 0)])
     if node.op == "quantile":
         notes.doubt_quantiles(outermost, node.parameter)
         return

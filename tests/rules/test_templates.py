@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from watchkeeper.rules import templates
 from watchkeeper.rules.template_functions import TemplateError
 
-HOT = templates.Context({"gpu": "3", "Hostname": "n7"}, 95.25, external_labels={"site": "east"})
+HOT = templates.Context(
+    {"gpu": "3", "Hostname": "n7"}, 95.25, external_labels={"site": "east"}, external_url="http://hub:9480/wk"
+)
 
 
 def expand(text: str, context: templates.Context = HOT) -> str:
@@ -45,6 +47,34 @@ def test_a_template_expands(text: str, expanded: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("{{ range $name, $is := $labels }}{{ $name }}={{ $is }} {{ end }}", "Hostname=n7 gpu=3 "),
+        (
+            "{{ with $x := $labels.gpu }}{{ $x }}{{ end }}{{ if $y := $labels.absent }}{{ $y }}{{ else }}no{{ end }}",
+            "3no",
+        ),
+        ("{{ $n := 0 }}{{ range $labels }}{{ $n = . }}{{ end }}{{ $n }}", "3"),
+        ("{{ range $labels }}{{ . }}{{ break }}{{ end }}", "n7"),
+        ('{{ range $labels }}{{ if eq . "n7" }}{{ continue }}{{ end }}{{ . }}{{ end }}', "3"),
+        ("{{ externalURL }} {{ pathPrefix }}", "http://hub:9480/wk /wk"),
+        ('{{ graphLink "up > 0" }}', "/graph?g0.expr=up+%3E+0&g0.tab=0"),
+        ('{{ (args 1 "b").arg1 }} {{ parseDuration "1h30m" }} {{ print 1 2 "a" 3 }}', "b 5400 1 2a3"),
+        ('{{ and $labels.absent (first $labels.absent) }}{{ or "x" (first $labels.absent) }}', "x"),
+        ('{{ title "rack-one it\'s" }} {{ html "<b>" }} {{ urlquery "a b" }}', "Rack-One It's &lt;b&gt; a+b"),
+        (
+            '{{ stripPort "[::1]:9" }} {{ stripDomain "n1.lan:9" }} {{ stripDomain "10.0.0.1:9" }}',
+            "::1 n1:9 10.0.0.1:9",
+        ),
+        ('{{ printf "%t %x %q %b %[1]v %T" true 255 "a\\n" 5 }}', 'true ff "a\\n" 101 true int'),
+        ('{{ printf "%g %v %G" 1e6 1234567.5 1e-9 }} {{ printf "%" }}', "1e+06 1.2345675e+06 1E-09 %!(NOVERB)"),
+    ],
+)
+def test_variables_blocks_and_functions_are_those_of_prometheus(text: str, expanded: str) -> None:
+    assert expand(text) == expanded
+
+
+@pytest.mark.parametrize(
     ("value", "function", "expanded"),
     [
         (0.0, "humanize", "0"),
@@ -61,6 +91,7 @@ def test_a_template_expands(text: str, expanded: str) -> None:
         (-3600.0, "humanizeDuration", "-1h 0m 0s"),
         (0.1234567, "humanizePercentage", "12.35%"),
         (1435065584.128, "humanizeTimestamp", "2015-06-23 13:19:44.128 +0000 UTC"),
+        (99.99999, "humanizeTimestamp", "1970-01-01 00:01:39.999 +0000 UTC"),
         (math.nan, "humanizeTimestamp", "NaN"),
     ],
 )
@@ -73,7 +104,10 @@ def test_numbers_are_made_readable_as_prometheus_does(value: float, function: st
     [
         (95.0, "95"),
         (0.05, "0.05"),
-        (1e20, "100000000000000000000"),
+        (999_999.5, "999999.5"),
+        (1_048_576.0, "1.048576e+06"),
+        (-1_234_567.891, "-1.234567891e+06"),
+        (1e20, "1e+20"),
         (1e21, "1e+21"),
         (1e-5, "1e-05"),
         (1.5e-7, "1.5e-07"),
@@ -96,6 +130,9 @@ def test_a_value_is_shown_as_go_prints_it(value: float, shown: str) -> None:
         ('{{ printf "%s" (toUpper $labels.gpu }}', "no matching `)`"),
         ("{{ }}", "empty"),
         ('{{ template "x" }}', "not supported"),
+        ("{{ break }}", "outside {{range}}"),
+        ("{{ $x = 1 }}", "undefined variable $x"),
+        ("{{ with $a, $b := 1 }}{{ end }}", "takes one variable"),
         ("{{ " + "(" * 200 + "1" + ")" * 200 + " }}", "deeper than 30"),
         ("{{ if 1 }}" * 200 + "{{ end }}" * 200, "deeper than 30"),
     ],
@@ -108,7 +145,14 @@ def test_a_mistake_is_found_when_the_file_is_loaded(text: str, problem: str) -> 
 
 @pytest.mark.parametrize(
     "text",
-    ['{{ "x" | humanize }}', '{{ query "up" | first | value }}', "{{ toUpper }}", '{{ lt "a" 1 }}', "{{ $value.x }}"],
+    [
+        '{{ "x" | humanize }}',
+        '{{ query "up" | first | value }}',
+        "{{ toUpper }}",
+        '{{ lt "a" 1 }}',
+        "{{ $value.x }}",
+        "{{ .labels.gpu }}",
+    ],
 )
 def test_a_template_that_fails_leaves_a_note_and_the_alert_goes_out(text: str) -> None:
     assert expand(text).startswith("<error expanding template: ")
@@ -120,6 +164,8 @@ def test_a_query_feeds_a_range() -> None:
     assert expand('{{ range query "up" }}{{ .Labels.gpu }}={{ .Value }} {{ end }}', context) == "1=2 5=3 "
     assert expand('{{ query "up" | first | value }}{{ query "up" | first | label "gpu" }}', context) == "21"
     assert expand('{{ range query "nothing" }}x{{ else }}none{{ end }}', context) == "none"
+    assert expand('{{ range $at, $row := query "up" }}{{ $at }}:{{ $row.Value }} {{ end }}', context) == "0:2 1:3 "
+    assert expand('{{ (query "up" | first).Labels.gpu }} {{ query "up" | first }}', context) == "1 {map[gpu:1] 2}"
 
 
 @given(st.text(alphabet='{}-$.|"` abgpulesif()end%_:=0', max_size=60))

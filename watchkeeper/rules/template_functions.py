@@ -6,40 +6,34 @@ misspelt one is found before anything fires.
 
 from __future__ import annotations
 
+import html
+import ipaddress
 import math
 import re as stdlib_re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
+from urllib.parse import quote_plus
 
 import re2
+
+from watchkeeper.kit import durations
+from watchkeeper.rules.template_printf import printf, show
 
 LARGE = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 SMALL = ("", "m", "u", "n", "p", "f", "a", "z", "y")
 BINARY = ("", "ki", "Mi", "Gi", "Ti", "Pi", "Ei", "Zi", "Yi")
-VERB = stdlib_re.compile(r"%([-+# 0]*)(\d*)(?:\.(\d+))?([a-zA-Z%])")
 GROUP = stdlib_re.compile(r"\$(?:\{(\w+)\}|(\w+)|\$)")
-# Go prints a float with an exponent from 1e21 on, and below 1e-4; Python from 1e16 on.
-GO_LARGEST_PLAIN, GO_SMALLEST_PLAIN = 1e21, 1e-4
+# A word as Unicode ends it: the x of world-x begins one, those of it's and n1.rack do not.
+WORD = stdlib_re.compile(r"\w+(?:['.’:]\w+)*")
+
+HOST_AND_PORT = stdlib_re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*)):([^:\[\]]*)")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TemplateError(ValueError):
     """A template cannot be read or expanded; stays inside rules/, where it becomes a problem or a text."""
-
-
-def show(value: Any) -> str:
-    """A value as Go's text/template prints it."""
-    if value is None:
-        return "<no value>"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return _show_float(value)
-    if isinstance(value, Mapping):
-        return "map[" + " ".join(f"{key}:{show(item)}" for key, item in sorted(value.items())) + "]"
-    if isinstance(value, (list, tuple)):
-        return "[" + " ".join(show(item) for item in value) + "]"
-    return str(value)
 
 
 def number(value: Any) -> float:
@@ -101,28 +95,17 @@ def humanize_timestamp(value: Any) -> str:
     seconds = number(value)
     if not math.isfinite(seconds):
         return _four(seconds)
-    try:
-        at = datetime.fromtimestamp(round(seconds, 3), UTC)
-    except (OverflowError, OSError, ValueError) as error:
-        raise TemplateError(f"{show(seconds)} is not a time") from error
+    return to_time(seconds)
+
+
+def to_time(value: Any) -> str:
+    """A time as Go prints it; as in Prometheus, what is less than a millisecond is cut off."""
+    nanoseconds = number(value) * 1e9
+    if not abs(nanoseconds) < 2.0**63:
+        raise TemplateError(f"{show(number(value))} cannot be represented as a nanoseconds timestamp")
+    at = EPOCH + timedelta(milliseconds=int(nanoseconds / 1e6))
     fraction = f".{at.microsecond // 1000:03d}".rstrip("0").rstrip(".")
     return f"{at:%Y-%m-%d %H:%M:%S}{fraction} +0000 UTC"
-
-
-def printf(form: Any, *args: Any) -> str:
-    """Go's Sprintf for the verbs that annotations use; a verb that does not fit its value is shown, as in Go."""
-    rest = list(args)
-
-    def one(match: stdlib_re.Match[str]) -> str:
-        flags, width, precision, verb = match.groups()
-        if verb == "%":
-            return "%"
-        if not rest:
-            return f"%!{verb}(MISSING)"
-        return _verb(rest.pop(0), verb, spec=f"{flags}{width}", precision=precision)
-
-    text = VERB.sub(one, str(form))
-    return text + (f"%!(EXTRA {', '.join(_with_type(item) for item in rest)})" if rest else "")
 
 
 def re_replace_all(pattern: Any, replacement: Any, text: Any) -> str:
@@ -168,12 +151,45 @@ def index(value: Any, key: Any) -> Any:
         raise TemplateError(f"index {show(key)} is not there") from error
 
 
-def all_of(*values: Any) -> Any:
-    return next((value for value in values if not is_true(value)), values[-1] if values else None)
+def sprint(*values: Any) -> str:
+    """Go's Sprint: a space between two values of which neither is a text."""
+    texts = [show(value) for value in values[:1]]
+    for before, value in pairwise(values):
+        texts.append(show(value) if isinstance(before, str) or isinstance(value, str) else f" {show(value)}")
+    return "".join(texts)
 
 
-def any_of(*values: Any) -> Any:
-    return next((value for value in values if is_true(value)), values[-1] if values else None)
+def upper(character: str) -> str:
+    """Go has no capital of ß, because it is two letters."""
+    return character.upper() if len(character.upper()) == 1 else character
+
+
+def parse_duration(text: Any) -> float:
+    try:
+        return durations.parse_ms(str(text)) / 1000
+    except ValueError as error:
+        raise TemplateError(str(error)) from error
+
+
+def strip_port(text: Any) -> str:
+    host, port = _host_and_port(str(text))
+    return str(text) if port is None else host
+
+
+def strip_domain(text: Any) -> str:
+    """The first part of a host name, with its port; an address stays as it is."""
+    host, port = _host_and_port(str(text))
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host.split(".")[0] + (f":{port}" if port else "")
+    return str(text)
+
+
+def _host_and_port(text: str) -> tuple[str, str | None]:
+    """n1:9400 and [::1]:9400 taken apart; anything else is a host alone."""
+    match = HOST_AND_PORT.fullmatch(text)
+    return (text, None) if match is None else (match[1] or match[2] or "", match[3])
 
 
 def equal(value: Any, *others: Any) -> bool:
@@ -196,48 +212,44 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "humanizePercentage": humanize_percentage,
     "humanizeTimestamp": humanize_timestamp,
     "printf": printf,
-    "print": lambda *values: "".join(show(value) for value in values),
-    "title": lambda text: " ".join(word[:1].upper() + word[1:] for word in show(text).split(" ")),
-    "toUpper": lambda text: show(text).upper(),
+    "print": sprint,
+    "println": lambda *values: " ".join(show(value) for value in values) + "\n",
+    "html": lambda *values: html.escape(sprint(*values)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;"),
+    "urlquery": lambda *values: quote_plus(sprint(*values)),
+    "title": lambda text: WORD.sub(lambda word: word[0][:1].upper() + word[0][1:], show(text)),
+    "toUpper": lambda text: "".join(map(upper, show(text))),
     "toLower": lambda text: show(text).lower(),
+    "toTime": to_time,
+    "parseDuration": parse_duration,
+    "graphLink": lambda expr: f"/graph?g0.expr={quote_plus(show(expr))}&g0.tab=0",
+    "tableLink": lambda expr: f"/graph?g0.expr={quote_plus(show(expr))}&g0.tab=1",
+    "safeHtml": show,
+    "args": lambda *values: {f"arg{at}": value for at, value in enumerate(values)},
     "reReplaceAll": re_replace_all,
     "match": matches,
-    "stripPort": lambda text: str(text).rsplit(":", 1)[0] if str(text).count(":") == 1 else str(text),
-    "stripDomain": lambda text: str(text).split(".", 1)[0],
+    "stripPort": strip_port,
+    "stripDomain": strip_domain,
     "first": first,
     "value": value_of,
     "label": label_of,
+    "strvalue": lambda row: label_of("__value__", row),
     "sortByLabel": lambda name, rows: sorted(rows, key=lambda row: label_of(name, row)),
     "index": index,
-    "len": len,
-    "and": all_of,
-    "or": any_of,
+    "len": lambda value: len(value.encode() if isinstance(value, str) else value),
     "not": lambda value: not is_true(value),
     "eq": equal,
     "ne": lambda left, right: left != right,
     "lt": _ordered(lambda left, right: bool(left < right)),
     "le": _ordered(lambda left, right: bool(left <= right)),
-    "gt": _ordered(lambda left, right: bool(left > right)),
-    "ge": _ordered(lambda left, right: bool(left >= right)),
+    # As Go has them, which matters to NaN.
+    "gt": _ordered(lambda left, right: not left <= right),
+    "ge": _ordered(lambda left, right: not left < right),
 }
-# Needs the engine, so `templates` supplies it with each expansion.
-QUERY = "query"
-
-
-def _show_float(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    if value == 0 or GO_SMALLEST_PLAIN <= abs(value) < GO_LARGEST_PLAIN:
-        return str(int(value)) if value == int(value) else repr(value)
-    mantissa, _, exponent = repr(value).partition("e")
-    return f"{mantissa}e{int(exponent):+03d}"
 
 
 def _four(value: float) -> str:
     """Go's %.4g."""
-    return f"{value:.4g}" if math.isfinite(value) else _show_float(value)
+    return f"{value:.4g}" if math.isfinite(value) else show(value)
 
 
 def _scale(value: float, prefixes: Sequence[str], *, by: int) -> tuple[float, str]:
@@ -246,24 +258,6 @@ def _scale(value: float, prefixes: Sequence[str], *, by: int) -> tuple[float, st
             return value, prefix
         value /= by
     return value, prefixes[-1]
-
-
-def _verb(value: Any, verb: str, *, spec: str, precision: str | None) -> str:
-    point = "" if precision is None else f".{precision}"
-    if verb in "feEgG" and isinstance(value, float):
-        return f"%{spec}{point}{verb}" % value if math.isfinite(value) else f"%{spec}s" % show(value)
-    if verb in "dxXo" and isinstance(value, int) and not isinstance(value, bool):
-        return f"%{spec}{verb}" % value
-    if verb == "v" or (verb == "s" and not isinstance(value, (bool, int, float))):
-        return f"%{spec}{point}s" % show(value)
-    if verb == "q" and isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return f"%!{verb}({_with_type(value)})"
-
-
-def _with_type(value: Any) -> str:
-    kinds = {bool: "bool", int: "int", float: "float64", str: "string"}
-    return f"{kinds.get(type(value), 'value')}={show(value)}"
 
 
 def _row(value: Any) -> Mapping[str, Any]:

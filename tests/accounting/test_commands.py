@@ -83,6 +83,13 @@ def test_names_from_outside_are_defused_in_csv(jobs: str) -> None:
     assert sum(float(row["money"]) for row in rows[:-1]) == pytest.approx(float(rows[-1]["money"]))
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_what_a_file_of_numbers_excludes_is_said_beside_it(jobs: str, tmp_path: Path, form: str) -> None:
+    said = run(cost.command, "report", "--jobs", jobs, "--format", form, "-o", tmp_path / "report")
+    assert said.stdout == ""
+    assert "note: 48.0 GPU-hours of NVIDIA L40S have no price and are in no sum of money" in said.stderr
+
+
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx", "\rx", "\n=1", "\uff1d1+1"])
 def test_no_cell_can_be_a_formula(text: str) -> None:
     assert written.harmless(text).startswith("'")

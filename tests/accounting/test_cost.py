@@ -354,6 +354,13 @@ def test_a_day_that_nobody_saw_tells_nothing_about_others() -> None:
     assert found[0]["forecast"] == pytest.approx((3 + 10) * 24 * 5)
 
 
+def test_where_no_day_is_whole_a_silent_one_tells_nothing_either() -> None:
+    half = table(row("a", allocated=12), row(usage.NOBODY, idle=12, unknown=24))
+    days = [later(day, at) for at, day in enumerate((half, table(row(usage.NOBODY, unknown=48))))]
+    found = budgets.of_month(cost.bill([month_of(*days)], BOOK), days, ends=3 * DAY)["budgets"]
+    assert found[0]["forecast"] == pytest.approx((12 + 12) * 5)
+
+
 def test_no_overhead_is_claimed_before_records_begin() -> None:
     found = cost.report(replace(FLEET, first=DAY / 2), BOOK, ["team"])
     assert found.shared["overhead"] == pytest.approx(12)

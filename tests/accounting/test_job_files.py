@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -85,6 +86,34 @@ def test_hours_are_what_counting_minutes_finds_and_any_partition_sums(
     )
     assert held(cuts[0], cuts[-1]) == pytest.approx(counted)
     assert sum(map(held, cuts, cuts[1:])) == pytest.approx(counted)
+
+
+@given(jobs, st.lists(st.integers(1, 599), max_size=3, unique=True).map(sorted), st.sampled_from([0.5, 3, 20]))
+def test_idle_is_what_nobody_held_minute_by_minute_also_where_jobs_held_more_than_there_is(
+    drawn: list[tuple[int, int, float]], cuts: list[int], capacity: float
+) -> None:
+    rows = "".join(
+        f"{at},{gpus},{start * 60},{(start + length) * 60}\n" for at, (start, length, gpus) in enumerate(drawn)
+    )
+    found = read("id,gpus,started,ended\n" + rows)
+    taken = [sum(gpus for start, length, gpus in drawn if start <= at < start + length) for at in range(600)]
+    pieces = [
+        job_files.hours(found, since=first * 60, until=last * 60, capacity=capacity)
+        for first, last in itertools.pairwise([0, *cuts, 600])
+    ]
+    idle = sum(float(summary.total(piece)[usage.IDLE]) for piece in pieces)
+    assert idle == pytest.approx(sum(max(capacity - gpus, 0) for gpus in taken) / 60)
+    is_said = any("GPUs at once, and there are" in note for piece in pieces for note in piece.notes)
+    assert is_said == (max(taken) > capacity)
+
+
+def test_a_time_that_is_years_from_the_others_is_a_mistake_and_named() -> None:
+    day = "2026-11-01T00:00:00Z,2026-11-02T00:00:00Z"
+    found = read(f"id,gpus,started,ended\na,8,{day}\nb,8,0,2026-11-02T00:00:00Z\nc,1,{day}\n")
+    assert found.problems.lines() == [
+        "jobs.csv:3: cannot be used: 1970-01-01T00:00:00+00:00 is 57 years from the other times"
+    ]
+    assert (found.until - found.since, found.count) == (86_400, 2)
 
 
 def test_a_time_without_a_zone_is_in_the_zone_that_is_told_also_when_clocks_change() -> None:
@@ -191,6 +220,7 @@ def test_a_time_without_jobs_says_of_which_time_the_table_is() -> None:
         ("id,gpus,started,ended\nx,0,1,2\n", "no row is a job that held a GPU"),
         ("id,gpus,started,ended\nx,1,,\n", "jobs that never started: 1"),
         ("id,gpus,submitted,started,ended\nx,1,,,\n", "no row has a time"),
+        ("id,gpus,submitted,started,seconds\nx,1,,,60\n", "neither its start nor its end"),
         ("id,gpus,started,ended\nx,-1,1,2\n", "between 0 and 1,000,000"),
     ],
 )

@@ -70,9 +70,7 @@ def test_windows_that_tile_a_time_sum_to_it(
     edges = [DAY, *(DAY + cut * 60 for cut in cuts if 0 < cut < 31 * 60), DAY + 31 * HOUR]
     pieces = [totals(engine, since, until) for since, until in itertools.pairwise(edges)]
     whole = totals(engine, edges[0], edges[-1])
-    # Unknown needs the hour before a gap, which a window of its own does not have.
-    known = [usage.ALLOCATED, usage.IDLE]
-    assert np.sum(pieces, axis=0)[known] == pytest.approx(whole[known], rel=1e-6, abs=1e-6)
+    assert np.sum(pieces, axis=0) == pytest.approx(whole, rel=1e-6, abs=1e-6)
 
 
 def test_a_gap_is_unknown_and_never_idle_and_both_are_said() -> None:
@@ -176,6 +174,28 @@ def test_a_hub_that_is_away_where_a_window_begins_leaves_no_hour_out() -> None:
     assert [note.partition(":")[2] for note in later.notes] == [
         " nothing was recorded for 5.0 hours (from 2026-11-01T15:00Z); its GPUs count as unknown"
     ]
+
+
+def test_a_bill_that_is_cut_by_prices_has_the_hours_of_the_whole_time() -> None:
+    engine = engine_of(dict.fromkeys((*range(3, 10), *range(20, 25)), (4, 2, 60)))
+    cuts = [DAY + at * HOUR for at in (0, 2, 12, 16, 25)]
+    pieces = books.pieces(engine, None, list(itertools.pairwise(cuts)), by_job=False)
+    assert [usage.total(summary.total(piece)) for piece in pieces] == pytest.approx([0, 54, 24, 54])
+    assert usage.total(summary.total(usage.joined(pieces))) == pytest.approx(
+        usage.total(totals(engine, cuts[0], cuts[-1]))
+    )
+    said = [note for note in usage.joined(pieces).notes if "records begin" in note]
+    assert [note.partition("; ")[2] for note in said] == ["the 3.0 hours before are excluded"]
+
+
+def test_a_day_on_which_a_cluster_was_silent_is_unknown_and_not_empty(tmp_path: Path) -> None:
+    kept = ledger.Ledger(tmp_path)
+    kept.keep(DAY, hours_of_a_day(DAY, rows=12), hours_of_a_day(DAY, rows=12))
+    silent, later = DAY + 86_400, DAY + 9 * 86_400
+    found = books.table(empty_engine(), kept, since=silent, until=silent + 86_400, by_job=True)
+    assert summary.total(found)[usage.UNKNOWN] == usage.total(summary.total(found)) == pytest.approx(24 * 8)
+    # Whoever is away for longer than a week is gone.
+    assert not books.table(empty_engine(), kept, since=later, until=later + 86_400, by_job=True).keys
 
 
 def test_what_nobody_saw_of_a_cluster_of_one_model_is_of_that_model() -> None:

@@ -89,6 +89,27 @@ def test_a_slice_of_slurm_is_a_part_of_a_gpu(tres: str, shape: Shape) -> None:
     assert found.counts["shares_of_unknown_size"] == 1
 
 
+def test_a_row_whose_times_cannot_be_does_not_make_the_record_longer() -> None:
+    rows = (
+        "a,8,2026-11-01T00:00Z,2026-11-01T00:00Z,2026-11-01T10:00Z",
+        "b,8,2026-11-01T00:00Z,0,2026-11-01T10:00Z",
+        "c,8,2026-11-01T01:00Z,2026-11-01T10:00Z,2026-11-01T20:00Z",
+        "d,8,2026-12-01T00:00Z,2026-11-01T10:00Z,2026-11-01T20:00Z",
+    )
+    found = jobs.read_jobs("\n".join(["id,gpus,submitted,started,ended", *rows]), where="j.csv")
+    assert (found.until - found.since, [job.id for job in found.jobs]) == (20 * 3600, ["a", "c"])
+    assert found.problems.lines() == [
+        "j.csv:3: bad time: 1970-01-01T00:00:00+00:00 is 57 years from the other times",
+        "j.csv:5: negative duration: it starts before it was submitted",
+    ]
+
+
+def test_a_job_stands_twice_also_in_a_table_whose_columns_are_told() -> None:
+    told = {"submitted": "began", "gpus": "gpus", "ended": "over"}
+    found = jobs.read_jobs("id,gpus,began,over\n7,1,0,60\n7,1,60,90\n", where="j.csv", columns=told)
+    assert found.problems.lines() == ["j.csv:3: job id stands twice: 7: the first is used"]
+
+
 def test_a_table_that_nobody_knows_is_read_by_the_columns_that_are_told() -> None:
     text = "came,cards,ran\n100,2,50\n0,1,10\n"
     with pytest.raises(CollectError, match="--column submitted="):

@@ -29,11 +29,17 @@ def site() -> Iterator[Site]:
 
 
 class BusyHub(FakeHub):
-    """Its usage rules have recorded four jobs: two of 16 GPUs one after the other, one of half a GPU, one that runs."""
+    """Its usage rules have recorded four jobs: two of 16 GPUs one after the other, one of half a GPU, one that runs.
+
+    It began to look 22 hours ago.
+    """
 
     async def ask_range(self, expr: str, span: Span) -> Answer:
-        assert expr == hub_jobs.EXPRESSION
         hours = (span.times / 1000 - clock.to_ms(self.clock.now()) / 1000) / 3600
+        if expr == hub_jobs.LOOKED:
+            ones = np.ones((1, len(hours)))
+            return Answer(Kind.MATRIX, Frame([Labels({})], span.times, ones, hours[None, :] >= -22))
+        assert expr == hub_jobs.EXPRESSION
         held = {
             "a": np.where((hours >= -20) & (hours < -18), 16.0, 0.0),
             "b": np.where((hours >= -18) & (hours < -17), 16.0, 0.0),
@@ -49,7 +55,9 @@ def test_without_a_file_the_jobs_are_those_that_the_hub_has_recorded() -> None:
     with serving(BusyHub()) as site:
         answer = asked(site, remove_racks=["r02"]).json
         assert answer["jobs"] == {"jobs": 4, "began_before": 0, "without_end": 1, "wait_known": 0}
-        assert answer["until"] - answer["since"] == 86_400
+        # Of the two hours in which nobody looked, nothing is claimed.
+        assert answer["until"] - answer["since"] == pytest.approx(22 * 3600, abs=600)
+        assert answer["before"]["utilisation"] == pytest.approx((16 * 3 + 0.5 + 8) / (32 * 22), abs=0.01)
         assert (answer["before"]["peak_gpus"], answer["after"]["gpus"]) == (16, 16)
         assert answer["before"]["gpu_hours_used"] == pytest.approx(16 * 3 + 0.5 + 8, abs=1.5)
         assert any("a scheduler" in text or "no scheduler" in text for text in answer["assumes"])

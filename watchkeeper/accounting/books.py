@@ -30,7 +30,26 @@ def needs_jobs(dimensions: frozenset[str]) -> bool:
 
 def table(engine: Engine, ledger: Ledger | None, *, since: float, until: float, by_job: bool) -> usage.Table:
     """Who had what in a window."""
-    tally = Tally(since, until)
+    return pieces(engine, ledger, [(since, until)], by_job=by_job)[0]
+
+
+def pieces(
+    engine: Engine, ledger: Ledger | None, stretches: Sequence[tuple[float, float]], *, by_job: bool
+) -> list[usage.Table]:
+    """Who had what in each stretch of a time, one after the other; together they have what the whole time has."""
+    opens, found = stretches[0][0], []
+    before = _before(engine, ledger, opens)
+    for since, until in stretches:
+        tally = _known(engine, ledger, Tally(since, until, opens), by_job=by_job)
+        tally.follow(before)
+        told = tally.table()
+        found.append(told if len(told.keys) else _empty(told))
+        before = tally
+    return found
+
+
+def _known(engine: Engine, ledger: Ledger | None, tally: Tally, *, by_job: bool) -> Tally:
+    since, until = tally.since, tally.until
     covered = [] if ledger is None else ledger.add(tally, by_job=by_job)
     for start, end in _worth_asking(covered, since, until):
         piece = Tally(start, end)
@@ -39,24 +58,15 @@ def table(engine: Engine, ledger: Ledger | None, *, since: float, until: float, 
         tally.take(piece)
     for start, end in _worth_asking(covered, since, until):
         recorded.add_minutes(tally, engine, (max(start, end - recorded.MOST_MINUTES_SECONDS), end))
-    if tally.late():
-        tally.follow(_before(engine, ledger, since))
-    found = tally.table()
-    return found if len(found.keys) else _empty(found)
-
-
-def pieces(
-    engine: Engine, ledger: Ledger | None, stretches: Sequence[tuple[float, float]], *, by_job: bool
-) -> list[usage.Table]:
-    """Who had what in each stretch of a time."""
-    return [table(engine, ledger, since=since, until=until, by_job=by_job) for since, until in stretches]
+    return tally
 
 
 def _before(engine: Engine, ledger: Ledger | None, until: float) -> Tally:
-    """The time before a window, for those who were away where it begins: their GPUs are unknown, not new."""
-    tally = Tally(until - MOST_AWAY_SECONDS, until)
+    """The time before a window: GPUs of whoever is away where it begins are unknown, neither new nor gone."""
+    since = until - MOST_AWAY_SECONDS
+    tally = Tally(since, until)
     covered = [] if ledger is None else ledger.add(tally, by_job=False)
-    for start, end in _worth_asking(covered, tally.since, until):
+    for start, end in _worth_asking(covered, since, until):
         recorded.add_hours(tally, recorded.hours(engine, start, end, by_job=False))
     return tally
 

@@ -24,7 +24,7 @@ LEAST_DAYS = 3
 SHORTEST_DAY_HOURS = 22.9
 DAY_SECONDS = 86_400.0
 # Of a day that tells of others, at least four hours of five are known.
-MOST_UNKNOWN = 0.2
+LEAST_KNOWN = 0.8
 
 # Money of each full day so far and the days that are left; answers the sum of the rest with low and high.
 Forecast = Callable[[Sequence[float], float], tuple[float, float | None, float | None]]
@@ -110,7 +110,7 @@ def judge_month(
     """
     report = cost.view(month, ["team"])
     spent = _of_teams(report)
-    begun = [day for day in days if len(day.keys)]
+    begun = [day for day in days if _known(day) > 0]
     money = [_of_teams(cost.report(day, month.book, ["team"], policy=month.policy)) for day in begun]
     whole = [at for at, day in enumerate(begun) if _is_whole(day)]
     # On its first day a fleet has no whole one yet: the part of it stands for a day.
@@ -127,9 +127,14 @@ def _of_teams(report: cost.Report) -> dict[str, float]:
 
 def _is_whole(day: usage.Table) -> bool:
     """Whether enough of a day is known to tell of others; a hub that was away has seen nobody hold anything."""
+    return day.recorded_hours >= SHORTEST_DAY_HOURS and _known(day) >= LEAST_KNOWN
+
+
+def _known(day: usage.Table) -> float:
+    """The share of a day's GPU-hours of which somebody can say something."""
     amounts = day.amounts.sum(axis=0)
-    unknown = amounts[usage.UNKNOWN] / max(usage.total(amounts), cost.LEAST_HOURS)
-    return day.recorded_hours >= SHORTEST_DAY_HOURS and bool(unknown <= MOST_UNKNOWN)
+    total = usage.total(amounts)
+    return 1 - float(amounts[usage.UNKNOWN]) / total if total > cost.LEAST_HOURS else 0.0
 
 
 def _state(limit: float | None, spent: float, expected: float, high: float | None) -> State:

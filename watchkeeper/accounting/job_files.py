@@ -8,6 +8,7 @@ there is a column of activity.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections import Counter
@@ -27,6 +28,10 @@ from watchkeeper.readers import table, tres
 
 FIELDS = frozenset({"gpus", "tres", "milli", "submitted", "started", "ended", "seconds", "share", *usage.DIMENSIONS})
 NO_JOB_STEPS = "steps of jobs"
+# Less is the rounding of shares that are added up.
+LEAST_GPUS = 1e-6
+# Enough rows to see when the jobs of a table ran.
+SAMPLED_ROWS = 1000
 # No share of a GPU is twice all of it: a column with such a number counts per cent.
 SURELY_PER_CENT = 2.0
 
@@ -75,11 +80,15 @@ def _column_row(cells: Mapping[str, str]) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class _Reading:
-    """How the cells of a table are read; `whole` is what its column of activity has for all of a GPU, 1 or 100."""
+    """How the cells of a table are read; `whole` is what its column of activity has for all of a GPU, 1 or 100.
+
+    `middle` is a time in the middle of those of the table.
+    """
 
     zone: ZoneInfo
     model: str
     whole: float = 1.0
+    middle: float | None = None
     counts: Counter[str] = field(default_factory=Counter)
 
 
@@ -91,7 +100,7 @@ def read(text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | Non
     problems = table.Problems(where)
     rows = table.read(text, where=where, problems=problems)
     places = _places(rows.columns, told or {}, where=where)
-    reading = _Reading(zone, model, _whole(rows, places.get("share")))
+    reading = _Reading(zone, model, _whole(rows, places.get("share")), _middle(rows, places, zone))
     found: dict[tuple[str, ...], list[Job]] = {}
     read_rows = len(rows.rows) + problems.counts.total()
     for row in rows.rows:
@@ -131,6 +140,15 @@ def _is_apart(one: Job, other: Job) -> bool:
 def _whole(rows: table.Table, column: str | None) -> float:
     cells = [row.cells[column] for row in rows.rows] if column is not None else []
     return 100.0 if any(csv_text.NUMBER.fullmatch(cell) and float(cell) > SURELY_PER_CENT for cell in cells) else 1.0
+
+
+def _middle(rows: table.Table, places: Mapping[str, str], zone: ZoneInfo) -> float | None:
+    found = []
+    for row in rows.rows[:: max(1, len(rows.rows) // SAMPLED_ROWS)]:
+        for name in ("started", "ended"):
+            with contextlib.suppress(ValueError):
+                found.append(table.moment(row.cells[places[name]] if name in places else "", zone=zone))
+    return table.middle([at for at in found if at is not None])
 
 
 def _places(header: Sequence[str], told: Mapping[str, str], *, where: str) -> dict[str, str]:
@@ -174,11 +192,16 @@ def _jobs(named: Mapping[str, str], line: int, reading: _Reading) -> list[Job]:
         is_share = tres.is_share_of_unknown_size(named.get("tres", ""))
         counts["excluded jobs, shards or MPS shares of unknown size" if is_share else "rows without GPUs"] += 1
         return []
-    started, ended = (table.moment(named.get(name, ""), zone=reading.zone) for name in ("started", "ended"))
+    started, ended = (
+        table.near(table.moment(named.get(name, ""), zone=reading.zone), reading.middle)
+        for name in ("started", "ended")
+    )
     seconds = table.number(named.get("seconds", ""))
     if started is None and named.get("submitted", "?") not in table.EMPTY:
         counts["jobs that never started"] += 1
         return []
+    if started is None and ended is None and seconds is not None:
+        raise ValueError(f"it ran for {seconds:,.0f} s, and neither its start nor its end is there")
     if started is None:
         # A table that writes down when jobs come, and not when this one did, begins while it runs.
         counts["jobs that began before the table does"] += 1
@@ -243,18 +266,32 @@ def hours(found: Jobs, *, since: float, until: float, capacity: float | None = N
     if capacity is None:
         notes.append("how many GPUs there are is not said: nothing is known about idle ones")
     else:
-        notes += _add_idle(rows, capacity * (until - since) / HOUR, model)
+        idle, said = _idle(found.jobs, capacity, since, until)
+        notes += said
+        rows[nobody(model=model)] = np.array([idle if part == usage.IDLE else 0.0 for part in range(len(usage.PARTS))])
     amounts = np.array(list(rows.values())) if rows else np.zeros((0, len(usage.PARTS)))
     return usage.Table(since, until, tuple(rows), amounts, tuple(notes))
 
 
-def _add_idle(rows: dict[usage.Key, usage.Amounts], capacity_hours: float, model: str) -> list[str]:
-    held = sum(float(row[usage.ALLOCATED]) for row in rows.values())
-    if held > capacity_hours:
-        return [
-            f"jobs held {held:,.0f} GPU-hours, more than the {capacity_hours:,.0f} that there were: nothing is idle"
-        ]
-    row = np.zeros(len(usage.PARTS))
-    row[usage.IDLE] = capacity_hours - held
-    rows[nobody(model=model)] = row
-    return []
+def _held(jobs: Sequence[Job], since: float, until: float) -> tuple[usage.Amounts, usage.Amounts]:
+    """GPUs that were held at once, and for how many hours, in each stretch of a window between two changes."""
+    gpus = np.array([job.gpus for job in jobs])
+    starts = np.clip([job.started for job in jobs], since, until)
+    ends = np.clip([until if job.ended is None else job.ended for job in jobs], starts, until)
+    times, changes = np.concatenate([starts, ends]), np.concatenate([gpus, -gpus])
+    order = np.argsort(times, kind="stable")
+    held = np.concatenate([[0.0], np.cumsum(changes[order])])
+    return held, np.diff([since, *times[order], until]) / HOUR
+
+
+def _idle(jobs: Sequence[Job], gpus: float, since: float, until: float) -> tuple[float, list[str]]:
+    """GPU-hours that nobody held of so many GPUs, moment by moment, so that windows sum however they are cut."""
+    held, hours = _held(jobs, since, until)
+    beyond = (held > gpus + LEAST_GPUS) & (hours > 0)
+    idle = float(np.clip(gpus - held, 0.0, None) @ hours)
+    if not beyond.any():
+        return idle, []
+    most, long = held[beyond].max(), hours[beyond].sum()
+    return idle, [
+        f"jobs held up to {most:,.6g} GPUs at once, and there are {gpus:,g}: for {long:,.1f} hours none was idle"
+    ]

@@ -42,8 +42,11 @@ class Slot:
 
 @dataclass(slots=True)
 class Tally:
+    """Books of a window; `opens` is where the time begins that the window is a piece of."""
+
     since: float
     until: float
+    opens: float | None = None
     notes: list[str] = field(default_factory=list)
     _places: dict[usage.Key, int] = field(default_factory=dict)
     _pieces: list[tuple[npt.NDArray[np.int64], usage.Amounts]] = field(default_factory=list)
@@ -57,15 +60,17 @@ class Tally:
     def saw(self, cluster: str, slot: Slot) -> None:
         self._slots.setdefault(cluster, []).append(slot)
 
-    def late(self) -> frozenset[str]:
-        """Clusters of which nothing is known where the window begins."""
-        begins = {cluster: min(slot.start for slot in slots) for cluster, slots in self._slots.items()}
-        return frozenset(cluster for cluster, start in begins.items() if start > self.since + LEAST_GAP_SECONDS)
-
     def follow(self, before: Tally) -> None:
-        """Late clusters go on from what they were in the time before; one that was not there then begins here."""
-        for cluster in self.late() & before._slots.keys():
-            self.saw(cluster, max(before._slots[cluster], key=lambda slot: slot.start))
+        """Clusters of which nothing is known where the window begins go on from what they were in the time before.
+
+        One that was not there then begins here.
+        """
+        for cluster, slots in before._slots.items():
+            begins = min((slot.start for slot in self._slots.get(cluster, ())), default=math.inf)
+            # A day of the ledger brings all of its slots, also those after a window that ends in it.
+            sized = [slot for slot in slots if slot.start < self.since and slot.gpus is not None]
+            if sized and begins > self.since + LEAST_GAP_SECONDS:
+                self.saw(cluster, max(sized, key=lambda slot: slot.start))
 
     def take(self, piece: Tally) -> None:
         """Everything that was put into a piece of this window."""
@@ -92,9 +97,10 @@ class Tally:
             slots[0] = _begun_late(slots[0])
         first = max(slots[0].start, self.since)
         if first - self.since > LEAST_GAP_SECONDS:
+            opens = self.since if self.opens is None else self.opens
             self.notes.append(
                 f"cluster {usage.shown(cluster)}: records begin at {moment(first)}; the "
-                f"{(first - self.since) / HOUR:,.1f} hours before are excluded"
+                f"{(first - opens) / HOUR:,.1f} hours before are excluded"
             )
         following = [*(slot.start for slot in slots[1:]), math.inf]
         unknown = sum(self._unseen(slot, before=start) for slot, start in zip(slots, following, strict=True))

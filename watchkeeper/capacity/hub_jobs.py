@@ -22,6 +22,8 @@ EXPRESSION = (
     "sum by (cluster, workload_kind, namespace, workload)"
     ' (watchkeeper:workload_gpus:sum{part="allocated",workload!=""})'
 )
+# There in every minute in which the hub looked, whether or not somebody held a GPU.
+LOOKED = "group(watchkeeper:gpus_accounted:sum)"
 WHERE = "this hub"
 ASSUMES = (
     "a job is a stretch of time in which one pod, Slurm job or program held GPUs; pods of one job count each",
@@ -46,6 +48,11 @@ def chunks(since: float, until: float) -> Iterator[tuple[float, float]]:
     while since < until:
         yield since, min(since + CHUNK_SECONDS, until)
         since += CHUNK_SECONDS
+
+
+def first_look(answer: Answer) -> float | None:
+    """The first moment of an answer to `LOOKED`; None where the hub did not look."""
+    return min((float(times_ms[0]) / 1000 for _, times_ms, _ in answer.frame.rows() if len(times_ms)), default=None)
 
 
 @dataclass(slots=True)

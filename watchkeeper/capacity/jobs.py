@@ -21,6 +21,9 @@ FIELDS = ("id", "gpus", "milli", "share", "tres", "models", "submitted", "starte
 REQUESTED = "ReqTRES"
 NODE_NAMES = {"name": ("name", "node", "sn"), "gpus": ("gpus", "gpu"), "model": ("model",), "rack": ("rack",)}
 
+# Submission, start and end.
+Times = tuple[float | None, float | None, float | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -81,8 +84,9 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
     found = table.read(text, where=where, problems=problems)
     layout, chosen = _layout(found, columns or {}, where=where)
     reading = _Reading(chosen, problems)
-    rows = [_times(row, reading) for row in found.rows]
-    known = [at for times in rows if times for at in times if at is not None]
+    rows = _near(found.rows, [_times(row, reading) for row in found.rows], problems)
+    # A row that is left out because its times cannot be says nothing about when the table begins and ends.
+    known = [at for times in rows if times and _is_ordered(times) for at in times if at is not None]
     if not known:
         raise CollectError("no row has a time that can be read", where=where, now="; ".join(problems.lines()[:3]))
     since, until = min(known), max(known)
@@ -127,7 +131,8 @@ def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tu
             return name, {**own, **wanted, **columns}
     has_size = any(name in columns for name in ("gpus", "milli", "tres"))
     if "submitted" in columns and has_size and ("ended" in columns or "seconds" in columns):
-        return "as told", dict(columns)
+        # Whatever a row is called by, a second one of that name is a mistake.
+        return "as told", {**({"id": "id"} if "id" in found.columns else {}), **columns}
     has = ", ".join(table.harmless(name)[:40] for name in found.columns[:12])
     raise CollectError(
         f"this table of jobs is none that we know ({has})",
@@ -136,7 +141,27 @@ def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tu
     )
 
 
-def _times(row: table.Row, reading: _Reading) -> tuple[float | None, float | None, float | None] | None:
+def _near(rows: Sequence[table.Row], times: Sequence[Times | None], problems: table.Problems) -> list[Times | None]:
+    """The times of each row, without rows whose times are years away from the others."""
+    middle = table.middle([at for row_times in times if row_times for at in row_times if at is not None])
+    found: list[Times | None] = []
+    for row, row_times in zip(rows, times, strict=True):
+        try:
+            for at in row_times or ():
+                table.near(at, middle)
+            found.append(row_times)
+        except ValueError as error:
+            problems.add("bad time", row.line, str(error))
+            found.append(None)
+    return found
+
+
+def _is_ordered(times: Times) -> bool:
+    known = [at for at in times if at is not None]
+    return known == sorted(known)
+
+
+def _times(row: table.Row, reading: _Reading) -> Times | None:
     """Submission, start and end of a row; None where one of them cannot be read, which is noted."""
     try:
         at = [table.moment(_cell(row, name, reading)) for name in ("submitted", "started", "ended")]
@@ -152,7 +177,7 @@ def _cell(row: table.Row, name: str, reading: _Reading) -> str:
 
 def _job(
     row: table.Row,
-    times: tuple[float | None, float | None, float | None],
+    times: Times,
     reading: _Reading,
     *,
     window: tuple[float, float],

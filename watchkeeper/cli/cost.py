@@ -20,8 +20,9 @@ from watchkeeper.client.hub import HubClient
 from watchkeeper.errors import CollectError
 
 POLICIES = ("none", "use", "allocation", "even")
-# The other forms are tables of numbers, without who wastes what.
-SHOW_WASTE = frozenset({"table", "json", "html"})
+FORMS = ("table", "csv", "json", "html", "parquet")
+# Tables of numbers, without who wastes what; what is excluded from them is said beside them.
+NUMBERS_ALONE = frozenset({"csv", "parquet"})
 # Every job of a year is millions of names; a month of them takes a second on ten thousand GPUs.
 LONGEST_WASTE_SECONDS = 35 * 86_400.0
 TROUBLE = frozenset({"over", "will_be_over"})
@@ -38,7 +39,7 @@ def command() -> None:
 
 @command.command("report")
 @click.option("--by", type=click.Choice(usage.BY), multiple=True, help="One line each; repeatable.  [default: team]")
-@click.option("--format", "form", type=click.Choice(["table", "csv", "json", "html", "parquet"]), default="table")
+@click.option("--format", "form", type=click.Choice(FORMS), default="table")
 @click.option("--output", "-o", metavar="FILE", help="Write here instead of to the standard output.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @policy_option
@@ -56,13 +57,15 @@ def report(hub: HubClient, by: tuple[str, ...], form: str, output: str | None, a
         raise click.UsageError("--output is for a file of another form: add --format csv, json, html or parquet")
     asked["read"] = _read(asked)
     found = _ask(hub, chosen, asked)
-    waste = _waste(hub, found, asked) if form in SHOW_WASTE else []
+    waste = [] if form in NUMBERS_ALONE else _waste(hub, found, asked)
     if form == "table":
         _show(found, waste)
         return
     content = _written(found, waste, form=form, asked=asked)
     if form == "parquet" and not output and sys.stdout.isatty():
         raise click.UsageError("Parquet is not for a terminal: add -o FILE")
+    if form in NUMBERS_ALONE:
+        usage.notes(found["notes"], err=True)
     if output:
         _write(Path(output), content)
     else:

@@ -162,9 +162,9 @@ def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]], *, names
     tables.print_table(header, rows, names=names)
 
 
-def notes(said: Sequence[str]) -> None:
+def notes(said: Sequence[str], *, err: bool = False) -> None:
     for note in said:
-        click.echo(f"note: {note}")
+        click.echo(f"note: {note}", err=err)
 
 
 def span(answer: Mapping[str, Any]) -> str:

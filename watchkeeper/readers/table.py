@@ -26,6 +26,8 @@ LONGEST_BYTES = 1 << 30
 # The years 6 to 5138 in seconds since 1970. A larger count is of milliseconds, as Prometheus' and JavaScript's clocks
 # count, of microseconds or of nanoseconds.
 EARLIEST_SECONDS, LARGEST_SECONDS, LARGEST_NANOSECONDS = -6.2e10, 1e11, 1e20
+# Nobody holds a GPU for ten years: a time of jobs further from the others is a mistake, such as 0 for "not yet".
+FAR_SECONDS = 10 * 365.25 * 86_400
 EMPTY = frozenset({"", "null", "none", "nan", "n/a", "unknown", "none assigned"})
 MONTH = re.compile(r"\d{4}-\d{2}")
 # A spreadsheet takes a cell that begins so for a formula (OWASP, CSV injection); some the wide signs as well.
@@ -143,6 +145,19 @@ def _counted(count: float, unit_seconds: float | None) -> float:
 def _written(text: str, zone: tzinfo) -> float:
     at = datetime.fromisoformat(f"{text}-01" if MONTH.fullmatch(text) else text.replace("/", "-"))
     return (at if at.tzinfo is not None else at.replace(tzinfo=zone)).timestamp()
+
+
+def middle(times: Sequence[float]) -> float | None:
+    """One of the times, in the middle of all; of two the later."""
+    return sorted(times)[len(times) // 2] if times else None
+
+
+def near(at: float | None, others: float | None) -> float | None:
+    """A time of a job; ValueError for one that is years away from the middle of the others."""
+    if at is not None and others is not None and abs(at - others) > FAR_SECONDS:
+        years = abs(at - others) / (FAR_SECONDS / 10)
+        raise ValueError(f"{datetime.fromtimestamp(at, UTC).isoformat()} is {years:,.0f} years from the other times")
+    return at
 
 
 def harmless(text: str) -> str:

@@ -78,12 +78,14 @@ class WhatIfApi:
         """What this hub has seen of jobs in the time before now."""
         step = hub_jobs.step_of(window)
         until = clock.to_ms(self._hub.clock.now()) // (step * 1000) * step
-        seen = hub_jobs.Sightings(step)
+        seen, since = hub_jobs.Sightings(step), None
         for start, end in hub_jobs.chunks(until - window, until):
             span = Span(round(start * 1000), round(end * 1000), step * 1000)
+            # A younger hub has not seen an empty fleet before: it has seen nothing.
+            since = since or hub_jobs.first_look(await self._hub.ask_range(hub_jobs.LOOKED, span))
             seen.take(await self._hub.ask_range(hub_jobs.EXPRESSION, span))
         views = [] if self._hub.clusters is None else self._hub.clusters.views()
-        found = seen.recorded(until - window, until, (work for view in views for work in view.workloads))
+        found = seen.recorded(since or until - window, until, (work for view in views for work in view.workloads))
         if not found.jobs:
             lasting = durations.format_seconds(window)
             raise HTTPException(

@@ -154,6 +154,18 @@ def test_a_line_has_no_price_only_where_none_of_its_hours_has_one(tmp_path: Path
     assert page.count("no price</td>") == 1
 
 
+def test_a_line_without_a_price_shows_its_share_of_what_nobody_held(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(
+        "id,team,model,gpus,started,ended\n1,asked,NVIDIA L40S,1,2026-11-01,2026-11-02\n"
+    )
+    (tmp_path / "book.toml").write_text('[[price]]\nmodel = "H200"\nper_gpu_hour = 2\n')
+    shared = ("--gpus", 2, "--model", "NVIDIA H200", "--policy", "allocation")
+    arguments = ("report", "--jobs", tmp_path / "jobs.csv", "--prices", tmp_path / "book.toml", *shared)
+    shown = run(cost.command, *arguments).output.splitlines()
+    assert [line.split()[-1] for line in shown if line.startswith(("asked", "total"))] == ["48.00", "48.00"]
+    assert "no price</td>" not in run(cost.command, *arguments, "--format", "html").stdout
+
+
 def test_a_team_that_held_nothing_has_no_statement(jobs: str, tmp_path: Path) -> None:
     result = run_failing(cost.command, "statement", "--jobs", jobs, "--month", "2026-11", "--team", "visoin")
     assert "no team `visoin` held a GPU in 2026-11" in str(result)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.accounting import budgets, cost, summary, usage
+from watchkeeper.accounting import budgets, cost, summary, usage, waste
 from watchkeeper.accounting.tally import nobody
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import PackError
@@ -88,6 +88,15 @@ def test_lines_sum_to_the_bill_however_they_are_cut(
     assert hours == pytest.approx(usage.total(summary.total(found)))
 
 
+def test_of_more_lines_than_an_answer_has_the_rest_is_one_and_the_sum_is_whole() -> None:
+    whole = cost.report(FLEET, BOOK, ["team", "job"])
+    assert cost.bounded(whole, most=len(whole.lines)) is whole
+    found = cost.bounded(whole, most=2)
+    assert [line.names for line in found.lines] == [whole.lines[0].names, (summary.REST, summary.REST)]
+    assert found.money == pytest.approx(whole.money)
+    assert f"{len(whole.lines) - 1} of {len(whole.lines)} lines are one" in found.notes[-1]
+
+
 @pytest.mark.parametrize("policy", list(cost.Policy))
 def test_jobs_of_a_team_sum_to_what_the_team_pays(policy: cost.Policy) -> None:
     jobs = cost.report(FLEET, BOOK, ["job", "model"], policy=policy, of={"team": "speech"})
@@ -107,8 +116,8 @@ def test_a_hole_in_the_book_is_listed_and_in_no_sum() -> None:
 
 
 def test_idle_money_has_its_owner_named() -> None:
-    assert cost.wasted(cost.bill([FLEET], BOOK), range(len(FLEET.keys))) == [
-        cost.Waste("vision", "ana", "vision-job", 2.0, 10.0)
+    assert waste.wasted(cost.bill([FLEET], BOOK), range(len(FLEET.keys))) == [
+        waste.Waste("vision", "ana", "vision-job", 2.0, 10.0)
     ]
 
 

@@ -8,7 +8,7 @@ are listed as holes and are in no sum of money. `statement` and the command line
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -26,8 +26,6 @@ Money = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 # Below a hundredth of a cent an item is the rounding of sums.
 LEAST_MONEY = 1e-4
-# Idle money is named owner by owner; a list longer than this nobody reads.
-MOST_WASTE = 20
 UNKNOWN_MODEL = "an unknown model"
 
 
@@ -193,6 +191,16 @@ def view(
     )
 
 
+def bounded(found: Report, *, most: int = summary.MOST_LINES) -> Report:
+    """Of more lines the last ones are one, so that the sum stays whole."""
+    kept, rest = found.lines[: most - 1], found.lines[most - 1 :]
+    if len(rest) < 2:
+        return found
+    note = f"{len(rest):,} of {len(found.lines):,} lines are one, {summary.REST}; --of asks about a part"
+    lines = (*kept, _total(rest, names=(summary.REST,) * len(found.by)))
+    return replace(found, lines=lines, notes=(*found.notes, note))
+
+
 def _offers(rows: _Rows, picked: Rows) -> list[_Offer]:
     return [rows.offers[at] for at in np.unique(rows.offer[picked]).tolist()]
 
@@ -319,36 +327,6 @@ def _power(table: usage.Table, book: prices.Book) -> list[str]:
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class Waste:
-    """GPUs that somebody holds and does not use, with who that is and what it costs; None where there is no price."""
-
-    team: str
-    user: str
-    job: str
-    gpu_hours: float
-    money: float | None
-
-
-def wasted(whole: Bill, chosen: Sequence[int], *, most: int = MOST_WASTE) -> list[Waste]:
-    """Idle money of some rows with its owner named, the most expensive first."""
-    table, rows = whole.table, whole.rows
-    team, user, job, space = (summary.dimension(name) for name in ("team", "user", "job", "namespace"))
-    hours: dict[tuple[str, str, str], float] = {}
-    money: dict[tuple[str, str, str], float] = {}
-    for at in chosen:
-        gpu_hours, key = float(table.amounts[at, usage.WASTED]), table.keys[at]
-        if gpu_hours <= 0:
-            continue
-        called = f"{key[space]}/{key[job]}" if key[space] and key[job] else key[job]
-        owner = (usage.shown(key[team]), usage.shown(key[user]), usage.shown(called))
-        hours[owner] = hours.get(owner, 0.0) + gpu_hours
-        if rows.offers[rows.offer[at]].price is not None:
-            money[owner] = money.get(owner, 0.0) + float(rows.wasted[at])
-    found = [Waste(*owner, gpu_hours, money.get(owner)) for owner, gpu_hours in hours.items()]
-    return sorted(found, key=lambda one: (-(one.money or 0.0), -one.gpu_hours, one.job))[:most]
-
-
 def plain(found: Report) -> dict[str, object]:
     """A report as `--json` and GET /api/cost give it."""
     return {
@@ -373,10 +351,10 @@ def plain(found: Report) -> dict[str, object]:
     }
 
 
-def _total(lines: Sequence[Line]) -> Line:
+def _total(lines: Sequence[Line], names: tuple[str, ...] = ()) -> Line:
     hours = np.sum([line.hours for line in lines], axis=0) if lines else np.zeros(len(usage.PARTS))
-    names = ("direct", "energy", "shared", "wasted", "unpriced_hours")
-    return Line((), hours, *(sum(getattr(line, name) for line in lines) for name in names))
+    parts = ("direct", "energy", "shared", "wasted", "unpriced_hours")
+    return Line(names, hours, *(sum(getattr(line, part) for line in lines) for part in parts))
 
 
 def _plain_price(price: prices.Price) -> dict[str, object]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from watchkeeper.accounting import cost, statement, summary, usage
+from watchkeeper.accounting import cost, statement, summary, usage, waste
 from watchkeeper.errors import CollectError
 
 PARTS_BY, JOBS_BY = ("project", "user", "model"), ("job", "model")
@@ -66,7 +66,7 @@ def _statement(whole: cost.Bill, wanted: Wanted, team: str, chosen: list[int]) -
         cost.plain(parts),
         wanted.zone,
         cost.plain(jobs),
-        [asdict(one) for one in cost.wasted(whole, chosen)],
+        [asdict(one) for one in waste.wasted(whole, chosen)],
         wanted.budgets.get(team),
     )
     return Statement(wanted.month, team, parts.money, parts.currency, statement.render(page))

@@ -109,8 +109,8 @@ def _row(names: Sequence[str], line: Mapping[str, Any], columns: Sequence[str]) 
     cells = "".join(f"<td>{_text(name)}</td>" for name in names)
     hours = line["hours"]
     numbers = [f"{hours[name]:,.1f}" for name in columns]
-    # A line without any price has no money, which is not the same as none.
-    is_hole = line["unpriced_hours"] > 0 and math.isclose(line["unpriced_hours"], hours["total"])
+    # A line without any price has no money, which is not the same as none; its share of what nobody held is some.
+    is_hole = not line["money"] and line["unpriced_hours"] > 0 and math.isclose(line["unpriced_hours"], hours["total"])
     numbers += [f"{line['shared']:,.2f}", "no price" if is_hole else f"{line['money']:,.2f}"]
     cells += "".join(f'<td class="n">{number}</td>' for number in numbers)
     return f"<tr>{cells}</tr>"

@@ -118,7 +118,7 @@ class Tally:
         if gap_hours:
             where = f"from {moment(missing[0][0])}" + (f", in {len(missing)} pieces" if len(missing) > 1 else "")
             self.notes.append(
-                f"cluster {usage.shown(cluster)}: nothing was recorded for {gap_hours:,.1f} hours ({where}); its GPUs "
+                f"cluster {usage.shown(cluster)}: nothing was recorded for {_lasting(gap_hours)} ({where}); its GPUs "
                 "count as unknown"
             )
         if unknown > 0:
@@ -151,6 +151,10 @@ def nobody(**named: str) -> usage.Key:
     """The key of hours that no workload had."""
     owner = dict.fromkeys(("team", "project", "namespace", "user", "kind", "job"), usage.NOBODY)
     return usage.key(**{**owner, **named})
+
+
+def _lasting(hours: float) -> str:
+    return f"{hours:,.1f} hours" if hours >= 1 else f"{math.ceil(hours * 60)} min"
 
 
 def moment(at: float) -> str:

@@ -86,10 +86,10 @@ def _ask(hub: HubClient, by: tuple[str, ...], asked: Mapping[str, Any]) -> dict[
 def _waste(hub: HubClient, found: dict[str, Any], asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Who holds what and does not use it; `found` says so where the time is too long to look at every job."""
     if asked["read"]:
-        from watchkeeper.accounting import cost, summary
+        from watchkeeper.accounting import summary, waste
 
         rows = summary.rows_of(asked["read"].table, dict(asked["of"]))
-        return [asdict(one) for one in cost.wasted(asked["read"], rows)]
+        return [asdict(one) for one in waste.wasted(asked["read"], rows)]
     if found["until"] - found["since"] > LONGEST_WASTE_SECONDS:
         found["notes"].append("who held GPUs and did not use them is listed for at most 35 days")
         return []
@@ -146,7 +146,7 @@ def _show(found: Mapping[str, Any], waste: list[dict[str, Any]]) -> None:
 
 def _cells(line: Mapping[str, Any]) -> list[str]:
     hours = line["hours"]
-    is_hole = line["unpriced_hours"] > 0 and math.isclose(line["unpriced_hours"], hours["total"])
+    is_hole = not line["money"] and line["unpriced_hours"] > 0 and math.isclose(line["unpriced_hours"], hours["total"])
     cost = "no price" if is_hole else f"{line['money']:,.2f}"
     return [
         f"{hours['total']:,.1f}",

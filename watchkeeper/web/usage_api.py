@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from watchkeeper.accounting import books, budgets, cost, ledger, monthly, price_file, spans, summary, usage
+from watchkeeper.accounting import books, budgets, cost, ledger, monthly, price_file, spans, summary, usage, waste
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import wire
@@ -76,12 +76,12 @@ class UsageApi:
     async def bill(self, request: Request) -> Response:
         by, of = _by(request), _of(request)
         whole = await self._bill(request, {*by, *of}, policy=_policy(request))
-        return ok(**cost.plain(await asyncio.to_thread(cost.view, whole, by, of=of)))
+        return ok(**cost.plain(cost.bounded(await asyncio.to_thread(cost.view, whole, by, of=of))))
 
     async def waste(self, request: Request) -> Response:
         """GPUs that are held and not used, with who holds them and what that costs."""
         of, whole = _of(request), await self._bill(request, {"job"}, policy=cost.Policy.NONE)
-        found = await asyncio.to_thread(lambda: cost.wasted(whole, summary.rows_of(whole.table, of)))
+        found = await asyncio.to_thread(lambda: waste.wasted(whole, summary.rows_of(whole.table, of)))
         return ok(since=whole.table.since, until=whole.table.until, currency=whole.book.currency, waste=found)
 
     async def budgets(self, request: Request) -> Response:
@@ -241,7 +241,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.waste,
             words="GPUs that are held and not used, with who holds them and what that costs",
             asks=(shapes.FROM, shapes.TO, shapes.OF),
-            gives={"since": float, "until": float, "currency": str, "waste": list[cost.Waste]},
+            gives={"since": float, "until": float, "currency": str, "waste": list[waste.Waste]},
         ),
         Endpoint(
             ("GET",),

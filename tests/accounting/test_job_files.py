@@ -199,6 +199,12 @@ def test_each_run_of_a_requeued_job_counts_and_a_row_that_is_there_twice_does_no
     assert read(text).count == 1
 
 
+def test_a_quotation_mark_in_the_name_of_a_slurm_job_takes_no_other_job_away() -> None:
+    names = ("plain", '"half', "plain", '6" pipe')
+    rows = "".join(f"{id}|{name}|a|0|3600|gres/gpu=1\n" for id, name in enumerate(names))
+    assert held(f"JobID|JobName|Account|Start|End|AllocTRES\n{rows}", "job") == {(str(id),): 1 for id in range(4)}
+
+
 def test_jobs_of_two_namespaces_or_clusters_may_have_one_name() -> None:
     pods = "id,namespace,gpus,started,ended\ntrain,a,1,0,3600\ntrain,b,2,0,3600\n"
     assert held(pods, "namespace") == {("a",): 1, ("b",): 2}

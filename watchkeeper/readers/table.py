@@ -95,8 +95,8 @@ def opened(text: str, *, where: str, problems: Problems) -> tuple[tuple[str, ...
 
 def _lines(text: io.StringIO, separator: str, where: str) -> Iterator[tuple[int, list[str]]]:
     # sacct quotes nothing: a quotation mark is a letter of a job's name there, and must not swallow the lines after it.
-    quoting = csv.QUOTE_NONE if separator == "|" else csv.QUOTE_MINIMAL
-    reader = csv.reader(text, delimiter=separator, skipinitialspace=True, quoting=quoting)
+    quotechar = None if separator == "|" else '"'
+    reader = csv.reader(text, delimiter=separator, skipinitialspace=True, quotechar=quotechar)
     try:
         for cells in reader:
             yield reader.line_num, cells

@@ -59,8 +59,8 @@ def _seen(questions: Questions, *, is_stuck: bool, stood_still: datetime | None)
     }
     places = {labels.get("UUID", ""): labels for labels in [*held, *told] if labels.get("UUID")}
     nodes = {labels.get("Hostname", "") for labels in [*held, *told]} - {""}
-    gpus, around = _gpus(questions, places, nodes, stood_still=stood_still, is_stuck=is_stuck), _around(questions, nodes)
-    usual = questions.usual_watts()
+    gpus = _gpus(questions, places, nodes, stood_still=stood_still, is_stuck=is_stuck)
+    around, usual = _around(questions, nodes), questions.usual_watts()
     steps = {identity.rank_of(labels): value for labels, value in questions.compute().items()}
     alive = {identity.rank_of(labels) for labels in questions.told("training_last_step_timestamp_seconds")}
     rank_of = _ranks_of(places, told, gpus.indexes, world=world)

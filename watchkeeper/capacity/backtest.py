@@ -191,8 +191,8 @@ def combined(rolled: Rolled, weights: Floats, row: int) -> Floats:
     """
     centres = np.log((rolled.edges[:-1] + rolled.edges[1:] + 1) / 2)
     ahead = np.log(np.arange(1, rolled.steps + 1))
-    by_step = np.array([np.interp(ahead, centres, of_model) for of_model in weights.T])
-    return quantiles_by_column(rolled.paths[row], by_step, MODELS_HELD)
+    share_of_part = np.array([np.interp(ahead, centres, part) for part in np.eye(len(centres))])
+    return quantiles_by_column(rolled.paths[row], weights.T @ share_of_part, MODELS_HELD)
 
 
 def steadied(rolled: Rolled, missed: Floats, own: Floats) -> Floats:

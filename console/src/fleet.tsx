@@ -12,7 +12,7 @@ import { Strips } from "./strips";
 import { Table, type Column } from "./table";
 import type { Fleet, FleetNode, Frame, Gpu, Status, Summary } from "./types";
 
-interface Full { reason: string | null; full: { full_at: string | null; earliest: string | null; latest: string | null }; sentence: string }
+interface Full { reason: string | null; full?: { full_at: string | null; earliest: string | null; latest: string | null }; sentence: string }
 function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; state: string }[]; price: number }) {
   const { answer, problem } = useAsk<Full>(s ? "/api/capacity/forecast?horizon=30d" : "");
   if (!s) return <div class="tiles steady">{[1, 2, 3, 4, 5, 6].map((i) => <div class="panel tile" key={i}><Skeleton lines={3} /></div>)}</div>;
@@ -37,6 +37,7 @@ function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; sta
 function fullness(answer?: Full, problem?: { message: string; status: number }) {
   if (problem || answer?.reason) return { value: "unknown", meaning: problem ? problem.message : "too few samples so far" };
   if (!answer) return { value: "…", meaning: "asking the forecast" };
+  if (!answer.full) return { value: "unknown", meaning: "no GPU reports" };
   const { full_at, earliest, latest } = answer.full, short = (iso: string) => new Date(iso).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
   if (!full_at) return { value: "not in 30 d", meaning: earliest ? `80 %: not before ${short(earliest)}` : "at the present growth" };
   return { value: short(full_at), meaning: `80 %: ${earliest ? short(earliest) : "now"} – ${latest ? short(latest) : "later"}` };

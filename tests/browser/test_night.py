@@ -266,4 +266,5 @@ def test_of_a_fleet_that_says_nothing_nobody_knows_what_is_held(page: Page, site
     site.hub.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen)
     open_fleet(page, site)
     expect(page.get_by_test_id("tile-idle")).to_contain_text("unknown")
+    expect(page.get_by_test_id("tile-full")).to_contain_text("unknown")
     expect(page.get_by_test_id("open-incidents")).to_contain_text("0 of 128 GPUs on 16 nodes report")

@@ -215,7 +215,7 @@ class CapacityApi:
 
 def _scheduled(node: cluster.ScheduledNode, held: int) -> standing.NodeStanding:
     is_in_service = node.is_schedulable and node.is_ready is not False
-    gpus = node.gpus or 0
+    gpus = node.gpus if node.gpus is not None else node.allocatable_gpus or 0
     lost = 0 if node.allocatable_gpus is None else max(0, gpus - node.allocatable_gpus)
     why_not = "" if is_in_service else node.reason or node.state
     return standing.NodeStanding(node.name, gpus, held, is_in_service, why_not, lost=lost)

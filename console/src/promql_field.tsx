@@ -4,7 +4,8 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { ask } from "./hub";
 
 interface Word { word: string; kind: string; detail: string }
-interface Offer { begins: number; ends: number; words: Word[]; kind: string }
+/** `length` is that of the text it was made for: who types on is inside the word, which has grown by as much. */
+interface Offer { begins: number; ends: number; words: Word[]; kind: string; length: number }
 const PAUSE = 120;
 const GLYPHS: Record<string, string> = { metric: "m", function: "ƒ", aggregation: "Σ", label: "l", value: "v", keyword: "k", duration: "t" };
 
@@ -19,15 +20,15 @@ export function PromqlField(p: { value: string; run: (text: string) => void; pro
       const cursor = field.current?.selectionStart ?? content.length;
       try {
         const found = await ask<Offer>(`/api/explore/complete?${new URLSearchParams({ query: content, at: String(cursor) })}`);
-        if (document.activeElement !== field.current) return;
-        show(found.words.length && (forced || found.ends > found.begins || found.kind !== "name") ? found : null);
+        if (document.activeElement !== field.current || field.current?.value !== content) return;
+        show(found.words.length && (forced || found.ends > found.begins || found.kind !== "name") ? { ...found, length: content.length } : null);
         move(-1);
       } catch { show(null); }
     }, forced ? 0 : PAUSE);
   };
   const take = (word: Word) => {
     if (!offer) return;
-    const tail = word.kind === "function" || word.kind === "aggregation" ? "(" : "", next = text.slice(0, offer.begins) + word.word + tail + text.slice(offer.ends);
+    const tail = word.kind === "function" || word.kind === "aggregation" ? "(" : "", next = text.slice(0, offer.begins) + word.word + tail + text.slice(Math.max(offer.begins, offer.ends + text.length - offer.length));
     const cursor = offer.begins + word.word.length + tail.length;
     // At once and not with the next drawing: whoever types on must not be overtaken.
     field.current!.value = next;

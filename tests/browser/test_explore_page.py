@@ -63,7 +63,7 @@ def test_the_same_answer_is_a_chart_a_table_and_json(page: Page, demo: Product) 
 def test_a_number_and_a_range_of_samples_are_told_as_values(page: Page, demo: Product) -> None:  # noqa: F811
     page.goto(f"{demo.url}/explore?expr=1%2B1&view=table")
     expect(page.get_by_test_id("query-time")).to_contain_text("1 series")
-    page.goto(f"{demo.url}/explore?expr={quote('count(up)[30m:1m]')}&view=table")
+    page.goto(f"{demo.url}/explore?expr={quote('vector(1)[30m:1m]')}&view=table")
     expect(page.get_by_test_id("result").get_by_role("row")).to_have_count(2)
     expect(page.get_by_test_id("result")).not_to_contain_text("NaN")
 

@@ -227,16 +227,19 @@ def _start_munge(cluster: Cluster) -> None:
 def _start_accounting(cluster: Cluster, ports: list[int]) -> None:
     """MariaDB and slurmdbd, with the cluster and one account known to them before slurmctld asks."""
     folder, database = cluster.folder, ports[-1]
-    tables = folder / "tables"
+    tables, scratch = folder / "tables", folder / "scratch"
+    scratch.mkdir()
+    # In a folder that several share, each that starts removes the temporary tables of the others.
+    where = [f"--datadir={tables}", f"--tmpdir={scratch}"]
     made = subprocess.run(
-        ["mariadb-install-db", "--no-defaults", f"--datadir={tables}", "--auth-root-authentication-method=normal"],
+        ["mariadb-install-db", "--no-defaults", *where, "--auth-root-authentication-method=normal"],
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     assert made.returncode == 0, made.stdout
-    where = [f"--datadir={tables}", f"--socket={folder}/db.sock", f"--port={database}", "--bind-address=127.0.0.1"]
+    where += [f"--socket={folder}/db.sock", f"--port={database}", "--bind-address=127.0.0.1"]
     cluster.start("mariadbd", "mariadbd", "--no-defaults", "--user=root", *where, f"--pid-file={folder}/db.pid")
     until((folder / "db.sock").exists, folder)
     conf = folder / "slurmdbd.conf"

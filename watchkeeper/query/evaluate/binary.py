@@ -108,10 +108,9 @@ def _meet(node: Binary, left: Vector, right: Vector, *, matching: Matching, note
     if is_swapped:
         lhs, rhs = rhs, lhs
     present = many.present[pairs.many] & one.present[pairs.one]
-    found = _outcome(node, lhs, rhs, met=present, kept=lhs.values, notes=notes)
     if matching.kind is MatchKind.ONE_TO_ONE:
-        # As in Prometheus, only those count that a comparison has kept.
-        _refuse_many(pairs, found.present)
+        _refuse_many(pairs, present)
+    found = _outcome(node, lhs, rhs, met=present, kept=lhs.values, notes=notes)
     met = Vector(pairs.series, found.values, found.present, found.histograms)
     if matching.kind is MatchKind.ONE_TO_ONE and not pairs.has_repeats:
         # Each has what is compared in its labels, and nothing else has the same.

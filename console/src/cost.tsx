@@ -71,7 +71,7 @@ function CostView({ address }: PageProps) {
             <Idle waste={waste.answer?.waste} currency={bill.currency} problem={waste.problem} isEmpty={total(bill, "total") === 0} />
             <Panel title={`Spent ${by === "job" ? "by job" : `by ${by}`}`} id="bill-panel" hint={<>{bill.policy_words}{BELOW[by] && <> · a line opens into its {BELOW[by]}s</>}</>}>
               <Table id="bill" caption={`Money by ${by}`} rows={bill.lines} rowKey={(l) => String(l[by])} rowTestId="bill-row" address={address} sort="-money" most={50} href={(l) => drill(l) ?? withParams(address, {})} columns={columns(by, bill, drill)}
-                empty={<Empty title="Nothing was recorded in this time">Choose a longer time; hours are kept from when the hub first saw a GPU.</Empty>} />
+                empty={<Empty title="Nothing was recorded in this time">Hours are kept from when the hub first saw a GPU; its first ones come two minutes after its start.</Empty>} />
             </Panel>
           </div>
           <aside>
@@ -154,7 +154,7 @@ function Budgets({ beat }: { beat: number }) {
   return (
     <Panel title="This month" hint={answer && `${answer.month} · spent, and where it will end`} id="budgets-panel">
       {problem && <Problem>{problem.message}</Problem>}
-      {!answer ? !problem && <Skeleton lines={5} /> : answer.budgets.length === 0 ? <p class="dim">Nothing was spent this month.</p> :
+      {!answer ? !problem && <Skeleton lines={5} /> : answer.budgets.length === 0 ? <p class="dim">Unknown: nothing was recorded this month.</p> :
         <table class="facts budgets"><tbody>{answer.budgets.map((b) => (
           <tr key={b.team} data-testid="budget-row"><th scope="row">{b.team}</th><td>
             <b>{cash(b.spent, answer.currency)}</b>{b.budget != null && <> of {cash(b.budget, answer.currency)}</>} <Mark tone={BUDGET[b.state]?.tone}>{BUDGET[b.state]?.text ?? words(b.state)}</Mark>

@@ -74,12 +74,13 @@ def test_both_themes_show_the_same_bill(page: Page, demo: Product, theme: str, t
 
 def test_a_time_of_which_nothing_is_recorded_is_unknown_and_not_free_of_waste(page: Page) -> None:  # noqa: F811
     def emptied(route: Route) -> None:
-        route.fulfill(json={**route.fetch().json(), "lines": []})
+        route.fulfill(json={**route.fetch().json(), "lines": [], "budgets": []})
 
     with serving(FakeHub()) as site:
-        page.route(re.compile(r"/api/cost\?"), emptied)
+        page.route(re.compile(r"/api/cost(/budgets)?\?"), emptied)
         page.goto(f"{site.url}/cost")
         expect(page.get_by_test_id("tile-idle")).to_contain_text("unknown")
         expect(page.get_by_test_id("idle-panel")).to_contain_text("Unknown: nothing was recorded in this time.")
+        expect(page.get_by_test_id("budgets-panel")).to_contain_text("Unknown: nothing was recorded this month.")
         page.unroute_all(behavior="wait")
         page.goto("about:blank")

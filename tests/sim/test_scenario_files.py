@@ -10,6 +10,7 @@ from watchkeeper.catalogue import causes
 from watchkeeper.errors import PackError
 from watchkeeper.remediate import policy
 from watchkeeper.sim import scenario
+from watchkeeper.sim.fleet import UnknownName
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 SLOW_CARD = """
@@ -69,3 +70,8 @@ def test_a_new_scenario_with_known_effects_needs_no_code(tmp_path: Path) -> None
 def test_a_broken_file_is_named_with_its_key(change: tuple[str, str], problem: str) -> None:
     with pytest.raises(PackError, match=rf"packs/scenarios/slow-card\.yaml: .*{problem}"):
         scenario.read(SLOW_CARD.replace(*change), file="slow-card.yaml")
+
+
+def test_a_scenario_that_nobody_knows_is_answered_with_the_one_that_is_meant() -> None:
+    with pytest.raises(UnknownName, match=r"there is no scenario `gpu-idle`\. .*Did you mean held-idle\?"):
+        scenario.find(SHIPPED, "gpu-idle")

@@ -7,6 +7,7 @@ that uses known effects needs no code.
 
 from __future__ import annotations
 
+import difflib
 import string
 from dataclasses import dataclass
 from enum import StrEnum
@@ -154,7 +155,11 @@ def find(known: dict[str, Scenario], name: str) -> Scenario:
     try:
         return known[name]
     except KeyError:
-        raise UnknownName(f"there is no scenario `{name[:80]}`", now=f"Known: {', '.join(known)}") from None
+        near = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.5)
+        remedy = f"Did you mean {near[0]}?" if near else None
+        raise UnknownName(
+            f"there is no scenario `{name[:80]}`", now=f"Known: {', '.join(known)}", remedy=remedy
+        ) from None
 
 
 def _without_keyword(plain: Any) -> Any:

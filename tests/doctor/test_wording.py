@@ -33,7 +33,10 @@ TWO_NODES = "".join(
         (DOWN, "NCCL of this job lost an InfiniBand link: mlx5_7 port 1"),
         (MEMORY, "The job on GPU 7 of gpu02 ran out of GPU memory"),
         (TWO_NODES, "NCCL of this job lost an InfiniBand link"),
-        ("RuntimeError: CUDA error: device-side assert triggered", "An application touched memory it does not own"),
+        (
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "This job: a program touched memory it does not own",
+        ),
     ],
 )
 def test_a_title_names_what_broke_and_nothing_else(text: str, title: str) -> None:

@@ -7,7 +7,6 @@ The page loads nothing, runs nothing, and everything that came from outside is e
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +14,7 @@ from importlib import resources
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from watchkeeper.accounting import usage
+from watchkeeper.accounting import usage, written
 
 # A page is read by people; beyond this it is a file for programs.
 MOST_ROWS = 200
@@ -109,9 +108,7 @@ def _row(names: Sequence[str], line: Mapping[str, Any], columns: Sequence[str]) 
     cells = "".join(f"<td>{_text(name)}</td>" for name in names)
     hours = line["hours"]
     numbers = [f"{hours[name]:,.1f}" for name in columns]
-    # A line without any price has no money, which is not the same as none; its share of what nobody held is some.
-    is_hole = not line["money"] and line["unpriced_hours"] > 0 and math.isclose(line["unpriced_hours"], hours["total"])
-    numbers += [f"{line['shared']:,.2f}", "no price" if is_hole else f"{line['money']:,.2f}"]
+    numbers += [f"{line['shared']:,.2f}", written.money(line)]
     cells += "".join(f'<td class="n">{number}</td>' for number in numbers)
     return f"<tr>{cells}</tr>"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,14 @@ from watchkeeper.kit import csv_text
 from watchkeeper.readers import table
 
 TOTAL = "total"
+
+
+def money(line: Mapping[str, Any]) -> str:
+    """What a line costs; one without any price has no money, which is not none, unless it has a share of the rest."""
+    is_hole = not line["money"] and line["unpriced_hours"] > 0
+    if is_hole and math.isclose(line["unpriced_hours"], line["hours"]["total"]):
+        return "no price"
+    return f"{line['money']:,.2f}"
 
 
 def harmless(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import urllib.parse
@@ -145,15 +144,15 @@ def _show(found: Mapping[str, Any], waste: list[dict[str, Any]]) -> None:
 
 
 def _cells(line: Mapping[str, Any]) -> list[str]:
+    from watchkeeper.accounting import written
+
     hours = line["hours"]
-    is_hole = not line["money"] and line["unpriced_hours"] > 0 and math.isclose(line["unpriced_hours"], hours["total"])
-    cost = "no price" if is_hole else f"{line['money']:,.2f}"
     return [
         f"{hours['total']:,.1f}",
         f"{hours['used']:,.1f}",
         f"{hours['wasted']:,.1f}",
         *(f"{line[name]:,.2f}" for name in ("direct", "energy", "shared")),
-        cost,
+        written.money(line),
     ]
 
 

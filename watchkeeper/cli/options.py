@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -15,26 +15,29 @@ from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.client.hub import HubClient
 from watchkeeper.kit import access
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def hub_url(help: str, **settings: Any) -> Callable[[Command], Command]:
+    return click.option(
+        "--hub", "hub_url", metavar="URL", envvar="WATCHKEEPER_HUB", show_envvar=True, help=help, **settings
+    )
+
+
+token = click.option(
+    "--token",
+    metavar="TOKEN",
+    envvar="WATCHKEEPER_TOKEN",
+    show_envvar=True,
+    help="Bearer token, best given as variable.",
+)
+
 
 def with_hub(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --hub and --token, and hand the command a HubClient as `hub`; a group's choice holds for its commands."""
 
-    @click.option(
-        "--hub",
-        "hub_url",
-        metavar="URL",
-        envvar="WATCHKEEPER_HUB",
-        show_envvar=True,
-        show_default=DEFAULT_URL,
-        help="The hub to ask.",
-    )
-    @click.option(
-        "--token",
-        metavar="TOKEN",
-        envvar="WATCHKEEPER_TOKEN",
-        show_envvar=True,
-        help="Bearer token, best given as variable.",
-    )
+    @hub_url("The hub to ask.", show_default=DEFAULT_URL)
+    @token
     @functools.wraps(command)
     def wrapper(*args: Any, hub_url: str | None, token: str | None, **kwargs: Any) -> Any:
         context = click.get_current_context()

@@ -19,21 +19,8 @@ MOST_LINES = 10_000
 
 
 @click.command("top")
-@click.option(
-    "--hub",
-    "hub_url",
-    metavar="URL",
-    envvar="WATCHKEEPER_HUB",
-    show_envvar=True,
-    help="Show a whole hub, not this node.",
-)
-@click.option(
-    "--token",
-    metavar="TOKEN",
-    envvar="WATCHKEEPER_TOKEN",
-    show_envvar=True,
-    help="Bearer token, best given as variable.",
-)
+@options.hub_url("Show a whole hub, not this node.")
+@options.token
 @click.option(
     "-s", "--sort", type=click.Choice([one.value for one in Sort]), default=Sort.NAME.value, help="What to order by."
 )

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from watchkeeper.incidents.footprint import RANKS, jobs_of
 from watchkeeper.kit import clock, own_metrics
-from watchkeeper.model import fleet, labels
+from watchkeeper.model import fleet, labels, workloads
 from watchkeeper.model.incidents import Incident
 
 WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
@@ -137,5 +137,4 @@ def _hits(incident: Incident, holders: Mapping[labels.Labels, float]) -> tuple[H
 
 
 def _name(held: Mapping[str, str], *, called: str = "workload") -> str:
-    space = held.get("namespace", "")
-    return f"{space}/{held.get(called, '')}" if space else held.get(called, "")
+    return workloads.called(held.get("namespace", ""), held.get(called, ""))

@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from watchkeeper.errors import QueryError
 from watchkeeper.model.alerts import Alert, AlertState
 from watchkeeper.model.labels import METRIC_NAME, Labels
-from watchkeeper.query import engine as engines
 from watchkeeper.rules import templates
 from watchkeeper.rules.rulefile import AlertingRule
 
@@ -32,12 +31,6 @@ class Surroundings:
 
 
 NOWHERE = Surroundings(external_labels={})
-
-
-def rows(engine: engines.Engine, at_ms: int, expr: str) -> list[dict[str, object]]:
-    """What the template function `query` answers."""
-    answer = engine.instant(expr, at_ms).latest()
-    return [{"Labels": labels, "Value": value} for labels, value in sorted(answer.items())]
 
 
 @dataclass(frozen=True, slots=True)

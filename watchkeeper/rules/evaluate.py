@@ -133,7 +133,7 @@ def evaluate_each(
 ) -> Iterator[RuleResult]:
     """Evaluate rule by rule; append each result's samples before taking the next one."""
     if surroundings.query is None:
-        surroundings = replace(surroundings, query=partial(alerting.rows, engine, clock.to_ms(now)))
+        surroundings = replace(surroundings, query=partial(rows, engine, clock.to_ms(now)))
     for rule in group.rules:
         key, began = rule_key(group, rule), timer()
         before = _held(group, rule, state.get(key, RuleState()), now=now)
@@ -431,3 +431,9 @@ def _made(rule: AlertingRule, alert: Alert) -> bool:
     """True when this rule can have made the alert: its name, and its labels where they are plain text."""
     plain = {name: template.text for name, template in rule.labels.items() if "{{" not in template.text}
     return alert.name == rule.name and all(alert.labels.get(name, "") == text for name, text in plain.items())
+
+
+def rows(engine: engines.Engine, at_ms: int, expr: str) -> list[dict[str, object]]:
+    """What the template function `query` answers."""
+    answer = engine.instant(expr, at_ms).latest()
+    return [{"Labels": labels, "Value": value} for labels, value in sorted(answer.items())]

@@ -23,7 +23,7 @@ from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine as engines
 from watchkeeper.query.promql import ast, parser
 from watchkeeper.rules import alerting
-from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, ALERTS_FOR_STATE, KEPT_SINCE
+from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, ALERTS_FOR_STATE, KEPT_SINCE, rows
 from watchkeeper.rules.rulefile import AlertingRule, Group, RecordingRule, Rule, RuleSet
 
 # An engine refuses more than 11,000 steps at once.
@@ -198,7 +198,7 @@ def _alert(rule: AlertingRule, engine: engines.Engine, ticks: _Ticks) -> list[Ep
     for at_ms, vector in ticks.answers():
         if not vector and not current:
             continue
-        surroundings = alerting.Surroundings({}, query=partial(alerting.rows, engine, at_ms))
+        surroundings = alerting.Surroundings({}, query=partial(rows, engine, at_ms))
         now = clock.from_ms(at_ms)
         step = alerting.step(rule, current, vector, now=now, surroundings=surroundings)
         for labels, alert in current.items():

@@ -25,9 +25,6 @@ def title(row: causes.CauseRow, where: Mapping[str, Any]) -> str:
     if row.title.startswith("Ranks of") and words.startswith("rank "):
         words = "this job"
     said = row.headline(words, one(where.get("node")) or "this system").replace("A rank of rank ", "rank ")
-    said = said.replace("Application on the job on ", "Application on ").replace(
-        "Application on this job", "An application"
-    )
     missing = one(where.get("missing_rank"))
     if missing is not None and "rank" in said and f"rank {missing}" not in said:
         said = f"{said}: rank {missing}"

@@ -21,6 +21,8 @@ SYSTEMS: tuple[dict[str, str], ...] = (
     {"sys_platform": "win32", "platform_system": "Windows"},
     {"sys_platform": "emscripten", "python_version": "3.14"},
 )
+# What only other systems get is not installed here, unless something else wants it: as told by its own metadata.
+ELSEWHERE = {"tzdata": "Apache-2.0"}
 LICENCE = re.compile(r"License :: (?:OSI Approved :: )?(.+)")
 
 
@@ -67,7 +69,10 @@ def _needs(name: str, extras: frozenset[str]) -> Iterator[Requirement]:
 
 def licence(name: str) -> str:
     """As the package says it; empty if it does not."""
-    told = metadata.metadata(name)
+    try:
+        told = metadata.metadata(name)
+    except metadata.PackageNotFoundError:
+        return ELSEWHERE.get(name, "")
     if expression := told.get("License-Expression"):
         return str(expression)
     classes = [match[1] for one in told.get_all("Classifier", []) if (match := LICENCE.match(one))]

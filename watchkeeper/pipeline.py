@@ -86,7 +86,7 @@ class Pipeline:
             now=now,
             names=parts.fleet.place_name,
             workloads=self.workloads_at,
-            domains=domains.Domains(parts.fleet.domains_of, parts.fleet.nodes_in, runs_on.of),
+            domains=domains.Domains(parts.fleet.domains_of, parts.fleet.nodes_in, runs_on.of, parts.fleet.pool_of),
             under_repair=parts.under_repair,
             last_alive=None if parts.newest_ms is None else clock.from_ms(parts.newest_ms),
         )

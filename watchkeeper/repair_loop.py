@@ -314,7 +314,7 @@ class RepairLoop:
         return self.ladder.rung(cause, self._pool(place))
 
     def _pool(self, place: fleet_model.Place) -> str:
-        return pool_of(self._parts.fleet, place)
+        return self._parts.fleet.pool_of(place)
 
     # While time passes
 
@@ -445,11 +445,6 @@ class RepairLoop:
         task = asyncio.get_running_loop().create_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def pool_of(known: fleet.Fleet, place: fleet_model.Place) -> str:
-    node = None if place.node is None else known.node(place.node, place.cluster)
-    return "" if node is None else node.pool
 
 
 def ladder_of(settings: config.Remediate) -> ladder.Ladder:

@@ -67,6 +67,7 @@ class Room:
         self.workloads: Callable[[fleet.Place], list[str]] = lambda place: [f"job on {place.node}"]
         # Where jobs run.
         self.jobs: dict[fleet.Place, Footprint] = {}
+        self.pools: dict[str | None, str] = {}
         # Incidents whose own repair reboots a machine.
         self.under_repair: set[str] = set()
         self.last_alive: datetime | None = None
@@ -79,7 +80,10 @@ class Room:
             now=now,
             names=lambda place: f"GPU {place.gpu[-1]} on {place.node}" if place.gpu else str(place.node),
             workloads=self._workloads_at,
-            domains=Domains(footprint=lambda place: self.jobs.get(place, NOWHERE)),
+            domains=Domains(
+                footprint=lambda place: self.jobs.get(place, NOWHERE),
+                pool=lambda place: self.pools.get(place.node, ""),
+            ),
             under_repair=lambda _: self.under_repair,
             last_alive=self.last_alive,
         )

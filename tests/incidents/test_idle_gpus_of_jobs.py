@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.incidents.stories import Room, alert, gpu, job
+from tests.incidents.stories import Room, alert, gpu, job, later
+from watchkeeper.incidents import blast
 from watchkeeper.incidents.footprint import Footprint
 from watchkeeper.model import alerts, fleet
 
@@ -69,3 +70,69 @@ def test_the_incident_ends_with_the_job_s_trouble_and_the_idle_gpus(room: Room) 
     room.hear(idle(gpu(3), 900, ends=2000))
     room.tick(3000)
     assert room.open() == []
+
+
+def held(place: fleet.Place, at: float, pod: str, *, ends: float | None = None) -> alerts.Alert:
+    told = idle(place, at, ends=ends)
+    return replace(told, labels=told.labels.having(namespace="ml", pod=pod))
+
+
+@pytest.fixture
+def shared(room: Room) -> Room:
+    """Who holds what: two pods of `llm`, on two nodes, and a notebook beside the first."""
+    holders = {gpu(5): "ml/notebook"} | {gpu(at): "ml/llm-worker-0" for at in range(4)}
+    holders |= {gpu(at, "n2"): "ml/llm-worker-1" for at in range(4)}
+    room.workloads = lambda place: [holders[place]] if place in holders else []
+    return room
+
+
+def test_idle_gpus_of_one_job_are_one_incident_on_whichever_node(shared: Room) -> None:
+    shared.hear(
+        held(gpu(0), 0, "llm-worker-0"), held(gpu(1), 30, "llm-worker-0"), held(gpu(2, "n2"), 60, "llm-worker-1")
+    )
+    shared.hear(held(gpu(5), 60, "notebook"))
+    assert [(id, place) for id, place, _ in shared.open()] == [("INC-1", gpu(0)), ("INC-2", gpu(5))]
+    job_s, notebook_s = shared.incidents.open()
+    assert job_s.title.endswith("GPU 0 on n1 and 2 more")
+    assert notebook_s.title.endswith("GPU 5 on n1")
+    assert job_s.workloads == ("ml/llm-worker-0", "ml/llm-worker-1")
+
+
+def test_the_incident_of_idle_gpus_ends_with_the_last_of_them(shared: Room) -> None:
+    shared.hear(held(gpu(0), 0, "llm-worker-0"), held(gpu(2, "n2"), 60, "llm-worker-1"))
+    shared.hear(held(gpu(0), 0, "llm-worker-0", ends=600))
+    shared.tick(1200)
+    assert [id for id, _, _ in shared.open()] == ["INC-1"]
+    shared.hear(held(gpu(2, "n2"), 60, "llm-worker-1", ends=1200))
+    shared.tick(1900)
+    assert shared.open() == []
+
+
+def test_idle_gpus_of_one_job_in_two_pools_are_two_incidents(shared: Room) -> None:
+    shared.pools = {"n2": "batch"}
+    shared.hear(held(gpu(0), 0, "llm-worker-0"), held(gpu(2, "n2"), 60, "llm-worker-1"))
+    assert [place for _, place, _ in shared.open()] == [gpu(0), gpu(2, "n2")]
+
+
+def test_broken_gpus_of_one_job_stay_incidents_of_their_own(shared: Room) -> None:
+    broken = [alert("ecc_uncorrectable", gpu(at), at) for at in (0, 1)]
+    shared.hear(*(replace(one, labels=one.labels.having(namespace="ml", pod="llm-worker-0")) for one in broken))
+    assert [place for _, place, _ in shared.open()] == [gpu(0), gpu(1)]
+
+
+def test_idle_gpus_of_a_job_are_taken_in_when_it_is_called_stalled(shared: Room) -> None:
+    shared.hear(held(gpu(0), 0, "llm-worker-0"), held(gpu(2, "n2"), 60, "llm-worker-1"), stalled(1800))
+    assert shared.open() == [("INC-1", job("llm"), "training_stalled")]
+    shared.hear(held(gpu(3, "n2"), 2000, "llm-worker-1"))
+    assert [id for id, _, _ in shared.open()] == ["INC-1"]
+
+
+def test_all_idle_gpus_of_a_job_count(shared: Room) -> None:
+    shared.hear(
+        held(gpu(0), 0, "llm-worker-0"), held(gpu(1), 30, "llm-worker-0"), held(gpu(2, "n2"), 60, "llm-worker-1")
+    )
+    (incident,) = shared.incidents.open()
+    hit = blast.of(
+        incident, {}, now=later(3600), gpus_at=lambda place: int(place.gpu is not None), dollars_per_gpu_hour=2
+    )
+    assert (hit.broken_gpus, hit.dollars_per_hour) == (3, 6)

@@ -193,7 +193,7 @@ def _troubled(rows: Iterable[Row], cards: Iterable[answers.Card]) -> list[Row]:
     at_node: dict[str, str] = {}
     for card in sorted(cards, key=lambda card: -_rank(card.severity.value)):
         if card.place.gpu is not None:
-            at_gpu[card.place.gpu] = card.cause
+            at_gpu |= dict.fromkeys([*card.gpus, card.place.gpu], card.cause)
         elif card.place.node is not None:
             at_node[card.place.node] = card.cause
     if not at_gpu and not at_node:

@@ -38,6 +38,8 @@ class Card:
     resolved_at: datetime | None
     assignee: str | None
     part_of: str | None
+    # Those that its signals name; an older hub does not tell.
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

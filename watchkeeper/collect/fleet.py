@@ -154,6 +154,11 @@ class Fleet:
         node = self.node(place.node, place.cluster) if place.node is not None else None
         return () if node is None else node.enclosing()
 
+    def pool_of(self, place: fleet.Place) -> str:
+        """The pool of a node; empty where nobody says."""
+        node = self.node(place.node, place.cluster) if place.node is not None else None
+        return "" if node is None else node.pool
+
     def nodes_in(self, domain: fleet.Place) -> list[fleet.Place]:
         """The nodes of a failure domain."""
         if self._nodes_in is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.incidents.footprint import RANKS, jobs_of
@@ -98,7 +98,10 @@ def of(
     """What an incident hits, or hit while it was open; `holders` is the answer to the question."""
     hits = _hits(incident, holders)
     places = {member.place for member in incident.members if not _is_inside(member.place, incident.place)}
-    broken = gpus_at(incident.place) or sum(gpus_at(place) for place in places)
+    same = {replace(one.place, slice=None) for one in incident.members if one.place.gpu and one.cause == incident.cause}
+    # A GPU may be the first of a job's that do nothing; they are one incident.
+    at_place = max(gpus_at(incident.place), len(same)) if incident.place.gpu else gpus_at(incident.place)
+    broken = at_place or sum(gpus_at(place) for place in places)
     gpus = max(broken, sum(hit.gpus or 0 for hit in hits))
     lasted = ((incident.resolved_at or now) - incident.opened_at).total_seconds()
     return Blast(

@@ -102,6 +102,7 @@ class Incidents:
             under_repair,
             self._domains.reaches,
             self._domains.holds,
+            self._domains.pool,
         )
         self._shelf = Shelf(self._domains, remembered=REMEMBERED)
         self._conditions = Conditions()
@@ -228,7 +229,7 @@ class Incidents:
         is_of_jobs = effects.may_befall_jobs(signal.cause) or effects.may_follow_jobs(signal.family)
         if is_workload(place) and not signal.has_ended and is_of_jobs:
             return self._shelf.under(place)
-        return self._shelf.near(place)
+        return self._shelf.near(place, signal.job)
 
     def acknowledge(self, id: str, actor: str, now: datetime) -> Incident:
         known = self._find(id)

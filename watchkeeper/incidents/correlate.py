@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from watchkeeper.catalogue import causes, effects
 from watchkeeper.incidents import job_effects
-from watchkeeper.incidents.footprint import is_workload, name_of
+from watchkeeper.incidents.footprint import OF_WHOLE_JOBS, holders_of, is_workload, name_of
 from watchkeeper.incidents.signals import Signal, anchor, settle_seconds
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet
@@ -65,6 +65,7 @@ class Surroundings:
     reaches: Callable[[fleet.Place, fleet.Place], bool] = lambda place, job: place == job
     # Whether a GPU, or all that a pod has, belongs to a job.
     holds: Callable[[fleet.Place, fleet.Place], bool] = lambda job, place: job == place
+    pool: Callable[[fleet.Place], str] = lambda _: ""
 
     def encloses(self, outer: fleet.Place, inner: fleet.Place) -> bool:
         """Like `Place.encloses`, and a rack encloses its nodes and what is in them."""
@@ -150,7 +151,7 @@ def explain(near: Sequence[Incident], incident: Incident, *, cause: str, around:
         incident,
         cause=row.cause,
         family=row.family,
-        title=title(row.cause, incident.place, names=around.names),
+        title=title(row.cause, incident.place, names=around.names, members=incident.members),
         severity=max(incident.severity, row.severity, key=lambda severity: severity.rank),
     )
     return Decision(Step.EXPLAINED, _next_version(named, incident), f"Explained by another fault: {named.title}")
@@ -160,7 +161,7 @@ def rename(incident: Incident, names: Callable[[fleet.Place], str]) -> Incident:
     """One that is called by the UUID of its GPU, under the name that the inventory has learned; else unchanged."""
     if not incident.place.is_called_by_uuid(incident.title):
         return incident
-    called = title(incident.cause, incident.place, names=names)
+    called = title(incident.cause, incident.place, names=names, members=incident.members)
     return incident if called == incident.title else _next_version(replace(incident, title=called), incident)
 
 
@@ -244,7 +245,14 @@ def _touches(incident: Incident, signal: Signal, around: Surroundings) -> bool:
         # A leaf switch that seemed to be gone, until all of its rack was.
         nodes = [member.place for member in incident.members if member.place.node is not None and member.until is None]
         return bool(nodes) and all(around.encloses(place, node) for node in nodes)
-    return around.encloses(incident.place, place) or around.encloses(place, incident.place)
+    is_inside = around.encloses(incident.place, place) or around.encloses(place, incident.place)
+    return is_inside or _is_of_one_job(incident, signal, around)
+
+
+def _is_of_one_job(incident: Incident, signal: Signal, around: Surroundings) -> bool:
+    """GPUs of one job; not of two pools, whose owners may want different things done about it."""
+    is_one = signal.job in holders_of(incident)
+    return is_one and around.pool(incident.place.whole_node) == around.pool(signal.place.whole_node)
 
 
 def _gives_way_to(incident: Incident, signal: Signal, around: Surroundings) -> bool:
@@ -385,30 +393,36 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, around: Surroun
     """Place, cause, title and severity follow from the members, and are worked out again with each change."""
     best = lead(members)
     place = anchor(best.place, best.cause)
-    # Nobody knows what runs in a rack but its nodes; the newest member's has not been asked yet.
-    asked = members[-1].place if place.domain is not None and members[-1].place.node else place
+    family = causes.lookup(best.cause).family
+    # Nobody knows what runs in a rack but its nodes, and on the GPUs of a job; the newest member's was not asked yet.
+    is_wide = place.domain is not None or family in OF_WHOLE_JOBS
+    asked = members[-1].place if is_wide and members[-1].place.node else place
     jobs = (name_of(member.place) for member in members if is_workload(member.place))
     workloads = dict.fromkeys([*jobs, *incident.workloads, *around.workloads(asked)])
     return replace(
         incident,
         place=place,
-        title=title(best.cause, place, names=around.names),
+        title=title(best.cause, place, names=around.names, members=members),
         severity=max((member.severity for member in _not_by_repair(members)), key=lambda severity: severity.rank),
         cause=best.cause,
-        family=causes.lookup(best.cause).family,
+        family=family,
         members=members,
         workloads=tuple(workloads)[:MOST_WORKLOADS],
     )
 
 
-def title(cause: str, place: fleet.Place, *, names: Callable[[fleet.Place], str]) -> str:
+def title(
+    cause: str, place: fleet.Place, *, names: Callable[[fleet.Place], str], members: Sequence[Member] = ()
+) -> str:
     """The catalogue's headline with the place as people call it."""
     row = causes.lookup(cause)
+    others = {member.place for member in members if member.place.gpu is not None} - {place}
+    more = f" and {len(others)} more" if others and row.family in OF_WHOLE_JOBS else ""
     node = names(place.whole_node)
     # What nobody knows the cause of need not be a GPU's.
     is_of_gpu = row.scope == "gpu" and row.is_hardware
     is_some_gpu = is_of_gpu and place.node is not None and place.gpu is None and place.port is None
-    text = row.headline(f"a GPU on {node}" if is_some_gpu else names(place), node)
+    text = row.headline(f"a GPU on {node}" if is_some_gpu else names(place) + more, node)
     # A machine is called as it is called, also where a sentence begins.
     begins_with_node = place.node is not None and text.startswith(f"{node} ")
     return text if begins_with_node else text[:1].upper() + text[1:]

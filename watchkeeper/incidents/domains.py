@@ -36,11 +36,12 @@ SAID = re.compile(r"(\d+) of ")
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """What the inventory says: the domains of a node, the nodes of a domain, and where a job runs."""
+    """What the inventory says: the domains of a node, the nodes of a domain, where a job runs, the pool of a node."""
 
     of: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
     nodes: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
     footprint: Callable[[fleet.Place], Footprint] = lambda _: NOWHERE
+    pool: Callable[[fleet.Place], str] = lambda _: ""
 
     def reaches(self, place: fleet.Place, job: fleet.Place) -> bool:
         """True when a job is this place, or has a rank there, or a machine in this rack or behind this switch."""

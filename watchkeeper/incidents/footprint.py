@@ -13,13 +13,15 @@ from datetime import datetime, timedelta
 
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.kit.logs import fields
-from watchkeeper.model import fleet, incidents
+from watchkeeper.model import fleet, incidents, jobs
 from watchkeeper.query import engine as engines
 
 log = logging.getLogger(__name__)
 
 RANKS = "training_rank_info"
 OF_JOB = "job="
+# What its GPUs show because of what a job does: one incident for all of them, for its owner.
+OF_WHOLE_JOBS = frozenset({"waste"})
 # Which series tell where a workload runs, by the kind of its place, and the labels that name it there.
 SERIES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "job": ((RANKS, ("job_name",)), ("watchkeeper:job_gpu:share", ("job_name",))),
@@ -65,6 +67,12 @@ def is_workload(place: fleet.Place) -> bool:
 def name_of(place: fleet.Place) -> str:
     """What a job, a pod or a Slurm job is called."""
     return (place.domain or "").partition("=")[2]
+
+
+def holders_of(incident: incidents.Incident) -> frozenset[str]:
+    """The jobs that hold the GPUs of an incident, where GPUs of one job are one incident."""
+    is_one = incident.family in OF_WHOLE_JOBS and incident.place.gpu is not None
+    return frozenset(map(jobs.job_of, incident.workloads)) if is_one else frozenset()
 
 
 def jobs_of(incident: incidents.Incident) -> frozenset[str]:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from watchkeeper.catalogue import effects
 from watchkeeper.incidents.domains import Domains
-from watchkeeper.incidents.footprint import is_workload
+from watchkeeper.incidents.footprint import holders_of, is_workload
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident, IncidentId
 
@@ -65,6 +65,7 @@ class Shelf:
         places = {
             incident.place.whole_node,
             *(member.place for member in incident.members if is_workload(member.place)),
+            *(_of_holder(incident.place.cluster, job) for job in holders_of(incident)),
         }
         if incident.is_open and is_workload(incident.place) and effects.may_befall_jobs(incident.cause):
             # Where it ran when it began: to ask again at each change would be dear.
@@ -75,9 +76,12 @@ class Shelf:
             self._by_node.setdefault(place, {})[incident.id] = None
         self._filed[incident.id] = frozenset(places)
 
-    def near(self, place: fleet.Place) -> list[Incident]:
-        """Open and just resolved incidents of the same node and of the domains around it, or inside the same domain."""
-        return self._at(self._domains.around(place.whole_node))
+    def near(self, place: fleet.Place, job: str = "") -> list[Incident]:
+        """Open and just resolved incidents of the same node and of the domains around it, or inside the same domain.
+
+        With `job` also those of what else it holds.
+        """
+        return self._at([*self._domains.around(place.whole_node), *([_of_holder(place.cluster, job)] if job else [])])
 
     def under(self, job: fleet.Place) -> list[Incident]:
         """Those of a job and of the machines that it runs on; this asks where that is."""
@@ -113,6 +117,10 @@ class Shelf:
                 self._by_node[place].pop(incident.id)
         self._by_node = {place: ids for place, ids in self._by_node.items() if ids}
         return gone
+
+
+def _of_holder(cluster: str, job: str) -> fleet.Place:
+    return fleet.Place(cluster, domain=f"holder={job}")
 
 
 def age(incident: Incident) -> tuple[datetime, int, str]:

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cache
 
 from watchkeeper.catalogue import causes, event_causes, xid
-from watchkeeper.model import alerts, diagnosis, events, fleet, incidents
+from watchkeeper.model import alerts, diagnosis, events, fleet, incidents, jobs
 
 # These name their own cause in `fields`, because the agent that sent them knows it.
 NAMED_KINDS = frozenset(
@@ -62,11 +62,15 @@ WORKLOAD_LABELS = (
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """`member` is what the incident keeps of it; `replaces` is the ref of an ended member that came back."""
+    """`member` is what the incident keeps of it; `replaces` is the ref of an ended member that came back.
+
+    `job` is whose GPU it is about, if it says so.
+    """
 
     member: incidents.Member
     family: str
     replaces: str | None = None
+    job: str = ""
 
     @property
     def place(self) -> fleet.Place:
@@ -133,7 +137,8 @@ def from_alert(alert: alerts.Alert) -> Signal | None:
         severity=alert.severity,
         until=alert.resolved_at if alert.state is alerts.AlertState.RESOLVED else None,
     )
-    return Signal(member, causes.lookup(cause).family)
+    holder = fleet.holder(alert.labels) if member.place.gpu is not None else None
+    return Signal(member, causes.lookup(cause).family, job=jobs.job_of(holder) if holder else "")
 
 
 def place_of(labels: Mapping[str, str]) -> fleet.Place:

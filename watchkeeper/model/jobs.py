@@ -262,6 +262,12 @@ class JobReport:
     notes: tuple[str, ...] = ()
 
 
+def job_of(holder: str) -> str:
+    """The job of a workload as `fleet.holder` calls it: `ml/llm-worker-0` is one of `ml/llm`, a Slurm id is itself."""
+    namespace, is_pod, name = holder.rpartition("/")
+    return f"{namespace}/{job_name(name)}" if is_pod else name
+
+
 def job_name(pod: str) -> str:
     """The job that a pod belongs to, by its name."""
     for pattern in (NUMBERED, HASHED):

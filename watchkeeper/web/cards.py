@@ -28,6 +28,7 @@ def card(hub: HubView, incident: incidents.Incident) -> dict[str, Any]:
     return plain | {
         "place_name": hub.fleet.place_name(incident.place),
         "signals": len(members),
+        "gpus": list(dict.fromkeys(one["place"]["gpu"] for one in members if one["place"]["gpu"])),
         "why": best.why if best else None,
         "confidence": best.confidence if best else None,
         "next_step": plan.next_step if plan else (best.actions[0].do if best and best.actions else None),

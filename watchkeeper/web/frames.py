@@ -269,8 +269,9 @@ def state_of(incident: incidents.Incident) -> State | None:
 
 def _slots(stock: Inventory, incident: incidents.Incident) -> Iterable[int]:
     if incident.place.gpu is not None:
-        at = stock.position.get(incident.place.gpu)
-        return () if at is None else (at,)
+        # GPUs of one job that do nothing are one incident, and some of them may be at work again.
+        idle = {one.place.gpu for one in incident.members if one.until is None} if incident.cause == IDLE_CAUSE else ()
+        return [stock.position[gpu] for gpu in idle or (incident.place.gpu,) if gpu in stock.position]
     # A lost GPU that nobody can name is one of its node's: only the slots that are silent already.
     if incident.place.node is None or incident.family == LOST_FAMILY:
         return ()

@@ -43,6 +43,7 @@ Card = Annotated[
         also={
             "place_name": str,
             "signals": int,
+            "gpus": list[str],
             "why": str | None,
             "confidence": float | None,
             "next_step": str | None,

@@ -229,9 +229,7 @@ def _workload(
 
 def _is_about(incident: incidents.Incident, seen: SeenView) -> bool:
     place, uuid = incident.place, seen.gpu.uuid
-    if place.gpu is not None:
-        return place.gpu == uuid
-    is_here = place.node == seen.node and place.cluster in (seen.cluster, signals.UNNAMED_CLUSTER)
+    is_here = place.gpu is None and place.node == seen.node and place.cluster in (seen.cluster, signals.UNNAMED_CLUSTER)
     return is_here or any(member.place.gpu == uuid for member in incident.members)
 
 

@@ -19,6 +19,8 @@ from watchkeeper.model.diagnosis import Finding, RuledOut, Step
 CAUSE = "gpu_idle_waste"
 # As in packs/rules/usage.yaml: below one part in a hundred no kernel of a real workload runs.
 IDLE_SM_SHARE = 0.01
+# A job may hold hundreds; each is a signal of the incident.
+MOST_TOLD = 8
 
 
 def gpu_idle_waste(facts: Facts) -> Finding | None:
@@ -28,7 +30,8 @@ def gpu_idle_waste(facts: Facts) -> Finding | None:
         return None
     busy = facts.of(SM_ACTIVE)
     is_idle = busy is not None and busy < IDLE_SM_SHARE
-    holders = ", ".join(facts.incident.workloads) or "the owner"
+    holders = ", ".join(facts.incident.workloads[:MOST_TOLD]) or "the owner"
+    what = "the GPU is" if len(told) == 1 else f"the {len(told)} GPUs are"
     return finding(
         facts,
         CAUSE,
@@ -39,9 +42,9 @@ def gpu_idle_waste(facts: Facts) -> Finding | None:
             number(facts, UTILISATION),
             number(facts, MEMORY_USED),
             number(facts, POWER),
-            *(member_line(member) for member in told),
+            *(member_line(member) for member in told[:MOST_TOLD]),
         ),
-        steps=(Step(f"Ask {holders} whether the GPU is still needed"),),
+        steps=(Step(f"Ask {holders} whether {what} still needed"),),
         ruled_out=ruling.against(_stuck_in_a_collective(facts), ruling.hardware(facts, facts.place)),
     )
 

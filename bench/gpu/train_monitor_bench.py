@@ -2,15 +2,17 @@
 
     python bench/gpu/train_monitor_bench.py [--steps 20] [--turns 200]
 
-`cost`: one rank with NCCL, the same model bare, watched, and watched with its communication, turn by turn; `small` is a
-model whose step is all host, so that a microsecond more would show, `large` one whose step is all GPU. `wait`: two
-ranks on one GPU over Gloo, of which the second is late by some milliseconds in each step: the first one's GPU waits for
-so long, and its compute time must not grow by it. Prints one JSON object.
+`cost`: one rank with NCCL, the same model bare, with one call of `step`, with its phases in `with` blocks, watched, and
+watched with its communication, turn by turn; `small` is a model whose step is all host, so that a microsecond more
+would show, `large` one whose step is all GPU. `wait`: two ranks on one GPU over Gloo, of which the second is late by
+some milliseconds in each step: the first one's GPU waits for so long, and its compute time must not grow by it. Prints
+one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -30,7 +32,7 @@ from watchkeeper.instrument.training import TrainingMonitor
 
 LATE_SECONDS = 0.03
 # The bare one twice: what these two differ by is the method's own noise.
-KINDS = ("bare", "watched", "with_communication", "bare_again")
+KINDS = ("bare", "step", "split", "watched", "with_communication", "bare_again")
 
 
 def _join(backend: str) -> Any:
@@ -51,24 +53,38 @@ def _model(torch: Any, width: int, layers: int) -> tuple[Any, Any]:
 def _stepping(torch: Any, kind: str, *, width: int, layers: int, rows: int) -> tuple[Callable[[], None], Any]:
     """One training step of a kind, as a user's loop has it, and its monitor."""
     model, optimizer = _model(torch, width, layers)
-    x, monitor = torch.randn(rows, width, device="cuda"), None
-    if kind in ("watched", "with_communication"):
-        monitor = TrainingMonitor("bench", Exports())
+    x = torch.randn(rows, width, device="cuda")
+    monitor = None if kind.startswith("bare") else TrainingMonitor("bench", Exports())
+    is_watched = kind in ("watched", "with_communication")
+    if monitor is not None and is_watched:
         monitor.watch(model, optimizer)
-    if kind == "with_communication":
+    if monitor is not None and kind == "with_communication":
         monitor.watch_communication(model)
+    forward, backward, stepping = _phases(monitor if kind == "split" else None)
 
     def step() -> None:
-        loss = model(x).square().mean()
-        if monitor is not None:
+        with forward:
+            loss = model(x).square().mean()
+        if monitor is not None and is_watched:
             monitor.tell(loss=loss)
             monitor.saw(samples=rows)
-        loss.backward()
+        with backward:
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        with stepping:
+            optimizer.step()
         optimizer.zero_grad()
+        if monitor is not None and not is_watched:
+            monitor.step(loss=loss, samples=rows)
 
     return step, monitor
+
+
+def _phases(monitor: TrainingMonitor | None) -> tuple[Any, Any, Any]:
+    """What stands around forward, backward and optimizer; without a monitor nothing does."""
+    if monitor is None:
+        return contextlib.nullcontext(), contextlib.nullcontext(), contextlib.nullcontext()
+    return monitor.forward(), monitor.backward(), monitor.optimizer()
 
 
 def cost(steps: int, turns: int) -> dict[str, Any]:
@@ -107,13 +123,19 @@ def _timed(torch: Any, step: Callable[[], None], count: int) -> tuple[float, flo
 
 
 def _beside(times: list[tuple[float, float]], bare: list[tuple[float, float]]) -> dict[str, float]:
-    """The best turn counts, because whatever else the machine does only adds; the middle one says how much it did."""
+    """The best turn counts, because whatever else the machine does only adds; the middle one says how much it did.
+
+    `paired` is the middle of what it took more than the bare one of the same turn: a slow host is slow for both.
+    """
     wall, cpu = (min(one[at] for one in times) for at in (0, 1))
+    paired = [[one[at] - other[at] for one, other in zip(times, bare, strict=True)] for at in (0, 1)]
     return {
         "wall_us": round(wall, 1),
         "middle_wall_us": round(statistics.median(one[0] for one in times), 1),
         "more_wall_us": round(wall - min(one[0] for one in bare), 1),
         "more_cpu_us": round(cpu - min(one[1] for one in bare), 1),
+        "paired_more_wall_us": round(statistics.median(paired[0]), 1),
+        "paired_more_cpu_us": round(statistics.median(paired[1]), 1),
     }
 
 

@@ -62,28 +62,35 @@ class StepClock:
         self._mark = now
 
     def leave(self) -> None:
+        self.move_to(None)
+
+    def move_to(self, phase: Phase | None) -> None:
+        """Leave the innermost phase, and enter this one: for frameworks that only say what begins.
+
+        Flat, because it runs four times in a step, each time with cold caches: each call less saves a microsecond.
+        """
         now = perf_counter()
-        if not self._open:
-            return
-        phase = self._open.pop()
-        if phase is Phase.BACKWARD and self._sent_at is not None:
+        if self._open:
+            left = self._open.pop()
+            if left is Phase.BACKWARD:
+                self._end_backward(now)
+            else:
+                self._spent[left] += now - self._mark
+        if phase is not None:
+            self._open.append(phase)
+        self._mark = now
+
+    def _end_backward(self, now: float) -> None:
+        if self._sent_at is not None:
             # All gradients of this rank were on their way by then: the rest of the backward pass waited for others.
             sent = max(self._mark, self._sent_at)
             self._spent[Phase.COMMUNICATION] += now - sent
-            self._spent[phase] += sent - self._mark
+            self._spent[Phase.BACKWARD] += sent - self._mark
             self._sent_at = None
-        else:
-            self._spent[phase] += now - self._mark
-            if phase is Phase.BACKWARD and self.gpu_wait is not None:
-                self._spent[Phase.COMMUNICATION] += self.gpu_wait.came()
-        self._mark = now
-
-    def move_to(self, phase: Phase | None) -> None:
-        """Leave whatever hooks opened, and enter this: for frameworks that only say what begins."""
-        if self._open:
-            self.leave()
-        if phase is not None:
-            self.enter(phase)
+            return
+        self._spent[Phase.BACKWARD] += now - self._mark
+        if self.gpu_wait is not None:
+            self._spent[Phase.COMMUNICATION] += self.gpu_wait.came()
 
     def sent_last_gradients(self) -> None:
         self._sent_at = perf_counter()

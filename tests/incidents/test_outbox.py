@@ -169,3 +169,20 @@ def test_a_clock_that_was_put_back_does_not_tell_the_end_twice_after_a_stop(mail
     assert mail.told(60) == [("INC-1", "resolved")]
     mail.restart(120)
     assert mail.told(130) == []
+
+
+def test_a_clock_that_was_put_back_while_a_receiver_is_down_does_not_tell_the_end_twice_after_a_stop(
+    mail: Mail,
+) -> None:
+    mail.room.hear(alert("agent_down", node(), 7200))
+    batch = mail.take(7210)
+    assert batch is not None
+    mail.box.failed(batch, "answered 500", later(7210))
+    mail.room.hear(alert("agent_down", node(), 7200, ends=7260))
+    mail.room.tick(7320)
+    mail.look(60)
+    assert mail.told(61) == [("INC-1", "opened")]
+    mail.restart(120)
+    assert mail.told(130) == [("INC-1", "resolved")]
+    mail.restart(140)
+    assert mail.told(7400) == mail.told(9000) == []

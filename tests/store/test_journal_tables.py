@@ -94,6 +94,17 @@ def test_silences_and_notices_come_back_by_time_and_state(journal: Journal) -> N
     assert [one.id for one in journal.notices_of("INC-1")] == ["a", "b"]
 
 
+def test_messages_come_back_as_they_were_decided_whatever_happened_to_them_since(place: places.Place) -> None:
+    with closing(place.lead()) as journal:
+        for id in ("b", "a", "c", "b", "c", "b"):
+            journal.save_notice(a_notice(id, notices.NoticeState.WAITING), at=NOON, text="")
+    place.spoil("VACUUM")
+    with closing(place.lead()) as journal:
+        assert [one.id for one in journal.notices_of("INC-1")] == ["b", "a", "c"]
+        assert [one.id for one in journal.notices_on_the_way()] == ["b", "a", "c"]
+        assert journal.verify() is None
+
+
 def test_a_text_with_any_character_comes_back_as_it_was(journal: Journal) -> None:
     odd = replace(xid(1), text='NUL \0, line\n, quote ", \\u0000, 溫度 🔥', fields={"?": "%s %", "\0": "\0"})
     assert [replace(event, received_at=None) for event in journal.take_events([odd], NOON)] == [odd]

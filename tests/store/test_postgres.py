@@ -19,7 +19,9 @@ import pytest
 from tests import postgres_server
 from tests.store import places
 from tests.store.test_journal import GPU, NOON, an_incident, xid
+from tests.store.test_journal_tables import a_notice
 from watchkeeper.errors import NotLeading, SettingsError, StoreError, WireError
+from watchkeeper.model import notices
 from watchkeeper.store import election
 from watchkeeper.store import postgres as servers
 from watchkeeper.store.journal import Journal
@@ -192,6 +194,33 @@ def test_a_newer_schema_is_refused_with_both_numbers_on_a_server(database: place
     database.spoil("UPDATE leader SET schema_version = 7")
     with pytest.raises(StoreError, match="schema version 7, this Watchkeeper knows up to 1"):
         database.server.create()
+
+
+# What journal_postgres_added.sql adds, taken away again: the journal as version 1 was first made.
+FIRST_MADE = """
+ALTER TABLE notice DROP COLUMN rowid;
+CREATE INDEX notice_by_incident ON notice (incident);
+DROP INDEX incident_open_by_time;
+"""
+
+
+def test_a_journal_of_before_gets_what_it_lacks_and_keeps_its_messages_in_order(database: places.Database) -> None:
+    database.spoil(FIRST_MADE)
+    waiting = notices.NoticeState.WAITING
+    with closing(database.lead()) as journal, closing(servers.ServerConnection(database.server, 0)) as reader:
+        for id in ("z", "a", "x", "z", "x", "z"):
+            journal.save_notice(a_notice(id, waiting), at=NOON, text="")
+        # Of this one the entries have been dropped.
+        journal.save_notice(a_notice("y", waiting), at=NOON, text="")
+        database.spoil("UPDATE notice SET seq = 0 WHERE key = 'y'; DELETE FROM entry WHERE seq = 7")
+        database.server.create()
+        journal.save_notice(a_notice("b", waiting), at=NOON, text="")
+        journal.save_notice(a_notice("a", waiting), at=NOON, text="")
+        database.server.create()
+        assert [one.id for one in journal.notices_of("INC-1")] == ["y", "z", "a", "x", "b"]
+        indexes = {row[0] for row in reader.execute("SELECT indexname FROM pg_indexes WHERE schemaname = 'public'")}
+    assert indexes >= {"notice_in_order", "incident_open_by_time"}
+    assert "notice_by_incident" not in indexes
 
 
 def test_hubs_that_start_together_make_the_tables_once(address: str) -> None:

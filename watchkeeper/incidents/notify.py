@@ -139,23 +139,6 @@ def _number(notice: Notice) -> int:
     return int(notice.id.rpartition("/")[2])
 
 
-def oldest_first(kept: Sequence[Notice]) -> list[Notice]:
-    """Notices as they were decided, from those that the journal has by their last change.
-
-    One that is tried again and again lies behind what was decided later and waits for it. Nothing else is out of order,
-    so times, which a clock may have put back, are asked about nothing else.
-    """
-    untried = [at for at, one in enumerate(kept) if one.is_on_the_way and not one.tries]
-
-    def turn(at: int) -> tuple[int, int]:
-        tried = kept[at]
-        later = (one for one in untried if one < at and tried.tries and tried.made_at < kept[one].made_at)
-        first = next(later, None)
-        return (at, 1) if first is None else (first, 0)
-
-    return [kept[at] for at in sorted(range(len(kept)), key=turn)]
-
-
 def worth_knowing(known: Sequence[Notice]) -> list[Notice]:
     """All that `decide` needs: of what was repeated to a receiver, and is not on the way, the newest is enough."""
     repeated = [one for one in known if one.occasion is Occasion.REPEATED and not one.is_on_the_way]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import StoreError
-from watchkeeper.incidents.notify import decide, given_up, oldest_first, worth_knowing
+from watchkeeper.incidents.notify import decide, given_up, worth_knowing
 from watchkeeper.incidents.routing import Routing
 from watchkeeper.incidents.silencing import Silences
 from watchkeeper.incidents.subject import Subject
@@ -194,7 +194,7 @@ class Outbox:
     def _look_at(self, incident: Incident, now: datetime) -> list[Notice]:
         known = self._known.get(incident.id)
         if known is None:
-            known = self._known[incident.id] = worth_knowing(self._told(incident.id))
+            known = self._known[incident.id] = worth_knowing(self._journal.notices_of(incident.id))
         subject = self._subject(incident)
         routes = list(self._routing.routes_for(subject, now))
         is_silenced = self._silences.over(subject, now) is not None
@@ -229,11 +229,8 @@ class Outbox:
         for incident in self._journal.incidents() if self._lines else ():
             if incident.resolved_at is None or now - incident.resolved_at > GIVE_UP_AFTER:
                 continue
-            if not all(_is_final(notice) for notice in _last_of_each(self._told(incident.id))):
+            if not all(_is_final(notice) for notice in _last_of_each(self._journal.notices_of(incident.id))):
                 self._late[incident.id] = incident
-
-    def _told(self, id: str) -> list[Notice]:
-        return oldest_first(self._journal.notices_of(id))
 
     def _queue(self, notice: Notice) -> None:
         line = self._lines.get(notice.receiver)
@@ -253,7 +250,7 @@ class Outbox:
             notice = replace(notice, state=NoticeState.WAITING)
         id = IncidentId(notice.incident)
         if id not in self._known:
-            self._known[id] = worth_knowing(self._told(id))
+            self._known[id] = worth_knowing(self._journal.notices_of(id))
         self._queue(notice)
 
 

@@ -360,14 +360,15 @@ class Journal:
         self._write("notice", {notice.id: wire.dumps(notice)}, at=at, text=text, subject=notice.incident, kind=kind)
 
     def notices_of(self, incident_id: str) -> list[notices.Notice]:
-        """Every message about an incident; the one to which something happened last comes last."""
-        rows = self._rows("SELECT body FROM notice WHERE incident = ? ORDER BY seq LIMIT ?", incident_id, MOST_ROWS)
+        """Every message about an incident, in the order in which they were decided."""
+        # `seq` is of the last change, `rowid` of the first: no clock and no try moves it.
+        rows = self._rows("SELECT body FROM notice WHERE incident = ? ORDER BY rowid LIMIT ?", incident_id, MOST_ROWS)
         return [self._decode(notices.Notice, row[0]) for row in rows]
 
     def notices_on_the_way(self) -> list[notices.Notice]:
         """Those that no receiver has taken yet, oldest first."""
         rows = self._rows(
-            "SELECT body FROM notice WHERE state IN ('waiting', 'sending') ORDER BY seq LIMIT ?", MOST_ROWS
+            "SELECT body FROM notice WHERE state IN ('waiting', 'sending') ORDER BY rowid LIMIT ?", MOST_ROWS
         )
         return [self._decode(notices.Notice, row[0]) for row in rows]
 

@@ -1,5 +1,6 @@
 -- The journal, version 1, as PostgreSQL keeps it: the tables of journal_schema.sql and journal_added.sql, and the row of
--- the leader. Texts compare by their bytes, as in SQLite, whatever the language of the database is.
+-- the leader. Texts compare by their bytes, as in SQLite, whatever the language of the database is. What came later is in
+-- journal_postgres_added.sql.
 CREATE TABLE leader (
   is_only BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (is_only),
   schema_version INTEGER NOT NULL,
@@ -81,7 +82,6 @@ CREATE TABLE notice (
   incident TEXT GENERATED ALWAYS AS (json_extract(body, '$.incident')) STORED,
   state TEXT GENERATED ALWAYS AS (json_extract(body, '$.state')) STORED
 );
-CREATE INDEX notice_by_incident ON notice (incident);
 
 CREATE TABLE repair (
   key TEXT COLLATE "C" PRIMARY KEY,

@@ -103,12 +103,11 @@ class Server:
         return connection
 
     def create(self) -> None:
-        """Make the tables where there are none; StoreError for tables of a version that we do not know."""
+        """Make the tables and what older ones lack; StoreError for tables of a version that we do not know."""
         with self.guarded(), self.connect() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
             if connection.execute("SELECT to_regclass('leader')").fetchall() == [(None,)]:
-                text = resources.files("watchkeeper.store").joinpath("journal_postgres.sql").read_text()
-                connection.execute(text.encode())
+                connection.execute(_statements("journal_postgres.sql").encode())
             rows = connection.execute("SELECT schema_version FROM leader").fetchall()
             if rows[0][0] > SCHEMA_VERSION:
                 raise StoreError(
@@ -117,6 +116,12 @@ class Server:
                     now="It was not changed",
                     remedy="Start the newer Watchkeeper that wrote it",
                 )
+            added = _statements("journal_postgres_added.sql")
+            indexes = re.findall(r"CREATE INDEX IF NOT EXISTS (\w+)", added)
+            # Not at every start: the leader waits for it.
+            lacking = "SELECT FROM unnest(%s::TEXT[]) AS name WHERE to_regclass(name) IS NULL"
+            if connection.execute(lacking, (indexes,)).rowcount:
+                connection.execute(added.encode())
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -131,6 +136,10 @@ class Server:
                 now="What was being written counts as not kept",
                 remedy="The hub tries again by itself; see that the server runs and can be reached",
             ) from error
+
+
+def _statements(name: str) -> str:
+    return resources.files("watchkeeper.store").joinpath(name).read_text()
 
 
 def of_file(path: Path) -> Server:

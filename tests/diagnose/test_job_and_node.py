@@ -27,13 +27,12 @@ def explain(
     parts: Sequence[workloads.ScheduledWorkload] = (),
     happened: Sequence[events.Event] = (),
 ) -> Explained | None:
-    return job.explain(
-        job.Asked("main", "llm", parts),
-        NOON,
-        engine=engine,
-        events_at=lambda place, since, until: [one for one in happened if place.encloses(one.place)],
-        names=name,
-    )
+    asked = job.Asked("main", "llm", parts)
+    looked = job.look(engine, asked, NOON)
+    if looked is None:
+        return None
+    there = [one for node in looked.nodes for one in happened if node.encloses(one.place)]
+    return job.explain(asked, looked, NOON, happened=there, names=name)
 
 
 def test_a_job_without_trouble_says_how_it_gets_on() -> None:

@@ -68,8 +68,7 @@ def engine(
 def asked(found: board.Board, id: str, happened: Iterable[events.Event] = ()) -> report.Asked:
     key = next(key for key in found.keys if key.id == id)
     name, facts, is_suspect = found.keys[key], found.facts[key], key in found.suspects
-    between = lambda *_: list(happened)  # noqa: E731
-    return report.Asked(found.line(key), key, name, facts, is_suspect, (), between, str, evidence.cause_of)
+    return report.Asked(found.line(key), key, name, facts, is_suspect, (), tuple(happened), str, evidence.cause_of)
 
 
 def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:

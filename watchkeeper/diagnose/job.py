@@ -1,7 +1,7 @@
 """What a job does and why it does not get on: ranks, nodes, GPUs and links, hardware events in its time, and the cause.
 
-A job is diagnosed with the same checks as an incident of a job, whether or not an alert fires: `explain` makes the
-facts from the series of its ranks and GPUs. `web/explain_api` asks for it.
+A job is diagnosed with the same checks as an incident of a job, whether or not an alert fires: `look` reads the series
+of its ranks and GPUs, `explain` makes the facts of them and of what happened on its nodes. `web/explain_api` asks.
 """
 
 from __future__ import annotations
@@ -45,6 +45,16 @@ class Asked:
         return [part for part in self.parts if part.state is workloads.WorkloadState.PENDING]
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What the series say of a job, the nodes that it is on, and what could not be asked."""
+
+    place: fleet.Place
+    around: surroundings.Around
+    nodes: tuple[fleet.Place, ...]
+    refused: tuple[str, ...]
+
+
 def parts_of(name: str, known: Iterable[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
     """The pods of a job by their labels or owner, or a Slurm job by its id; `namespace/name` narrows it."""
     namespace, slash, short = name.partition("/")
@@ -61,14 +71,7 @@ def parts_of(name: str, known: Iterable[workloads.ScheduledWorkload]) -> list[wo
     ]
 
 
-def explain(
-    asked: Asked,
-    now: datetime,
-    *,
-    engine: engines.Engine,
-    events_at: Callable[[fleet.Place, datetime, datetime], Sequence[events.Event]],
-    names: Callable[[fleet.Place], str],
-) -> Explained | None:
+def look(engine: engines.Engine, asked: Asked, now: datetime) -> Looked | None:
     """None where neither a scheduler nor a series knows the job."""
     short = asked.told_as or asked.name.rpartition("/")[2]
     place = fleet.Place(asked.cluster, domain=f"job={short}")
@@ -78,14 +81,23 @@ def explain(
     if not is_told and not asked.parts:
         return None
     nodes = sorted(_nodes(around) | {node for part in asked.parts for node in part.nodes})
-    happened = tuple(
-        event
-        for node in nodes
-        for event in events_at(fleet.Place(asked.cluster, node=node), now - AROUND, now)
-        if cause_of(event) is not None
-    )
-    asked_about = _as_incident(place, now, _told_cause(around))
-    facts = Facts(asked_about, now, names, happened, around=around, unseen=tuple(questions.refused))
+    places = tuple(fleet.Place(asked.cluster, node=node) for node in nodes)
+    return Looked(place, around, places, tuple(questions.refused))
+
+
+def explain(
+    asked: Asked,
+    looked: Looked,
+    now: datetime,
+    *,
+    happened: Sequence[events.Event],
+    names: Callable[[fleet.Place], str],
+) -> Explained:
+    """`happened` are the events of its nodes, node by node, from `AROUND` ago until now."""
+    happened = tuple(event for event in happened if cause_of(event) is not None)
+    nodes = [node.node or "" for node in looked.nodes]
+    asked_about = _as_incident(looked.place, now, _told_cause(looked.around))
+    facts = Facts(asked_about, now, names, happened, around=looked.around, unseen=looked.refused)
     answers = [finding for finding in explaining.run_checks(facts).findings if finding.cause != "unknown"]
     ranked = sorted(answers, key=lambda finding: -finding.confidence)
     lines = (*_rank_lines(facts), *_node_lines(facts, nodes), *_event_lines(happened, names), *_waits(asked))

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,7 +19,7 @@ from watchkeeper.diagnose import explained, job, node, pending, pod, surrounding
 from watchkeeper.diagnose.checks import placing
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, own_metrics
-from watchkeeper.model import cluster, diagnosis, events, fleet, incidents, workloads
+from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
 from watchkeeper.web import jobs_api
 from watchkeeper.web.answers import Endpoint, ok
 from watchkeeper.web.auth import Role
@@ -29,6 +28,7 @@ from watchkeeper.workloads import waiting
 
 MOST_INCIDENTS = 1000
 LONGEST_NAME = 300
+Trouble = tuple[incidents.Incident, diagnosis.Finding | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +40,42 @@ class ExplainApi:
         name = _checked(request.path_params["name"])
         namespace = request.path_params.get("namespace")
         if namespace is None:
-            several = await asyncio.to_thread(self._namespaces, name)
+            several = await asyncio.to_thread(self._namespaces, name, await self._open())
             if len(several) > 1:
                 raise HTTPException(400, f"{len(several)} namespaces have it, say which: {', '.join(several[:8])}")
             namespace = next(iter(several), "default")
-        return _answer(await asyncio.to_thread(self._pod, _checked(namespace), name))
-
-    def _pod(self, namespace: str, name: str) -> explained.Explained:
-        """By what its cluster says, else by kube-state-metrics; with the open incidents about it, or by them alone."""
-        known = (pod.explain(namespace, name, _cluster(one)) for one in self._kubernetes())
-        found = next((one for one in known if one is not None), None) or self._by_series(namespace, name)
-        told = explained.with_incidents(found, f"{namespace}/{name}", self._troubles([f"{namespace}/{name}"]))
+        namespace = _checked(namespace)
+        found = await asyncio.to_thread(self._pod, namespace, name)
+        troubles = await self._troubles_of([f"{namespace}/{name}"])
+        told = explained.with_incidents(found, f"{namespace}/{name}", troubles)
         if told is None:
             raise HTTPException(404, f"no pod or job {namespace}/{name} is known here")
-        return told
+        return _answer(told)
 
-    def _troubles(
-        self, pods: Iterable[str], known: Iterable[str] = ()
-    ) -> list[tuple[incidents.Incident, diagnosis.Finding | None]]:
-        """Open incidents about these pods, or that hit them, or of these ids, each with the best finding."""
+    def _pod(self, namespace: str, name: str) -> explained.Explained | None:
+        """By what its cluster says, else by kube-state-metrics."""
+        known = (pod.explain(namespace, name, _cluster(one)) for one in self._kubernetes())
+        return next((one for one in known if one is not None), None) or self._by_series(namespace, name)
+
+    async def _open(self) -> list[incidents.Incident]:
+        return list(await self.hub.read(lambda: self.hub.incidents(open_only=True, limit=MOST_INCIDENTS)))
+
+    async def _troubles_of(self, pods: Iterable[str], known: Iterable[str] = ()) -> list[Trouble]:
+        """Open incidents about these pods, or that hit them, or of these ids."""
         names, ids = set(pods), set(known)
         places = {f"pod={name}" for name in names}
-        return [
-            (incident, getattr(self.hub.diagnosis(incident.id), "best", None))
-            for incident in self.hub.incidents(open_only=True, limit=MOST_INCIDENTS)
-            if incident.id in ids or incident.place.domain in places or names & set(incident.workloads)
-        ]
+        return await self._troubles(
+            lambda one: one.id in ids or one.place.domain in places or bool(names & set(one.workloads))
+        )
 
-    def _namespaces(self, name: str) -> list[str]:
+    async def _troubles(self, is_meant: Callable[[incidents.Incident], bool]) -> list[Trouble]:
+        """Open incidents, each with the best finding."""
+        meant = [incident for incident in await self._open() if is_meant(incident)]
+        return await self.hub.read(
+            lambda: [(incident, getattr(self.hub.diagnosis(incident.id), "best", None)) for incident in meant]
+        )
+
+    def _namespaces(self, name: str, open_now: Iterable[incidents.Incident]) -> list[str]:
         """Where something of that name is: by clusters, kube-state-metrics or an open incident."""
         watches = [one.watch for one in self._kubernetes()]
         found = {one.namespace for watch in watches for one in watch.pods() if one.name == name}
@@ -77,7 +85,7 @@ class ExplainApi:
         with contextlib.suppress(WatchkeeperError):
             told = self.hub.engine.instant(expr, clock.to_ms(self.hub.clock.now())).latest()
             found |= {labels.get("namespace", "") for labels in told}
-        for incident in self.hub.incidents(open_only=True, limit=MOST_INCIDENTS):
+        for incident in open_now:
             kind, _, where = (incident.place.domain or "").partition("=")
             namespace, _, short = where.partition("/")
             found |= {namespace} if (kind, short) == ("pod", name) else set()
@@ -91,9 +99,9 @@ class ExplainApi:
         if known is None and not words:
             raise HTTPException(404, f"no node {asked} is known here")
         place = fleet.Place(words[0].cluster, node=asked) if known is None else known.place
-        return _answer(
-            await asyncio.to_thread(self._node, place, words, expected=None if known is None else known.expected_gpus)
-        )
+        troubles = await self._troubles(lambda one: (one.place.node, one.place.cluster) == (place.node, place.cluster))
+        expected = None if known is None else known.expected_gpus
+        return _answer(await asyncio.to_thread(self._node, place, words, expected=expected, troubles=troubles))
 
     async def job(self, request: Request) -> Response:
         parts = (request.path_params.get("namespace"), request.path_params["name"])
@@ -105,27 +113,25 @@ class ExplainApi:
         pods = job.parts_of(name, scheduled)
         owner = pods[0].cluster if pods else self.hub.settings.fleet.cluster if line is None else line.cluster
         asked = job.Asked(owner, name, pods, "" if line is None else line.name)
-        found = await asyncio.to_thread(
-            job.explain,
-            asked,
-            self.hub.clock.now(),
-            engine=self.hub.engine,
-            events_at=self._events_at,
-            names=self.hub.fleet.place_name,
-        )
+        found = await _job(self.hub, asked)
         if found is None and report is not None:
             found = explained.Explained(name, report.why)
         elif found is not None and found.cause is None and report is not None and not asked.waiting:
             found = replace(found, headline=f"{found.headline}; {report.why}")
         names = [str(part.workload) for part in pods]
-        troubles = await asyncio.to_thread(self._troubles, names, () if line is None else line.incidents)
+        troubles = await self._troubles_of(names, () if line is None else line.incidents)
         told = explained.with_incidents(found, name, troubles)
         if told is None:
             raise HTTPException(404, f"no job {name} is known here: no scheduler, rank or GPU names it")
         return _answer(told)
 
     def _node(
-        self, place: fleet.Place, words: list[cluster.ScheduledNode], *, expected: int | None
+        self,
+        place: fleet.Place,
+        words: list[cluster.ScheduledNode],
+        *,
+        expected: int | None,
+        troubles: list[Trouble],
     ) -> explained.Explained:
         hub, now = self.hub, clock.to_ms(self.hub.clock.now())
         questions = surroundings.Questions(hub.engine, place, now, window=job.AROUND)
@@ -138,11 +144,6 @@ class ExplainApi:
             for workload in view.workloads
             if node_name in workload.nodes
         }
-        troubles = [
-            (incident, getattr(hub.diagnosis(incident.id), "best", None))
-            for incident in hub.incidents(open_only=True, limit=MOST_INCIDENTS)
-            if incident.place.node == place.node and incident.place.cluster == place.cluster
-        ]
         problems = [view.problem for view in self._views() if view.problem]
         return node.explain(
             node.Known(
@@ -189,8 +190,17 @@ class ExplainApi:
     def _views(self) -> list[cluster.ClusterView]:
         return [] if self.hub.clusters is None else self.hub.clusters.views()
 
-    def _events_at(self, place: fleet.Place, since: datetime, until: datetime) -> list[events.Event]:
-        return [event for event in self.hub.events_between(since, until) if place.encloses(event.place)]
+
+async def _job(hub: HubView, asked: job.Asked) -> explained.Explained | None:
+    now = hub.clock.now()
+    looked = await asyncio.to_thread(job.look, hub.engine, asked, now)
+    if looked is None:
+        return None
+    since, nodes = now - job.AROUND, looked.nodes
+    happened = await hub.read(
+        lambda: [event for node in nodes for event in hub.events_at(node, since, now)], is_long=True
+    )
+    return await asyncio.to_thread(job.explain, asked, looked, now, happened=happened, names=hub.fleet.place_name)
 
 
 def _cluster(source: kubernetes_source.KubernetesSource) -> pod.Cluster:

@@ -85,20 +85,23 @@ class JobsApi:
             return None
         # A whole id before a name that several have.
         key = min(keys, key=lambda one: (one.id != id, one))
-        hub = self._hub
+        hub, line, now = self._hub, found.line(key), self._hub.clock.now()
+        first_seen = (self._first_seen or (0.0, {}))[1].get(key)
+        since = report.since(line, first_seen, now)
+        happened = await hub.read(lambda: hub.events_between(since, now), is_long=True)
         asked = report.Asked(
-            found.line(key),
+            line,
             key,
             found.keys[key],
             found.facts[key],
             key in found.suspects,
             found.parts.get(key, ()),
-            hub.events_between,
+            happened,
             hub.fleet.place_name,
             evidence.cause_of,
-            (self._first_seen or (0.0, {}))[1].get(key),
+            first_seen,
         )
-        return await asyncio.to_thread(report.make, hub.engine, hub.clock.now(), asked)
+        return await asyncio.to_thread(report.make, hub.engine, now, asked)
 
     async def replicas(self, request: Request) -> Response:
         form, hub = request.query_params, self._hub
@@ -124,10 +127,11 @@ class JobsApi:
         now = self._hub.clock.now()
         async with self._busy:
             if self._board is None or not 0 <= now.timestamp() - self._board[0] < KEPT_SECONDS:
-                self._board = now.timestamp(), await asyncio.to_thread(self._make)
+                troubles = await self._hub.read(self._incidents)
+                self._board = now.timestamp(), await asyncio.to_thread(self._make, troubles)
             return self._board[1]
 
-    def _make(self) -> board.Board:
+    def _make(self, troubles: Mapping[str, tuple[str, ...]]) -> board.Board:
         hub, now = self._hub, self._hub.clock.now()
         problems: list[str] = []
         if self._first_seen is None or not 0 <= now.timestamp() - self._first_seen[0] < FIRST_SEEN_SECONDS:
@@ -141,7 +145,7 @@ class JobsApi:
         except (WatchkeeperError, OSError, UnicodeDecodeError) as error:
             problems.append(f"there are no prices: {error}")
         seen = self._first_seen[1] if self._first_seen is not None else {}
-        around = board.Around(self._scheduled(), book, self._incidents(), seen)
+        around = board.Around(self._scheduled(), book, troubles, seen)
         made = board.look(hub.engine, now, around)
         return replace(made, problems=(*made.problems, *problems))
 

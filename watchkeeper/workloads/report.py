@@ -33,7 +33,6 @@ DOES = {
     jobs.RankState.WORKS: "at work",
     jobs.RankState.WAITS: "waiting",
 }
-EventsBetween = Callable[[datetime, datetime], Sequence[events.Event]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,8 @@ class Asked:
     facts: efficiency.Facts
     is_suspect: bool
     parts: Sequence[workloads.ScheduledWorkload]
-    events_between: EventsBetween
+    # Of the window that `since` tells, of any cluster and node.
+    happened: Sequence[events.Event]
     place_name: Callable[[fleet.Place], str]
     cause_of: Callable[[events.Event], str | None]
     first_seen: float | None = None
@@ -61,16 +61,16 @@ def make(engine: Engine, now: datetime, asked: Asked) -> jobs.JobReport:
     if asked.is_suspect:
         line, facts = closer.bettered(line, facts, look)
     waits = _command(asked) if line.state is jobs.JobState.PENDING else None
-    since = _since(asked, now)
+    began = since(asked.line, asked.first_seen, now)
     facts = _held(questions, facts, nodes, {one.uuid for one in seen}) if nodes else facts
-    hardware = _hardware(asked, since, now, nodes=nodes, rank_of={one.uuid: one.rank for one in seen})
-    lost, untold = _losses(questions, asked, since, seen=seen, hardware=hardware)
+    hardware = _hardware(asked, nodes=nodes, rank_of={one.uuid: one.rank for one in seen})
+    lost, untold = _losses(questions, asked, began, seen=seen, hardware=hardware)
     runs = (_link(labels.get("run_url", "")) for labels in questions.told("training_run_info"))
     return jobs.JobReport(
         line,
         _why(line, look) if waits is None else _waits(asked),
         efficiency.judge(facts, HOUR_SECONDS) if waits is None else efficiency.waiting(waits),
-        _goodput(questions, asked, since, now),
+        _goodput(questions, asked, began, now),
         tuple(sorted(beside, key=_rank_first)[:MOST_RANKS]),
         max(0, len(beside) - MOST_RANKS),
         tuple(hardware[-MOST_EVENTS:]),
@@ -114,11 +114,11 @@ def _command(asked: Asked) -> str:
     return f"watchkeeper explain pod {first}" if first.namespace else f"scontrol show job {first.name}"
 
 
-def _since(asked: Asked, now: datetime) -> datetime:
+def since(line: jobs.JobLine, first_seen: float | None, now: datetime) -> datetime:
     """The begin of its window: when it started or was first seen, a day at most; an hour where nobody knows."""
-    known = asked.line.started_at
-    if known is None and asked.first_seen is not None:
-        known = datetime.fromtimestamp(asked.first_seen, UTC)
+    known = line.started_at
+    if known is None and first_seen is not None:
+        known = datetime.fromtimestamp(first_seen, UTC)
     return max(known, now - LONGEST) if known is not None else now - timedelta(hours=1)
 
 
@@ -155,9 +155,7 @@ def _goodput(questions: Questions, asked: Asked, since: datetime, now: datetime)
     return goodput.account(points, usual, queue_seconds=queue)
 
 
-def _hardware(
-    asked: Asked, since: datetime, now: datetime, *, nodes: set[str], rank_of: Mapping[str, int | None]
-) -> list[jobs.HardwareEvent]:
+def _hardware(asked: Asked, *, nodes: set[str], rank_of: Mapping[str, int | None]) -> list[jobs.HardwareEvent]:
     return [
         jobs.HardwareEvent(
             event.at,
@@ -168,7 +166,7 @@ def _hardware(
             event.text[:200],
             rank_of.get(event.place.gpu or ""),
         )
-        for event in asked.events_between(since, now)
+        for event in asked.happened
         if event.place.cluster == asked.key.cluster
         and event.place.node in nodes
         and (asked.cause_of(event) is not None or event.kind is events.EventKind.GPU_RESET)

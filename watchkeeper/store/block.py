@@ -99,11 +99,18 @@ class Block:
         self._histograms: dict[int, bytes] | None = None
         self._was_asked = False
         self._selections: OrderedDict[tuple[MatcherLike, ...], tuple[Ints, SeriesSet]] = OrderedDict()
-        self._file = os.open(path, os.O_RDONLY)
+        try:
+            self._file = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise self._unreadable(str(error.strerror)) from error
         # A query may still read a block that compaction has removed: the file lives as long as this object.
         self.close = weakref.finalize(self, os.close, self._file)
         self.bytes = os.fstat(self._file).st_size
-        footer = self._footer()
+        try:
+            footer = self._footer()
+        except errors.StoreError:
+            self.close()
+            raise
         self.start_ms, self.end_ms = int(footer["start_ms"]), int(footer["end_ms"])
         self.samples = int(footer["samples"])
         self.sources: tuple[str, ...] = tuple(footer["sources"])
@@ -184,8 +191,10 @@ class Block:
             return
         for number in range(contents.chunks.shape[1]):
             offset, length, checksum = contents.chunks[:3, number].tolist()
-            if zlib.crc32(os.pread(self._file, length, offset)) != checksum:
-                yield Damage(self.path, offset, f"{length} bytes do not have the checksum that was written with them")
+            try:
+                self._checked(offset, length, checksum)
+            except errors.StoreError as error:
+                yield Damage(self.path, offset, error.problem)
 
     @property
     def contents(self) -> _Contents:
@@ -246,11 +255,11 @@ class Block:
         )
 
     def _footer(self) -> dict[str, Any]:
-        tail = os.pread(self._file, TAIL.size, max(0, self.bytes - TAIL.size))
-        if len(tail) != TAIL.size or os.pread(self._file, len(MAGIC), 0) != MAGIC:
+        tail = self._bytes(max(0, self.bytes - TAIL.size), TAIL.size)
+        if len(tail) != TAIL.size or self._bytes(0, len(MAGIC)) != MAGIC:
             raise self._unreadable("it is not a block of ours, or cut off")
         length, checksum, magic = TAIL.unpack(tail)
-        content = os.pread(self._file, length, max(0, self.bytes - TAIL.size - length))
+        content = self._bytes(max(0, self.bytes - TAIL.size - length), length)
         if magic != MAGIC or zlib.crc32(content) != checksum:
             raise self._unreadable("its footer does not have the checksum that was written with it")
         footer: dict[str, Any] = json.loads(content)
@@ -259,7 +268,6 @@ class Block:
         return footer
 
     def _unreadable(self, problem: str) -> errors.StoreError:
-        self.close()
         return errors.StoreError(
             f"the block cannot be read: {problem}",
             where=str(self.path),
@@ -269,15 +277,30 @@ class Block:
 
     def _part(self, name: str) -> bytes:
         offset, length, checksum = self._parts[name]
-        content = os.pread(self._file, length, offset)
-        if zlib.crc32(content) != checksum:
+        try:
+            return self._checked(offset, length, checksum)
+        except errors.StoreError as error:
             raise errors.StoreError(
-                f"the {name} of the block do not have the checksum that was written with them",
+                f"of the {name} of the block {error.problem}",
                 where=f"{self.path} at byte {offset}",
                 now="Nothing of this block can be read",
                 remedy="Restore the file from a backup, or remove it",
-            )
+            ) from error
+
+    def _checked(self, offset: int, length: int, checksum: int) -> bytes:
+        """Bytes of the file; StoreError where the disk cannot read them, or they are not those that were written."""
+        content = self._bytes(offset, length)
+        if zlib.crc32(content) != checksum:
+            raise errors.StoreError(f"{length} bytes do not have the checksum that was written with them")
         return content
+
+    def _bytes(self, offset: int, length: int) -> bytes:
+        try:
+            return os.pread(self._file, length, offset)
+        except OSError as error:
+            raise errors.StoreError(
+                f"{length} bytes cannot be read: {error.strerror}", where=f"{self.path} at byte {offset}"
+            ) from error
 
     def _lived(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> Ints:
         directory = self.directory
@@ -310,9 +333,10 @@ class Block:
         if known is not None:
             return known
         offset, length, checksum, rows, slots = self.contents.chunks[:, number].tolist()
-        packed = os.pread(self._file, length, offset)
-        if zlib.crc32(packed) != checksum:
-            self._report(Damage(self.path, offset, f"{length} bytes do not have the checksum written with them"))
+        try:
+            packed = self._checked(offset, length, checksum)
+        except errors.StoreError as error:
+            self._report(Damage(self.path, offset, error.problem))
             blank = NEVER_MS if unpack is codec.unpack_ints else ABSENT
             matrix = np.full((rows, slots), blank)
         else:

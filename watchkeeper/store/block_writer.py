@@ -31,6 +31,8 @@ MAGIC = b"WKBLOCK\x01"
 TAIL = struct.Struct("<II8s")
 SUFFIX = ".block"
 UNFINISHED = ".unfinished"
+# A block that nobody could read where another of the same time was written: kept for whoever can.
+REPLACED = ".replaced"
 # Samples in a chunk: some 100 kB on disk, 2 ms to unpack for a query that wants one row of it.
 CHUNK_SAMPLES = 1 << 17
 
@@ -146,6 +148,8 @@ class BlockWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+        if self.path.exists():
+            self.path.rename(self.path.with_suffix(REPLACED))
         self._scratch.rename(self.path)
         files.sync_folder(self.path.parent)
         return self.path

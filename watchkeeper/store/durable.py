@@ -29,7 +29,7 @@ from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
 from watchkeeper.store import aside, backup, compaction, wal_ahead, wal_reader, wal_records, wal_replay
 from watchkeeper.store.block import Block, ChunkCache
-from watchkeeper.store.block_writer import SUFFIX, UNFINISHED, BlockWriter, block_name
+from watchkeeper.store.block_writer import REPLACED, SUFFIX, UNFINISHED, BlockWriter, block_name
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
 from watchkeeper.store.damage import Damage
 from watchkeeper.store.head import MAX_AHEAD_MS, Head
@@ -107,7 +107,9 @@ def open_store(path: Path, limits: StoreSettings, *, clock_ms: Callable[[], int]
         return DurableStore(path, limits, clock_ms=clock_ms)
     except OSError as error:
         raise errors.StoreError(
-            f"samples cannot be kept here: {error.strerror}", where=str(path), remedy="Choose another directory"
+            f"samples cannot be kept here: {error.strerror}",
+            where=str(error.filename or path),
+            remedy="Let this user read and write it, or choose another directory",
         ) from error
 
 
@@ -200,8 +202,10 @@ class DurableStore:
     def sync(self) -> int:
         """Bring what was accepted to the disk; returns how many samples. StoreError if the disk refuses."""
         with self._disk_errors():
+            count = self._log.sync()
+            # Behind the samples: they do not wait for a file that refuses.
             self.metadata.save(self.path / "metadata.json")
-            return self._log.sync()
+            return count
 
     # Asking
 
@@ -303,9 +307,12 @@ class DurableStore:
         """Write blocks that are due, merge small ones, remove old ones; StoreError if the disk refuses."""
         with self._upkeep, self._disk_errors():
             before = self._past
+            oldest_ms = now_ms - self._limits.retention_ms if self._doubt.may_remove(now_ms / 1000) else -NEVER_MS
+            # Before as well: on a full disk what goes makes room for what is written.
+            self._remove_expired(oldest_ms)
             self._cut(now_ms)
             self._merge()
-            self._remove_expired(now_ms)
+            self._remove_expired(oldest_ms)
             for block in self._past.blocks:
                 block.let_go()
             if self._past is not before:
@@ -446,8 +453,9 @@ class DurableStore:
         """A table of histograms is read whole: past a size it does not grow further."""
         return block.path not in self._unmergeable and block.histogram_bytes <= MAX_MERGED_BYTES
 
-    def _remove_expired(self, now_ms: int) -> None:
-        oldest_ms = now_ms - self._limits.retention_ms if self._doubt.may_remove(now_ms / 1000) else -NEVER_MS
+    def _remove_expired(self, oldest_ms: int) -> None:
+        # Segments are that old where no block could be written for as long.
+        self._log.forget_before(oldest_ms)
         expired = compaction.find_expired(
             self._past.blocks,
             oldest_ms=oldest_ms,
@@ -455,10 +463,24 @@ class DurableStore:
             other_bytes=sum(segment.bytes for segment in self._log.segments),
         )
         aside.forget(self.path, oldest_ms=oldest_ms)
+        self._remove_unread(oldest_ms)
         if expired:
             left = tuple(block for block in self._past.blocks if block not in expired)
             self._past = _Past(left, self._past.cut_ms)
             self._remove(expired)
+
+    def _remove_unread(self, oldest_ms: int) -> None:
+        """What cannot be read, or was replaced for that, goes when its time is over like everything else."""
+        in_use = {block.path for block in self._past.blocks}
+        for path in self._block_folder.glob("*-*"):
+            end_ms = path.stem.rpartition("-")[2]
+            if (
+                path not in in_use
+                and path.suffix in (SUFFIX, REPLACED)
+                and end_ms.isdigit()
+                and int(end_ms) <= oldest_ms
+            ):
+                path.unlink(missing_ok=True)
 
     def _remove(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
@@ -474,6 +496,8 @@ class DurableStore:
                 found.append(self._block(path))
             except errors.StoreError as error:
                 self._report(Damage(path, 0, error.problem))
+        for path in self._block_folder.glob(f"*{REPLACED}"):
+            self._report(Damage(path, 0, "it could not be read, and what the log had of its time has its place"))
         gone = compaction.superseded(found)
         self._remove(gone)
         blocks = sorted((block for block in found if block not in gone), key=_start)

@@ -33,21 +33,26 @@ class Metadata:
         return dict(self._known)
 
     def save(self, path: Path) -> None:
-        """Write the file if anything changed since it was written or read."""
+        """Write the file if anything changed since it was written or read; StoreError if the disk refuses."""
         if not self._is_saved:
             self._is_saved = True
             try:
                 files.write_whole(path, json.dumps(self.all(), ensure_ascii=False, indent=0).encode())
-            except OSError:
+            except OSError as error:
                 self._is_saved = False
-                raise
+                raise errors.StoreError(
+                    f"descriptions of metrics cannot be written: {error.strerror}",
+                    where=str(path),
+                    now="They stay in memory; samples are not concerned",
+                    remedy="Make room on the disk, and let this user write the file",
+                ) from error
 
     def load(self, path: Path) -> None:
-        """Take over what the file says; StoreError if it is damaged, FileNotFoundError never."""
+        """Take over what the file says; StoreError if it is damaged or cannot be read."""
         if not path.exists():
             return
         try:
             read = json.loads(path.read_bytes())
             self._known = {str(name): (str(one[0]), str(one[1]), str(one[2])) for name, one in read.items()}
-        except (ValueError, AttributeError, IndexError, TypeError) as error:
+        except (OSError, ValueError, AttributeError, IndexError, TypeError) as error:
             raise errors.StoreError(f"descriptions of metrics cannot be read: {error}", where=str(path)) from error

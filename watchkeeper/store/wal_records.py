@@ -71,18 +71,22 @@ def decode(payload: bytes, shared: SharedPairs) -> Record:
 def records(path: Path, shared: SharedPairs | None = None) -> Iterator[Record | Damage]:
     """The records of a segment in order, with what is wrong between them; a torn end is a Damage without problem."""
     shared = SharedPairs() if shared is None else shared
-    with path.open("rb") as file:
-        begins = file.read(len(MAGIC))
-        if begins != MAGIC:
-            problem = "" if len(begins) < len(MAGIC) else "this is not a segment of ours, or of a later version"
-            yield Damage(path, 0, problem)
-            return
-        # One at a time: the system would have to clear as much memory as a segment is long.
-        at = len(MAGIC)
-        while (record := _next_of(file, shared)) is not None:
-            yield record
-            at = file.tell()
-    yield from _behind(path, at, shared)
+    at = 0
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(MAGIC))
+            if begins != MAGIC:
+                problem = "" if len(begins) < len(MAGIC) else "this is not a segment of ours, or of a later version"
+                yield Damage(path, 0, problem)
+                return
+            # One at a time: the system would have to clear as much memory as a segment is long.
+            at = len(MAGIC)
+            while (record := _next_of(file, shared)) is not None:
+                yield record
+                at = file.tell()
+        yield from _behind(path, at, shared)
+    except OSError as error:
+        yield Damage(path, at, f"the rest of the segment cannot be read: {error.strerror}")
 
 
 def _next_of(file: BinaryIO, shared: SharedPairs) -> Record | None:
@@ -149,9 +153,13 @@ def newest_ms(record: Record) -> int:
 
 def ends_ms(path: Path) -> int:
     """The newest time in the last good record of a segment, as far as one is found near its end."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LOOKED_AT_BYTES))
-        content = file.read()
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOOKED_AT_BYTES))
+            content = file.read()
+    except OSError:
+        # Whoever reads its records says so.
+        return -NEVER_MS
     at = len(content)
     while (at := content.rfind(MARK, 0, at)) >= 0:
         record, _ = _record_at(content, at, SharedPairs())

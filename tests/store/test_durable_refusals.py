@@ -1,0 +1,112 @@
+"""A disk that refuses one file: it is named, everything else is answered and kept, and nothing of it is destroyed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, read
+from tests.store.test_durable_damage import SERIES, filled
+from watchkeeper import errors
+from watchkeeper.store import backup
+from watchkeeper.store.block_writer import REPLACED, UNFINISHED, block_name
+
+# Reading its beginning is an input/output error, as of a disk that fails.
+UNREADABLE = Path("/proc/self/mem")
+
+
+def cut_twice(path: Path) -> Rig:
+    """Two blocks, and a log that has half of the second one and what came after."""
+    rig, _ = filled(path, minutes=45)
+    rig.store.maintain(rig.now_ms)
+    for minute in range(45, 75):
+        rig.scrape("node", SERIES, minute * MINUTE, [minute + 0.5, 1.0, 2.0, 3.0])
+        rig.store.sync()
+    rig.store.maintain(rig.now_ms)
+    rig.store.close()
+    assert len(rig.blocks()) == 2
+    return rig
+
+
+@pytest.mark.parametrize("pattern", ["blocks/0-*.block", "wal/*.wal", "metadata.json"])
+def test_a_file_that_the_disk_cannot_read_is_named_and_the_store_opens(tmp_path: Path, pattern: str) -> None:
+    rig = cut_twice(tmp_path)
+    (tmp_path / "metadata.json").write_text("{}")
+    [path] = tmp_path.glob(pattern)
+    path.unlink()
+    path.symlink_to(UNREADABLE)
+    rig.open()
+    assert [damage.path for damage in rig.store.damages] == [path]
+    assert "Input/output error" in rig.store.damages[0].problem
+    assert read(rig.store)[SERIES[0]]
+    assert rig.scrape("node", SERIES, rig.now_ms + MINUTE, [1.0] * 4).kept == 4
+    rig.store.close()
+    if path.parent != tmp_path:
+        assert [damage.path for damage in backup.damages(backup.Holdings(tmp_path, tmp_path, None))] == [path]
+
+
+def test_a_disk_that_fails_while_a_block_is_read_costs_that_block_only(tmp_path: Path) -> None:
+    rig = cut_twice(tmp_path)
+    rig.open()
+    block = rig.store._past.blocks[0]
+    with UNREADABLE.open("rb") as broken:
+        os.dup2(broken.fileno(), block._file)
+    assert read(rig.store)[SERIES[0]] == [(minute * MINUTE, minute + 0.5) for minute in range(30, 75)]
+    assert [damage.path for damage in rig.store.damages] == [block.path]
+    rig.store.close()
+
+
+def test_a_block_that_cannot_be_read_is_kept_when_the_log_has_its_time_again(tmp_path: Path) -> None:
+    rig = cut_twice(tmp_path)
+    newest = rig.blocks()[-1]
+    of_a_later_version = newest.read_bytes()[:-1] + b"\x02"
+    newest.write_bytes(of_a_later_version)
+    rig.open()
+    rig.store.maintain(rig.now_ms)
+    known = [*range(30), *range(45, 75)]
+    assert read(rig.reopen())[SERIES[0]] == [(minute * MINUTE, minute + 0.5) for minute in known]
+    replaced = newest.with_suffix(REPLACED)
+    assert [damage.path for damage in rig.store.damages] == [replaced]
+    assert replaced.read_bytes() == of_a_later_version
+    rig.store.close()
+    rig.settings = replace(SETTINGS, retention_ms=2 * BLOCK)
+    rig.open()
+    rig.store.maintain(rig.now_ms + BLOCK)
+    assert replaced.exists()
+    rig.store.maintain(rig.now_ms + 2 * BLOCK)
+    assert not replaced.exists()
+    rig.store.close()
+
+
+def test_samples_reach_the_log_when_what_is_known_about_metrics_cannot_be_written(tmp_path: Path) -> None:
+    rig, _ = filled(tmp_path, minutes=5)
+    (tmp_path / "metadata.json").mkdir()
+    rig.store.metadata.note("temp", "gauge")
+    rig.scrape("node", SERIES, 5 * MINUTE, [1.0] * 4)
+    with pytest.raises(errors.StoreError, match="descriptions of metrics cannot be written"):
+        rig.store.sync()
+    # Killed here.
+    assert len(read(Rig(tmp_path, now_ms=rig.now_ms).store)[SERIES[0]]) == 6
+
+
+def test_old_blocks_make_room_also_while_no_block_can_be_written(tmp_path: Path) -> None:
+    rig = cut_twice(tmp_path)
+    rig.settings = replace(SETTINGS, retention_ms=3 * BLOCK)
+    rig.open()
+    # The name is taken by a folder: the system refuses the next block, as a full disk would.
+    (tmp_path / "blocks" / block_name(2 * BLOCK, 3 * BLOCK)).with_suffix(UNFINISHED).mkdir()
+    rig.now_ms = 5 * BLOCK
+    with suppress(errors.StoreError):
+        rig.store.maintain(rig.now_ms)
+    assert rig.blocks() == []
+    rig.store.sync()
+    assert len(rig.segments()) == 1
+    rig.now_ms = 7 * BLOCK
+    with suppress(errors.StoreError):
+        rig.store.maintain(rig.now_ms)
+    assert rig.segments() == []
+    rig.store.close()

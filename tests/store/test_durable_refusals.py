@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from watchkeeper.store.block_writer import REPLACED, UNFINISHED, block_name
 
 # Reading its beginning is an input/output error, as of a disk that fails.
 UNREADABLE = Path("/proc/self/mem")
+# Root may read everything, so there somebody else asks.
+IS_ROOT, NOBODY = os.geteuid() == 0, 65534
 
 
 def cut_twice(path: Path) -> Rig:
@@ -47,6 +50,25 @@ def test_a_file_that_the_disk_cannot_read_is_named_and_the_store_opens(tmp_path:
     rig.store.close()
     if path.parent != tmp_path:
         assert [damage.path for damage in backup.damages(backup.Holdings(tmp_path, tmp_path, None))] == [path]
+
+
+@pytest.mark.parametrize("name", ["wal", "blocks"])
+def test_a_folder_that_this_user_may_not_read_is_refused_and_not_taken_for_an_empty_one(name: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        rig = cut_twice(Path(place) / "samples")
+        for path in (Path(place), *Path(place).rglob("*")):
+            os.chown(path, NOBODY if IS_ROOT else -1, -1)
+        folder = rig.path / name
+        folder.chmod(0o300)
+        os.seteuid(NOBODY if IS_ROOT else os.geteuid())
+        try:
+            with pytest.raises(errors.StoreError, match=f"{folder}: samples cannot be kept here: Permission denied"):
+                rig.open()
+            found = list(backup.damages(backup.Holdings(rig.path, rig.path, None)))
+        finally:
+            os.seteuid(0 if IS_ROOT else os.geteuid())
+            folder.chmod(0o700)
+    assert [damage.path for damage in found] == [folder]
 
 
 def test_a_disk_that_fails_while_a_block_is_read_costs_that_block_only(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def restore(source: Path, target: Holdings) -> list[Damage]:
 
 def damages(kept: Holdings) -> Iterator[Damage]:
     """Read everything, and say what is not as it was written; a torn end of the log is not damage."""
+    yield from _closed_folders(kept.samples)
     for path in sorted(kept.samples.glob(f"wal/*{wal.SUFFIX}")):
         yield from (found for found in wal_records.records(path) if isinstance(found, Damage) and found.problem)
     for path in sorted(kept.samples.glob(f"blocks/*{SUFFIX}")):
@@ -118,6 +119,16 @@ def damages(kept: Holdings) -> Iterator[Damage]:
         yield from _journal_damages(kept.journal)
     if kept.url_file is not None:
         yield from _server_damages(kept.url_file)
+
+
+def _closed_folders(samples: Path) -> Iterator[Damage]:
+    for folder in (samples, samples / "wal", samples / "blocks"):
+        try:
+            os.listdir(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield Damage(folder, 0, f"the folder cannot be read: {error.strerror}")
 
 
 def _server_damages(url_file: str) -> Iterator[Damage]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -123,6 +124,8 @@ class DurableStore:
         self._block_folder, self._log_folder = path / "blocks", path / "wal"
         for folder in (self._block_folder, self._log_folder):
             folder.mkdir(parents=True, exist_ok=True)
+            # Said here: `glob` finds nothing in a folder that it may not read.
+            os.listdir(folder)
         self.head = Head(
             # What a block has must stay until it surely has it.
             retention_ms=max(limits.memory_ms, 2 * (limits.block_ms + limits.late_ms)),

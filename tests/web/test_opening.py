@@ -125,3 +125,17 @@ def test_those_who_ask_all_the_time_do_not_keep_the_hub_from_starting(monkeypatc
             assert (await reply).status == 200
 
     asyncio.run(run())
+
+
+def test_whoever_waits_for_a_hub_that_cannot_start_is_told_so_and_keeps_nobody_from_ending() -> None:
+    async def run() -> None:
+        async with opened(FakeHub()) as (first, site):
+            waiting = [asked(site, path) for path in ("/api/incidents", "/")]
+            while not first._is_whole._waiters:  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+            first.give_up()
+            replies = await asyncio.gather(*waiting)
+        assert [reply.status for reply in replies] == [503, 503]
+        assert replies[0].json["error"] == "the hub cannot start; its log says why"
+
+    asyncio.run(run())

@@ -123,6 +123,7 @@ async def answer(
             await first.step_aside()
         watch.open_stages()
     except WatchkeeperError:
+        first.give_up()
         stop.set()
         await served
         raise

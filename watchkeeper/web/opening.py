@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Receive, Scope, Send
 
 from watchkeeper.web import prometheus_api
+from watchkeeper.web.answers import refusal
 from watchkeeper.web.gate import Gate
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class Opening:
         self._whole = whole
         self._is_given.set()
 
+    def give_up(self) -> None:
+        """There will be no whole application: whoever waits for it hears so, and the server may end."""
+        self._is_whole.set()
+
     async def step_aside(self) -> None:
         """Let those go first who ask."""
         for _ in range(TURNS):
@@ -61,8 +66,8 @@ class Opening:
             await self._live(receive, send)
         elif self._is_whole.is_set() or scope["path"] not in self._paths:
             await self._is_whole.wait()
-            assert self._whole is not None
-            await self._whole(scope, receive, send)
+            gone = refusal(scope["path"], status=503, problem="the hub cannot start; its log says why")
+            await (self._whole or gone)(scope, receive, send)
         else:
             await self._answer(scope, receive, send)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gzip
 import hashlib
 import ssl
 import subprocess
@@ -60,6 +61,22 @@ def ask(listen: Listen, *requests: bytes) -> list[bytes]:
 
 def status(answer: bytes) -> int:
     return int(answer.split()[1])
+
+
+def test_a_long_page_is_packed_for_those_who_take_it() -> None:
+    long = b"up 1\n" * 4000
+
+    async def story() -> list[bytes]:
+        async with serving(LOCAL, {"/metrics": Route(lambda: Page(long))}) as address:
+            requests = get("/metrics"), get("/metrics", **{"Accept-Encoding": "gzip"})
+            return [await say(address, request) for request in requests]
+
+    plain, small = asyncio.run(story())
+    head, _, body = small.partition(b"\r\n\r\n")
+    assert plain.endswith(b"\r\n\r\n" + long)
+    assert b"Content-Encoding: gzip" in head
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert gzip.decompress(body) == long
 
 
 def test_the_pages_are_served_and_nothing_else_is() -> None:

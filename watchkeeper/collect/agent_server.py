@@ -21,12 +21,12 @@ import os
 import ssl
 import stat
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 
 from watchkeeper.errors import SettingsError, StartRefused
-from watchkeeper.kit import listening
+from watchkeeper.kit import listening, packing
 from watchkeeper.kit.addresses import is_loopback
 
 PORT = 9400
@@ -48,6 +48,7 @@ class Page:
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = TEXT
+    is_packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +288,7 @@ class _Talk:
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         keep = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close" and not has_body
         page = self._answer(method, target.partition("?")[0], headers.get("authorization", ""))
+        page = _packed(page, headers.get("accept-encoding", ""))
         await _send(writer, page, keep=keep, is_head=method == "HEAD")
         return keep
 
@@ -305,6 +307,13 @@ def _said(status: HTTPStatus, words: str) -> Page:
     return Page(f"{words}\n".encode(), status)
 
 
+def _packed(page: Page, accepted: str) -> Page:
+    """As gzip, where the reader takes it and the page is worth it."""
+    if len(page.body) < packing.LEAST_BYTES or not packing.is_taken(accepted):
+        return page
+    return replace(page, body=packing.pack(page.body), is_packed=True)
+
+
 async def _send(writer: asyncio.StreamWriter, page: Page, *, keep: bool, is_head: bool = False) -> None:
     lines = [
         f"HTTP/1.1 {page.status.value} {page.status.phrase}",
@@ -312,6 +321,8 @@ async def _send(writer: asyncio.StreamWriter, page: Page, *, keep: bool, is_head
         f"Content-Length: {len(page.body)}",
         f"Connection: {'keep-alive' if keep else 'close'}",
     ]
+    if page.is_packed:
+        lines.append("Content-Encoding: gzip")
     if page.status is HTTPStatus.UNAUTHORIZED:
         lines.append('WWW-Authenticate: Basic realm="watchkeeper"')
     if page.status is HTTPStatus.METHOD_NOT_ALLOWED:

@@ -23,7 +23,7 @@ from watchkeeper.errors import HubError, IllegalMove, JournalConflict, Watchkeep
 from watchkeeper.kit import api_version
 from watchkeeper.kit.logs import fields
 from watchkeeper.web import pages
-from watchkeeper.web.answers import Answer, Endpoint, refusal
+from watchkeeper.web.answers import Answer, Endpoint, packed, refusal
 from watchkeeper.web.auth import COOKIE, Caller, Proof, Role, is_own_page, names_loopback
 from watchkeeper.web.doors import Doors
 from watchkeeper.web.proxy import VOUCHED, Proxy
@@ -91,11 +91,12 @@ class Gate:
         async def answer(request: Request) -> Response:
             if endpoint.role is not None:
                 request.state.caller = self._admit(request, endpoint)
+            accepted = request.headers.get("accept-encoding", "")
             if not self._shedding.begin(endpoint):
-                return await endpoint.answer(request)
+                return await packed(await endpoint.answer(request), accepted)
             try:
                 async with self._shedding.turn(endpoint):
-                    return await endpoint.answer(request)
+                    return await packed(await endpoint.answer(request), accepted)
             finally:
                 self._shedding.end()
 

@@ -1,0 +1,77 @@
+"""Long answers travel as gzip for readers who take it; short ones and streams as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Iterator
+
+import pytest
+from starlette.responses import Response, StreamingResponse
+
+from tests.web.fake_hub import FakeHub
+from tests.web.running import Site, serving
+from watchkeeper.kit import packing
+from watchkeeper.web import answers
+
+GZIP = {"Accept-Encoding": "gzip"}
+LONG = b"x" * packing.LEAST_BYTES
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with serving(FakeHub(racks=8, per_rack=4)) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/query?time=100&query=DCGM_FI_DEV_GPU_TEMP",
+        "/api/openapi.json",
+    ],
+)
+def test_a_long_answer_is_packed_for_those_who_take_it_and_the_same_for_others(site: Site, path: str) -> None:
+    plain, small = site.ask(path), site.ask(path, headers=GZIP)
+    assert plain.status == small.status == 200
+    assert "content-encoding" not in plain.headers
+    assert small.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(small.body) == plain.body
+    assert len(small.body) < len(plain.body) / 3
+    assert plain.headers["vary"] == small.headers["vary"] == "Accept-Encoding"
+    assert small.headers["content-length"] == str(len(small.body))
+
+
+def test_a_short_answer_and_a_refusal_are_not_packed(site: Site) -> None:
+    for path in ("/api/v1/status/buildinfo", "/api/v1/query?query=", "/api/whoami"):
+        assert "content-encoding" not in site.ask(path, headers=GZIP).headers
+
+
+def test_what_is_federated_is_packed(site: Site) -> None:
+    reply = site.ask("/federate?match[]=DCGM_FI_DEV_GPU_TEMP", headers=GZIP)
+    assert reply.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(reply.body).startswith(b"# TYPE ")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_taken"),
+    [
+        *(("gzip", True), ("gzip, deflate, br", True), ("br;q=1.0, GZIP;q=0.8", True), ("gzip ; q=0.001", True)),
+        *(("", False), ("identity", False), ("gzip;q=0", False), ("br, gzip; q=0.000", False), ("x-gzipped", False)),
+    ],
+)
+def test_who_takes_gzip_says_so(accepted: str, is_taken: bool) -> None:
+    assert packing.is_taken(accepted) is is_taken
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        StreamingResponse(iter([LONG]), media_type="text/plain"),
+        Response(LONG, media_type="application/gzip"),
+        Response(LONG, media_type="text/plain", headers={"Content-Encoding": "br"}),
+    ],
+)
+def test_streams_and_what_is_packed_already_go_out_as_they_are(answer: Response) -> None:
+    before = list(answer.raw_headers)
+    assert asyncio.run(answers.packed(answer, "gzip")).raw_headers == before

@@ -43,6 +43,13 @@ ASKED = [
     *("targets/metadata?limit=x", "rules?type=Alert", "rules?type=x", "rules?type=record&rule_name[]=no", "alerts"),
     *("alertmanagers", "format_query?query=sum(up)by(a)", "format_query?query=((", "status/buildinfo", "status/config"),
     *("status/flags", "status/runtimeinfo", "status/tsdb", "status/walreplay", "nothing"),
+    *("targets?state=ACTIVE", "query?query=1&lookback_delta=0"),
+]
+# What 2.42 has not yet, or does not look at, and what 3.5 answers.
+NEWER = [
+    *(("status/tsdb?limit=0", 400), ("status/tsdb?limit=1", 200), ("metadata?limit_per_metric=x", 400)),
+    *(("metadata?limit_per_metric=-1", 200), ("metadata?limit_per_metric=1", 200), ("rules?group_limit=0", 400)),
+    *(("rules?match[]=", 400), ("targets/metadata?match_target=", 200)),
 ]
 # Where clients look into `data` by name; ours may have more keys than Prometheus, never fewer.
 WITH_KEYS = ("query", "targets?", "rules", "alerts", "status/buildinfo", "status/config", "status/walreplay")
@@ -82,6 +89,11 @@ def test_a_request_has_the_status_and_the_shape_that_it_has_in_prometheus(theirs
         assert expected[1]["data"].keys() <= found[1]["data"].keys()
     if path in ("query", "query_range", "series", "labels", "format_query"):
         assert ours.ask(f"/api/v1/{path}", method="POST", body=form, headers=FORM).status == found[0]
+
+
+@pytest.mark.parametrize(("asked", "status"), NEWER)
+def test_a_request_has_the_status_that_it_has_in_newer_versions(ours: Site, asked: str, status: int) -> None:
+    assert ask(f"{ours.url}/api/v1/{asked}")[0] == status
 
 
 def test_health_is_asked_for_as_in_prometheus(theirs: str, ours: Site) -> None:

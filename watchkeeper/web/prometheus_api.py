@@ -118,8 +118,10 @@ class PrometheusApi:
         return limited(found, asked)
 
     async def metadata(self, asked: Form) -> Response:
-        known = await asyncio.to_thread(self._hub.engine.metadata)
         wanted, most = asked.one("metric"), asked.metadata_limit()
+        # Each metric has one description here, so that this limit cuts nothing.
+        asked.metadata_limit("limit_per_metric")
+        known = await asyncio.to_thread(self._hub.engine.metadata)
         names = [name for name in sorted(known) if not wanted or name == wanted][:most]
         return success({name: [status.described(known[name])] for name in names})
 
@@ -133,11 +135,10 @@ class PrometheusApi:
 
     def _with_lookback(self, asked: Form) -> engine.Engine | None:
         text = asked.one("lookback_delta")
-        if not text:
-            return None
-        lookback_ms = form.read_duration("lookback_delta", text)
+        lookback_ms = form.read_duration("lookback_delta", text) if text else 0
+        # In Prometheus 0 is the usual one, too.
         if lookback_ms <= 0:
-            raise form.BadParameter('invalid parameter "lookback_delta": it must be longer than 0')
+            return None
         embedded: Any = self._hub.engine
         if not hasattr(embedded, "with_lookback"):
             raise form.BadParameter('invalid parameter "lookback_delta": the server behind this hub sets its own')

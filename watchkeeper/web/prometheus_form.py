@@ -72,18 +72,18 @@ class Form:
     def all(self, name: str) -> list[str]:
         return [value for key, value in self._pairs if key == name]
 
-    def limit(self, name: str = "limit") -> int | None:
-        """How many items to answer with; 0 or absent is all."""
+    def limit(self, name: str = "limit", *, least: int = 0) -> int | None:
+        """How many items to answer with; 0, where it may be that, or absent is all."""
         text = self.one(name)
         if not text:
             return None
-        if not (text.isascii() and text.isdigit() and len(text) < 16):
-            raise BadParameter(f'invalid parameter "{name}": "{text[:80]}" is not a number of 0 or more')
+        if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text) >= least):
+            raise BadParameter(f'invalid parameter "{name}": "{text[:80]}" is not a number of {least} or more')
         return int(text) or None
 
-    def metadata_limit(self) -> int | None:
+    def metadata_limit(self, name: str = "limit") -> int | None:
         """As Prometheus has it for metadata alone: 0 is nothing, and less is all."""
-        return 0 if self.one("limit") == "0" else None if self.one("limit") == "-1" else self.limit()
+        return 0 if self.one(name) == "0" else None if self.one(name) == "-1" else self.limit(name)
 
     def is_true(self, name: str) -> bool:
         text = (self.one(name) or "false").lower()

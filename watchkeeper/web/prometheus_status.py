@@ -55,7 +55,7 @@ class StatusPages:
         ]
 
     def targets(self, asked: Form) -> dict[str, Any]:
-        state, pool = asked.one("state") or "any", asked.one("scrapePool")
+        state, pool = (asked.one("state") or "any").lower(), asked.one("scrapePool")
         if state not in ("any", "active", "dropped"):
             raise BadParameter(f'invalid parameter "state": "{state[:80]}" is not any, active or dropped')
         active = [self._target(one) for one in self._hub.targets() if pool in (None, "", one.target.job_name)]
@@ -79,7 +79,7 @@ class StatusPages:
         return target(state) | pace
 
     def target_metadata(self, asked: Form) -> list[dict[str, Any]]:
-        wanted = _selector(asked.one("match_target"), name="match_target")
+        wanted = _selector(asked.one("match_target") or None, name="match_target")
         metric, most = asked.one("metric"), asked.metadata_limit()
         found: list[dict[str, Any]] = []
         for state in self._hub.targets():
@@ -185,7 +185,7 @@ class StatusPages:
         return []
 
     def tsdb(self, asked: Form) -> dict[str, Any]:
-        most = min(asked.limit() or TOP_TEN, MOST_CARDINALITY)
+        most = min(asked.limit(least=1) or TOP_TEN, MOST_CARDINALITY)
         count = getattr(self._hub.engine, "cardinality", None)
         if count is None:
             raise BadParameter("the samples are kept by a server; ask it for its /api/v1/status/tsdb")
@@ -209,7 +209,7 @@ class StatusPages:
 
 def _page(groups: list[dict[str, Any]], asked: Form) -> dict[str, Any]:
     """All groups, or `group_limit` of them from `group_next_token` on; the token is file and name of a group."""
-    token, most = asked.one("group_next_token"), asked.limit("group_limit")
+    token, most = asked.one("group_next_token"), asked.limit("group_limit", least=1)
     keys = [f"{one['file']};{one['name']}" for one in groups]
     if token and token not in keys:
         raise BadParameter(f'invalid parameter "group_next_token": there is no group {token[:80]}')
@@ -221,7 +221,7 @@ def _page(groups: list[dict[str, Any]], asked: Form) -> dict[str, Any]:
 
 def _selector(*texts: str | None, name: str = "match[]") -> Callable[[Mapping[str, str]], bool]:
     """Whether labels satisfy one of the selectors; without a selector all do."""
-    selectors = [matchers(name, text) for text in texts if text]
+    selectors = [matchers(name, text) for text in texts if text is not None]
 
     def wanted(labels: Mapping[str, str]) -> bool:
         return not selectors or any(

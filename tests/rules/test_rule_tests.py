@@ -243,6 +243,35 @@ tests:
 """
 
 
+SHORT_STORY = """\
+evaluation_interval: 15s
+tests:
+  - interval: 15s
+    input_series: [{series: x, values: '0 1x20'}]
+    promql_expr_test:
+      - {expr: 'count_over_time(x[2m:])', eval_time: 2m5s, exp_samples: [{value: 8}]}
+      - {expr: 'sum(x)', eval_time: 0s, exp_samples: [{labels: '{}'}]}
+"""
+LONG_STORY = """\
+evaluation_interval: 400d
+tests:
+  - interval: 400d
+    input_series: [{series: x, values: '0+1x200'}]
+    promql_expr_test:
+      - {expr: x, eval_time: 0s, exp_samples: [{labels: x, value: 0}]}
+      - {expr: x, eval_time: 80000d, exp_samples: [{labels: x, value: 200}]}
+"""
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("text", [SHORT_STORY, LONG_STORY])
+def test_steps_of_subqueries_left_out_labels_and_centuries_are_as_in_promtool(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "test.yaml"
+    path.write_text(text)
+    subprocess.run([servers.require("promtool"), "test", "rules", path], capture_output=True, check=True)
+    assert unit_tests.run(path) == []
+
+
 @pytest.mark.servers
 @pytest.mark.parametrize(
     ("right", "other"),

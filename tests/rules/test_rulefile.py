@@ -136,6 +136,14 @@ def test_the_same_rule_twice_is_a_slip_and_the_same_name_twice_is_not() -> None:
     assert len(rulefile.read({"r.yaml": twice.replace("expr: up", "expr: up == 0", 1)}).rules) == 2
 
 
+@pytest.mark.parametrize("kind", ["alert", "record"])
+def test_the_same_name_and_labels_may_stand_with_other_expressions_and_in_other_groups(kind: str) -> None:
+    first = rule(f"{kind}: A", "expr: up")
+    other = rule(f"{kind}: A", "expr: up == 0").removeprefix("groups:\n  - name: g\n    rules:\n")
+    again = first.removeprefix("groups:\n").replace("name: g", "name: h")
+    assert len(rulefile.read({"r.yaml": first + other + again}).rules) == 3
+
+
 def test_files_are_read_from_disk_and_a_missing_one_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(GOOD)
     (tmp_path / "notes.txt").write_text("not rules")

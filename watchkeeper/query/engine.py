@@ -156,6 +156,8 @@ class Limits:
     max_depth: int | None = 100
     max_series: int | None = 1_000_000
     lookback_ms: int = 300_000
+    # What `expr[1h:]` means without a step: Prometheus' default evaluation interval.
+    subquery_step_ms: int = 60_000
 
 
 @dataclass(frozen=True, slots=True)

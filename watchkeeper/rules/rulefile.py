@@ -139,6 +139,7 @@ class _FileReader:
 
     source: Source
     problems: list[RuleFileError]
+    # The rules of the present group.
     seen: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def groups(self) -> list[Group]:
@@ -164,6 +165,7 @@ class _FileReader:
             self.complain(f"group {name} is already defined on line {names[name]}", item.line)
         names.setdefault(name, item.line)
         shared = self.label_texts(cells.get("labels"), f"group {name}")
+        self.seen.clear()
         rules = [self.rule(entry, shared) for entry in self.items(cells.get("rules"))]
         return Group(
             name=name,
@@ -192,7 +194,7 @@ class _FileReader:
         if not METRIC_NAME.match(name):
             self.complain(f"record {quote(name)} is not a metric name such as node:gpu_power:sum", cells["record"].line)
         texts = label_sets.Labels({key: entry.text for key, entry in labels.items()})
-        self.once(("record", name, str(texts)), f"record {name}", item.line)
+        self.once(("record", name, expr, str(texts)), f"record {name}", item.line)
         return RecordingRule(name, expr, texts, path=self.source.path, line=item.line)
 
     def alerting(self, item: Entry, cells: Mapping[str, Entry], labels: Mapping[str, Entry]) -> AlertingRule:

@@ -22,7 +22,7 @@ from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import embedded, histogram_text
-from watchkeeper.query.engine import AnySample, Engine
+from watchkeeper.query.engine import AnySample, Engine, Limits
 from watchkeeper.rules import alerting, evaluate, notation, rulefile
 from watchkeeper.store import head
 
@@ -30,8 +30,8 @@ from watchkeeper.store import head
 RELATIVE_TOLERANCE = 1e-9
 DEFAULT_INTERVAL = "1m"
 WILDCARDS = frozenset("*?[")
-# A story is short and kept whole.
-RETENTION_MS = durations.parse_ms("1y")
+# Every time that a test can name is kept.
+RETENTION_MS = durations.LONGEST_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class AlertTest:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSample:
-    labels: str
-    value: int | float | str = math.nan
+    labels: str = ""
+    value: int | float | str = 0
     histogram: str = ""
 
 
@@ -109,9 +109,9 @@ def run(path: Path, *, open_engine: Callable[[], Engine] | None = None) -> list[
     rule_set = rulefile.load(_rule_files(path, file))
     failures: list[str] = []
     for at, story in enumerate(file.tests):
-        engine = (open_engine or _embedded)()
         title = story.name or f"test {at + 1}"
         try:
+            engine = _embedded(file) if open_engine is None else open_engine()
             failures += [f"{title}: {failure}" for failure in _play(file, story, rule_set, engine)]
         except (ValueError, QueryError) as error:
             failures.append(f"{title}: {error}")
@@ -129,8 +129,10 @@ def _rule_files(path: Path, file: Script) -> list[Path]:
     return found
 
 
-def _embedded() -> Engine:
-    return embedded.EmbeddedEngine(head.Head(retention_ms=RETENTION_MS))
+def _embedded(file: Script) -> Engine:
+    # As in promtool and in a server, a subquery without a step takes the interval of the rules.
+    limits = Limits(subquery_step_ms=durations.parse_ms(file.evaluation_interval))
+    return embedded.EmbeddedEngine(head.Head(retention_ms=RETENTION_MS), limits)
 
 
 def _read(path: Path) -> Script:

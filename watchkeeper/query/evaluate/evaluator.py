@@ -47,8 +47,6 @@ READ_EDGES_ONLY = frozenset(
         *("present_over_time", "rate", "resets", "ts_of_first_over_time", "ts_of_last_over_time"),
     }
 )
-# What `expr[1h:]` means without a step: Prometheus' default evaluation interval.
-DEFAULT_SUBQUERY_STEP_MS = 60_000
 
 
 class Evaluator:
@@ -138,7 +136,7 @@ class Evaluator:
     def subquery(self, node: ast.Subquery, times: Millis) -> Windows:
         """Evaluate the inner expression once on the grid of all windows, whose steps are multiples of the step."""
         ends_ms = self._moved(node, times)
-        step_ms = node.step_ms or DEFAULT_SUBQUERY_STEP_MS
+        step_ms = node.step_ms or self._limits.subquery_step_ms
         step_ms = step_ms if node.step_by is None else self._worked_out(node.step_by)
         range_ms = node.range_ms if node.range_by is None else self._worked_out(node.range_by)
         first_ms = ((int(ends_ms[0]) - range_ms) // step_ms + 1) * step_ms

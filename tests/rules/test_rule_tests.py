@@ -252,6 +252,15 @@ tests:
       - {expr: 'count_over_time(x[2m:])', eval_time: 2m5s, exp_samples: [{value: 8}]}
       - {expr: 'sum(x)', eval_time: 0s, exp_samples: [{labels: '{}'}]}
 """
+SELDOM_STORY = """\
+evaluation_interval: 1m
+tests:
+  - interval: 15s
+    input_series: [{series: x, values: '0+1x20'}]
+    promql_expr_test:
+      - {expr: x, eval_time: 45s, exp_samples: [{labels: x, value: 3}]}
+      - {expr: x, eval_time: 1m50s, exp_samples: [{labels: x, value: 4}]}
+"""
 LONG_STORY = """\
 evaluation_interval: 400d
 tests:
@@ -264,8 +273,8 @@ tests:
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("text", [SHORT_STORY, LONG_STORY])
-def test_steps_of_subqueries_left_out_labels_and_centuries_are_as_in_promtool(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", [SHORT_STORY, LONG_STORY, SELDOM_STORY])
+def test_steps_left_out_labels_centuries_and_the_last_samples_are_as_in_promtool(tmp_path: Path, text: str) -> None:
     path = tmp_path / "test.yaml"
     path.write_text(text)
     subprocess.run([servers.require("promtool"), "test", "rules", path], capture_output=True, check=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import servers
 from watchkeeper.rules import templates
 from watchkeeper.rules.template_functions import TemplateError
 
@@ -61,6 +65,7 @@ def test_a_template_expands(text: str, expanded: str) -> None:
         ('{{ graphLink "up > 0" }}', "/graph?g0.expr=up+%3E+0&g0.tab=0"),
         ('{{ (args 1 "b").arg1 }} {{ parseDuration "1h30m" }} {{ print 1 2 "a" 3 }}', "b 5400 1 2a3"),
         ('{{ and $labels.absent (first $labels.absent) }}{{ or "x" (first $labels.absent) }}', "x"),
+        ("{{ title `1k 3rd n1` }}", "1K 3Rd N1"),
         ('{{ title "rack-one it\'s" }} {{ html "<b>" }} {{ urlquery "a b" }}', "Rack-One It's &lt;b&gt; a+b"),
         (
             '{{ stripPort "[::1]:9" }} {{ stripDomain "n1.lan:9" }} {{ stripDomain "10.0.0.1:9" }}',
@@ -72,6 +77,46 @@ def test_a_template_expands(text: str, expanded: str) -> None:
 )
 def test_variables_blocks_and_functions_are_those_of_prometheus(text: str, expanded: str) -> None:
     assert expand(text) == expanded
+
+
+NAMED = [
+    ('{{ define "x" }}[{{ . }}{{ $ }}]{{ end }}{{ template "x" $labels.gpu }}-{{ template "x" 7 }}', "[33]-[77]"),
+    ('a{{ define "x" -}} b {{- end }}c{{ template "x" }}', "acb"),
+    ('{{ block "y" $value }}<{{ . }}>{{ end }}{{ template "y" "z" }}', "<95.25><z>"),
+    ('{{ define "in" }}{{ . }},{{ end }}{{ range $labels }}{{ template "in" . }}{{ end }}', "n7,3,"),
+    ('{{ slice "abcd" 1 3 }}{{ slice "abcd" 3 }} {{ js "it\'s <b>" }}', "bcd it\\'s \\u003Cb\\u003E"),
+    ('{{ (1700000000.5 | toTime).Format "Mon Jan _2 15:04:05.000 2006" }}', "Tue Nov 14 22:13:20.500 2023"),
+    (
+        '{{ $t := toTime 1700000000 }}{{ $t.Format "2006-01-02T15:04:05Z07:00, 3:04 PM" }}',
+        "2023-11-14T22:13:20Z, 10:13 PM",
+    ),
+    (
+        "{{ with toTime 1.7e9 }}{{ .Year }} {{ .Month }} {{ .Day }} {{ .Weekday }} {{ .YearDay }} {{ .Unix }}{{ end }}",
+        "2023 November 14 Tuesday 318 1700000000",
+    ),
+    ("{{ eq 1 2 1 }} {{ ne $labels.gpu `4` }} {{ gt $value 5.0 }} {{ lt 1 2 }}", "true true true true"),
+]
+
+
+@pytest.mark.parametrize(("text", "expanded"), NAMED)
+def test_named_templates_times_and_comparisons_are_those_of_go(text: str, expanded: str) -> None:
+    assert expand(text) == expanded
+
+
+@pytest.mark.servers
+def test_promtool_expands_them_to_the_same(tmp_path: Path) -> None:
+    annotations = {f"t{at}": text for at, (text, _) in enumerate(NAMED)}
+    expected = {f"t{at}": expanded for at, (_, expanded) in enumerate(NAMED)}
+    alert = {"alert": "A", "expr": "x * 1", "annotations": annotations}
+    (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "g", "rules": [alert]}]}))
+    wanted = {"exp_labels": dict(HOT.labels), "exp_annotations": expected}
+    series = {"series": 'x{gpu="3",Hostname="n7"}', "values": "95.25"}
+    test = {"eval_time": "0s", "alertname": "A", "exp_alerts": [wanted]}
+    story = {"input_series": [series], "interval": "1m", "alert_rule_test": [test]}
+    (tmp_path / "test.yaml").write_text(json.dumps({"rule_files": ["rules.yaml"], "tests": [story]}))
+    command = [servers.require("promtool"), "test", "rules", tmp_path / "test.yaml"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 @pytest.mark.parametrize(
@@ -129,7 +174,13 @@ def test_a_value_is_shown_as_go_prints_it(value: float, shown: str) -> None:
         ("{{ $labels.gpu 3 }}", "cannot be given arguments"),
         ('{{ printf "%s" (toUpper $labels.gpu }}', "no matching `)`"),
         ("{{ }}", "empty"),
-        ('{{ template "x" }}', "not supported"),
+        ("{{ template x }}", 'function "x" not defined'),
+        ("{{ template 5 }}", "a name in quotes"),
+        ('{{ define "x" }}{{ $labels.gpu }}{{ end }}', "undefined variable $labels"),
+        ('{{ if 1 }}{{ define "x" }}{{ end }}{{ end }}', "outside of all blocks"),
+        ('{{ define "x" }}a{{ end }}{{ define "x" }}b{{ end }}', "multiple definition"),
+        ('{{ range $labels }}{{ block "x" . }}{{ break }}{{ end }}{{ end }}', "outside {{range}}"),
+        ('{{ block "x" . }}', "has no `{{end}}`"),
         ("{{ break }}", "outside {{range}}"),
         ("{{ $x = 1 }}", "undefined variable $x"),
         ("{{ with $a, $b := 1 }}{{ end }}", "takes one variable"),
@@ -150,6 +201,13 @@ def test_a_mistake_is_found_when_the_file_is_loaded(text: str, problem: str) -> 
         '{{ query "up" | first | value }}',
         "{{ toUpper }}",
         '{{ lt "a" 1 }}',
+        "{{ gt $value 5 }}",
+        "{{ eq 1 1.0 }}",
+        '{{ template "x" }}',
+        '{{ define "x" }}{{ template "x" }}{{ end }}{{ template "x" }}',
+        '{{ define "x" }}{{ range . }}{{ template "x" $ }}{{ end }}{{ end }}{{ template "x" $labels }}',
+        '{{ slice "abc" 2 1 }}',
+        '{{ $x := $labels }}{{ $x.gpu "a" }}',
         "{{ $value.x }}",
         "{{ .labels.gpu }}",
     ],

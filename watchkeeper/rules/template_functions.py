@@ -19,7 +19,8 @@ from urllib.parse import quote_plus
 import re2
 
 from watchkeeper.kit import durations
-from watchkeeper.rules.template_printf import printf, show
+from watchkeeper.rules.template_printf import KINDS, printf, show
+from watchkeeper.rules.template_time import Moment
 
 LARGE = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 SMALL = ("", "m", "u", "n", "p", "f", "a", "z", "y")
@@ -28,8 +29,11 @@ GROUP = stdlib_re.compile(r"\$(?:\{(\w+)\}|(\w+)|\$)")
 # A word as Unicode ends it: the x of world-x begins one, those of it's and n1.rack do not.
 WORD = stdlib_re.compile(r"\w+(?:['.’:]\w+)*")
 
+FIRST_LETTER = stdlib_re.compile(r"[^\W\d_]")
 HOST_AND_PORT = stdlib_re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*)):([^:\[\]]*)")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SCRIPT = {letter: f"\\u{ord(letter):04X}" for letter in "<>&=" + "".join(map(chr, range(32)))}
+SCRIPT |= {"\\": "\\\\", "'": "\\'", '"': '\\"'}
 
 
 class TemplateError(ValueError):
@@ -95,17 +99,15 @@ def humanize_timestamp(value: Any) -> str:
     seconds = number(value)
     if not math.isfinite(seconds):
         return _four(seconds)
-    return to_time(seconds)
+    return str(to_time(seconds))
 
 
-def to_time(value: Any) -> str:
-    """A time as Go prints it; as in Prometheus, what is less than a millisecond is cut off."""
+def to_time(value: Any) -> Moment:
+    """As in Prometheus, what is less than a millisecond is cut off."""
     nanoseconds = number(value) * 1e9
     if not abs(nanoseconds) < 2.0**63:
         raise TemplateError(f"{show(number(value))} cannot be represented as a nanoseconds timestamp")
-    at = EPOCH + timedelta(milliseconds=int(nanoseconds / 1e6))
-    fraction = f".{at.microsecond // 1000:03d}".rstrip("0").rstrip(".")
-    return f"{at:%Y-%m-%d %H:%M:%S}{fraction} +0000 UTC"
+    return Moment(EPOCH + timedelta(milliseconds=int(nanoseconds / 1e6)))
 
 
 def re_replace_all(pattern: Any, replacement: Any, text: Any) -> str:
@@ -193,16 +195,36 @@ def _host_and_port(text: str) -> tuple[str, str | None]:
 
 
 def equal(value: Any, *others: Any) -> bool:
-    return any(value == other for other in others)
+    return any(_comparable(value, other) and value == other for other in others)
+
+
+def _comparable(left: Any, right: Any) -> bool:
+    """Go compares no whole number with another number: `gt $value 5` fails in Prometheus, `gt $value 5.0` does not."""
+    kinds = [KINDS.get(type(side)) for side in (left, right)]
+    if kinds[0] != kinds[1] and None not in (left, right):
+        raise TemplateError(f"incompatible types for comparison: {kinds[0] or 'value'} and {kinds[1] or 'value'}")
+    return True
 
 
 def _ordered(holds: Callable[[Any, Any], bool]) -> Callable[..., bool]:
     def compare(left: Any, right: Any) -> bool:
-        if isinstance(left, str) != isinstance(right, str):
-            raise TemplateError("incompatible types for comparison")
-        return holds(left, right)
+        return _comparable(left, right) and holds(left, right)
 
     return compare
+
+
+def cut(value: Any, *places: Any) -> Any:
+    """Go's `slice`: of a text its bytes, of a list its items, from the first place to before the second."""
+    whole = value.encode() if isinstance(value, str) else value
+    start, end = (*places, *(0, len(whole))[len(places) :])
+    if not 0 <= start <= end <= len(whole):
+        raise TemplateError(f"{start} to {end} is not inside of the {len(whole)} that are there")
+    return whole[start:end].decode(errors="replace") if isinstance(value, str) else whole[start:end]
+
+
+def js(*values: Any) -> str:
+    """A text for inside of quotes of JavaScript."""
+    return "".join(SCRIPT.get(letter, letter) for letter in sprint(*values))
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -216,7 +238,9 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "println": lambda *values: " ".join(show(value) for value in values) + "\n",
     "html": lambda *values: html.escape(sprint(*values)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;"),
     "urlquery": lambda *values: quote_plus(sprint(*values)),
-    "title": lambda text: WORD.sub(lambda word: word[0][:1].upper() + word[0][1:], show(text)),
+    "title": lambda text: WORD.sub(
+        lambda word: FIRST_LETTER.sub(lambda one: upper(one[0]), word[0], count=1), show(text)
+    ),
     "toUpper": lambda text: "".join(map(upper, show(text))),
     "toLower": lambda text: show(text).lower(),
     "toTime": to_time,
@@ -235,10 +259,12 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "strvalue": lambda row: label_of("__value__", row),
     "sortByLabel": lambda name, rows: sorted(rows, key=lambda row: label_of(name, row)),
     "index": index,
+    "slice": cut,
+    "js": js,
     "len": lambda value: len(value.encode() if isinstance(value, str) else value),
     "not": lambda value: not is_true(value),
     "eq": equal,
-    "ne": lambda left, right: left != right,
+    "ne": lambda left, right: not equal(left, right),
     "lt": _ordered(lambda left, right: bool(left < right)),
     "le": _ordered(lambda left, right: bool(left <= right)),
     # As Go has them, which matters to NaN.

@@ -35,6 +35,8 @@ LEAVES = ("break", "continue")
 CONSTANTS: Mapping[str, Any] = {"true": True, "false": False, "nil": None}
 # What Prometheus defines before each template, besides `$` for everything.
 VARIABLES = ("$", "$labels", "$value", "$externalLabels", "$externalURL")
+# Below these are labels and numbers, which have no methods.
+ROOTS = ("", *VARIABLES)
 # What needs the surroundings of an expansion; `Template.expand` supplies them.
 OWN = ("query", "externalURL", "pathPrefix")
 LAZY = ("and", "or")
@@ -64,6 +66,15 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
+class Method:
+    """`(…).Format "2006"`: what a pipeline gives is asked with arguments."""
+
+    of: Term
+    name: str
+    args: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     function: str
     args: tuple[Term, ...]
@@ -79,6 +90,14 @@ class Assign:
     variable: str
     value: Term
     is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Include:
+    """`template "name" value`: what was defined under a name, with the value as its dot."""
+
+    name: str
+    value: Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +118,18 @@ class Branch:
     otherwise: tuple[Part, ...]
 
 
-Term: TypeAlias = Literal | Path | Field | Call
-Part: TypeAlias = str | Print | Assign | Leave | Branch
+Term: TypeAlias = Literal | Path | Field | Method | Call
+Part: TypeAlias = str | Print | Assign | Include | Leave | Branch
+Parts: TypeAlias = tuple[Part, ...]
 
 
-def read(text: str) -> tuple[Part, ...]:
-    """The parts of a template, or TemplateError with what is wrong in it."""
+def read(text: str) -> tuple[Parts, Mapping[str, Parts]]:
+    """The parts of a template and what it defines by name, or TemplateError with what is wrong in it."""
     reader = _Reader(_actions(text))
     parts = reader.body(set(VARIABLES), depth=0)
     if reader.stop is not None:
         raise TemplateError(f"unexpected {{{{{reader.stop}}}}}")
-    return parts
+    return parts, reader.defined
 
 
 def _actions(text: str) -> Iterator[tuple[bool, str]]:
@@ -138,6 +158,7 @@ class _Reader:
         self.pieces = pieces
         self.stop: str | None = None
         self.ranges = 0
+        self.defined: dict[str, Parts] = {}
 
     def body(self, known: set[str], *, depth: int) -> tuple[Part, ...]:
         if depth > MAX_DEPTH:
@@ -153,6 +174,8 @@ class _Reader:
                 return tuple(parts)
             elif word in ("if", "with", "range"):
                 parts.append(self.branch(text, set(known), depth=depth))
+            elif word in ("define", "template", "block"):
+                parts += self.named(word, text.removeprefix(word), known, depth=depth)
             elif text in LEAVES:
                 parts.append(self.leave(text))
             else:
@@ -176,6 +199,22 @@ class _Reader:
             raise TemplateError(f"`{{{{{word}}}}}` has no `{{{{end}}}}`")
         self.stop = None
         return Branch(word, variables, value, then, otherwise)
+
+    def named(self, word: str, text: str, known: set[str], *, depth: int) -> list[Part]:
+        """`define` and `block` keep a body under a name; `template` and `block` put one here."""
+        name, value = _Terms(text, known).named()
+        if word != "template":
+            if word == "define" and (depth or value is not None):
+                raise TemplateError("`define` takes a name, and stands outside of all blocks")
+            ranges, self.ranges = self.ranges, 0
+            # What is defined sees nothing of the place where it is put but its own dot.
+            body = self.body({"$"}, depth=depth + 1)
+            if self.stop != "end":
+                raise TemplateError(f"`{{{{{word}}}}}` has no `{{{{end}}}}`")
+            if self.defined.setdefault(name, body) is not body:
+                raise TemplateError(f'multiple definition of template "{name}"')
+            self.stop, self.ranges = None, ranges
+        return [] if word == "define" else [Include(name, Literal(None) if value is None else value)]
 
     def leave(self, word: str) -> Leave:
         if not self.ranges:
@@ -226,6 +265,13 @@ class _Terms:
             self.tokens.append((match.lastgroup or "", match.group(match.lastgroup or 0)))
             at = match.end()
 
+    def named(self) -> tuple[str, Term | None]:
+        """A name in quotes, and a value where there is one."""
+        name = self.operand(depth=0)
+        if not isinstance(name, Literal) or not isinstance(name.value, str):
+            raise TemplateError('a template has a name in quotes, such as "rows"')
+        return name.value, self.whole() if self.tokens else None
+
     def whole(self) -> Term:
         term = self.pipeline(depth=0)
         if self.tokens:
@@ -251,6 +297,10 @@ class _Terms:
             args.append(self.operand(depth=depth))
         if not args:
             return head
+        if isinstance(head, Field) or (isinstance(head, Path) and head.fields and head.variable not in ROOTS):
+            *fields, name = head.fields
+            inner = Field(head.of, tuple(fields)) if isinstance(head, Field) else Path(head.variable, tuple(fields))
+            return Method(inner, name, tuple(args))
         if not isinstance(head, Call) or head.args:
             raise TemplateError("a value cannot be given arguments; a function name must come first")
         return Call(head.function, tuple(args))

@@ -15,10 +15,28 @@ from urllib.parse import urlsplit
 from watchkeeper.rules import template_reader
 from watchkeeper.rules.template_functions import FUNCTIONS, TemplateError, is_true
 from watchkeeper.rules.template_printf import Struct, show
-from watchkeeper.rules.template_reader import LAZY, Assign, Branch, Call, Field, Leave, Literal, Part, Path, Print, Term
+from watchkeeper.rules.template_reader import (
+    LAZY,
+    MAX_DEPTH,
+    Assign,
+    Branch,
+    Call,
+    Field,
+    Include,
+    Leave,
+    Literal,
+    Method,
+    Parts,
+    Path,
+    Print,
+    Term,
+)
+from watchkeeper.rules.template_time import METHODS, Moment
 
 Query: TypeAlias = Callable[[str], Sequence[Mapping[str, Any]]]
 Scope: TypeAlias = ChainMap[str, Any]
+# A table of a thousand rows with some cells each; what includes itself twice would never end.
+MOST_INCLUDED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +53,8 @@ class Context:
 @dataclass(frozen=True, slots=True)
 class Template:
     text: str
-    parts: tuple[Part, ...]
+    parts: Parts
+    defined: Mapping[str, Parts] = field(default_factory=dict)
 
     def expand(self, context: Context) -> str:
         if len(self.parts) == 1 and isinstance(self.parts[0], str):
@@ -54,7 +73,7 @@ class Template:
             "$externalURL": context.external_url,
         }
         try:
-            return "".join(_Expansion(context).run(self.parts, ChainMap(variables), root))
+            return "".join(_Expansion(context, self.defined).run(self.parts, ChainMap(variables), root))
         # Deliberately broad: whatever a foreign template does wrong, the alert itself must still go out.
         except Exception as error:
             return f"<error expanding template: {error}>"
@@ -62,7 +81,7 @@ class Template:
 
 def parse(text: str) -> Template:
     """The template, or TemplateError with what is wrong in it."""
-    return Template(text, template_reader.read(text))
+    return Template(text, *template_reader.read(text))
 
 
 class _Left(Exception):
@@ -72,15 +91,17 @@ class _Left(Exception):
 class _Expansion:
     """One walk through a template; `dot` is what `.` means."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, defined: Mapping[str, Parts]) -> None:
         self._query = context.query
+        self._defined = defined
+        self._depth, self._included = 0, 0
         self._own: Mapping[str, Callable[..., Any]] = {
             "query": self._rows,
             "externalURL": lambda: context.external_url,
             "pathPrefix": lambda: urlsplit(context.external_url).path,
         }
 
-    def run(self, parts: tuple[Part, ...], scope: Scope, dot: Any) -> Iterator[str]:
+    def run(self, parts: Parts, scope: Scope, dot: Any) -> Iterator[str]:
         for part in parts:
             if isinstance(part, str):
                 yield part
@@ -91,10 +112,21 @@ class _Expansion:
                 # A new variable is of this block; another one is where it was declared.
                 owner = scope if part.is_new else next(each for each in scope.maps if part.variable in each)
                 owner[part.variable] = value
+            elif isinstance(part, Include):
+                yield from self._include(part.name, self._value(part.value, scope, dot))
             elif isinstance(part, Leave):
                 raise _Left(part.word)
             else:
                 yield from self._branch(part, scope.new_child(), dot)
+
+    def _include(self, name: str, value: Any) -> Iterator[str]:
+        if name not in self._defined:
+            raise TemplateError(f'template "{name}" not defined')
+        self._depth, self._included = self._depth + 1, self._included + 1
+        if self._depth > MAX_DEPTH or self._included > MOST_INCLUDED:
+            raise TemplateError(f"templates include each other deeper than {MAX_DEPTH}, or {MOST_INCLUDED} times")
+        yield from self.run(self._defined[name], ChainMap({"$": value}), value)
+        self._depth -= 1
 
     def _branch(self, part: Branch, scope: Scope, dot: Any) -> Iterator[str]:
         value = self._value(part.value, scope, dot)
@@ -124,6 +156,9 @@ class _Expansion:
             return _fields(scope[term.variable] if term.variable else dot, term.fields)
         if isinstance(term, Field):
             return _fields(self._value(term.of, scope, dot), term.fields)
+        if isinstance(term, Method):
+            args = [self._value(arg, scope, dot) for arg in term.args]
+            return _asked(self._value(term.of, scope, dot), term.name, args)
         if term.function in LAZY:
             return self._first(term, scope, dot)
         args = [self._value(arg, scope, dot) for arg in term.args]
@@ -146,8 +181,17 @@ class _Expansion:
         return [Struct(row) for row in self._query(expr)]
 
 
+def _asked(value: Any, name: str, args: Sequence[Any]) -> Any:
+    if not isinstance(value, Moment) or name not in METHODS:
+        raise TemplateError(f"{name} has arguments but cannot be invoked as function")
+    return METHODS[name](value, *args)
+
+
 def _fields(value: Any, names: tuple[str, ...]) -> Any:
     for name in names:
+        if isinstance(value, Moment) and name in METHODS:
+            value = METHODS[name](value)
+            continue
         if not isinstance(value, Mapping) or (isinstance(value, Struct) and name not in value):
             raise TemplateError(f"can't evaluate field {name}")
         # Like Prometheus' `missingkey=zero`: a label that is not there is the empty text.

@@ -168,7 +168,7 @@ def _play(script: Script, story: Story, rule_set: rulefile.RuleSet, engine: Engi
         for test in story.alert_rule_test:
             if now_ms <= _ms(test.eval_time) < now_ms + step_ms:
                 yield from _alerts_differ(test, state)
-    engine.append(_take(waiting, start_ms + max(due, default=0)))
+    # As in promtool, what comes after the last evaluation is not there yet.
     for question in story.promql_expr_test:
         try:
             yield from _samples_differ(question, engine, start_ms)
@@ -195,7 +195,7 @@ def _tick(
 
 
 def _samples(script: Script, story: Story) -> list[AnySample]:
-    """Every sample of the story, latest first, so that the next ones are taken from the end."""
+    """Every sample of the story backwards, so that the next ones are taken from the end in the order of the file."""
     step_ms, start_ms = durations.parse_ms(story.interval or script.evaluation_interval), story.start_ms
     found: list[AnySample] = []
     for series in story.input_series:
@@ -205,7 +205,7 @@ def _samples(script: Script, story: Story) -> list[AnySample]:
             found += [notation.sample(series.series, at_ms, value) for at_ms, value in timed]
         except (ValueError, QueryError) as error:
             raise ValueError(f"series `{series.series}`: {error}") from error
-    return sorted(found, key=lambda sample: -sample.at_ms)
+    return sorted(found, key=lambda sample: sample.at_ms)[::-1]
 
 
 def _take(waiting: list[AnySample], until_ms: int) -> list[AnySample]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.render import fleet_settings
+from watchkeeper import __version__
 from watchkeeper.cli import render
 from watchkeeper.errors import StartRefused
 from watchkeeper.render import targets
@@ -37,6 +39,18 @@ def test_no_target_writes_a_secret(target: str, tmp_path: Path) -> None:
     for path in out.rglob("*"):
         text = path.read_text() if path.is_file() else ""
         assert not [secret for secret in fleet_settings.SECRETS if secret in text], path
+
+
+IMAGE = re.compile(r"^\s*(?:- )?(?:image|hub|agent): *\"?([\w./-]+:[\w.@:-]+|[\w.-]+/[\w./-]+)\"?\s*$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "helm", "compose", "operator"])
+def test_every_image_has_a_version(target: str, tmp_path: Path) -> None:
+    assert ran(target, tmp_path / "out").exit_code == 0
+    files = [path for path in (tmp_path / "out").rglob("*.yaml") if path.is_file()]
+    images = [image for path in files for image in IMAGE.findall(path.read_text())]
+    assert [image for image in images if image.endswith(":latest") or ":" not in image] == []
+    assert f"watchkeeper:{__version__}" in images
 
 
 def test_an_edited_file_is_kept_until_it_is_forced(tmp_path: Path) -> None:

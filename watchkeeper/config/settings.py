@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from watchkeeper import __version__
 from watchkeeper.config.checks import (
     a_minute_or_more,
     at_least_one,
@@ -532,7 +533,8 @@ class Render:
         (), "agents or exporters to scrape, in Slurm's short form: `gpu-[01-16]:9400`; beside what [fleet] names"
     )
     namespace: str = setting("watchkeeper", "namespace of everything that is written for Kubernetes", check=not_empty)
-    image: str = setting("watchkeeper:latest", "container image of agent and hub", check=not_empty)
+    # By version: a node that has an image of a tag that moves would keep it through every upgrade.
+    image: str = setting(f"watchkeeper:{__version__}", "container image of agent and hub", check=not_empty)
     command: str = setting(
         "/usr/bin/watchkeeper", "path of the command on the machines that units and scripts are for", check=not_empty
     )

@@ -213,10 +213,10 @@ def _ordered(holds: Callable[[Any, Any], bool]) -> Callable[..., bool]:
     return compare
 
 
-def cut(value: Any, *places: Any) -> Any:
+def cut(value: Any, start: int = 0, before: int | None = None) -> Any:
     """Go's `slice`: of a text its bytes, of a list its items, from the first place to before the second."""
     whole = value.encode() if isinstance(value, str) else value
-    start, end = (*places, *(0, len(whole))[len(places) :])
+    end = len(whole) if before is None else before
     if not 0 <= start <= end <= len(whole):
         raise TemplateError(f"{start} to {end} is not inside of the {len(whole)} that are there")
     return whole[start:end].decode(errors="replace") if isinstance(value, str) else whole[start:end]

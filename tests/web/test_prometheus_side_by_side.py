@@ -44,6 +44,10 @@ ASKED = [
     *("alertmanagers", "format_query?query=sum(up)by(a)", "format_query?query=((", "status/buildinfo", "status/config"),
     *("status/flags", "status/runtimeinfo", "status/tsdb", "status/walreplay", "nothing"),
     *("targets?state=ACTIVE", "query?query=1&lookback_delta=0"),
+    *("query?query=1&time=1_000", "query?query=1&time=%D9%A1", "query?query=1&time=+5", "query?query=1&time=1e9999"),
+    *("query?query=1&time=2023-11-14+22:13:20Z", "query?query=1&time=20231114T221320Z", "query?query=1&time=.5e1"),
+    *("query?query=1&time=2023-W46-2T00:00:00Z", "query?query=1&time=2023-11-14T22:13:20", "labels?start=2023-11-14"),
+    *("query?query=1&time=2023-02-30T00:00:00Z", "query?query=1&timeout=1_0", "query?query=1&timeout=%D9%A1"),
 ]
 # What 2.42 has not yet, or does not look at, and what 3.5 answers.
 NEWER = [

@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,43 @@ def test_an_answer_that_is_no_hubs_is_told_in_a_sentence(
     code, words = said(asked, 200, content, capsys)
     assert (code, words.count("\n")) == (main.CANNOT_TELL, 1)
     assert "is this a Watchkeeper hub" in words
+
+
+@pytest.mark.parametrize(
+    ("asked", "content", "place"),
+    [
+        ("incidents", '{"ok": true, "incidents": 5}', "`incidents`"),
+        ("incidents", '{"ok": true, "incidents": [{"id": "INC-1", "opened_at": "noon"}]}', "`incidents[0].opened_at`"),
+        ("nodes", '{"ok": true, "nodes": [[]]}', "`nodes[0]`"),
+        ("jobs show research/llm", '{"ok": true, "job": {"id": "1", "gpus": "8"}}', "`job.gpus`"),
+        ("cost report --from 0 --to 9", '{"ok": true, "lines": [{"team": "a", "money": null}]}', "`lines[0].money`"),
+        ("query up", '{"status": "success", "data": {"resultType": "vector", "result": [5]}}', "`data.result[0]`"),
+        ("top --once", '{"ok": true, "incidents": {}}', "`incidents`"),
+        ("sim faults", '{"ok": true}', "the answer"),
+        ("sim inject xid-79", "[]", "the answer"),
+        ("slo", '{"ok": true, "slos": ' + "[" * 100_000, "not JSON"),
+    ],
+)
+def test_an_answer_of_another_shape_is_told_with_its_place(
+    asked: str, content: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, words = said(asked.split(), 200, content.encode(), capsys)
+    assert (code, words.count("\n")) == (main.CANNOT_TELL, 1)
+    assert place in words
+    assert "is this a Watchkeeper hub" in words
+
+
+@pytest.mark.parametrize(
+    "asked", ["incidents report INC-1", "bundle --incident INC-1 -o {file}", "record {file} --from 0 --to 9"]
+)
+def test_a_page_that_is_no_hubs_is_neither_shown_nor_kept(
+    asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kept"
+    code, words = said(asked.format(file=file).split(), 200, b"<html>Sign in</html>", capsys)
+    assert code == main.CANNOT_TELL
+    assert "is this a Watchkeeper hub" in words
+    assert not file.exists()
 
 
 def test_what_an_older_hub_does_not_say_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import json
 import re
 import sys
 import types
@@ -222,6 +223,18 @@ def api_page() -> str:
     return "\n".join([HEAD.format(title="HTTP API", law=law), more, *parts])
 
 
+def promised() -> str:
+    """The shapes of a hub's answers, which our own client holds them against; a line for each, to be read in a diff."""
+    made = openapi.promised(create_app(FakeHub(), Auth()).state.endpoints)
+    parts = [
+        f'"{part}": {{\n'
+        + ",\n".join(f"{json.dumps(name)}: {json.dumps(shape)}" for name, shape in shapes.items())
+        + "\n}"
+        for part, shapes in made.items()
+    ]
+    return "{" + ",\n".join(parts) + "}\n"
+
+
 def _tag(operation: dict[str, Any]) -> str:
     return str(operation["tags"][0])
 
@@ -274,6 +287,7 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     REFERENCE / "causes.md": causes_page,
     REFERENCE / "api.md": api_page,
     RULE_FILES / "slo.yaml": slo_rules,
+    PACKAGE / "client" / "promised.json": promised,
 }
 
 

@@ -149,7 +149,13 @@ def show_log(hub: HubClient, last: int, as_json: bool) -> None:
         options.print_json(entries)
         return
     rows = [
-        [str(one["seq"]), one["at"][:19] + "Z", one["actor"], one["body"].get("repair", ""), one["body"]["text"]]
+        [
+            str(one["seq"]),
+            one["at"][:19] + "Z",
+            one["actor"],
+            f"{one['body'].get('repair', '')}",
+            f"{one['body']['text']}",
+        ]
         for one in entries
     ]
     options.print_table(["entry", "at", "who", "repair", "what"], rows)

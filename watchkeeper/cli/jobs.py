@@ -156,7 +156,7 @@ def _efficiency(found: Mapping[str, Any]) -> list[str]:
 
 
 def _goodput(found: Mapping[str, Any]) -> list[str]:
-    if found["share"] is None:
+    if None in (found["share"], found["steps"], found["step_seconds"]):
         return ["  goodput    unknown: the job does not tell of its steps (training_iterations_total)"]
     lost = ", ".join(f"{one['reason']} {_seconds(one['seconds'])}" for one in found["lost"]) or "nothing"
     steps = f"{found['steps']:,.0f} steps of {found['step_seconds']:.3g} s"

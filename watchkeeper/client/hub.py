@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from watchkeeper.client import promise
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.errors import HubError
 from watchkeeper.kit import api_version
@@ -23,6 +24,7 @@ from watchkeeper.kit.access import NOTHING, Access
 # A query may scan hours of a large fleet; anything longer is the server's fault, not patience.
 TIMEOUT_SECONDS = 30.0
 PIECE_BYTES = 64 * 1024
+JSON = "application/json"
 NOT_A_HUB = "is this a Watchkeeper hub, or something in front of one?"
 
 
@@ -272,7 +274,7 @@ class HubClient:
         path = f"/api/cost/statements?{urllib.parse.urlencode(form, doseq=True)}"
         with self._open("GET", path, accept="application/x-ndjson") as answer:
             for line in answer:
-                yield self._object(line)
+                yield self._read(line, "GET", path)
 
     def replicas(self, **asked: str | None) -> dict[str, Any]:
         """How many replicas each model needs; with `model` and `window`, what following that would have done."""
@@ -281,8 +283,7 @@ class HubClient:
 
     def simulator(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """A request to the simulated fleet behind this hub; HubError where the fleet is real."""
-        with self._open(method, f"/api/sim{path}", body) as answer:
-            return self._read(answer.read())
+        return self._answer(method, f"/api/sim{path}", body)
 
     def prometheus(self, endpoint: str, parameters: Mapping[str, str | None] | None = None) -> dict[str, Any]:
         """The `data` object of an endpoint under /api/v1, with warnings and infos where there are any."""
@@ -292,28 +293,29 @@ class HubClient:
         return {**body["data"], **{key: body[key] for key in ("warnings", "infos") if body.get(key)}}
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        with self._open(method, path, body) as answer:
-            found = self._object(answer.read())
+        found = self._answer(method, path, body)
         # The fleet API says `ok`, Prometheus' API `status`: whoever says neither has not done what it was asked.
-        if found.get("ok") is not True and found.get("status") != "success":
+        if not isinstance(found, dict) or (found.get("ok") is not True and found.get("status") != "success"):
             raise HubError(f"the answer has neither `ok` nor `status`: {NOT_A_HUB}", where=self.url)
         return found
 
-    def _object(self, content: bytes) -> dict[str, Any]:
-        found = self._read(content)
-        if not isinstance(found, dict):
-            raise HubError(f"the answer is no JSON object: {NOT_A_HUB}", where=self.url)
-        return found
+    def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        with self._open(method, path, body) as answer:
+            return self._read(answer.read(), method, path)
 
-    def _read(self, content: bytes) -> Any:
+    def _read(self, content: bytes, method: str, path: str) -> Any:
+        """JSON of the shape that the API promises of this question."""
         try:
-            return json.loads(content, object_hook=Answer)
-        except ValueError as error:
+            found = json.loads(content, object_hook=Answer)
+        except (ValueError, RecursionError) as error:
             raise HubError(f"the answer is not JSON: {NOT_A_HUB}", where=self.url) from error
+        if problem := promise.broken(method, path, found):
+            raise HubError(f"{problem}: {NOT_A_HUB}", where=self.url)
+        return found
 
     @contextlib.contextmanager
     def _open(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, accept: str = "application/json"
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, accept: str = JSON
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer to a request, while it is read; whatever goes wrong with it is a HubError."""
         headers = {"Accept": accept}
@@ -328,6 +330,7 @@ class HubClient:
             tls = self._access.tls() if self.url.startswith("https:") else None
             with urllib.request.urlopen(request, timeout=self._timeout_seconds, context=tls) as answer:  # noqa: S310
                 self._check_version(answer.headers.get(api_version.HEADER))
+                self._check_kind(answer.headers.get_content_type(), accept)
                 yield answer
         except urllib.error.HTTPError as error:
             with error:
@@ -343,6 +346,11 @@ class HubClient:
         if said is not None and said != str(api_version.API_VERSION):
             problem = f"this hub speaks version {said[:20]} of its API, this client version {api_version.API_VERSION}"
             raise HubError(problem, where=self.url, remedy="Install the Watchkeeper that the hub runs, here as well")
+
+    def _check_kind(self, given: str, wanted: str) -> None:
+        """HubError for a page where a file was asked for: it must not be kept, or shown, as a hub's; JSON is read."""
+        if wanted not in (JSON, given):
+            raise HubError(f"the answer is {given[:80]} and not {wanted}: {NOT_A_HUB}", where=self.url)
 
     def _refusal(self, error: urllib.error.HTTPError) -> HubError:
         """What the hub said; words that are not a hub's have no `status`, as no hub has answered."""

@@ -213,6 +213,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             Role.VIEWER,
             api.explain,
             words="Why an incident has this plan and this mode, who would object now, and how far its repair is",
+            gives=shapes.ExplainedRepair,
         ),
         Endpoint(
             post,

@@ -24,7 +24,7 @@ from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
 from watchkeeper.model.standing import Standing
 from watchkeeper.query.engine import Span
-from watchkeeper.web import holders, shapes, uses
+from watchkeeper.web import holders, report_shapes, shapes, uses
 from watchkeeper.web.answers import Asked, Endpoint, ok
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView, SeenView
@@ -256,6 +256,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             words="When the fleet is full: a forecast with its interval, its backtest and what would help; "
             "`reason` says why there is none yet",
             asks=FORECAST_ASKS,
+            gives=report_shapes.WholeForecast,
         ),
         Endpoint(
             ("GET",),
@@ -282,6 +283,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.advice,
             words="Scaling advice alone, for programs",
             asks=(*FORECAST_ASKS, WINDOW_ASK),
-            gives={"now": datetime, "sentence": str | None, "advice": list[dict[str, Any]]},
+            gives={"now": datetime, "sentence": str | None, "advice": list[advice.Piece]},
         ),
     ]

@@ -381,7 +381,7 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
             Role.VIEWER,
             api.simulator,
             words="Faults that the simulated fleet has now",
-            gives=Bare(list[dict[str, Any]]),
+            gives=Bare(list[shapes.Fault]),
         ),
         Endpoint(
             post,
@@ -391,7 +391,7 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
             changes=True,
             words="Inject a fault into the simulated fleet",
             body={"scenario": str},
-            gives=Bare(Any),
+            gives=Bare(shapes.Fault),
         ),
         Endpoint(
             ("DELETE",),
@@ -400,6 +400,6 @@ def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
             api.simulator,
             changes=True,
             words="End a fault of the simulated fleet",
-            gives=Bare(Any),
+            gives=Bare(shapes.Fault),
         ),
     ]

@@ -103,6 +103,29 @@ def document(table: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     }
 
 
+def promised(table: Sequence[Endpoint]) -> dict[str, Any]:
+    """The shapes of answers alone, by method and path, for our own client, which has them in a file."""
+    schemas, answers = Schemas(), {}
+    for row in table:
+        if row.gives is not None and row.path.startswith(("/api/", "/-/")):
+            shape = _given(row.gives, row.path.startswith(PROMETHEUS_PREFIX), schemas=schemas)
+            answers |= {f"{method} {row.path}": _types_only(shape) for method in row.methods}
+    named = {"PrometheusAnswer": PROMETHEUS_ANSWER, **dict(sorted(schemas.components.items()))}
+    return {"answers": answers, "schemas": {name: _types_only(shape) for name, shape in named.items()}}
+
+
+def _types_only(schema: Any) -> Any:
+    """Without words, and without what must be there: that a field is missing is told when it is looked for."""
+    if isinstance(schema, list):
+        return [_types_only(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "properties" in schema:
+        fields = {name: _types_only(kind) for name, kind in schema["properties"].items()}
+        return {"type": "object", "properties": fields}
+    return {name: _types_only(kind) for name, kind in schema.items() if name != "description"}
+
+
 def endpoints(table: Callable[[], Sequence[Endpoint]], *, version: str) -> list[Endpoint]:
     """The endpoint of the document; it is made when it is first asked for, because most hubs are never asked."""
     made: list[Response] = []
@@ -192,10 +215,11 @@ def _content(row: Endpoint, is_prometheus: bool, *, schemas: Schemas) -> dict[st
 
 def _given(gives: Shape, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
     if is_prometheus:
-        return {"$ref": PREFIX + "PrometheusAnswer"}
+        answer = {"$ref": PREFIX + "PrometheusAnswer"}
+        return {"allOf": [answer, _object({"data": schemas.of(gives)})]} if gives is not None else answer
     if isinstance(gives, Bare):
         return schemas.of(gives.kind)
-    ours = {"type": "object", "properties": OURS, "required": ["ok"]}
+    ours = _object(OURS)
     if gives is None:
         return ours
     schema = schemas.of(gives)
@@ -203,6 +227,10 @@ def _given(gives: Shape, is_prometheus: bool, *, schemas: Schemas) -> dict[str, 
         return {"allOf": [ours, schema]}
     required = ["ok", *schema.get("required", ())]
     return {"type": "object", "properties": {**OURS, **schema["properties"]}, "required": required}
+
+
+def _object(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": list(fields)}
 
 
 def _body(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any] | None:

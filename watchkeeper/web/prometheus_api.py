@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -153,7 +153,8 @@ class PrometheusApi:
 def questions(hub: HubView) -> list[Endpoint]:
     """What is asked most, and needs nothing of a hub but its samples."""
     api = PrometheusApi(hub)
-    return [_endpoint(BOTH, "query", api.query), _endpoint(BOTH, "query_range", api.query_range)]
+    asked = (("query", api.query), ("query_range", api.query_range))
+    return [replace(_endpoint(BOTH, path, answer), gives=prometheus_words.Queried) for path, answer in asked]
 
 
 def endpoints(hub: HubView) -> list[Endpoint]:

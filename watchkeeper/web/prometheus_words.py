@@ -7,8 +7,27 @@ the words say otherwise.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, TypedDict
 
 from watchkeeper.web.answers import Asked
+
+
+class Series(TypedDict, total=False):
+    """A line of a vector or a matrix; numbers are text, as Prometheus writes them."""
+
+    metric: dict[str, str]
+    value: tuple[float, str]
+    values: list[tuple[float, str]]
+    histogram: tuple[float, dict[str, Any]]
+    histograms: list[tuple[float, dict[str, Any]]]
+
+
+class Queried(TypedDict):
+    """Prometheus' `data`: series, or one point where the expression is a scalar or a string."""
+
+    resultType: str
+    result: list[Series] | tuple[float, str]
+
 
 QUERY = Asked("query", "a PromQL expression", is_required=True)
 TIMEOUT = Asked("timeout", "at most 2m, the default; a query that takes longer is answered with 503 and `timeout`")

@@ -14,6 +14,7 @@ from watchkeeper.model import actions, diagnosis, fleet, incidents, orders
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.repairs import Repair, Switch
 from watchkeeper.model.silences import Silence
+from watchkeeper.remediate import explanation
 from watchkeeper.rules.budgets import Budget
 from watchkeeper.rules.reload import Reload
 from watchkeeper.web.answers import Asked
@@ -26,6 +27,40 @@ class SilencedBy(TypedDict):
     reason: str
     ends_at: datetime
     keeper: str
+
+
+class Truth(TypedDict):
+    cause: str
+    action: str
+    severity: str
+    place: str
+
+
+class Fault(TypedDict):
+    """What is broken on purpose in the simulated fleet; the simulator answers so."""
+
+    id: str
+    scenario: str
+    node: str
+    gpu: int | None
+    uuid: str | None
+    place: str
+    at: datetime
+    strikes_in_seconds: float
+    truth: Truth
+
+
+class Swept(TypedDict):
+    """How the fabric was last looked at; None where it never was."""
+
+    source: str | None
+    at: datetime | None
+    seconds: float | None
+    problem: str
+    links: int
+    links_down: int
+    unlisted_hosts: list[str]
+    unnamed_hosts: int
 
 
 class Colour(TypedDict):
@@ -64,6 +99,10 @@ ShownRepair = Annotated[
     ),
 ]
 ShownSwitch = Annotated[Switch, Shown("repairs.ShownSwitch", also={"is_stopped": bool, "is_tripped": bool})]
+ExplainedRepair = Annotated[
+    explanation.Explanation,
+    Shown("explanation.ExplainedRepair", also={"repair": ShownRepair | None, "switch": ShownSwitch}),
+]
 ShownBudget = Annotated[Budget, Shown("budgets.ShownBudget", also={"covered": str | None, "incidents": list[str]})]
 Outcome = Annotated[Reload, Shown("reload.Outcome", also={"is_successful": bool})]
 RuleState = Annotated[Reload, Shown("reload.RuleState", also={"is_successful": bool, "owner": str})]

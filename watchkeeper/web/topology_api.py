@@ -18,7 +18,7 @@ from watchkeeper.collect import target_loop
 from watchkeeper.errors import WatchkeeperError, WireError
 from watchkeeper.kit import clock, wire
 from watchkeeper.model import fabric
-from watchkeeper.web import inventory, topology
+from watchkeeper.web import inventory, shapes, topology
 from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
@@ -130,10 +130,10 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             gives={
                 "cluster": str,
                 "now": datetime,
-                "fabric": dict[str, Any] | None,
+                "fabric": shapes.Swept | None,
                 "racks": list[topology.RackView],
                 "switches": list[topology.SwitchView],
-                "unmapped": Any,
+                "unmapped": dict[str, int],
             },
         ),
         Endpoint(

@@ -27,8 +27,8 @@ from watchkeeper.catalogue import prices
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import wire
 from watchkeeper.web import prometheus_form as form
-from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Endpoint, ok
+from watchkeeper.web import report_shapes, shapes
+from watchkeeper.web.answers import Asked, Bare, Endpoint, ok
 from watchkeeper.web.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -215,16 +215,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.hours,
             words="GPU-hours: who held them, used them, wasted them; idle, lost, unknown",
             asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
-            gives={
-                "since": float,
-                "until": float,
-                "by": list[str],
-                "of": dict[str, str],
-                "lines": list[dict[str, Any]],
-                "total": dict[str, float],
-                "notes": list[str],
-                "words": dict[str, str],
-            },
+            gives=report_shapes.HOURS,
         ),
         Endpoint(
             ("GET",),
@@ -233,6 +224,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.bill,
             words="What it cost, by the price book",
             asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_ASK),
+            gives=report_shapes.BILL,
         ),
         Endpoint(
             ("GET",),
@@ -259,6 +251,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.statements,
             words="The statements of a month, one JSON object a line: team, money, currency and an HTML page",
             asks=(*MONTH_ASKS, POLICY_ASK, shapes.OF, Asked("team", "only this team; all of them unless given")),
+            gives=Bare(monthly.Statement),
             media=LINES,
         ),
     ]

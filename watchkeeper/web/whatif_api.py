@@ -19,7 +19,7 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import fleet
 from watchkeeper.query.engine import Span
-from watchkeeper.web import inventory
+from watchkeeper.web import inventory, report_shapes
 from watchkeeper.web.answers import Endpoint, ok, read_object
 from watchkeeper.web.auth import Role
 from watchkeeper.web.shedding import Places
@@ -174,5 +174,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="Recorded jobs replayed on this fleet as it is and as it might be: waiting and utilisation of both",
             body=Question,
+            gives=report_shapes.WHATIF,
         )
     ]

@@ -16,6 +16,11 @@ def quote(value: object) -> str:
     return text if len(text) <= QUOTE_LIMIT else f"{text[:QUOTE_LIMIT]}… ({len(text)} characters)"
 
 
+def reason(error: Exception) -> str:
+    """What the system says, without the number and the path that Python adds: our messages begin with the path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 class WatchkeeperError(Exception):
     """Base of the tree; `where`, `now` and `remedy` complete the problem."""
 
@@ -50,6 +55,10 @@ class SettingsError(WatchkeeperError):
 
 class StartRefused(WatchkeeperError):
     """The process must not start like this: a taken port, a foreign data directory, an open listener without tokens."""
+
+
+class InputError(WatchkeeperError):
+    """A file that a command was given cannot be read: wrong use, not something that was found in it."""
 
 
 class WireError(WatchkeeperError):

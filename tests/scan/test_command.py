@@ -97,7 +97,9 @@ def test_dmon_prints_as_many_rounds_as_asked_and_na_for_what_is_not_there(fake: 
     ]
 
 
-@pytest.mark.parametrize(("asked", "code"), [(("gpus",), 1), (("dmon", "-c", "1"), 0)], ids=["gpus", "dmon"])
+@pytest.mark.parametrize(
+    ("asked", "code"), [(("gpus",), 1), (("dmon", "-c", "1"), 0), (("top", "--once"), 1)], ids=["gpus", "dmon", "top"]
+)
 def test_a_gpu_that_is_lost_is_not_left_out_without_a_word(
     fake: driver.FakeNvml, asked: tuple[str, ...], code: int
 ) -> None:

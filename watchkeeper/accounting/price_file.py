@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from watchkeeper.catalogue import prices
-from watchkeeper.errors import PackError
+from watchkeeper.errors import PackError, reason
 from watchkeeper.kit import files
 
 LARGEST_BYTES = 16 * 1024 * 1024
@@ -35,4 +35,4 @@ class PriceFile:
                 self._kept = stamp, prices.read(self._path.read_text(encoding="utf-8-sig"), where=self._path.name)
             return self._kept[1]
         except (OSError, UnicodeDecodeError) as error:
-            raise PackError(f"the price book cannot be read: {error}", where="[cost] prices") from error
+            raise PackError(f"{self._path} cannot be read: {reason(error)}", where="[cost] prices") from error

@@ -38,6 +38,7 @@ FIRST_PERSON = 1000
 @click.option("--local", is_flag=True, help="This machine itself: nvidia-smi, kernel log, a scan. Needs no hub.")
 @click.option("--cluster", metavar="NAME", help="The node's cluster, if its name occurs twice.")
 @click.option("-o", "--output", "file", required=True, type=click.Path(dir_okay=False, path_type=Path))
+@options.force
 @click.option("--hide-names", is_flag=True, help="Replace names of nodes and people; secrets are always taken out.")
 @click.option("--ask-node", is_flag=True, help="First have the node's agent scan itself and run nvidia-smi -q.")
 @click.option("--bug-report", is_flag=True, help=f"With --local: run {BUG_REPORT} too, which takes minutes.")
@@ -46,6 +47,7 @@ FIRST_PERSON = 1000
 def command(
     hub: HubClient,
     file: Path,
+    force: bool,
     incident: str | None,
     node: str | None,
     local: bool,
@@ -69,6 +71,7 @@ def command(
         raise click.UsageError("--bug-report runs on this machine: it needs --local")
     if ask_node and local:
         raise click.UsageError("--ask-node goes through a hub; --local asks this machine anyway")
+    options.refuse_to_replace(file, force=force)
     if ask_node:
         _ask_node(hub, _node_of(hub, incident) if incident is not None else node or "", cluster)
     if local:

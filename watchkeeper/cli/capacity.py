@@ -80,14 +80,18 @@ def read_text(path: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise errors.CollectError("is not UTF-8", where=f"{path[:200]}:{line}", remedy="Save it as UTF-8") from error
+        raise errors.InputError("is not UTF-8", where=f"{path[:200]}:{line}", remedy="Save it as UTF-8") from error
     except OSError as error:
-        raise errors.CollectError(f"cannot be read: {error.strerror or error}", where=path[:200]) from error
+        raise errors.InputError(f"cannot be read: {errors.reason(error)}", where=path[:200]) from error
 
 
 @command.command("forecast")
 @click.option(
-    "--csv", "csv_path", metavar="FILE", help="A table of demand instead of a hub; `-` is the standard input."
+    "--csv",
+    "csv_path",
+    type=options.FILE,
+    metavar="FILE",
+    help="A table of demand instead of a hub; `-` is the standard input.",
 )
 @click.option("--time-column", metavar="COLUMN", help="Where the times are; without it, the first column.")
 @click.option("--value-column", metavar="COLUMN", help="Where the demand is; without it, the second column.")
@@ -167,8 +171,10 @@ def forecast_table(path: str, **told: Any) -> dict[str, Any]:
 @command.command("now")
 @click.option("--window", default="1d", metavar="DURATION", help="How far back use is looked at.")
 @click.option("--cluster", metavar="NAME", help="Only this cluster.")
-@click.option("--nodes", "nodes_path", metavar="FILE", help="A table of nodes instead of a hub; needs --jobs.")
-@click.option("--jobs", "jobs_path", metavar="FILE", help="A table of jobs, as of its last time.")
+@click.option(
+    "--nodes", "nodes_path", type=options.FILE, metavar="FILE", help="A table of nodes instead of a hub; needs --jobs."
+)
+@click.option("--jobs", "jobs_path", type=options.FILE, metavar="FILE", help="A table of jobs, as of its last time.")
 @options.as_json
 @options.with_hub
 def now(
@@ -205,10 +211,18 @@ def _now_of_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 
 
 @command.command("whatif")
-@click.option("--jobs", "jobs_path", metavar="FILE", help="Recorded jobs: CSV, or sacct --parsable2; none: the hub's.")
+@click.option(
+    "--jobs",
+    "jobs_path",
+    type=options.FILE,
+    metavar="FILE",
+    help="Recorded jobs: CSV, or sacct --parsable2; none: the hub's.",
+)
 @click.option("--window", type=Duration(), default="1d", help="Of a hub: the jobs of how long, at most 2w.")
 @click.option("--column", "columns", type=Pair(), multiple=True, help="Which column is what, such as gpus=num_gpus.")
-@click.option("--nodes", "nodes_path", metavar="FILE", help="The fleet: a table with name, gpus, model, rack.")
+@click.option(
+    "--nodes", "nodes_path", type=options.FILE, metavar="FILE", help="The fleet: a table with name, gpus, model, rack."
+)
 @click.option("--gpus", type=click.IntRange(1, fleet.MOST_GPUS), help="The fleet, where there is no table of nodes.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), default=8, help="With --gpus: the size of a node.")
 @click.option(

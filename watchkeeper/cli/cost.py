@@ -16,7 +16,8 @@ import click
 from watchkeeper.cli import groups, options, usage
 from watchkeeper.cli.capacity import read_text
 from watchkeeper.client.hub import HubClient
-from watchkeeper.errors import CollectError
+from watchkeeper.errors import CollectError, reason
+from watchkeeper.kit import files
 
 POLICIES = ("none", "use", "allocation", "even")
 FORMS = ("table", "csv", "json", "html", "parquet")
@@ -28,7 +29,9 @@ TROUBLE = frozenset({"over", "will_be_over"})
 policy_option = click.option(
     "--policy", type=click.Choice(POLICIES), default="none", help="Split of idle GPUs and overhead; none is showback."
 )
-prices_option = click.option("--prices", "prices_path", metavar="FILE", help="With --jobs: a price book; TOML or CSV.")
+prices_option = click.option(
+    "--prices", "prices_path", type=options.FILE, metavar="FILE", help="With --jobs: a price book; TOML or CSV."
+)
 
 
 @click.group("cost", cls=groups.Group)
@@ -40,12 +43,15 @@ def command() -> None:
 @click.option("--by", type=click.Choice(usage.BY), multiple=True, help="One line each; repeatable.  [default: team]")
 @click.option("--format", "form", type=click.Choice(FORMS), default="table")
 @click.option("--output", "-o", metavar="FILE", help="Write here instead of to the standard output.")
+@options.force
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @policy_option
 @prices_option
 @usage.with_window
 @options.with_hub
-def report(hub: HubClient, by: tuple[str, ...], form: str, output: str | None, as_json: bool, **asked: Any) -> None:
+def report(
+    hub: HubClient, by: tuple[str, ...], form: str, output: str | None, force: bool, as_json: bool, **asked: Any
+) -> None:
     """Cost by team, job or anything else, with hours, energy and what nobody used.
 
     `--of team=vision` lists the jobs behind a line. `--policy allocation` makes a showback a chargeback.
@@ -54,6 +60,8 @@ def report(hub: HubClient, by: tuple[str, ...], form: str, output: str | None, a
     form = "json" if as_json else form
     if output and form == "table":
         raise click.UsageError("--output is for a file of another form: add --format csv, json, html or parquet")
+    if output:
+        options.refuse_to_replace(Path(output), force=force)
     asked["read"] = _read(asked)
     found = _ask(hub, chosen, asked)
     waste = [] if form in NUMBERS_ALONE else _waste(hub, found, asked)
@@ -243,6 +251,6 @@ def _rfc(at: float) -> str:
 def _write(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        files.write_whole(path, content)
     except OSError as error:
-        raise CollectError(f"cannot be written: {error}", where=str(path)) from error
+        raise CollectError(f"cannot be written: {reason(error)}", where=str(path)) from error

@@ -116,7 +116,7 @@ def watchkeeper() -> None:
     """Watchkeeper sees every GPU, says what is wrong and why, and proposes what to do.
 
     Without a GPU, start with `watchkeeper up`. Exit codes: 0 fine, 1 trouble found or the work failed,
-    2 wrong use, 3 cannot tell: no hub or no right to ask it, no driver, nothing to read.
+    2 wrong use or a file that cannot be read, 3 cannot tell: no hub or no right to ask it, no driver, nothing to read.
     """
 
 
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (errors.SettingsError, errors.StartRefused) as error:
+    except (errors.SettingsError, errors.StartRefused, errors.InputError) as error:
         _say(error)
         sys.exit(2)
     except errors.HubError as error:

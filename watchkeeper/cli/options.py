@@ -6,6 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -54,6 +55,19 @@ def certificates() -> access.Access:
     """Who vouches for a hub with TLS, and our own certificate; from the environment, as it is the same every day."""
     ca, cert, key = (os.environ.get(f"WATCHKEEPER_HUB_{name}", "") for name in ("CA", "CERT", "KEY"))
     return access.Access(ca_file=ca, cert_file=cert, key_file=key)
+
+
+# What a command reads; `-` is the standard input where it takes that. A file that is not there is wrong use.
+FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
+force = click.option("--force", is_flag=True, help="Replace a file that is there.")
+
+
+def refuse_to_replace(file: Path, *, force: bool) -> None:
+    """Wrong use where the file is there and nobody has said that it may go; told before any work is done."""
+    if file.exists() and not file.is_file():
+        raise click.UsageError(f"{file} is not a plain file")
+    if file.exists() and not force:
+        raise click.UsageError(f"{file} exists; --force replaces it")
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable shape.")

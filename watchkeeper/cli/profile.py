@@ -70,7 +70,9 @@ def _model(name: str | None) -> limits.Model | None:
 @click.option("-i", "--gpus", metavar="GPUS", help="Indices, such as 0,2-3. All by default.")
 @click.option("--kind", type=click.Choice(["training", "inference", "multi_gpu"]), help="What to expect of it.")
 @click.option(
-    "--baseline", type=click.Path(path_type=Path), help="An earlier recording (CSV or Parquet) to compare with."
+    "--baseline",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="An earlier recording (CSV or Parquet) to compare with.",
 )
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Where recording and report go.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; what CMD prints then goes to the standard error.")
@@ -200,7 +202,7 @@ def _indices(text: str | None) -> list[int]:
 
 
 @command.command("classify")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True))
 @click.option("--model", "model_name", metavar="NAME", help="GPU model, if the memory clock does not tell.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable shape.")
 def classify(file: Path, model_name: str | None, as_json: bool) -> None:

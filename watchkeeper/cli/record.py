@@ -18,7 +18,7 @@ from watchkeeper.kit import wire
 @click.option("--from", "start", metavar="TIME", default="-1h", help=f"Start: {times.WORDS}.")
 @click.option("--to", "end", metavar="TIME", default="now", help="End, in the same forms.")
 @click.option("--match", "matches", multiple=True, metavar="SELECTOR", help="Only these series; repeatable.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@options.force
 @options.as_json
 @options.with_hub
 def command(
@@ -32,8 +32,7 @@ def command(
     watchkeeper record outage.wkrec --from -2h
     watchkeeper record temps.wkrec --from -2h --match 'DCGM_FI_DEV_GPU_TEMP{Hostname="gpu-r01-02"}'
     """
-    if file.exists() and not force:
-        raise click.UsageError(f"{file} exists; --force replaces it")
+    options.refuse_to_replace(file, force=force)
     since, until = times.window(start, end, hub)
     progress, size = Progress(), 0
     partial = file.with_name(f"{file.name}.part")

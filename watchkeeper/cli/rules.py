@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from watchkeeper.store import recording
 
 EXISTING = click.Path(exists=True, path_type=Path)
+FILE = click.Path(exists=True, path_type=Path, dir_okay=False)
 
 
 @click.group("rules", cls=groups.Group)
@@ -57,7 +58,7 @@ def check(files: tuple[Path, ...], as_json: bool) -> None:
 
 
 @command.command("slo")
-@click.argument("file", type=EXISTING)
+@click.argument("file", type=FILE)
 def write_slo(file: Path) -> None:
     """Turn the objectives in FILE (see packs/slo.yaml) into a rule file, printed."""
     from watchkeeper.rules import slo
@@ -82,7 +83,7 @@ def reload_rules(hub: HubClient, as_json: bool) -> None:
 
 
 @command.command("test")
-@click.argument("files", nargs=-1, required=True, type=EXISTING)
+@click.argument("files", nargs=-1, required=True, type=FILE)
 @options.as_json
 def test(files: tuple[Path, ...], as_json: bool) -> None:
     """Run test FILES in promtool's format on our own engine; exit 1 if an expectation fails."""
@@ -110,9 +111,7 @@ def test(files: tuple[Path, ...], as_json: bool) -> None:
 @click.option(
     "--to", "end", metavar="TIME", default="now", help="End, in the same forms; both count from a recording's end."
 )
-@click.option(
-    "--record", "tape_file", type=EXISTING, metavar="FILE", help="Take history from this recording, not a hub."
-)
+@click.option("--record", "tape_file", type=FILE, metavar="FILE", help="Take history from this recording, not a hub.")
 @click.option("--interval", metavar="DURATION", default="15s", help="For groups without an interval of their own.")
 @options.as_json
 @options.with_hub

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import groups
+from watchkeeper.cli import groups, options
 
 NOTHING_THERE = 3
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -63,7 +63,7 @@ def backup_command(directory: Path, kept: Any) -> None:
 
 
 @command.command("restore")
-@click.argument("directory", type=FOLDER)
+@click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @with_holdings
 def restore_command(directory: Path, kept: Any) -> None:
     """Put the backup in DIRECTORY into an empty or new data directory; exit 1 if a part of it is damaged."""
@@ -89,8 +89,9 @@ def verify_command(kept: Any) -> None:
 @command.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--since", default="1d", metavar="DURATION", help="How far back from the newest block.")
+@options.force
 @with_holdings
-def export_command(file: Path, since: str, kept: Any) -> None:
+def export_command(file: Path, since: str, force: bool, kept: Any) -> None:
     """Write samples from blocks into a Parquet FILE, one row each; needs pyarrow.
 
     The newest minutes are in no block yet; `watchkeeper query` has those.
@@ -98,6 +99,7 @@ def export_command(file: Path, since: str, kept: Any) -> None:
     from watchkeeper.kit import durations
     from watchkeeper.store import export
 
+    options.refuse_to_replace(file, force=force)
     try:
         back_ms = durations.parse_ms(since)
     except ValueError as error:

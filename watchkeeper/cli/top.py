@@ -42,14 +42,16 @@ def command(
     """Show GPUs and who holds them, again and again.
 
     Without --hub these are the GPUs of this node, with the programs on them, their pods and jobs. With --hub it is the
-    whole fleet, page by page, with its open incidents. Needs the extra `top` on a terminal; --once does without.
+    whole fleet, page by page, with its open incidents. Needs the extra `top` on a terminal; --once does without,
+    and exits with 1 when something is wrong: a GPU that does not answer, or an open incident.
     """
     view = View(Sort(sort), is_reversed, text, limit=lines)
     with _source(hub_url, token, delay) as source:
         if once or not sys.stdout.isatty():
             page = source.read(view)
             _print(page)
-            sys.exit(0 if page.rows or page.total or not page.notes else CANNOT_TELL)
+            is_blind = page.notes and not page.total
+            sys.exit(CANNOT_TELL if is_blind else int(page.is_troubled))
         _screen()(source, view, interval_seconds=delay).run()
 
 

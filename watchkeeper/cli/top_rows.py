@@ -82,7 +82,10 @@ class IncidentLine:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is so now. `total` counts every GPU that fits the view; `notes` say what could not be seen."""
+    """What is so now. `total` counts every GPU that fits the view; `notes` say what could not be seen.
+
+    `is_troubled`: something is wrong, with a GPU that is shown or with another one.
+    """
 
     title: str
     rows: tuple[Row, ...] = ()
@@ -90,6 +93,7 @@ class Page:
     programs: tuple[ProgramLine, ...] = ()
     incidents: tuple[IncidentLine, ...] = ()
     notes: tuple[str, ...] = ()
+    is_troubled: bool = False
 
 
 @lru_cache(maxsize=65_536)

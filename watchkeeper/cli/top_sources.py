@@ -72,6 +72,7 @@ class HubSource:
             len(wanted),
             incidents=_lines(cards),
             notes=(*(f"degraded: {one}" for one in status["degraded"]), *notes),
+            is_troubled=bool(cards),
         )
 
     def _take_inventory(self) -> None:
@@ -142,10 +143,12 @@ class LocalSource:
             self._row(gpu, [fault.cause for fault in faults if fault.place.gpu == gpu.identity["uuid"]]) for gpu in gpus
         ]
         wanted = [row for row in rows if fits(row, view.text)]
-        notes = [fault.evidence for fault in faults if fault.place.gpu is None]
+        # A GPU that was lost before anybody looked has no row to say it in.
+        seen = {row.uuid for row in rows}
+        notes = [f"{fault.cause}: {fault.evidence}" for fault in faults if fault.place.gpu not in seen]
         programs = tuple(line for gpu in gpus for line in self._programs(gpu))
         shown = page_of(ordered(wanted, view), view)
-        return Page(self._node, shown, len(wanted), programs=programs, notes=tuple(notes))
+        return Page(self._node, shown, len(wanted), programs=programs, notes=tuple(notes), is_troubled=bool(faults))
 
     def _row(self, gpu: GpuSample, causes: list[str]) -> Row:
         values = {METRICS[name]: _one(gpu.values.get(name)) for name in METRICS}

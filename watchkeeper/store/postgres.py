@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import conninfo, pq
 
-from watchkeeper.errors import NotLeading, SettingsError, StoreError, WireError
+from watchkeeper.errors import NotLeading, SettingsError, StoreError, WireError, reason
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ def of_file(path: Path) -> Server:
         address = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(
-            f"cannot be read: {error}", where=str(path), remedy=f"Write the address there, such as {EXAMPLE}"
+            f"cannot be read: {reason(error)}", where=str(path), remedy=f"Write the address there, such as {EXAMPLE}"
         ) from error
     if not address:
         raise SettingsError("is empty", where=str(path), remedy=f"Write the address there, such as {EXAMPLE}")

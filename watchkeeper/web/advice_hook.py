@@ -18,7 +18,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from watchkeeper.errors import ReceiverError, WatchkeeperError
+from watchkeeper.errors import ReceiverError, WatchkeeperError, reason
 from watchkeeper.incidents import calls
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
@@ -95,7 +95,7 @@ class AdviceHook:
             try:
                 headers["Authorization"] = f"Bearer {path.read_text(encoding='utf-8').strip()}"
             except (OSError, UnicodeDecodeError) as error:
-                raise ReceiverError(f"its token cannot be read: {error}", where=str(path)) from error
+                raise ReceiverError(f"its token cannot be read: {reason(error)}", where=str(path)) from error
         url = self._settings.advice_webhook or ""
         status, answer = calls.post(url, json.dumps(body, ensure_ascii=False).encode(), headers)
         # A redirect is not followed: the advice would go where nobody configured it to go.

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.catalogue import causes
-from watchkeeper.errors import WatchkeeperError
+from watchkeeper.errors import WatchkeeperError, reason
 from watchkeeper.kit import files, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
@@ -146,7 +146,7 @@ class DrillsApi:
         try:
             await asyncio.to_thread(files.write_whole, self._path, orjson.dumps(wire.to_plain(told)))
         except OSError as error:
-            raise HTTPException(503, f"the score cannot be kept: {error}") from error
+            raise HTTPException(503, f"the score cannot be kept: {reason(error)}") from error
         self._game_day = told
         return ok(drills=self._count(await self._judged()), game_day_at=told.at)
 

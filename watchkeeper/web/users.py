@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from watchkeeper.errors import SettingsError
+from watchkeeper.errors import SettingsError, reason
 from watchkeeper.kit import files
 from watchkeeper.web.auth import Role, User
 
@@ -66,7 +66,9 @@ def load(path: Path) -> tuple[User, ...]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         remedy = f"`watchkeeper users add NAME --role admin --file {path}` makes one"
-        raise SettingsError(f"the file of users cannot be read: {error}", where=str(path), remedy=remedy) from error
+        raise SettingsError(
+            f"the file of users cannot be read: {reason(error)}", where=str(path), remedy=remedy
+        ) from error
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise SettingsError(
             f"others may use the file of users (mode {stat.S_IMODE(mode):04o})", where=str(path), remedy="chmod 600 it"

@@ -50,6 +50,7 @@ PARTS = (
     ("vision", "allocated", 6.0),
     ("vision", "used", 3.0),
     ("vision", "wasted", 1.0),
+    ("vision", "kwh", 4.0),
     ("speech", "allocated", 2 / 7),
     ("speech", "unmeasured", 2 / 7),
     ("(nobody)", "idle", 1.0),
@@ -113,6 +114,14 @@ def test_cost_drills_down_to_jobs_that_sum_to_the_team(site: Site) -> None:
     behind = asked(site, cost.command, "report", "--from", "-1d", "--policy", "allocation", "--of", "team=vision")
     assert behind["money"] == pytest.approx(next(one["money"] for one in teams["lines"] if one["team"] == "vision"))
     assert behind["waste"][0]["job"] == "vision/vision-1"
+
+
+def test_energy_of_rented_gpus_is_in_their_price_and_no_column_of_nought(site: Site) -> None:
+    shown = run(site, cost.command, "report", "--from", "-1d").stdout.splitlines()
+    assert "energy" not in shown[1].split()
+    energy = next(line for line in shown if line.startswith("energy: "))
+    assert "kWh at the GPUs" in energy
+    assert energy.endswith("; that of rented GPUs is in their price")
 
 
 def test_a_year_names_no_job_that_wastes_and_says_so(site: Site) -> None:

@@ -68,15 +68,15 @@ def test_an_option_for_tables_is_not_dropped_in_silence_without_one() -> None:
     assert "--step is about a table: give --csv FILE as well" in result.output
 
 
-def test_a_file_that_is_not_there_or_no_table_is_one_clear_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("content", "words", "code"), [(b"", "this is no table", 1), (b"\xff", "is not UTF-8", 2)])
+def test_a_file_that_is_no_table_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, words: str, code: int
 ) -> None:
-    (tmp_path / "empty.csv").write_text("")
-    for name, words in (("none.csv", "cannot be read"), ("empty.csv", "this is no table")):
-        with pytest.raises(SystemExit) as left:
-            main.main(["capacity", "forecast", "--csv", str(tmp_path / name), "--value-column", "x"])
-        assert left.value.code == 1
-        assert words in capsys.readouterr().err
+    (tmp_path / "demand.csv").write_bytes(content)
+    with pytest.raises(SystemExit) as left:
+        main.main(["capacity", "forecast", "--csv", str(tmp_path / "demand.csv"), "--value-column", "x"])
+    told = capsys.readouterr().err
+    assert (left.value.code, words in told, told.count("\n")) == (code, True, 1)
 
 
 def test_what_is_left_out_of_a_table_is_in_the_answer_and_on_the_screen(table: Path) -> None:

@@ -35,4 +35,6 @@ class PriceFile:
                 self._kept = stamp, prices.read(self._path.read_text(encoding="utf-8-sig"), where=self._path.name)
             return self._kept[1]
         except (OSError, UnicodeDecodeError) as error:
-            raise PackError(f"{self._path} cannot be read: {reason(error)}", where="[cost] prices") from error
+            raise PackError(
+                f"the price book cannot be read: {self._path}: {reason(error)}", where="[cost] prices"
+            ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,23 +135,26 @@ def _written(found: Mapping[str, Any], waste: list[dict[str, Any]], *, form: str
 def _show(found: Mapping[str, Any], waste: list[dict[str, Any]]) -> None:
     click.echo(f"{usage.span(found)}; {found['currency']}; {found['policy_words']}")
     names = list(found["by"])
-    header = [*names, "GPU-hours", "used", "wasted", "direct", "energy", "shared", "cost"]
-    rows = [[*(line[name] for name in names), *_cells(line)] for line in found["lines"]]
-    rows.append(["total", *[""] * (len(names) - 1), *_cells(found["total"])])
+    # Only energy of own hardware costs extra; a column of nought beside kWh would say that it is free.
+    money = ("direct", *(["energy"] if found["total"]["energy"] else []), "shared")
+    header = [*names, "GPU-hours", "used", "wasted", *money, "cost"]
+    rows = [[*(line[name] for name in names), *_cells(line, money)] for line in found["lines"]]
+    rows.append(["total", *[""] * (len(names) - 1), *_cells(found["total"], money)])
     usage.print_numbers(header, rows, names=len(names))
     if found["shared"]:
         said = ", ".join(f"{item} {money:,.2f}" for item, money in found["shared"].items())
         click.echo(f"shared cost: {said}")
     if found["kwh"]:
         pue = f", {found['kwh_with_pue']:,.1f} kWh with PUE {found['pue']:g}" if found["pue"] else ""
-        click.echo(f"energy: {found['kwh']:,.1f} kWh at the GPUs{pue}")
+        paid = "; that of rented GPUs is in their price" if any(one["kind"] != "own" for one in found["rates"]) else ""
+        click.echo(f"energy: {found['kwh']:,.1f} kWh at the GPUs{pue}{paid}")
     for one in waste[:5]:
-        money = "no price" if one["money"] is None else f"{one['money']:,.2f} {found['currency']}"
-        click.echo(f"held and not used: {one['job']} of {one['team']}, {one['gpu_hours']:,.1f} GPU-hours, {money}")
+        lost = "no price" if one["money"] is None else f"{one['money']:,.2f} {found['currency']}"
+        click.echo(f"held and not used: {one['job']} of {one['team']}, {one['gpu_hours']:,.1f} GPU-hours, {lost}")
     usage.notes(found["notes"])
 
 
-def _cells(line: Mapping[str, Any]) -> list[str]:
+def _cells(line: Mapping[str, Any], money: Sequence[str]) -> list[str]:
     from watchkeeper.accounting import written
 
     hours = line["hours"]
@@ -159,7 +162,7 @@ def _cells(line: Mapping[str, Any]) -> list[str]:
         f"{hours['total']:,.1f}",
         f"{hours['used']:,.1f}",
         f"{hours['wasted']:,.1f}",
-        *(f"{line[name]:,.2f}" for name in ("direct", "energy", "shared")),
+        *(f"{line[name]:,.2f}" for name in money),
         written.money(line),
     ]
 

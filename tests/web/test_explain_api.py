@@ -15,6 +15,7 @@ from watchkeeper.cli import explain as explain_command
 from watchkeeper.cli import incidents as incidents_command
 from watchkeeper.cli import lemons as lemons_command
 from watchkeeper.diagnose import explained
+from watchkeeper.model.diagnosis import Finding, Step
 
 
 @pytest.fixture
@@ -53,6 +54,15 @@ def test_an_incident_that_is_graver_than_what_was_found_is_the_answer(hub: FakeH
     assert told is not None
     assert (told.cause, [line.name for line in told.lines]) == (answer, ["INC-1", "n1"])
     assert explained.with_incidents(found, "ml/a", []) is found
+
+
+def test_a_step_is_told_with_its_command(hub: FakeHub) -> None:
+    incident = next(iter(hub.kept.values()))
+    steps = (Step("Reboot it"), Step("See whether the card is on the bus", "lspci -d 10de:"))
+    finding = Finding("gpu_fell_off_bus", 0.9, incident.place, "t", "w", (), steps)
+    told = explained.with_incidents(None, "n1", [(incident, finding)])
+    assert told is not None
+    assert told.steps == ("Reboot it", "See whether the card is on the bus   $ lspci -d 10de:")
 
 
 def test_a_cause_is_corrected_counted_and_shown(site: Site, hub: FakeHub) -> None:

@@ -55,7 +55,7 @@ def list_repairs(hub: HubClient, show_all: bool, as_json: bool) -> None:
 
 
 @command.command("explain")
-@click.argument("incident")
+@click.argument("incident", type=options.INCIDENT)
 @options.as_json
 @options.with_hub
 def explain(hub: HubClient, incident: str, as_json: bool) -> None:
@@ -69,7 +69,7 @@ def explain(hub: HubClient, incident: str, as_json: bool) -> None:
 
 
 @command.command("approve")
-@click.argument("incident")
+@click.argument("incident", type=options.INCIDENT)
 @click.option("--plan", "digest", help="The plan you have seen, by its digest; the one that is shown now by default.")
 @options.with_hub
 def approve(hub: HubClient, incident: str, digest: str | None) -> None:
@@ -86,7 +86,7 @@ def approve(hub: HubClient, incident: str, digest: str | None) -> None:
 
 
 @command.command("reject")
-@click.argument("incident")
+@click.argument("incident", type=options.INCIDENT)
 @click.option("--why", required=True, help="Kept in the journal.")
 @options.with_hub
 def reject(hub: HubClient, incident: str, why: str) -> None:
@@ -96,7 +96,7 @@ def reject(hub: HubClient, incident: str, why: str) -> None:
 
 
 @command.command("done")
-@click.argument("incident")
+@click.argument("incident", type=options.INCIDENT)
 @options.with_hub
 def done(hub: HubClient, incident: str) -> None:
     """Say that you have done the step that only a person can do."""
@@ -105,7 +105,7 @@ def done(hub: HubClient, incident: str) -> None:
 
 
 @command.command("again")
-@click.argument("incident")
+@click.argument("incident", type=options.INCIDENT)
 @options.with_hub
 def again(hub: HubClient, incident: str) -> None:
     """Ask for another attempt after one that failed, was rejected, or did not help."""

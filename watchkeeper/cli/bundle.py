@@ -33,7 +33,9 @@ FIRST_PERSON = 1000
 
 
 @click.command("bundle")
-@click.option("--incident", metavar="ID", help="Everything the hub knows about this incident and its node.")
+@click.option(
+    "--incident", type=options.INCIDENT, metavar="ID", help="Everything the hub knows about this incident and its node."
+)
 @click.option("--node", metavar="NAME", help="Everything the hub knows about this node.")
 @click.option("--local", is_flag=True, help="This machine itself: nvidia-smi, kernel log, a scan. Needs no hub.")
 @click.option("--cluster", metavar="NAME", help="The node's cluster, if its name occurs twice.")

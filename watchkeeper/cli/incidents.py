@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
@@ -10,7 +9,6 @@ import click
 from watchkeeper.cli import groups, options
 from watchkeeper.client.hub import HubClient
 
-INCIDENT = re.compile(r"(?:INC-?)?(\d+)", re.IGNORECASE)
 NO_COST = "costs what it holds, which is unknown: nobody says on which GPUs it runs"
 
 
@@ -20,8 +18,8 @@ class _OneOrAll(groups.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        one = INCIDENT.fullmatch(args[0]) if args else None
-        return super().resolve_command(ctx, args if one is None else ["show", f"INC-{one[1]}", *args[1:]])
+        is_one = bool(args) and options.INCIDENT.FORM.fullmatch(args[0]) is not None
+        return super().resolve_command(ctx, ["show", *args] if is_one else args)
 
 
 @click.group("incidents", cls=_OneOrAll, invoke_without_command=True)
@@ -54,7 +52,7 @@ def command(ctx: click.Context, hub: HubClient, show_all: bool, as_json: bool) -
 
 
 @command.command("show")
-@click.argument("id")
+@click.argument("id", type=options.INCIDENT)
 @options.as_json
 @options.with_hub
 def show(hub: HubClient, id: str, as_json: bool) -> None:
@@ -68,7 +66,7 @@ def show(hub: HubClient, id: str, as_json: bool) -> None:
 
 
 @command.command("ack")
-@click.argument("id")
+@click.argument("id", type=options.INCIDENT)
 @options.with_hub
 def acknowledge(hub: HubClient, id: str) -> None:
     """Say that somebody is on it."""
@@ -77,7 +75,7 @@ def acknowledge(hub: HubClient, id: str) -> None:
 
 
 @command.command("resolve")
-@click.argument("id")
+@click.argument("id", type=options.INCIDENT)
 @click.option("--why", required=True, help="What ended it; kept in the journal.")
 @click.option("--cause", help="What it was, where the hub had it wrong.")
 @options.with_hub
@@ -90,7 +88,7 @@ def resolve(hub: HubClient, id: str, why: str, cause: str | None) -> None:
 
 
 @command.command("cause")
-@click.argument("id")
+@click.argument("id", type=options.INCIDENT)
 @click.argument("cause")
 @click.option("--why", default="", help="How you know; shown at incidents that look the same.")
 @options.with_hub
@@ -101,7 +99,7 @@ def cause(hub: HubClient, id: str, cause: str, why: str) -> None:
 
 
 @command.command("assign")
-@click.argument("id")
+@click.argument("id", type=options.INCIDENT)
 @click.argument("person")
 @options.with_hub
 def assign(hub: HubClient, id: str, person: str) -> None:
@@ -111,7 +109,7 @@ def assign(hub: HubClient, id: str, person: str) -> None:
 
 
 @command.command("silence")
-@click.argument("id")
+@click.argument("id", type=options.INCIDENT)
 @click.option("--for", "lasting", required=True, metavar="TIME", help="How long, such as 2h.")
 @click.option("--reason", required=True, help="Why nobody is to be told; everybody can read it.")
 @options.with_hub
@@ -122,7 +120,7 @@ def silence(hub: HubClient, id: str, lasting: str, reason: str) -> None:
 
 
 @command.command("notices")
-@click.argument("id")
+@click.argument("id", type=options.INCIDENT)
 @options.as_json
 @options.with_hub
 def notices(hub: HubClient, id: str, as_json: bool) -> None:
@@ -148,7 +146,7 @@ def notices(hub: HubClient, id: str, as_json: bool) -> None:
 
 
 @command.command("report")
-@click.argument("id")
+@click.argument("id", type=options.INCIDENT)
 @options.as_json
 @options.with_hub
 def report(hub: HubClient, id: str, as_json: bool) -> None:
@@ -173,7 +171,7 @@ def digest(hub: HubClient, days: int, as_json: bool) -> None:
 
 
 @command.command("note")
-@click.argument("id")
+@click.argument("id", type=options.INCIDENT)
 @click.argument("text")
 @options.with_hub
 def note(hub: HubClient, id: str, text: str) -> None:
@@ -225,9 +223,14 @@ def describe(answer: dict[str, Any]) -> list[str]:
     if (diagnosis or {}).get("tell_apart"):
         lines += ["", f"To be sure: {(diagnosis or {})['tell_apart']}"]
     if plan:
-        lines += ["", f"Plan (mode {plan['mode']}; `watchkeeper act explain` says more): {plan['next_step']}"]
+        lines += [
+            "",
+            f"Plan (mode {plan['mode']}; `watchkeeper act explain {incident['id']}` says more): {plan['next_step']}",
+        ]
         lines += [
             f"  {at}. {receipt['action']['kind']:12} {receipt['text']}"
             for at, receipt in enumerate(plan["receipts"], 1)
         ]
+    if runbook := answer.get("runbook"):
+        lines += ["", f"Runbook: {runbook}"]
     return lines

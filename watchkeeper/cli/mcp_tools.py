@@ -62,7 +62,7 @@ def _about_trouble(asked: Questions) -> Iterator[Tool]:
     words = "Incidents, newest first, with cause, place, why and the next step."
     yield Tool("incidents", words, asked.incidents, arguments)
     words = "One incident in full: ranked causes with evidence, what was ruled out, blast radius, timeline, plan."
-    yield Tool("incident", words, asked.incident, {"id": _text("such as INC-0001")}, ("id",))
+    yield Tool("incident", words, asked.incident, {"id": _text("such as INC-1")}, ("id",))
     words = "What is wrong in a pasted log or command output: kernel log, nvidia-smi, NCCL, training, kubectl, Slurm."
     yield Tool("doctor", words, asked.doctor, {"text": _text("the log or output as it is")}, ("text",))
     words = "How to confirm, fix and prevent a cause, as Markdown."
@@ -89,7 +89,7 @@ def _about_use(asked: Questions) -> Iterator[Tool]:
 
 
 def _actions(acts: Actions) -> Iterator[Tool]:
-    id = {"id": _text("such as INC-0001")}
+    id = {"id": _text("such as INC-1")}
     yield Tool("acknowledge", "Say that somebody works on an incident.", acts.acknowledge, id, ("id",), changes=True)
     arguments = {**id, "text": _text("the note")}
     words = "Write a note into the timeline of an incident."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,20 @@ from watchkeeper.client.hub import HubClient
 from watchkeeper.kit import access
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class IncidentId(click.ParamType[str]):
+    """`INC-7`, however it is typed: `inc-7`, `INC7` or `7`."""
+
+    name = "id"
+    FORM = re.compile(r"(?:INC-?)?(\d+)", re.IGNORECASE | re.ASCII)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
+        one = self.FORM.fullmatch(str(value))
+        return str(value) if one is None else f"INC-{one[1].lstrip('0')}"
+
+
+INCIDENT = IncidentId()
 
 
 def hub_url(help: str, **settings: Any) -> Callable[[Command], Command]:

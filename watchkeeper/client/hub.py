@@ -17,7 +17,7 @@ from typing import Any
 
 from watchkeeper.client import promise
 from watchkeeper.client.address import DEFAULT_URL
-from watchkeeper.errors import HubError
+from watchkeeper.errors import HubError, reason
 from watchkeeper.kit import api_version
 from watchkeeper.kit.access import NOTHING, Access
 
@@ -337,9 +337,9 @@ class HubClient:
                 self._check_version(error.headers.get(api_version.HEADER))
                 raise self._refusal(error) from error
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
+            cause = getattr(error, "reason", error)
             remedy = "Start one with `watchkeeper up`, or name another with --hub URL"
-            raise HubError(f"no hub answers ({reason})", where=self.url, remedy=remedy) from error
+            raise HubError(f"no hub answers ({reason(cause)})", where=self.url, remedy=remedy) from error
 
     def _check_version(self, said: str | None) -> None:
         """HubError where the hub speaks another version of the API; one that says nothing is of the time before."""

@@ -52,8 +52,12 @@ def with_incidents(
         cause=incident.cause,
         why=finding.why if finding is not None else "not diagnosed yet",
         lines=(*lines, *told.lines),
-        steps=tuple(step.do for step in finding.actions[:3]) if finding is not None else (),
+        steps=tuple(_step(step) for step in finding.actions[:3]) if finding is not None else (),
     )
+
+
+def _step(step: diagnosis.Step) -> str:
+    return f"{step.do}   $ {step.command}" if step.command else step.do
 
 
 def _is_as_grave(cause: str, incident: incidents.Incident) -> bool:

@@ -23,7 +23,7 @@ async def named(hub: HubView, request: Request) -> Incident:
     id: str = request.path_params["id"]
     incident = await hub.read(lambda: hub.incident(id))
     if incident is None:
-        raise HTTPException(404, f"there is no incident {id[:40]}")
+        raise HTTPException(404, f"there is no incident {id[:40]}; `watchkeeper incidents --all` lists every one")
     return incident
 
 

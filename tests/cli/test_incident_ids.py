@@ -1,0 +1,37 @@
+"""An incident's id however a tired person types it, in every command that takes one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.web import stories
+from tests.web.fake_hub import FakeHub
+from tests.web.running import serving
+from watchkeeper.cli import main
+from watchkeeper.cli.options import INCIDENT
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("INC-7", "INC-7"), ("inc-7", "INC-7"), ("inc7", "INC-7"), ("7", "INC-7"), ("INC-0007", "INC-7"), ("x-7", "x-7")],
+)
+def test_an_incident_is_meant_however_it_is_typed(typed: str, meant: str) -> None:
+    assert INCIDENT.convert(typed, None, None) == meant
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["incidents 1", "incidents show inc-1", "incidents notices 1", "incidents report inc1", "incidents note 1 x"],
+)
+def test_commands_take_the_short_form(line: str) -> None:
+    hub = FakeHub()
+    stories.lose_gpu(hub)
+    with serving(hub) as site:
+        main.main([*line.split(), "--hub", site.url])
+
+
+def test_an_incident_that_is_not_there_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(FakeHub()) as site, pytest.raises(SystemExit) as left:
+        main.main(["act", "explain", "9", "--hub", site.url])
+    assert left.value.code == 1
+    assert "there is no incident INC-9; `watchkeeper incidents --all` lists every one" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,3 +60,21 @@ def test_the_doctor_starts_without_the_hub_s_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_node_whose_gpus_nobody_can_look_at_is_not_called_well(tmp_path: Path) -> None:
+    said = tmp_path / "dmesg"
+    said.write_text("#!/bin/sh\necho '[    1.0] usb 1-1: new device'\n")
+    said.chmod(0o755)
+    line = [sys.executable, "-m", "watchkeeper", "doctor"]
+    done = subprocess.run(
+        line,
+        env={**os.environ, "PATH": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 3
+    assert "note: nvidia-smi is not here: nobody has looked at the GPUs" in done.stdout

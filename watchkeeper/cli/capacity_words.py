@@ -95,7 +95,7 @@ def _now(answer: Mapping[str, Any]) -> Iterator[str]:
             [_wait_row(one) for one in answer["waits"][:MOST_ROWS]],
         )
     for name, gpus, why in found["out_of_service"][:MOST_ROWS]:
-        yield f"Out of service: {name}, {gpus} GPUs{f': {why}' if why else ''}."
+        yield f"Out of service: {name}, {gpus} GPU{'' if gpus == 1 else 's'}{f': {why}' if why else ''}."
     yield from _use(answer)
     yield from options.unmapped(answer.get("unmapped", {}))
     unplaced = answer.get("unplaced", {"jobs": 0})

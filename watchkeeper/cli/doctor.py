@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from os import fstat
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,12 @@ def command(files: Sequence[str], as_json: bool) -> None:
     Exit codes: 0 nothing wrong found, 1 something found, 2 wrong use, 3 cannot tell.
     """
     paths = [Path(name) for name in files if name != "-"]
+    asks_itself = not files and not _is_given(sys.stdin.fileno())
+    streams = _of_this_node() if asks_itself else _streams(files, paths)
     with _progress(paths) as bar:
-        answer = examine.examine(_streams(files, paths), bar.update if bar is not None else lambda _: None)
+        answer = examine.examine(streams, bar.update if bar is not None else lambda _: None)
+    if asks_itself and (unseen := this_node.unseen()):
+        answer = replace(answer, notes=(*answer.notes, *unseen), is_partial=True)
     if as_json:
         options.print_json(report.as_plain(answer))
     else:
@@ -71,12 +76,14 @@ def command(files: Sequence[str], as_json: bool) -> None:
 
 
 def _streams(files: Sequence[str], paths: Sequence[Path]) -> Iterator[bundles.Stream]:
-    if "-" in files or (not files and _is_given(sys.stdin.fileno())):
+    if "-" in files or not files:
         yield from bundles.open_stream("-", sys.stdin.buffer)
-    elif not files:
-        for answer in this_node.gather():
-            yield bundles.Stream(answer.command, io.BytesIO(answer.text))
     yield from bundles.open_all(paths)
+
+
+def _of_this_node() -> Iterator[bundles.Stream]:
+    for answer in this_node.gather():
+        yield bundles.Stream(answer.command, io.BytesIO(answer.text))
 
 
 def _is_given(descriptor: int) -> bool:
@@ -101,7 +108,9 @@ def _print(answer: report.Report) -> None:
         click.echo(f"{len(answer.events):,} event{'s' if len(answer.events) > 1 else ''}")
     if not answer.findings:
         click.echo(
-            "Nothing wrong was found in what was read." if answer.verdict == 0 else "Nothing here could be judged."
+            "Nothing wrong was found in what was read."
+            if answer.verdict == 0 or answer.is_partial
+            else "Nothing here could be judged."
         )
     problems = {f"{given.name}: {given.problem}" for given in answer.inputs}
     for note in answer.notes:

@@ -27,6 +27,10 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 )
 
 
+# Without it nobody has looked at the GPUs, whatever the logs say.
+NEEDED = "nvidia-smi"
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a command printed; `text` ends with a sentence of ours if it did not end in time."""
@@ -40,6 +44,13 @@ def gather(commands: Sequence[Sequence[str]] = COMMANDS, timeout_seconds: float 
     for command in commands:
         if shutil.which(command[0]) is not None:
             yield Answer(" ".join(command), _run(command, timeout_seconds))
+
+
+def unseen() -> tuple[str, ...]:
+    """What cannot be asked here although the answer hangs on it."""
+    if shutil.which(NEEDED) is not None:
+        return ()
+    return (f"{NEEDED} is not here: nobody has looked at the GPUs. `watchkeeper scan` asks the driver without it",)
 
 
 def _run(command: Sequence[str], timeout_seconds: float) -> bytes:

@@ -126,19 +126,23 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Findings best first; none means that nothing wrong was found in what was read."""
+    """Findings best first; none means that nothing wrong was found in what was read.
+
+    `is_partial`: something that the answer hangs on could not be asked, and a note says what.
+    """
 
     inputs: tuple[Input, ...]
     events: tuple[Mapping[str, Any], ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    is_partial: bool = False
 
     @property
     def verdict(self) -> Verdict:
         if any(finding.cause != diagnosis.UNKNOWN_CAUSE for finding in self.findings):
             return Verdict.FOUND
         unread = all(given.kind in ("binary", "empty", "text") or given.problem for given in self.inputs)
-        return Verdict.CANNOT_TELL if self.findings or unread else Verdict.NOTHING_FOUND
+        return Verdict.CANNOT_TELL if self.findings or unread or self.is_partial else Verdict.NOTHING_FOUND
 
 
 @dataclass(frozen=True, slots=True)

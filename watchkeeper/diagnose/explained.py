@@ -52,11 +52,12 @@ def with_incidents(
         cause=incident.cause,
         why=finding.why if finding is not None else "not diagnosed yet",
         lines=(*lines, *told.lines),
-        steps=tuple(_step(step) for step in finding.actions[:3]) if finding is not None else (),
+        steps=tuple(map(step_in_words, finding.actions[:3])) if finding is not None else (),
     )
 
 
-def _step(step: diagnosis.Step) -> str:
+def step_in_words(step: diagnosis.Step) -> str:
+    """With its command: whoever reads this stands before a terminal."""
     return f"{step.do}   $ {step.command}" if step.command else step.do
 
 

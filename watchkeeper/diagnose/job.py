@@ -15,7 +15,7 @@ from watchkeeper.diagnose import explain as explaining
 from watchkeeper.diagnose import surroundings
 from watchkeeper.diagnose.checks import training
 from watchkeeper.diagnose.evidence import Facts, cause_of
-from watchkeeper.diagnose.explained import Explained, Line
+from watchkeeper.diagnose.explained import Explained, Line, step_in_words
 from watchkeeper.kit import clock
 from watchkeeper.model import alerts, events, fleet, incidents, workloads
 from watchkeeper.query import engine as engines
@@ -106,7 +106,7 @@ def explain(
         best = ranked[0]
         why = " ".join([best.why, "; ".join(item.text for item in best.evidence[:2])])
         apart = explaining.tell_apart(tuple(ranked))
-        steps = (*(step.do for step in best.actions), *((f"To be sure: {apart}",) if apart else ()))
+        steps = (*map(step_in_words, best.actions), *((f"To be sure: {apart}",) if apart else ()))
         return Explained(asked.name, best.title, best.cause, why, lines, "", steps, unseen)
     if asked.waiting:
         part = asked.waiting[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from watchkeeper.diagnose.explained import Explained, Line
+from watchkeeper.diagnose.explained import Explained, Line, step_in_words
 from watchkeeper.model import alerts, cluster, diagnosis, incidents
 
 
@@ -33,7 +33,7 @@ def explain(known: Known) -> Explained:
     closed = _why_closed(known)
     if worst is not None and worst[0].severity is not alerts.Severity.INFO:
         incident, finding = worst
-        steps = tuple(step.do for step in finding.actions[:3]) if finding is not None else ()
+        steps = tuple(map(step_in_words, finding.actions[:3])) if finding is not None else ()
         why = finding.why if finding is not None else "not diagnosed yet"
         headline = f"{incident.title} ({incident.id})" + (f"; {closed}" if closed else "")
         return Explained(known.name, headline, incident.cause, why, lines, "", steps, known.unseen)

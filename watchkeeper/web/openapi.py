@@ -105,7 +105,8 @@ def document(table: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
 
 def promised(table: Sequence[Endpoint]) -> dict[str, Any]:
     """The shapes of answers alone, by method and path, for our own client, which has them in a file."""
-    schemas, answers = Schemas(), {}
+    schemas = Schemas()
+    answers: dict[str, Any] = {}
     for row in table:
         if row.gives is not None and row.path.startswith(("/api/", "/-/")):
             shape = _given(row.gives, row.path.startswith(PROMETHEUS_PREFIX), schemas=schemas)

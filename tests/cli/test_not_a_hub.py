@@ -95,6 +95,14 @@ def test_a_page_that_is_no_hubs_is_neither_shown_nor_kept(
     assert not file.exists()
 
 
+@pytest.mark.parametrize("content", ["null", '{"status": "success", "data": {}}', "[" * 100_000])
+def test_monitoring_that_is_no_prometheus_cannot_be_judged(content: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(200, content.encode()) as url, pytest.raises(SystemExit) as left:
+        main.main(["doctor", "stack", "--prometheus", url])
+    assert left.value.code == main.CANNOT_TELL
+    assert f"not read: {url}: " in capsys.readouterr().out
+
+
 def test_what_an_older_hub_does_not_say_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     code, words = said(["incidents"], 200, b'{"ok": true, "incidents": []}', capsys)
     assert code == main.CANNOT_TELL

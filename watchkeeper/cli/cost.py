@@ -145,7 +145,11 @@ def _show(found: Mapping[str, Any], waste: list[dict[str, Any]]) -> None:
         said = ", ".join(f"{item} {money:,.2f}" for item, money in found["shared"].items())
         click.echo(f"shared cost: {said}")
     if found["kwh"]:
-        pue = f", {found['kwh_with_pue']:,.1f} kWh with PUE {found['pue']:g}" if found["pue"] else ""
+        pue = (
+            f", {found['kwh_with_pue']:,.1f} kWh with PUE {found['pue']:g}"
+            if found["pue"] and found["kwh_with_pue"]
+            else ""
+        )
         paid = "; that of rented GPUs is in their price" if any(one["kind"] != "own" for one in found["rates"]) else ""
         click.echo(f"energy: {found['kwh']:,.1f} kWh at the GPUs{pue}{paid}")
     for one in waste[:5]:

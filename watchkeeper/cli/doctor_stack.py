@@ -93,7 +93,7 @@ def _ask_prometheus(url: str, token: Path | None, panels: Sequence[facts.Panel])
         response = client.send(Request("GET", path))
         try:
             answer = json.loads(response.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreError(f"{path} answered {response.status} and no JSON", where=client.url) from error
         if response.status != 200 or not isinstance(answer, dict) or answer.get("status") != "success":
             said = answer.get("error", "") if isinstance(answer, dict) else ""
@@ -116,7 +116,10 @@ async def _ask_kubernetes(path: Path, namespace: str | None) -> facts.Kubernetes
         response = await connection.send(http.Request(f"{server.url}{path}", headers=headers))
         if response.status != 200:
             raise CollectError(f"answered {response.status}", where=path)
-        return json.loads(response.body)
+        try:
+            return json.loads(response.body)
+        except (ValueError, RecursionError) as error:
+            raise CollectError("answered no JSON", where=path) from error
 
     def ask(path: str) -> Any:
         return asyncio.run_coroutine_threadsafe(get(path), loop).result()

@@ -14,7 +14,8 @@ from urllib.parse import quote
 
 from watchkeeper.diagnose.stack import rule_checks
 from watchkeeper.diagnose.stack.facts import Group, Kubernetes, Panel, Prometheus, Raw, Rule, Stack, Target
-from watchkeeper.errors import WatchkeeperError
+from watchkeeper.errors import StoreError, WatchkeeperError
+from watchkeeper.errors import quote as quoted
 from watchkeeper.kit import durations
 from watchkeeper.readers import json_facts as facts
 
@@ -43,7 +44,7 @@ def prometheus(ask: Ask, url: str, panels: Iterable[Panel], *, now: datetime) ->
     The names of its series must be had; of the rest, VictoriaMetrics, Thanos and others answer only some.
     """
     since = f"start={now.timestamp() - RECENT_SECONDS:.0f}"
-    names = frozenset(map(str, ask(f"/api/v1/label/__name__/values?{since}")))
+    names = _names(ask, f"/api/v1/label/__name__/values?{since}", url=url)
     unread: dict[str, str] = {}
 
     def listed(path: str, key: str) -> list[Mapping[str, Any]] | None:
@@ -68,7 +69,7 @@ def prometheus(ask: Ask, url: str, panels: Iterable[Panel], *, now: datetime) ->
     )
     stack = Stack(prometheus=server, panels=tuple(panels))
     wanted = sorted(rule_checks.names_to_ask(stack))[:MOST_NAMES]
-    labels = {name: frozenset(map(str, ask(f"/api/v1/labels?match[]={quote(name)}&{since}"))) for name in wanted}
+    labels = {name: _names(ask, f"/api/v1/labels?match[]={quote(name)}&{since}", url=url) for name in wanted}
     return replace(stack, prometheus=replace(server, labels=labels))
 
 
@@ -104,7 +105,7 @@ def _target(raw: Mapping[str, Any]) -> Target:
         url=facts.text(raw, "scrapeUrl"),
         is_up=raw.get("health") == "up",
         error=facts.text(raw, "lastError", intern_it=False),
-        seconds=float(raw.get("lastScrapeDuration") or 0.0),
+        seconds=_float(raw.get("lastScrapeDuration")),
         timeout_seconds=_seconds(facts.text(raw, "scrapeTimeout")),
         discovered={key: str(value) for key, value in facts.mapping(raw, "discoveredLabels").items()},
     )
@@ -129,7 +130,19 @@ def _rule(group: Mapping[str, Any], raw: Mapping[str, Any]) -> Rule:
 
 
 def _group(raw: Mapping[str, Any]) -> Group:
-    return Group(facts.text(raw, "name"), float(raw.get("interval") or 0.0), float(raw.get("evaluationTime") or 0.0))
+    return Group(facts.text(raw, "name"), _float(raw.get("interval")), _float(raw.get("evaluationTime")))
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _names(ask: Ask, path: str, *, url: str) -> frozenset[str]:
+    """StoreError where there is no list: that a server has no series must not be read out of another answer."""
+    answer = ask(path)
+    if not isinstance(answer, list):
+        raise StoreError(f"{path.partition('?')[0]} answered no list of names: is this a Prometheus?", where=url)
+    return frozenset(map(str, answer))
 
 
 def _labels(ask: Ask, expr: str) -> list[Mapping[str, Any]]:
@@ -140,5 +153,8 @@ def _labels(ask: Ask, expr: str) -> list[Mapping[str, Any]]:
 def _number(ask: Ask, expr: str) -> int:
     answer = facts.mapping(ask(f"/api/v1/query?query={quote(expr)}"))
     for one in facts.items(answer, "result"):
-        return int(float(one["value"][1]))
+        try:
+            return int(float(one["value"][1]))
+        except (TypeError, KeyError, IndexError, ValueError) as error:
+            raise StoreError(f"/api/v1/query answered no number: is this a Prometheus? ({quoted(one)})") from error
     return 0

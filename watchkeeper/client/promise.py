@@ -9,6 +9,7 @@ API things are only added.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -29,10 +30,25 @@ KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
+@dataclass(slots=True)
+class _Problem:
+    """Something that is of another kind than it should be; `steps` lead to it, the last one first."""
+
+    wanted: str
+    value: Any
+    steps: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        place = "".join(reversed(self.steps)).lstrip(".")
+        named = f"`{place}` of the answer" if place else "the answer"
+        return f"{named} should be {self.wanted} and is {quote(self.value)}"
+
+
 def broken(method: str, path: str, answer: Any) -> str | None:
     """What of an answer is not as the API promises it, or None; `path` may have a query."""
     shape = _promised(method, path.partition("?")[0])
-    return None if shape is None else _problem(shape, answer, "")
+    found = None if shape is None else _problem(shape, answer)
+    return None if found is None else str(found)
 
 
 @cache
@@ -57,54 +73,51 @@ def _fits(row: str, path: str) -> bool:
     )
 
 
-def _problem(shape: dict[str, Any], value: Any, where: str) -> str | None:
+def _problem(shape: dict[str, Any], value: Any) -> _Problem | None:
+    kind = shape.get("type")
+    if kind is None:
+        return _in_choice(shape, value)
+    kinds, called = KINDS[kind]
+    if not isinstance(value, kinds) or (type(value) is bool and kind != "boolean"):
+        return _Problem(called, value)
+    if kind == "object":
+        return _in_object(shape, value)
+    if kind == "array":
+        return _in_list(shape, value)
+    return _Problem("a time", value) if "format" in shape and not _is_time(value) else None
+
+
+def _in_choice(shape: dict[str, Any], value: Any) -> _Problem | None:
     if "$ref" in shape:
-        return _problem(_document()["schemas"][shape["$ref"].rpartition("/")[2]], value, where)
-    if "anyOf" in shape:
-        found = [_problem(each, value, where) for each in shape["anyOf"]]
-        return None if None in found else found[0]
-    if "allOf" in shape:
-        return _first(_problem(each, value, where) for each in shape["allOf"])
+        return _problem(_document()["schemas"][shape["$ref"].rpartition("/")[2]], value)
     if "enum" in shape:
         is_alike = type(value) in {type(word) for word in shape["enum"]}
-        return None if is_alike else _told(where, f"one of {', '.join(map(str, shape['enum']))}", value)
-    if "type" not in shape:
-        return None
-    kinds, called = KINDS[shape["type"]]
-    if type(value) not in kinds and not (dict in kinds and isinstance(value, dict)):
-        return _told(where, called, value)
-    if isinstance(value, dict):
-        return _in_object(shape, value, where)
-    if isinstance(value, list):
-        return _in_list(shape, value, where)
-    return _told(where, "a time", value) if "format" in shape and not _is_time(value) else None
+        return None if is_alike else _Problem(f"one of {', '.join(map(str, shape['enum']))}", value)
+    found = [_problem(each, value) for each in shape.get("anyOf", ())]
+    if found:
+        return None if None in found else found[0]
+    return next((one for each in shape.get("allOf", ()) if (one := _problem(each, value)) is not None), None)
 
 
-def _in_object(shape: dict[str, Any], value: dict[str, Any], where: str) -> str | None:
+def _in_object(shape: dict[str, Any], value: dict[str, Any]) -> _Problem | None:
     fields, others = shape.get("properties", {}), shape.get("additionalProperties", {})
-    return _first(
-        _problem(fields.get(name, others), held, f"{where}.{name}" if where else name) for name, held in value.items()
-    )
+    for name, held in value.items():
+        if (found := _problem(fields.get(name, others), held)) is not None:
+            found.steps.append(f".{name}")
+            return found
+    return None
 
 
-def _in_list(shape: dict[str, Any], value: list[Any], where: str) -> str | None:
-    if "prefixItems" not in shape:
-        each = shape.get("items", {})
-        return _first(_problem(each, held, f"{where}[{at}]") for at, held in enumerate(value))
-    wanted = shape["prefixItems"]
-    if len(value) != len(wanted):
-        return _told(where, f"a list of {len(wanted)}", value)
-    return _first(
-        _problem(kind, held, f"{where}[{at}]") for at, (kind, held) in enumerate(zip(wanted, value, strict=True))
-    )
-
-
-def _first(problems: Any) -> str | None:
-    return next((problem for problem in problems if problem is not None), None)
-
-
-def _told(where: str, wanted: str, value: Any) -> str:
-    return f"{f'`{where}` of the answer' if where else 'the answer'} should be {wanted} and is {quote(value)}"
+def _in_list(shape: dict[str, Any], value: list[Any]) -> _Problem | None:
+    wanted = shape.get("prefixItems")
+    if wanted is not None and len(value) != len(wanted):
+        return _Problem(f"a list of {len(wanted)}", value)
+    each = shape.get("items", {})
+    for at, held in enumerate(value):
+        if (found := _problem(each if wanted is None else wanted[at], held)) is not None:
+            found.steps.append(f"[{at}]")
+            return found
+    return None
 
 
 def _is_time(text: str) -> bool:

@@ -78,7 +78,8 @@ def _problem(shape: dict[str, Any], value: Any) -> _Problem | None:
     if kind is None:
         return _in_choice(shape, value)
     kinds, called = KINDS[kind]
-    if not isinstance(value, kinds) or (type(value) is bool and kind != "boolean"):
+    is_alike = isinstance(value, kinds) and (type(value) is not bool or kind == "boolean")
+    if not is_alike:
         return _Problem(called, value)
     if kind == "object":
         return _in_object(shape, value)

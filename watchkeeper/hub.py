@@ -57,9 +57,8 @@ RECOVERY_SECONDS = 15.0
 # Pages show every open incident; a fleet with more has one fault, and it is not in this list.
 MOST_INCIDENTS = 10_000
 TRIM_SECONDS = 3600.0
-# Any metric that every exporter has would do; its labels say who holds the GPU.
 # Where Prometheus reads the agents itself, their own series is there already.
-HOLDER_EXPR = 'DCGM_FI_DEV_GPU_UTIL unless on (UUID) watchkeeper_gpu_workload_info{instance!=""}'
+HOLDER_EXPR = f'{standing.HOLDERS} unless on (UUID) {standing.WORKLOAD_INFO}{{instance!=""}}'
 
 
 class Hub:

@@ -10,6 +10,8 @@ from watchkeeper.collect import standing
 from watchkeeper.kit import own_metrics
 from watchkeeper.model import events, fleet, samples
 from watchkeeper.model.labels import Labels
+from watchkeeper.query import embedded
+from watchkeeper.store import head
 
 ONE, TWO = Labels({"__name__": "x", "node": "n1"}), Labels({"__name__": "x", "node": "n2"})
 
@@ -31,6 +33,19 @@ def test_a_pod_and_a_slurm_job_hold_gpus_and_a_free_gpu_has_no_series() -> None:
         ("pod", "llm-0", "research"),
         ("slurm_job", "4711", ""),
     ]
+
+
+def test_the_holder_of_a_slice_is_known_by_an_exporter_that_has_no_utilisation_for_slices() -> None:
+    engine = embedded.EmbeddedEngine(head.Head(retention_ms=60_000))
+    gpu = {"__name__": "DCGM_FI_DEV_GPU_TEMP", "cluster": "c", "Hostname": "n1", "UUID": "GPU-1", "gpu": "0"}
+    cut = {"7": {"namespace": "vision", "pod": "a"}, "8": {"namespace": "nlp", "pod": "b"}, "9": {}}
+    engine.append(
+        samples.Sample(Labels({**gpu, "GPU_I_ID": slice, "GPU_I_PROFILE": "1g.18gb", **holder}), 1000, 40.0)
+        for slice, holder in cut.items()
+    )
+    series = standing.workload_series(engine.instant(standing.HOLDERS, 1000).frame.labels)
+    held = sorted((one["GPU_I_ID"], one["GPU_I_PROFILE"], one["team"], one["workload"]) for one in series)
+    assert held == [("7", "1g.18gb", "vision", "a"), ("8", "1g.18gb", "nlp", "b")]
 
 
 def test_events_are_counted_by_place_kind_and_code() -> None:

@@ -15,6 +15,9 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import STALE, Sample
 
 WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
+# Who holds a GPU stands on each of its series; a GPU that is cut into MIG slices has no GPU_UTIL.
+HOLDERS = "(DCGM_FI_DEV_GPU_UTIL or on (UUID) DCGM_FI_DEV_GPU_TEMP)"
+HELD_LABELS = ("cluster", "Hostname", "UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE")
 EVENTS_TOTAL = "watchkeeper_events_total"
 # One series for each place, kind and code that ever had an event; beyond this the newest are not counted.
 MAX_EVENT_SERIES = 50_000
@@ -35,7 +38,7 @@ class Standing:
 
 
 def workload_series(label_sets: Iterable[Labels]) -> dict[Labels, float]:
-    """Who holds each GPU, as an information series to join with; made from the labels of any GPU metric.
+    """Who holds each GPU or slice, as an information series to join with; made from the labels of any GPU metric.
 
     The team is the namespace, until an inventory says otherwise; a Slurm job has none that its number tells.
     """
@@ -48,7 +51,7 @@ def _held_by(labels: Labels) -> Labels | None:
     if holder is None:
         return None
     namespace, _, name = holder.rpartition("/")
-    own = {label: labels.get(label, "") for label in ("cluster", "Hostname", "UUID", "gpu")}
+    own = {label: labels.get(label, "") for label in HELD_LABELS}
     kind = {"workload_kind": "pod" if namespace else "slurm_job", "workload": name}
     return Labels({METRIC_NAME: WORKLOAD_INFO, **own, **kind, "namespace": namespace, "team": namespace})
 

@@ -29,8 +29,6 @@ from watchkeeper.store import head, journal, reading
 SHIPPED_RULES = Path(pipeline.__file__).parent / "packs" / "rules"
 # The address is never connected to; targets need one to have a name.
 ADDRESS = "sim.invalid:80"
-# Any metric of a GPU has the labels of its holder.
-HOLDERS = "DCGM_FI_DEV_GPU_UTIL"
 TICK_SECONDS = 15
 # What an event may take from the kernel's line to an incident, and how many evaluations an alert after its hold.
 EVENT_SECONDS = 2.0
@@ -147,7 +145,7 @@ class Watch:
 
     def _append_standing(self, at_ms: int) -> None:
         """Nodes and holders of GPUs, which a hub would write."""
-        held = standing.workload_series(self.engine.instant(HOLDERS, at_ms).frame.labels)
+        held = standing.workload_series(self.engine.instant(standing.HOLDERS, at_ms).frame.labels)
         found = fleet.inventory_samples(self.fleet, at_ms) + self._holders.samples(held, at_ms)
         self.engine.append(found, together="standing series")
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from watchkeeper.collect import standing
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet, workloads
@@ -17,7 +18,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Answer
 from watchkeeper.web.view import HubView
 
-HOLDER_EXPR = "watchkeeper_gpu_workload_info or on (UUID) DCGM_FI_DEV_GPU_UTIL"
+HOLDER_EXPR = f"{standing.WORKLOAD_INFO} or on (UUID) {standing.HOLDERS}"
 SHARE_EXPR = "watchkeeper_gpu_workload_share"
 REASON_EXPR = "watchkeeper_gpu_attribution"
 

@@ -42,7 +42,7 @@ const WAITS: Column<Now["waits"][number]>[] = [
   { id: "p95", title: "p95 of started", numeric: true, value: (w) => w.p95_seconds, cell: (w) => wait(w.p95_seconds) },
 ];
 
-const FITS: Record<string, string> = { give_back: "give it back", fewer_gpus: "fewer GPUs", mig: "MIG", mps: "MPS", time_slicing: "time slicing", smaller_gpu: "a smaller GPU" };
+const FITS: Record<string, string> = { give_back: "give it back", fewer_gpus: "fewer GPUs", mig: "MIG", mps: "MPS", time_slicing: "time slicing", smaller_gpu: "a smaller GPU", smaller_slice: "a smaller slice" };
 
 export function CapacityView({ address, theme }: PageProps) {
   const horizon = param(address, "horizon", "7d"), { answer: made, problem } = useAsk<Forecast>(`/api/capacity/forecast?horizon=${horizon}`);

@@ -83,13 +83,26 @@ def test_a_table_of_jobs_gives_the_same_picture_at_a_time() -> None:
         (Use("wide job", 8, H100, 0.2, 0.3, 8_000, 81_559), Fit.FEWER_GPUS, ""),
         (Use("dark", 1, H100, None, None, 8_000, 81_559), Fit.UNKNOWN, ""),
         (Use("half dark", 1, H100, 0.1, 0.1, None, None), Fit.UNKNOWN, ""),
-        (Use("cut", 1, H100, 0.1, 0.1, 4_000, 9_728, is_sliced=True), Fit.KEEP, ""),
+        (Use("beside others", 1, H100, 0.1, 0.1, 4_000, 81_559, is_shared=True), Fit.KEEP, ""),
+        (Use("busy slice", 1, H100, 0.7, 0.9, 4_000, 40_448, slice="3g.40gb"), Fit.KEEP, ""),
+        (Use("idle slice", 1, H100, 0.0, 0.0, 400, 9_984, slice="1g.10gb"), Fit.GIVE_BACK, ""),
+        (Use("large slice", 1, H100, 0.1, 0.2, 4_000, 40_448, slice="3g.40gb"), Fit.SMALLER_SLICE, "1g.10gb"),
+        (Use("wide slice", 1, H100, 0.3, 0.4, 30_000, 40_448, slice="4g.40gb"), Fit.SMALLER_SLICE, "3g.40gb"),
+        (Use("small slice", 1, H100, 0.1, 0.2, 4_000, 9_984, slice="1g.10gb"), Fit.KEEP, ""),
+        (Use("slice of a stranger", 1, "NVIDIA X1", 0.1, 0.2, 4_000, 9_984, slice="1g.10gb"), Fit.KEEP, ""),
     ],
 )
 def test_what_would_do_follows_from_what_was_used(use: Use, fit: Fit, profile: str) -> None:
     found = rightsizing.advise(use)
     assert (found.fit, found.profile) == (fit, profile)
     assert found.why
+
+
+def test_what_a_slice_would_save_is_a_part_of_a_gpu() -> None:
+    idle = rightsizing.advise(Use("idle", 1, H100, 0.0, 0.0, 400, 9_984, slice="1g.10gb"))
+    large = rightsizing.advise(Use("large", 1, H100, 0.1, 0.2, 4_000, 40_448, slice="3g.40gb"))
+    assert (idle.saves_gpus, large.saves_gpus) == (round(1 / 7, 3), round(1 / 2 - 1 / 7, 3))
+    assert rightsizing.repartition([idle, large]) == []
 
 
 def test_workloads_that_fit_into_slices_share_as_few_gpus_as_a_gpu_can_be_cut_into() -> None:

@@ -163,6 +163,50 @@ def test_a_hub_whose_rules_have_not_yet_run_judges_nobody() -> None:
     assert [(one["name"], one["fit"]) for one in found] == [("job-30", "unknown")]
 
 
+def exported(pod: str, active: float, *, ago: range, slice: str = "") -> Iterator[Sample]:
+    """Minutes of a GPU or slice on the page of an exporter that writes the pod on its series, and of the rules."""
+    now, cut = clock.to_ms(START), {"GPU_I_ID": slice, "GPU_I_PROFILE": "3g.71gb"} if slice else {}
+    gpu = {"cluster": "main", "Hostname": "n1", "UUID": "GPU-0", "modelName": "NVIDIA H200", **cut}
+    labels = {**gpu, "namespace": "ml", "pod": pod}
+    owner = {**gpu, "namespace": "ml", "workload": pod, "workload_kind": "pod"}
+    facts = {"DCGM_FI_PROF_SM_ACTIVE": active, "DCGM_FI_DEV_FB_USED": 4000.0, "DCGM_FI_DEV_FB_FREE": 67_424.0}
+    for minutes in ago:
+        at_ms = now - minutes * 60_000
+        yield from (Sample(Labels({"__name__": name, **labels}), at_ms, value) for name, value in facts.items())
+        yield Sample(Labels({"__name__": "watchkeeper:gpu_holder:group", **owner}), at_ms, 1.0)
+        used = Labels({"__name__": "watchkeeper:workload_gpus:sum", **owner, "part": "used"}).having(
+            UUID="", GPU_I_ID=""
+        )
+        yield Sample(used, at_ms, active * 3 / 7 if slice else active)
+        if minutes == 0:
+            yield Sample(Labels({"__name__": "watchkeeper_gpu_workload_info", **owner}), at_ms, 1.0)
+
+
+def judged(*told: Iterator[Sample]) -> tuple[dict[str, tuple[str, str]], float]:
+    hub = small_hub()
+    for samples in told:
+        hub.engine.append(samples)
+    accounted = Labels({"__name__": "watchkeeper:gpus_accounted:sum", "cluster": "main"})
+    hub.engine.append(Sample(accounted, clock.to_ms(START) - ago * 60_000, 8.0) for ago in range(120, -1, -1))
+    with serving(hub) as running:
+        found = running.ask("/api/capacity/now?window=2h").json
+    return {one["name"]: (one["fit"], one["profile"]) for one in found["rightsizing"]}, found["use"]["used_gpus"]
+
+
+def test_a_workload_is_not_judged_by_what_the_one_before_it_did() -> None:
+    before, after = range(120, 110, -1), range(110, -1, -1)
+    fits, used = judged(exported("gone", 0.9, ago=before), exported("idle", 0.0, ago=after))
+    assert fits == {"ml/idle": ("give_back", "")}
+    assert used == pytest.approx(9 * 0.9 / 120)
+
+
+def test_slices_are_judged_one_by_one_and_count_as_parts_of_their_gpu() -> None:
+    whole = range(120, -1, -1)
+    fits, used = judged(exported("busy", 0.9, ago=whole, slice="1"), exported("small", 0.1, ago=whole, slice="2"))
+    assert fits == {"ml/busy": ("keep", ""), "ml/small": ("smaller_slice", "1g.18gb")}
+    assert used == pytest.approx((0.9 + 0.1) * 3 / 7)
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

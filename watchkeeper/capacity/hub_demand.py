@@ -50,9 +50,17 @@ def activity_expressions(window: str, *, cluster: str | None = None) -> dict[str
 
 
 def held_minutes_expression(window: str, *, cluster: str | None = None) -> str:
-    """Minutes of a window in which each workload held each of its GPUs, as packs/rules/usage-hours.yaml saw them."""
+    """Minutes of a window in which each workload held each GPU or slice, as packs/rules/usage-hours.yaml saw them."""
     held = f"count_over_time(watchkeeper:gpu_holder:group{{{_only(cluster)}}}[{window}])"
-    return f"sum by (cluster, UUID, namespace, workload) ({held})"
+    return f"sum by (cluster, UUID, GPU_I_ID, namespace, workload) ({held})"
+
+
+def used_expression(window: str, *, cluster: str | None = None) -> str:
+    """GPUs' worth of work on what was held, in the mean over the minutes that were written down."""
+    only = _only(cluster)
+    used = f'sum_over_time(watchkeeper:workload_gpus:sum{{{only}{"," if only else ""}part="used"}}[{window}])'
+    minutes = f"count_over_time(watchkeeper:gpus_accounted:sum{{{only}}}[{window}])"
+    return f"sum(sum by (cluster) ({used}) / on (cluster) max by (cluster) ({minutes}))"
 
 
 def _only(cluster: str | None) -> str:

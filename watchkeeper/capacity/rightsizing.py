@@ -35,12 +35,16 @@ class Fit(StrEnum):
     MPS = "mps"
     TIME_SLICING = "time_slicing"
     SMALLER_GPU = "smaller_gpu"
+    SMALLER_SLICE = "smaller_slice"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a workload did with each of its GPUs, 0 to 1 and MiB; None: not measured. `is_new`: not for long enough."""
+    """What a workload did with each of its GPUs, 0 to 1 and MiB; None: not measured. `is_new`: not for long enough.
+
+    Of one in MIG slices, all of it is about these: `slice` is their profile. `is_shared`: others are on the same.
+    """
 
     name: str
     gpus: int
@@ -49,7 +53,8 @@ class Use:
     p95_active: float | None
     peak_memory_mib: float | None
     memory_mib: float | None
-    is_sliced: bool = False
+    slice: str = ""
+    is_shared: bool = False
     is_new: bool = False
 
 
@@ -92,15 +97,18 @@ def of_model(model: str) -> list[mig.Profile]:
 def advise(use: Use) -> Advice:
     """What would do for one workload, and why."""
     mean, p95, memory = use.mean_active, use.p95_active, use.peak_memory_mib
-    if use.is_sliced:
-        return _say(use, Fit.KEEP, "it runs in a slice already")
+    if use.is_shared:
+        return _say(use, Fit.KEEP, "it shares its GPU with others already")
     if use.is_new:
         return _say(use, Fit.UNKNOWN, "seen on its GPUs for less than ten minutes")
     if mean is None or p95 is None:
         return _say(use, Fit.UNKNOWN, "no activity was measured: export DCGM_FI_PROF_SM_ACTIVE")
     seen = f"SM activity {100 * mean:.0f} % on average, {100 * p95:.0f} % at its busiest"
     if p95 < IDLE:
-        return _say(use, Fit.GIVE_BACK, f"{seen}: nothing runs on it", saves=float(use.gpus))
+        where = f" in its {use.slice} slice" if use.slice else " on it"
+        return _say(use, Fit.GIVE_BACK, f"{seen}: nothing runs{where}", saves=use.gpus * _part(use))
+    if use.slice:
+        return _in_slice(use, seen, p95=p95, memory=memory)
     if use.gpus > 1:
         needed = max(1, -(-int(1000 * mean * COMPUTE_ROOM * use.gpus) // 1000))
         if p95 < BUSY and needed < use.gpus:
@@ -112,6 +120,31 @@ def advise(use: Use) -> Advice:
     if memory is None:
         return _say(use, Fit.UNKNOWN, f"{seen}, but its memory was not measured: export DCGM_FI_DEV_FB_USED")
     return _shared(use, seen, p95=p95, mean=mean, memory=memory)
+
+
+def _part(use: Use) -> float:
+    """What one of its GPUs or slices takes from others, in GPUs."""
+    cut = _cut(use)
+    return 1 / cut.most if cut is not None else 1.0
+
+
+def _cut(use: Use) -> mig.Profile | None:
+    return next((cut for cut in of_model(use.model) if cut.name == use.slice), None)
+
+
+def _in_slice(use: Use, seen: str, *, p95: float, memory: float | None) -> Advice:
+    """Activity is the slice's own: half of 4/7 is 2/7 of the GPU."""
+    cut = _cut(use)
+    if cut is None or memory is None or p95 >= BUSY:
+        return _say(use, Fit.KEEP, f"{seen} of its {use.slice} slice")
+    needs = f"{seen}, {memory / 1024:.1f} GiB at most in {use.slice}"
+    for less in of_model(use.model):
+        fits = less.compute >= cut.compute * p95 * COMPUTE_ROOM and less.memory_mib >= memory * MEMORY_ROOM
+        if fits and less.most > cut.most:
+            why = f"{needs}: {less.name} has {less.memory_mib / 1024:.0f} GiB, and {less.most} of them fit on a GPU"
+            saves = use.gpus * (1 / cut.most - 1 / less.most)
+            return _say(use, Fit.SMALLER_SLICE, f"{why} instead of {cut.most}", profile=less.name, saves=saves)
+    return _say(use, Fit.KEEP, f"{needs}: no smaller slice has room for it")
 
 
 def _shared(use: Use, seen: str, *, p95: float, mean: float, memory: float) -> Advice:

@@ -62,6 +62,25 @@ def test_a_table_of_many_columns_needs_the_name_of_one(tmp_path: Path) -> None:
     assert "--value-column says which column is meant: a, b" in result.output
 
 
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("# exported on Monday", "the first line names one column only, '# exported on Monday'"),
+        ("JobID|Submit|Start|End|AllocTRES", "this is a table of jobs (sacct); a forecast needs demand"),
+    ],
+)
+def test_a_table_that_is_no_demand_is_refused_with_what_it_is(tmp_path: Path, header: str, words: str) -> None:
+    path = tmp_path / "odd.csv"
+    path.write_text(f"{header}\n1|2|3|4|5\n")
+    assert words in str(run("forecast", "--csv", path).exception)
+
+
+def test_a_column_without_a_name_is_not_asked_about(tmp_path: Path) -> None:
+    path = tmp_path / "trailing.csv"
+    path.write_text("time,gpus,\n" + "".join(f"2026-01-{day:02d},{day},\n" for day in range(1, 29)))
+    assert answered("forecast", "--csv", path, "--horizon", "2d")["rows"]["used"] == 28
+
+
 def test_an_option_for_tables_is_not_dropped_in_silence_without_one() -> None:
     result = run("forecast", "--step", "1h")
     assert result.exit_code == 2

@@ -143,9 +143,44 @@ def test_times_without_a_zone_among_others_and_times_to_come_are_noted() -> None
         ("time,gpu\n2026-01-01,5\n", "there is no column 'gpus'. It has: time, gpu"),
         ("time,gpus,gpus\n2026-01-01,5,6\n", "2 columns are named 'gpus'"),
         ("\ntime,gpus\n2026-01-01,5\n", "the first line must name the columns"),
+        ("2026-01-01,5\n2026-01-02,6\n2026-01-03,7\n", "d.csv:1: the first line has values and must name the columns"),
+        ("t\0i\0m\0e\0", "d.csv:1: this is no text"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_what_is_wrong_with_it(text: str, words: str) -> None:
     with pytest.raises(CollectError) as refused:
         demand_table.read_points(text, demand_table.Columns("time", "gpus", {}), where="d.csv", now=NOW)
     assert words in str(refused.value)
+
+
+def test_a_quotation_mark_that_is_never_closed_is_named_by_the_line_where_it_stands() -> None:
+    rows = hours(48)
+    rows[10][0] = f'"{rows[10][0]}'
+    found = read(rows)
+    said = "wrong number of cells: 1 of 2, down to line 49: is a quotation mark missing?"
+    assert found.problems.lines() == [f"d.csv:12: {said}"]
+    assert found.counts["used"] == 10
+
+
+def test_a_line_that_was_torn_is_named_and_the_others_count() -> None:
+    rows = hours(48)
+    rows[10][1] += "\0\0"
+    found = read(rows)
+    assert found.problems.lines() == ["d.csv:12: a byte that is zero"]
+    assert found.counts == {"rows": 48, "used": 47, "left_out": 1}
+
+
+def test_a_table_that_was_written_twice_is_not_twice_the_demand() -> None:
+    found = read([*hours(48), *hours(48)])
+    assert found.counts == {"rows": 96, "used": 48, "left_out": 48}
+    assert found.problems.lines()[0] == "d.csv:50: the same row again"
+    groups = [[*row, group] for row in hours(48) for group in "ab"]
+    assert read(groups, header="time,gpus,group").counts["used"] == 96
+
+
+def test_counts_that_are_no_times_of_this_century_are_said_to_be_taken_since_1970() -> None:
+    rows = [[f"2026{10 + day // 28:02d}{1 + day % 28:02d}0000", "5"] for day in range(40)]
+    assert (
+        read(rows).notes[0]
+        == "`time` is read as a count since 1970, and ends on 1976-06-03; --time-unit says otherwise"
+    )

@@ -32,6 +32,8 @@ FAR_SPANS = 20.0
 GUESSED_FROM = 1000
 # Lines that a note names.
 MOST_NAMED = 3
+# Nobody watched GPUs before: such times count from something else.
+YEAR_2000 = 946_684_800
 ZONE = re.compile(r".*:.*(?:[zZ]|[+-]\d{2}(?::?\d{2})?)")
 
 
@@ -108,13 +110,15 @@ def read_points(text: str, columns: Columns, *, where: str, now: float) -> Read:
     for at, line in zip(times[far].tolist(), lines[far].tolist(), strict=True):
         problems.add("time far from all others", line, datetime.fromtimestamp(at, UTC).isoformat())
     times, values, lines = times[~far], values[~far], lines[~far]
+    again = _repeated(times, values, is_plain=len(names) == 2 and not columns.combine)
+    for line in lines[again].tolist():
+        problems.add("the same row again", line)
+    times, values, lines = (np.delete(column, again) for column in (times, values, lines))
     if len(times) < 2:
         said = "; ".join(problems.lines()[:3]) or None
         usable = f"{len(times)} {'row' if len(times) == 1 else 'rows'} can be used"
         raise CollectError(f"{usable}; a forecast needs at least 2", where=where, now=said)
-    notes = []
-    if unit is not None and told is None:
-        notes.append(f"`{columns.time}` counts steps of {durations.format_seconds(unit)}; --time-unit says otherwise")
+    notes = _unit_notes(columns.time, told, unit, last=times.max(), is_count=_is_count(first[0].cells[columns.time]))
     if 0 < reading.with_zone < len(times):
         notes.append(
             f"times without a zone: {len(times) - reading.with_zone}; they are read as UTC, others as they say"
@@ -127,13 +131,36 @@ def read_points(text: str, columns: Columns, *, where: str, now: float) -> Read:
 
 def _guessed_unit(name: str, cells: Sequence[str]) -> float | None:
     """Hours or days, where the times are plain counts 0, 1, 2, …; None where they are times."""
-    counts = [float(cell) for cell in cells if csv_text.NUMBER.fullmatch(cell)]
+    counts = [float(cell) for cell in cells if _is_count(cell)]
     if len(counts) < 2 or len(counts) < len(cells) or max(map(abs, counts)) > 1e6:
         return None
     gaps = np.diff(np.unique(counts))
     if not len(gaps) or float(np.median(gaps)) != 1.0:
         return None
     return UNIT_SECONDS["d"] if "day" in name.lower() else UNIT_SECONDS["h"]
+
+
+def _is_count(cell: str) -> bool:
+    return csv_text.NUMBER.fullmatch(cell) is not None
+
+
+def _unit_notes(name: str, told: float | None, unit: float | None, *, last: float, is_count: bool) -> list[str]:
+    if told is None and unit is not None:
+        return [f"`{name}` counts steps of {durations.format_seconds(unit)}; --time-unit says otherwise"]
+    if told is None and is_count and last < YEAR_2000:
+        day = f"{datetime.fromtimestamp(last, UTC):%Y-%m-%d}"
+        return [f"`{name}` is read as a count since 1970, and ends on {day}; --time-unit says otherwise"]
+    return []
+
+
+def _repeated(times: Floats, values: Floats, *, is_plain: bool) -> npt.NDArray[np.int64]:
+    """Places of rows that are there again, where that is most of a table in which nothing else tells rows apart.
+
+    Such a table was written twice; its rows are no groups to be added up.
+    """
+    order = np.lexsort((values, times))
+    is_same = (np.diff(times[order]) == 0) & (np.diff(values[order]) == 0)
+    return np.sort(order[1:][is_same & (is_plain and 2 * int(is_same.sum()) >= len(times))])
 
 
 def _far(times: Floats) -> npt.NDArray[np.bool_]:

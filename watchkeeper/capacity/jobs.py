@@ -82,6 +82,7 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
     """Jobs of a table; `columns` maps our words to its columns where the layout is none that we know."""
     problems = table.Problems(where)
     found = table.read(text, where=where, problems=problems)
+    misshapen = problems.counts.total()
     layout, chosen = _layout(found, columns or {}, where=where)
     reading = _Reading(chosen, problems)
     rows = _near(found.rows, [_times(row, reading) for row in found.rows], problems)
@@ -105,7 +106,6 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
         runs.append(replace(job, id=f"{job.id} run {len(runs) + 1}") if runs else job)
     every_run = [job for runs in jobs.values() for job in runs]
     in_order = tuple(sorted(every_run, key=lambda job: (job.submitted, job.id)))
-    misshapen = problems.counts["wrong number of cells"]
     counts = {
         "rows": len(found.rows) + misshapen,
         "jobs": len(in_order),
@@ -121,14 +121,19 @@ def _is_apart(one: Job, other: Job) -> bool:
     return begins[0] + one.seconds <= begins[1] or begins[1] + other.seconds <= begins[0]
 
 
+def known_layout(columns: Sequence[str]) -> str | None:
+    """Which table of jobs has such columns; None for any other table."""
+    return next((name for name, wanted in layouts().items() if set(wanted.values()) <= set(columns)), None)
+
+
 def _layout(found: table.Table, columns: Mapping[str, str], *, where: str) -> tuple[str, dict[str, str]]:
     for column in columns.values():
         table.need(found.columns, column, where=where)
-    for name, wanted in layouts().items():
-        if set(wanted.values()) <= set(found.columns):
-            # A table in our own words may have any of them.
-            own = {field: field for field in FIELDS if field in found.columns} if name == OWN_LAYOUT else {}
-            return name, {**own, **wanted, **columns}
+    name = known_layout(found.columns)
+    if name is not None:
+        # A table in our own words may have any of them.
+        own = {field: field for field in FIELDS if field in found.columns} if name == OWN_LAYOUT else {}
+        return name, {**own, **layouts()[name], **columns}
     has_size = any(name in columns for name in ("gpus", "milli", "tres"))
     if "submitted" in columns and has_size and ("ended" in columns or "seconds" in columns):
         # Whatever a row is called by, a second one of that name is a mistake.

@@ -6,6 +6,7 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -144,13 +145,9 @@ def forecast_table(path: str, **told: Any) -> dict[str, Any]:
     from watchkeeper.readers import table
 
     text = read_text(path)
-    first, _ = table.opened(text, where=path, problems=table.Problems(path))
-    time_column, value_column = told["time_column"] or first[0], told["value_column"]
-    if value_column is None:
-        others = [name for name in first if name != time_column]
-        if len(others) != 1:
-            raise click.UsageError(f"--value-column says which column is meant: {', '.join(others)[:200]}")
-        value_column = others[0]
+    names, _ = table.opened(text, where=path, problems=table.Problems(path))
+    time_column = told["time_column"] or names[0]
+    value_column = told["value_column"] or _value_column(names, time_column, where=path)
     columns = demand_table.Columns(
         time_column, value_column, dict(told["rows"]), unit=told["time_unit"] or "", combine=told["combine"] or ""
     )
@@ -166,6 +163,26 @@ def forecast_table(path: str, **told: Any) -> dict[str, Any]:
         holidays=[day.replace(tzinfo=UTC).timestamp() for day in told["holidays"]],
     )
     return {**answer, "rows": dict(found.counts), "problems": found.problems.plain()}
+
+
+def _value_column(names: Sequence[str], time_column: str, *, where: str) -> str:
+    from watchkeeper.capacity import jobs
+
+    others = [name for name in names if name and name != time_column]
+    if not others:
+        said = f"the first line names one column only, {errors.quote(names[0])}: a forecast needs a time and a value"
+        raise errors.CollectError(said, where=f"{where}:1")
+    layout = jobs.known_layout(names)
+    if layout is not None:
+        raise errors.CollectError(
+            f"this is a table of jobs ({layout}); a forecast needs demand, one value for each time",
+            where=where,
+            remedy="`watchkeeper usage --jobs` counts its GPU-hours, `capacity whatif --jobs` replays it; "
+            "--value-column forecasts the mean of a column all the same",
+        )
+    if len(others) > 1:
+        raise click.UsageError(f"--value-column says which column is meant: {', '.join(others)[:200]}")
+    return others[0]
 
 
 @command.command("now")

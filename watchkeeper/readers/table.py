@@ -29,6 +29,7 @@ EARLIEST_SECONDS, LARGEST_SECONDS, LARGEST_NANOSECONDS = -6.2e10, 1e11, 1e20
 # Nobody holds a GPU for ten years: a time of jobs further from the others is a mistake, such as 0 for "not yet".
 FAR_SECONDS = 10 * 365.25 * 86_400
 EMPTY = frozenset({"", "null", "none", "nan", "n/a", "unknown", "none assigned"})
+NUL = "\0"
 MONTH = re.compile(r"\d{4}-\d{2}")
 # A spreadsheet takes a cell that begins so for a formula (OWASP, CSV injection); some the wide signs as well.
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -84,34 +85,60 @@ def opened(text: str, *, where: str, problems: Problems) -> tuple[tuple[str, ...
     text = text.removeprefix("\ufeff")
     header_line, _, _ = text.partition("\n")
     separator = csv_text.separator_of(header_line)
-    # A file of one column has none of them; a NUL is no text at all, and csv refuses it as well.
-    if not header_line.strip() or "\0" in text:
+    if NUL in header_line:
+        raise CollectError("this is no text: it has bytes that are zero", where=f"{where}:1", remedy="Save it as UTF-8")
+    # A file of one column has none of them.
+    if not header_line.strip():
         raise CollectError("this is no table: the first line must name the columns", where=where)
     lines = _lines(io.StringIO(text, newline=""), separator, where)
-    _, header = next(lines)
-    columns = tuple(name.strip() for name in header)
+    columns = tuple(name.strip() for name in next(lines).cells)
+    if all(_is_value(name) for name in columns if name):
+        said = "the first line has values and must name the columns"
+        raise CollectError(said, where=f"{where}:1", remedy="Put a line such as `time,gpus` above it")
     return columns, _rows(lines, columns, problems)
 
 
-def _lines(text: io.StringIO, separator: str, where: str) -> Iterator[tuple[int, list[str]]]:
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Cells of a row; one with line breaks between quotation marks goes on to a later line."""
+
+    first: int
+    last: int
+    cells: list[str]
+
+
+def _lines(text: io.StringIO, separator: str, where: str) -> Iterator[_Line]:
     # sacct quotes nothing: a quotation mark is a letter of a job's name there, and must not swallow the lines after it.
     quotechar = None if separator == "|" else '"'
     reader = csv.reader(text, delimiter=separator, skipinitialspace=True, quotechar=quotechar)
+    first = 1
     try:
         for cells in reader:
-            yield reader.line_num, cells
+            yield _Line(first, reader.line_num, cells)
+            first = reader.line_num + 1
     except csv.Error as error:
         raise CollectError(f"this is no table: {error}", where=f"{where}:{reader.line_num}") from error
 
 
-def _rows(lines: Iterator[tuple[int, list[str]]], columns: tuple[str, ...], problems: Problems) -> Iterator[Row]:
-    for line, cells in lines:
-        if not any(cell.strip() for cell in cells):
+def _rows(lines: Iterator[_Line], columns: tuple[str, ...], problems: Problems) -> Iterator[Row]:
+    for line in lines:
+        cells = [cell.strip() for cell in line.cells]
+        if not any(cells):
             continue
         if len(cells) != len(columns):
-            problems.add("wrong number of cells", line, f"{len(cells)} of {len(columns)}")
-            continue
-        yield Row(line, dict(zip(columns, (cell.strip() for cell in cells), strict=True)))
+            more = f", down to line {line.last}: is a quotation mark missing?" if line.last > line.first else ""
+            problems.add("wrong number of cells", line.first, f"{len(cells)} of {len(columns)}{more}")
+        elif any(NUL in cell for cell in cells):
+            problems.add("a byte that is zero", line.first)
+        else:
+            yield Row(line.first, dict(zip(columns, cells, strict=True)))
+
+
+def _is_value(text: str) -> bool:
+    try:
+        return csv_text.NUMBER.fullmatch(text) is not None or moment(text) is not None
+    except ValueError:
+        return False
 
 
 def number(text: str) -> float | None:

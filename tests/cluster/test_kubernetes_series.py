@@ -162,3 +162,29 @@ def test_device_ids_of_a_newer_server_name_the_holder_of_some_gpus() -> None:
     some = pod("some", gpus=2, node="n1", containerStatuses=[{"name": "main", "allocatedResourcesStatus": resources}])
     blind = pod("blind", gpus=2, node="n1")
     assert holders(watched({NODES: [node("n1")], PODS: [some, blind]}), {}) == {GPUS[3]: "some", GPUS[4]: "some"}
+
+
+def divided(name: str, resource: str, number: int, **labels: str) -> Raw:
+    """A node that counts slices or shares of its GPUs."""
+    made = node(name, gpus=0, labels={f"nvidia.com/gpu.{key}": value for key, value in labels.items()})
+    for counts in (made["status"]["capacity"], made["status"]["allocatable"]):
+        counts[f"nvidia.com/{resource}"] = str(number)
+    return made
+
+
+def test_slices_and_shares_that_a_cluster_counts_are_parts_of_gpus() -> None:
+    waits, holds = pod("waits", gpus=1, **waiting(INSUFFICIENT)), pod("holds", gpus=2, node="mixed")
+    waits["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/mig-2g.35gb": "1"}
+    holds["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/mig-1g.18gb": "2"}
+    nodes = [
+        divided("mixed", "mig-1g.18gb", 14, product="NVIDIA-H200", count="2"),
+        divided("single", "gpu", 8, product="NVIDIA-A30-MIG-1g.6gb"),
+        divided("turns", "gpu", 32, product="NVIDIA-L40S-SHARED", count="8", replicas="4"),
+    ]
+    pods = [waits, holds, pod("cut", gpus=1, node="single"), pod("takes-turns", gpus=1, node="turns")]
+    engine = engine_with(watched({NODES: nodes, PODS: pods}))
+    found = engine.instant("watchkeeper_scheduler_gpus", AT_MS).latest()
+    by_state = {labels["state"]: value for labels, value in found.items()}
+    assert by_state["capacity"] == by_state["in_service"] == pytest.approx(2 + 2 + 8)
+    assert by_state["allocated"] == pytest.approx(2 / 7 + 1 / 4 + 1 / 4)
+    assert list(ask(engine, "watchkeeper_pending_gpus").values()) == [pytest.approx(2 / 7)]

@@ -90,6 +90,24 @@ def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_no
     assert found["out_of_service"] == [[f"gpu-r01-0{n}", gpus, "they do not report"] for n, gpus in ((1, 1), (2, 8))]
 
 
+def test_of_a_node_whose_scheduler_counts_slices_the_gpus_that_report_are_counted() -> None:
+    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub.fleet.seen = [replace(one, last_seen_ms=clock.to_ms(START)) for one in hub.fleet.seen]
+    told = {"cluster": hub.fleet.seen[0].cluster, "source": "kubernetes", "is_ready": True, "gpu_part": 1 / 7}
+    names = ("gpu-r01-01", "gpu-r01-02", "gpu-r01-03")
+    nodes = [
+        cluster.ScheduledNode(name=name, state="Ready", is_schedulable=name != names[1], gpus=56, **told)  # type: ignore[arg-type]
+        for name in names
+    ]
+    hub.clusters = type(
+        "Told", (Schedulers,), {"views": lambda _: [cluster.ClusterView("kubernetes", 1, tuple(nodes))]}
+    )()
+    with serving(hub) as running:
+        found = running.ask("/api/capacity/now?window=1h").json["standing"]
+    assert (found["gpus"], found["in_service_gpus"]) == (24, 16)
+    assert found["out_of_service"] == [["gpu-r01-02", 8, "Ready"]]
+
+
 def test_demand_is_forecast_by_the_hour_with_its_error_and_a_sentence(site: Site) -> None:
     found = site.ask("/api/capacity/forecast?horizon=1d").json
     assert (found["ok"], found["step"], len(found["forecast"]), found["capacity_gpus"]) == (True, "1h", 24, 96)

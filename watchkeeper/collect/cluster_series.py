@@ -7,7 +7,7 @@ for both schedulers.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 from watchkeeper.model import cluster, workloads
@@ -41,7 +41,7 @@ def series(view: cluster.ClusterView, name: str, *, now: float) -> dict[Labels, 
     if not speaks_for(view, now):
         return made
     for state, gpus in _gpus(view).items():
-        made[_labels(SCHEDULER_GPUS, where, state=state)] = float(gpus)
+        made[_labels(SCHEDULER_GPUS, where, state=state)] = gpus
     made.update(_pending(view, where, now=now))
     made.update(_quotas(view, where))
     return made
@@ -54,28 +54,32 @@ def speaks_for(view: cluster.ClusterView, now: float) -> bool:
     return not view.problem or now - view.at_ms / 1000 <= SILENT_SECONDS
 
 
-def _gpus(view: cluster.ClusterView) -> Mapping[str, int]:
+def _gpus(view: cluster.ClusterView) -> Mapping[str, float]:
+    """Slices and shares of GPUs as the parts of a GPU that they are."""
     in_service = [node for node in view.nodes if node.is_schedulable and node.is_ready]
+    parts = {node.name: node.gpu_part for node in view.nodes}
+    held = ((name, count) for one in view.workloads for name, count in one.nodes.items())
     return {
-        "capacity": sum(node.gpus or 0 for node in view.nodes),
-        "allocatable": sum(node.allocatable_gpus or 0 for node in view.nodes),
-        "in_service": sum(node.allocatable_gpus or 0 for node in in_service),
-        "allocated": sum(count for one in view.workloads for count in one.nodes.values()),
+        "capacity": sum((node.gpus or 0) * node.gpu_part for node in view.nodes),
+        "allocatable": sum((node.allocatable_gpus or 0) * node.gpu_part for node in view.nodes),
+        "in_service": sum((node.allocatable_gpus or 0) * node.gpu_part for node in in_service),
+        "allocated": sum(count * parts.get(name, 1.0) for name, count in held),
     }
 
 
 def _pending(view: cluster.ClusterView, where: Mapping[str, str], *, now: float) -> Iterator[tuple[Labels, float]]:
-    gpus: Counter[tuple[str, str]] = Counter()
+    gpus: defaultdict[tuple[str, str], float] = defaultdict(float)
     waiting: Counter[tuple[str, str]] = Counter()
     longest: dict[str, float] = {}
     for one in view.workloads:
         if one.state is not workloads.WorkloadState.PENDING or not one.gpus:
             continue
-        gpus[one.queue, one.reason] += one.gpus
+        gpus[one.queue, one.reason] += one.gpus * one.gpu_part
         waiting[one.queue, one.reason] += 1
         if one.requested_at is not None:
             longest[one.queue] = max(longest.get(one.queue, 0.0), now - one.requested_at)
-    for name, counts in ((PENDING_GPUS, gpus), (PENDING_WORKLOADS, waiting)):
+    both: tuple[tuple[str, Mapping[tuple[str, str], float]], ...] = (PENDING_GPUS, gpus), (PENDING_WORKLOADS, waiting)
+    for name, counts in both:
         for (queue, reason), count in counts.items():
             yield _labels(name, where, queue=queue, reason=reason), float(count)
     for queue, seconds in longest.items():

@@ -7,8 +7,11 @@ ask for some, quotas that limit them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
+from watchkeeper.catalogue import mig
+from watchkeeper.collect import kubernetes_discovery
 from watchkeeper.collect.kubernetes_watch import KubernetesWatch
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, workloads
@@ -17,6 +20,9 @@ from watchkeeper.readers import kubernetes_objects as objects
 SOURCE = "kubernetes"
 # create Pod "train-" …: pods "train-x2x" is forbidden: exceeded quota: gpus, requested: …
 QUOTA_WORDS = "exceeded quota"
+MIG_RESOURCE, PROFILE = "nvidia.com/mig-", re.compile(r"[1-7]g\.\d+gb")
+# Ends the product's name where gpu-feature-discovery sees time slicing or MPS; two sharers are the least.
+SHARED, SHARES = "-SHARED", re.compile(r"[2-9]|[1-9]\d{1,3}")
 
 
 def view_of(watch: KubernetesWatch) -> cluster.ClusterView:
@@ -56,6 +62,7 @@ def scheduled_node(node: objects.Node, name: str) -> cluster.ScheduledNode:
         unschedulable_by=node.cordoned_by,
         labels=node.labels,
         taints=tuple(_written(taint) for taint in node.taints),
+        gpu_part=_mean_part(node.capacity, node.labels),
     )
 
 
@@ -82,6 +89,7 @@ def scheduled_pod(
         requested_at=pod.created_at,
         started_at=pod.started_at,
         labels=pod.labels,
+        gpu_part=1.0 if pod.node else _mean_part([one for box in pod.containers for one in box.gpus], {}),
     )
 
 
@@ -118,6 +126,23 @@ def _state(pod: objects.Pod) -> workloads.WorkloadState:
 
 def _total(counts: objects.Counts) -> int:
     return sum(count for _, count in counts)
+
+
+def _mean_part(counts: Iterable[tuple[str, int]], labels: Mapping[str, str]) -> float:
+    """What each of these is of a GPU, in the mean: a node may have whole GPUs beside slices."""
+    known = [(_part(resource, labels), count) for resource, count in counts]
+    total = sum(count for _, count in known)
+    return sum(part * count for part, count in known) / total if total else 1.0
+
+
+def _part(resource: str, labels: Mapping[str, str]) -> float:
+    """`nvidia.com/mig-1g.10gb` is a slice; with the strategy `single` the node's product is; others share by turns."""
+    model, _, cut = labels.get(kubernetes_discovery.PRODUCT, "").removesuffix(SHARED).partition("-MIG-")
+    profile = resource.removeprefix(MIG_RESOURCE) if resource.startswith(MIG_RESOURCE) else cut
+    if PROFILE.match(profile):
+        return mig.share(profile, model) or int(profile[0]) / mig.MOST_SLICES
+    replicas = labels.get(kubernetes_discovery.REPLICAS, "")
+    return 1 / int(replicas) if SHARES.fullmatch(replicas) else 1.0
 
 
 def _written(taint: objects.Taint) -> str:

@@ -19,7 +19,8 @@ class ScheduledNode:
     """A node as its scheduler knows it. A count that the scheduler does not tell is None.
 
     `state` is the scheduler's own word (`Ready`, `NotReady`, `idle`, `drained`, …), `reason` why it is not in use, and
-    `unschedulable_by` who has taken it out, where that is written on it.
+    `unschedulable_by` who has taken it out, where that is written on it. `gpu_part` is what one of its counts is of a
+    GPU: a seventh where it counts MIG slices.
     """
 
     cluster: str
@@ -35,6 +36,7 @@ class ScheduledNode:
     unschedulable_by: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[str, ...] = ()
+    gpu_part: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,8 @@ class ScheduledWorkload:
     """A pod or a Slurm job as its scheduler knows it.
 
     `gpus` is what it asked for; `reason` is the scheduler's own word for why it waits (`Unschedulable`, `Resources`, …)
-    and `detail` its sentence. `nodes` maps each node to how many GPUs of it are held there.
+    and `detail` its sentence. `nodes` maps each node to how many GPUs of it are held there. While it waits, `gpu_part`
+    is what each of the GPUs that it asks for is of a whole one.
     """
 
     cluster: str
@@ -100,3 +101,4 @@ class ScheduledWorkload:
     requested_at: float | None = None
     started_at: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    gpu_part: float = 1.0

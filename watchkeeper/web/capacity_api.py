@@ -8,8 +8,10 @@ advice: nothing is changed. `watchkeeper capacity` and other programs ask.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -172,7 +174,8 @@ class CapacityApi:
                     taken_by[node_name] = taken_by.get(node_name, 0) + count
             for node in view.nodes:
                 if node.gpus:
-                    known[node.cluster, node.name] = _scheduled(node, taken_by.get(node.name, 0))
+                    place = (node.cluster, node.name)
+                    known[place] = _scheduled(node, taken_by.get(node.name, 0), seen=known.get(place))
         return [node for (where, _), node in sorted(known.items()) if named is None or where == named]
 
     def _reports(self, gpu: SeenView) -> bool:
@@ -213,12 +216,16 @@ class CapacityApi:
         return clock.to_ms(self._hub.clock.now())
 
 
-def _scheduled(node: cluster.ScheduledNode, held: int) -> standing.NodeStanding:
+def _scheduled(node: cluster.ScheduledNode, held: int, *, seen: standing.NodeStanding | None) -> standing.NodeStanding:
     is_in_service = node.is_schedulable and node.is_ready is not False
-    gpus = node.gpus if node.gpus is not None else node.allocatable_gpus or 0
-    lost = 0 if node.allocatable_gpus is None else max(0, gpus - node.allocatable_gpus)
     why_not = "" if is_in_service else node.reason or node.state
-    return standing.NodeStanding(node.name, gpus, held, is_in_service, why_not, lost=lost)
+    # A scheduler that counts slices or shares does not say which GPUs they lie on; those that report do.
+    if node.gpu_part != 1 and seen is not None:
+        return replace(seen, is_in_service=is_in_service, why_not=why_not or seen.why_not)
+    counted = node.gpus if node.gpus is not None else node.allocatable_gpus or 0
+    gpus = round(counted * node.gpu_part)
+    lost = 0 if node.allocatable_gpus is None else max(0, gpus - round(node.allocatable_gpus * node.gpu_part))
+    return standing.NodeStanding(node.name, gpus, math.ceil(held * node.gpu_part), is_in_service, why_not, lost=lost)
 
 
 def _seconds(text: str, name: str, most: float) -> float:

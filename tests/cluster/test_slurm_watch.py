@@ -93,6 +93,19 @@ def test_nodes_are_expected_with_their_gpus_leaf_and_partition_and_read_at_the_a
     assert slurm.found(found).targets == (), "a list that names a target for the node goes first"
 
 
+def test_slices_that_slurm_counts_are_no_gpus_that_a_node_should_have() -> None:
+    cut = records.nodes_of_text("NodeName=n1 State=IDLE Gres=gpu:h200_1g.18gb:14(S:0-1) Partitions=gpu\n")
+    slurm = watch(Told([*cut, node("n2", gres="gpu:h200:8"), node("n3", gpus=4, gres="gpu:1g.24gb:4")]))
+    asyncio.run(slurm.refresh())
+    assert [(one.name, one.expected_gpus) for one in slurm.found(discovery.Found()).nodes] == [
+        ("n1", None),
+        ("n2", 8),
+        ("n3", None),
+    ]
+    parts = {one.name: (one.gpus, one.gpu_part) for one in slurm.view().nodes}
+    assert parts == {"n1": (14, pytest.approx(1 / 7)), "n2": (8, 1.0), "n3": (4, pytest.approx(1 / 7))}
+
+
 def test_a_name_that_several_nodes_share_is_no_alias_of_any() -> None:
     slurm = watch(Told([node(hostname="vm", address="127.0.0.1"), node("n2", hostname="vm", address="10.0.0.2")]))
     asyncio.run(slurm.refresh())

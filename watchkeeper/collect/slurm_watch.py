@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from watchkeeper.catalogue import mig
 from watchkeeper.collect import discovery, slurm_ask, standing
 from watchkeeper.collect.fleet import Fleet
 from watchkeeper.config import settings as config
@@ -23,6 +24,7 @@ from watchkeeper.model.cluster import ClusterView, Quota, ScheduledNode
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.workloads import ScheduledWorkload, Workload, WorkloadKind, WorkloadState
 from watchkeeper.readers import slurm_records as records
+from watchkeeper.readers import tres
 
 T = TypeVar("T")
 
@@ -160,7 +162,8 @@ class SlurmWatch:
             f"{meta}node": node.name,
             f"{meta}pool": node.partitions[0] if node.partitions else "",
             f"{meta}aliases": ",".join(sorted(aliases)),
-            f"{meta}expected_gpus": str(node.gpus),
+            # How many GPUs are cut into the slices that it counts, Slurm does not say.
+            f"{meta}expected_gpus": str(node.gpus) if _gpu_part(node) == 1 else "",
             **({f"{discovery.DOMAIN}{LEAF}": leaf} if leaf else {}),
         }
         address = node.address or node.name
@@ -220,7 +223,17 @@ def _node(node: records.NodeRecord, cluster: str) -> ScheduledNode:
         reason=node.reason,
         unschedulable_by=node.reason_by,
         labels={"partition": ",".join(node.partitions), "features": ",".join(node.features)},
+        gpu_part=_gpu_part(node),
     )
+
+
+def _gpu_part(node: records.NodeRecord) -> float:
+    """What one of the node's Gres is of a GPU, in the mean; a slice that GPUs have in several sizes is the smallest."""
+    try:
+        whole = sum(tres.gpus(node.gres).values())
+    except ValueError:
+        return 1 / mig.MOST_SLICES
+    return whole / node.gpus if whole and node.gpus else 1.0
 
 
 def _workload(job: records.JobRecord, cluster: str) -> ScheduledWorkload:

@@ -36,7 +36,10 @@ BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node as slurmctld knows it. `states` are upper-case words, the state first and its flags after it."""
+    """A node as slurmctld knows it. `states` are upper-case words, the state first and its flags after it.
+
+    `gpus` are those of `gres`, MIG slices counted one by one as Slurm does.
+    """
 
     name: str
     states: tuple[str, ...] = ()
@@ -48,6 +51,7 @@ class NodeRecord:
     hostname: str = ""
     partitions: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    gres: str = ""
 
     @property
     def word(self) -> str:
@@ -243,6 +247,7 @@ def _json_node(item: Mapping[str, Any]) -> NodeRecord | None:
         hostname=_text(item, "hostname"),
         partitions=tuple(_names(item.get("partitions"))),
         features=tuple(_names(item.get("active_features") or item.get("features"))),
+        gres=_text(item, "gres"),
     )
 
 
@@ -315,6 +320,7 @@ def _text_node(found: Mapping[str, str]) -> NodeRecord:
         hostname=found.get("NodeHostName", ""),
         partitions=tuple(part for part in found.get("Partitions", "").split(",") if part),
         features=tuple(part for part in found.get("ActiveFeatures", "").split(",") if part not in NOT_THERE),
+        gres=found.get("Gres", ""),
     )
 
 

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import pytest
+import pyarrow.parquet
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,7 +115,15 @@ def test_a_cost_report_is_written_as_parquet(tmp_path: Path) -> None:
     assert line["money"] == line["direct"] > 0
 
 
-def test_other_readers_understand_it(tmp_path: Path) -> None:
-    reader = pytest.importorskip("pyarrow.parquet")
-    (tmp_path / "a.parquet").write_bytes(parquet.table(ROWS, like=ROWS[0]))
-    assert reader.read_table(tmp_path / "a.parquet").to_pylist() == ROWS
+def test_another_reader_finds_every_value_and_type(tmp_path: Path) -> None:
+    odd = [{"team": "\0 \" ' 😀" * 9000, "money": number, "hours": -0.0} for number in (5e-324, 1e308, float("-inf"))]
+    (tmp_path / "a.parquet").write_bytes(parquet.table([*ROWS, *odd], like=ROWS[0]))
+    (tmp_path / "empty.parquet").write_bytes(parquet.table([], like=ROWS[0]))
+    found, empty = (pyarrow.parquet.read_table(tmp_path / name) for name in ("a.parquet", "empty.parquet"))
+    assert found.to_pylist() == [*ROWS, *odd]
+    assert found.schema == empty.schema
+    assert [(one.name, str(one.type)) for one in found.schema] == [
+        ("team", "string"),
+        ("money", "double"),
+        ("hours", "double"),
+    ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, named
 from watchkeeper import errors
@@ -30,7 +31,6 @@ def cut(folder: Path) -> Rig:
 
 
 def test_every_sample_of_the_time_becomes_a_row(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed; the hub does not need it")
     rig = cut(tmp_path)
     target = tmp_path / "out.parquet"
     assert export.write_parquet(rig.path, target, start_ms=9 * MINUTE, end_ms=BLOCK) == (60, 20)
@@ -51,7 +51,7 @@ def test_every_sample_of_the_time_becomes_a_row(tmp_path: Path) -> None:
     rig.store.close()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is installed here")
-def test_without_pyarrow_the_next_step_is_named(tmp_path: Path) -> None:
+def test_without_pyarrow_the_next_step_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(errors.StoreError, match="pip install pyarrow"):
         export.write_parquet(tmp_path, tmp_path / "out.parquet", start_ms=0, end_ms=1)

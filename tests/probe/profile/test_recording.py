@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.probe.profile import loads
 from watchkeeper.probe import recording, segments
-from watchkeeper.probe.recording import Recording, RecordingError
+from watchkeeper.probe.recording import Recording, RecordingError, Track
 
 HEAD = "t,label,gpu_util,power_w\n"
 ROWS = "".join(f"{row / 10},work,99,600\n" for row in range(30))
@@ -79,11 +80,26 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     }
 
 
-def test_parquet_is_read_back_where_pyarrow_is_installed(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
+def test_parquet_is_read_back_with_every_number_and_label(tmp_path: Path) -> None:
+    track = loads.record(loads.LOADS["products"])
+    gaps = [None if at % 3 else value for at, value in enumerate(track.numbers["power_w"])]
+    named = Track(
+        "GPU-ü", track.times, {**track.numbers, "power_w": gaps}, [f"step {at % 2}" for at in range(len(track))]
+    )
+    path = recording.save(Recording((named,)), tmp_path)
+    assert path.suffix == ".parquet"
+    (found,) = recording.read(path).tracks
+    assert (found.gpu, list(found.times), found.labels) == (named.gpu, list(named.times), named.labels)
+    assert {name: list(values) for name, values in found.numbers.items()} == {
+        name: list(values) for name, values in named.numbers.items()
+    }
+
+
+def test_without_pyarrow_a_recording_is_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     track = loads.record(loads.LOADS["products"])
     path = recording.save(Recording((track,)), tmp_path)
-    assert path.suffix == ".parquet"
+    assert path.suffix == ".csv"
     assert list(recording.read(path).tracks[0].times) == list(track.times)
 
 

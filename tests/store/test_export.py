@@ -51,6 +51,17 @@ def test_every_sample_of_the_time_becomes_a_row(tmp_path: Path) -> None:
     rig.store.close()
 
 
+def test_no_two_labels_have_the_same_column(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.store.append([Sample(named("taint", value="a", label_value="b"), minute * MINUTE, 1.0) for minute in range(30)])
+    rig.now_ms = BLOCK + SETTINGS.late_ms
+    rig.store.maintain(rig.now_ms)
+    export.write_parquet(rig.path, tmp_path / "out.parquet", start_ms=0, end_ms=BLOCK)
+    row = parquet.read_table(tmp_path / "out.parquet").to_pylist()[0]
+    assert (row["label_value"], row["label_label_value"], row["value"]) == ("b", "a", 1.0)
+    rig.store.close()
+
+
 def test_without_pyarrow_the_next_step_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(errors.StoreError, match="pip install pyarrow"):

@@ -68,7 +68,15 @@ def _schema(labels: list[str], pyarrow: Any, *, has_histograms: bool) -> Any:
     histogram = pyarrow.struct([("count", number), ("sum", number), ("buckets", pyarrow.list_(bucket))])
     own = [(TIME, pyarrow.timestamp("ms", tz="UTC")), (VALUE, number)]
     own += [(HISTOGRAM, histogram)] if has_histograms else []
-    return pyarrow.schema([*own, *((f"label_{name}" if name in OWN else name, text) for name in labels)])
+    return pyarrow.schema([*own, *((_column(name, labels), text) for name in labels)])
+
+
+def _column(label: str, labels: list[str]) -> str:
+    """The column of a label; kube-state-metrics has labels that begin with label_, and no column may stand twice."""
+    made = label
+    while made in OWN or (made != label and made in labels):
+        made = f"label_{made}"
+    return made
 
 
 def _arrays(columns: Columns, labels: list[str], schema: Any, *, pyarrow: Any) -> Iterator[Any]:

@@ -95,7 +95,7 @@ def opened(text: str, *, where: str, problems: Problems) -> tuple[tuple[str, ...
     if all(_is_value(name) for name in columns if name):
         said = "the first line has values and must name the columns"
         raise CollectError(said, where=f"{where}:1", remedy="Put a line such as `time,gpus` above it")
-    return columns, _rows(lines, columns, problems)
+    return columns, _rows(lines, columns, problems, is_torn=NUL in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _lines(text: io.StringIO, separator: str, where: str) -> Iterator[_Line]:
         raise CollectError(f"this is no table: {error}", where=f"{where}:{reader.line_num}") from error
 
 
-def _rows(lines: Iterator[_Line], columns: tuple[str, ...], problems: Problems) -> Iterator[Row]:
+def _rows(lines: Iterator[_Line], columns: tuple[str, ...], problems: Problems, *, is_torn: bool) -> Iterator[Row]:
     for line in lines:
         cells = [cell.strip() for cell in line.cells]
         if not any(cells):
@@ -128,7 +128,7 @@ def _rows(lines: Iterator[_Line], columns: tuple[str, ...], problems: Problems) 
         if len(cells) != len(columns):
             more = f", down to line {line.last}: is a quotation mark missing?" if line.last > line.first else ""
             problems.add("wrong number of cells", line.first, f"{len(cells)} of {len(columns)}{more}")
-        elif any(NUL in cell for cell in cells):
+        elif is_torn and any(NUL in cell for cell in cells):
             problems.add("a byte that is zero", line.first)
         else:
             yield Row(line.first, dict(zip(columns, cells, strict=True)))

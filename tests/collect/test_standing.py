@@ -43,6 +43,7 @@ def test_the_holder_of_a_slice_is_known_by_an_exporter_that_has_no_utilisation_f
         samples.Sample(Labels({**gpu, "GPU_I_ID": slice, "GPU_I_PROFILE": "1g.18gb", **holder}), 1000, 40.0)
         for slice, holder in cut.items()
     )
+    engine.append([samples.Sample(Labels({**gpu, "__name__": "DCGM_FI_DEV_GPU_UTIL"}), 1000, 0.0)])
     series = standing.workload_series(engine.instant(standing.HOLDERS, 1000).frame.labels)
     held = sorted((one["GPU_I_ID"], one["GPU_I_PROFILE"], one["team"], one["workload"]) for one in series)
     assert held == [("7", "1g.18gb", "vision", "a"), ("8", "1g.18gb", "nlp", "b")]

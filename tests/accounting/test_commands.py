@@ -80,7 +80,7 @@ def test_names_from_outside_are_defused_in_csv(jobs: str) -> None:
     rows = list(csv.DictReader(io.StringIO(text)))
     assert {"'=cmd|'/c calc'!A1", "vision", "total"} <= {row["team"] for row in rows}
     assert "'@eve" in {row["user"] for row in rows}
-    assert sum(float(row["money"]) for row in rows[:-1]) == pytest.approx(float(rows[-1]["money"]))
+    assert sum(float(row["money"] or 0) for row in rows[:-1]) == pytest.approx(float(rows[-1]["money"]))
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])

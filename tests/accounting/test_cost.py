@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.accounting import budgets, cost, summary, usage, waste
+from watchkeeper.accounting import budgets, cost, summary, usage, waste, written
 from watchkeeper.accounting.tally import nobody
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import PackError
@@ -335,6 +335,20 @@ def month_of(*days: usage.Table) -> usage.Table:
 
 def later(day: usage.Table, at: int) -> usage.Table:
     return replace(day, since=at * DAY, until=(at + 1) * DAY, notes=(f"of day {at}",))
+
+
+def test_what_has_no_price_costs_an_unknown_amount_and_its_budget_is_unknown() -> None:
+    book = replace(BOOK, budgets={"a": 100.0}, overhead_per_month=0.0)
+    day = table(row("a", model="GeForce", allocated=7, wasted=2), row("b", allocated=2))
+    found = cost.plain(cost.report(day, book, ["team"]))
+    a, b = sorted(found["lines"], key=lambda line: line["team"])
+    assert [a[name] for name in ("money", "direct", "energy", "wasted_money", "shared")] == [None, None, None, None, 0]
+    assert b["money"] == found["money"] == found["total"]["money"] > 0
+    assert cost.plain(cost.report(table(row("a", model="GeForce", allocated=7)), book, ["team"]))["money"] is None
+    assert written.to_csv(found).splitlines()[2].startswith("a,,,,0,,7,")
+    judged = {one["team"]: one for one in budgets.of_month(cost.bill([day], book), [day], ends=30 * DAY)["budgets"]}
+    assert (judged["a"]["spent"], judged["a"]["forecast"], judged["a"]["state"]) == (None, None, "unknown")
+    assert judged["b"]["spent"] > 0
 
 
 def test_what_is_said_of_a_month_is_said_once_with_all_its_hours() -> None:

@@ -84,3 +84,32 @@ def test_a_time_of_which_nothing_is_recorded_is_unknown_and_not_free_of_waste(pa
         expect(page.get_by_test_id("budgets-panel")).to_contain_text("Unknown: nothing was recorded this month.")
         page.unroute_all(behavior="wait")
         page.goto("about:blank")
+
+
+PARTS = ("total", "allocated", "used", "wasted", "unmeasured", "idle", "lost", "unknown", "kwh", "spare")
+
+
+def unpriced(route: Route) -> None:
+    """A bill in which no GPU has a price; half of what was held is measured, and two thirds of that was used."""
+    known = {"total": 24.0, "allocated": 24.0, "used": 8.0, "wasted": 2.0, "unmeasured": 12.0}
+    money = {"money": None, "direct": None, "energy": None, "shared": 0.0, "wasted_money": None}
+    line = {**money, "unpriced_hours": 24.0, "hours": {part: known.get(part, 0.0) for part in PARTS}}
+    whole = {"lines": [{"team": "vision", **line}], "total": line, "money": None, "shared": {}, "kwh": 0.0}
+    budget = {"team": "vision", "budget": 100.0, **dict.fromkeys(("spent", "forecast", "low", "high"))}
+    route.fulfill(json={**route.fetch().json(), **whole, "budgets": [{**budget, "state": "unknown"}]})
+
+
+def test_what_has_no_price_is_not_free_and_what_is_not_measured_is_not_unused(page: Page) -> None:  # noqa: F811
+    with serving(FakeHub()) as site:
+        page.route(re.compile(r"/api/cost(/budgets)?\?"), unpriced)
+        page.goto(f"{site.url}/cost")
+        expect(page.get_by_test_id("bill-row")).to_contain_text("no price")
+        expect(page.get_by_test_id("bill-row")).to_contain_text("67 %")
+        for tile in ("tile-idle", "tile-spent"):
+            expect(page.get_by_test_id(tile)).to_contain_text("no price")
+        expect(page.get_by_test_id("tile-usedshare")).to_contain_text("67 %")
+        expect(page.get_by_test_id("tile-energy")).to_contain_text("not measured")
+        expect(page.get_by_test_id("budget-row")).to_contain_text("its GPUs have no price")
+        expect(page.get_by_test_id("bill-panel")).not_to_contain_text("$")
+        page.unroute_all(behavior="wait")
+        page.goto("about:blank")

@@ -52,8 +52,9 @@ class BudgetWatch:
             if one.budget is None:
                 continue
             self._limit.set(one.budget, team=one.team, month=month)
-            self._spent.set(one.spent, team=one.team, month=month)
-            if one.low is not None:
+            if one.spent is not None:
+                self._spent.set(one.spent, team=one.team, month=month)
+            if one.forecast is not None and one.low is not None:
                 self._forecast.set(one.forecast, team=one.team, month=month)
         self._looked = at
 

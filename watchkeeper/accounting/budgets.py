@@ -34,18 +34,19 @@ class State(StrEnum):
     OVER = "over"
     WILL_BE_OVER = "will_be_over"
     MAY_BE_OVER = "may_be_over"
+    UNKNOWN = "unknown"
     WITHIN = "within"
     NO_BUDGET = "no_budget"
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One team's month. `low` and `high` are None where too few days are known."""
+    """One team's month. `spent` is None where no GPU has a price, `low` and `high` where too few days are known."""
 
     team: str
     budget: float | None
-    spent: float
-    forecast: float
+    spent: float | None
+    forecast: float | None
     low: float | None
     high: float | None
     state: State
@@ -67,7 +68,7 @@ def run_rate(days: Sequence[float], days_left: float) -> tuple[float, float | No
 
 def judge(
     daily: Mapping[str, Sequence[float]],
-    spent: Mapping[str, float],
+    spent: Mapping[str, float | None],
     limits: Mapping[str, float],
     *,
     days_left: float,
@@ -76,21 +77,25 @@ def judge(
     """Every team that spent something or has a budget, the worst first."""
     found = []
     for team in sorted({*spent, *limits}):
+        limit, so_far = limits.get(team), spent.get(team, 0.0)
+        if so_far is None:
+            state = State.NO_BUDGET if limit is None else State.UNKNOWN
+            found.append(Budget(team, limit, None, None, None, None, state))
+            continue
         rest, low, high = forecast(daily.get(team, ()), days_left)
-        so_far = spent.get(team, 0.0)
         found.append(
             Budget(
                 team,
-                limits.get(team),
+                limit,
                 so_far,
                 so_far + rest,
                 None if low is None else so_far + low,
                 None if high is None else so_far + high,
-                _state(limits.get(team), so_far, so_far + rest, None if high is None else so_far + high),
+                _state(limit, so_far, so_far + rest, None if high is None else so_far + high),
             )
         )
     order = list(State)
-    return sorted(found, key=lambda one: (order.index(one.state), -one.forecast))
+    return sorted(found, key=lambda one: (order.index(one.state), -(one.forecast or 0.0)))
 
 
 def of_month(
@@ -116,13 +121,13 @@ def judge_month(
     # On its first day a fleet has no whole one yet: the part of it stands for a day.
     scale = [1.0 if whole else 24 / max(day.recorded_hours, 1 / 60) for day in begun]
     taken = whole or list(range(len(begun)))
-    daily = {team: [money[at].get(team, 0.0) * scale[at] for at in taken] for team in spent}
+    daily = {team: [(money[at].get(team) or 0.0) * scale[at] for at in taken] for team in spent}
     left = max(ends - month.table.until, 0.0) / DAY_SECONDS
     return judge(daily, spent, month.book.budgets, days_left=left, forecast=forecast), list(report.notes)
 
 
-def _of_teams(report: cost.Report) -> dict[str, float]:
-    return {line.names[0]: line.money for line in report.lines if usage.NOBODY not in line.names}
+def _of_teams(report: cost.Report) -> dict[str, float | None]:
+    return {line.names[0]: line.known_money for line in report.lines if usage.NOBODY not in line.names}
 
 
 def _is_whole(day: usage.Table) -> bool:

@@ -7,6 +7,7 @@ are listed as holes and are in no sum of money. `statement` and the command line
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -62,6 +63,15 @@ class Line:
     def money(self) -> float:
         return self.direct + self.energy + self.shared
 
+    @property
+    def has_price(self) -> bool:
+        """Whether its own hours cost a known amount: where none has a price that is unknown, which is not nothing."""
+        return self.unpriced_hours <= 0 or not math.isclose(self.unpriced_hours, usage.total(self.hours))
+
+    @property
+    def known_money(self) -> float | None:
+        return self.money if self.has_price or self.shared else None
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -87,6 +97,10 @@ class Report:
     @property
     def money(self) -> float:
         return sum(line.money for line in self.lines)
+
+    @property
+    def known_money(self) -> float | None:
+        return _total(self.lines).known_money
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +353,7 @@ def plain(found: Report) -> dict[str, object]:
         "policy_words": POLICY_WORDS[found.policy],
         "lines": [_plain_line(line, found.by) for line in found.lines],
         "total": _plain_line(_total(found.lines), ()),
-        "money": found.money,
+        "money": found.known_money,
         "shared": dict(found.shared),
         "holes": dict(found.holes),
         "kwh": found.kwh,
@@ -367,13 +381,18 @@ def _plain_price(price: prices.Price) -> dict[str, object]:
 
 
 def _plain_line(line: Line, by: Sequence[str]) -> dict[str, object]:
-    return {
-        **dict(zip(by, line.names, strict=True)),
-        "money": line.money,
+    parts: dict[str, float | None] = {
         "direct": line.direct,
         "energy": line.energy,
         "shared": line.shared,
         "wasted_money": line.wasted,
+    }
+    if not line.has_price:
+        parts |= dict.fromkeys(("direct", "energy", "wasted_money"))
+    return {
+        **dict(zip(by, line.names, strict=True)),
+        "money": line.known_money,
+        **parts,
         "unpriced_hours": line.unpriced_hours,
         "hours": summary.plain_amounts(line.hours),
     }

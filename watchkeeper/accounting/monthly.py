@@ -29,11 +29,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One team's month: what it pays, and the page that says why."""
+    """One team's month: what it pays, None where no GPU of it has a price, and the page that says why."""
 
     month: str
     team: str
-    money: float
+    money: float | None
     currency: str
     page: str
 
@@ -69,4 +69,4 @@ def _statement(whole: cost.Bill, wanted: Wanted, team: str, chosen: list[int]) -
         [asdict(one) for one in waste.wasted(whole, chosen)],
         wanted.budgets.get(team),
     )
-    return Statement(wanted.month, team, parts.money, parts.currency, statement.render(page))
+    return Statement(wanted.month, team, parts.known_money, parts.currency, statement.render(page))

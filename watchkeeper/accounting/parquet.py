@@ -7,6 +7,7 @@ hands its rows over.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
 DOUBLE, BYTE_ARRAY = 5, 6
 REQUIRED, UTF8, DATA_PAGE, PLAIN, RLE, UNCOMPRESSED = 0, 0, 0, 0, 3, 0
 WRITER = "watchkeeper"
-Cell = str | float
+Cell = str | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ def _page(cells: Sequence[Cell], kind: int) -> bytes:
         texts = [str(cell).encode() for cell in cells]
         content = b"".join(struct.pack("<I", len(text)) + text for text in texts)
     else:
-        content = struct.pack(f"<{len(cells)}d", *(float(cell) for cell in cells))
+        # Required columns have no empty cells: a number that is not known is none.
+        content = struct.pack(f"<{len(cells)}d", *(math.nan if cell is None else float(cell) for cell in cells))
     about = _struct({1: _i32(len(cells)), 2: _i32(PLAIN), 3: _i32(RLE), 4: _i32(RLE)})
     size = _i32(len(content))
     return _struct({1: _i32(DATA_PAGE), 2: size, 3: size, 5: about}).content + content

@@ -60,14 +60,14 @@ def _figures(page: Page) -> str:
     unmeasured = sum(one["unmeasured"] for one in hours)
     measured = allocated - unmeasured
     shown = [
-        ("cost", _money(report["money"], report["currency"])),
+        ("cost", written.money(report["money"], report["currency"])),
         ("allocated", f"{allocated:,.1f} GPU-hours"),
         ("used", f"{used:,.1f} GPU-hours" + (f" ({used / measured:.0%})" if measured > 0 else "")),
         ("wasted", f"{wasted:,.1f} GPU-hours"),
         ("energy", _energy(report)),
     ]
     if page.budget is not None and page.budget["budget"] is not None:
-        shown.append(("budget of the month", _money(page.budget["budget"], report["currency"])))
+        shown.append(("budget of the month", written.money(page.budget["budget"], report["currency"])))
         shown.append(("expected at its end", _expected(page.budget, report["currency"])))
     cells = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in shown)
     return f'<dl class="figures">{cells}</dl>'
@@ -84,7 +84,7 @@ def _expected(budget: Mapping[str, Any], currency: str) -> str:
     interval = ""
     if budget["low"] is not None:
         interval = f" (80 %: {budget['low']:,.0f} to {budget['high']:,.0f})"
-    return f"{_money(budget['forecast'], currency)}{interval}: {budget['state'].replace('_', ' ')}"
+    return f"{written.money(budget['forecast'], currency)}{interval}: {budget['state'].replace('_', ' ')}"
 
 
 def _table(title: str, report: Mapping[str, Any]) -> str:
@@ -108,15 +108,16 @@ def _row(names: Sequence[str], line: Mapping[str, Any], columns: Sequence[str]) 
     cells = "".join(f"<td>{_text(name)}</td>" for name in names)
     hours = line["hours"]
     numbers = [f"{hours[name]:,.1f}" for name in columns]
-    numbers += [f"{line['shared']:,.2f}", written.money(line)]
+    numbers += [written.money(line["shared"]), written.money(line["money"])]
     cells += "".join(f'<td class="n">{number}</td>' for number in numbers)
     return f"<tr>{cells}</tr>"
 
 
 def _sum(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    names = ("money", "shared", "unpriced_hours")
+    known = [line["money"] for line in lines if line["money"] is not None]
     return {
-        **{name: sum(line[name] for line in lines) for name in names},
+        "money": sum(known) if known else None,
+        "shared": sum(line["shared"] for line in lines),
         "hours": {name: sum(line["hours"][name] for line in lines) for name in ("total", *COLUMNS)},
     }
 
@@ -127,7 +128,7 @@ def _waste(page: Page) -> str:
     rows = "".join(
         f"<tr><td>{_text(one['team'])}</td><td>{_text(one['user'])}</td><td>{_text(one['job'])}</td>"
         f'<td class="n">{one["gpu_hours"]:,.1f}</td>'
-        f'<td class="n">{"no price" if one["money"] is None else format(one["money"], ",.2f")}</td></tr>'
+        f'<td class="n">{written.money(one["money"])}</td></tr>'
         for one in page.waste
     )
     head = '<th>team</th><th>user</th><th>job</th><th class="n">wasted</th><th class="n">money</th>'
@@ -172,10 +173,6 @@ def _notes(report: Mapping[str, Any]) -> str:
 def _words() -> str:
     listed = "".join(f"<div><dt>{_text(word)}</dt><dd>{_text(said)}</dd></div>" for word, said in usage.WORDS.items())
     return f'<section><h2>Words</h2><dl class="words">{listed}</dl></section>'
-
-
-def _money(amount: float, currency: str) -> str:
-    return f"{amount:,.2f} {currency}"
 
 
 def _moment(at: float, zone: ZoneInfo) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,12 +17,9 @@ from watchkeeper.readers import table
 TOTAL = "total"
 
 
-def money(line: Mapping[str, Any]) -> str:
-    """What a line costs; one without any price has no money, which is not none, unless it has a share of the rest."""
-    is_hole = not line["money"] and line["unpriced_hours"] > 0
-    if is_hole and math.isclose(line["unpriced_hours"], line["hours"]["total"]):
-        return "no price"
-    return f"{line['money']:,.2f}"
+def money(amount: float | None, currency: str = "") -> str:
+    """An amount as people read it; what has no price costs an unknown amount, which is not nothing."""
+    return "no price" if amount is None else f"{amount:,.2f} {currency}".rstrip()
 
 
 def harmless(text: str) -> str:
@@ -56,6 +52,8 @@ def to_csv(report: Mapping[str, Any]) -> str:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, float):
         return f"{value:.6f}".rstrip("0").rstrip(".") or "0"
     return harmless(str(value))

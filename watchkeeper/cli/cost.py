@@ -133,6 +133,8 @@ def _written(found: Mapping[str, Any], waste: list[dict[str, Any]], *, form: str
 
 
 def _show(found: Mapping[str, Any], waste: list[dict[str, Any]]) -> None:
+    from watchkeeper.accounting import written
+
     click.echo(f"{usage.span(found)}; {found['currency']}; {found['policy_words']}")
     names = list(found["by"])
     # Only energy of own hardware costs extra; a column of nought beside kWh would say that it is free.
@@ -153,7 +155,7 @@ def _show(found: Mapping[str, Any], waste: list[dict[str, Any]]) -> None:
         paid = "; that of rented GPUs is in their price" if any(one["kind"] != "own" for one in found["rates"]) else ""
         click.echo(f"energy: {found['kwh']:,.1f} kWh at the GPUs{pue}{paid}")
     for one in waste[:5]:
-        lost = "no price" if one["money"] is None else f"{one['money']:,.2f} {found['currency']}"
+        lost = written.money(one["money"], found["currency"])
         click.echo(f"held and not used: {one['job']} of {one['team']}, {one['gpu_hours']:,.1f} GPU-hours, {lost}")
     usage.notes(found["notes"])
 
@@ -161,14 +163,8 @@ def _show(found: Mapping[str, Any], waste: list[dict[str, Any]]) -> None:
 def _cells(line: Mapping[str, Any], money: Sequence[str]) -> list[str]:
     from watchkeeper.accounting import written
 
-    hours = line["hours"]
-    return [
-        f"{hours['total']:,.1f}",
-        f"{hours['used']:,.1f}",
-        f"{hours['wasted']:,.1f}",
-        *(f"{line[name]:,.2f}" for name in money),
-        written.money(line),
-    ]
+    hours = [f"{line['hours'][name]:,.1f}" for name in ("total", "used", "wasted")]
+    return [*hours, *(written.money(line[name]) for name in (*money, "money"))]
 
 
 @command.command("statement")
@@ -183,10 +179,12 @@ def statement_command(hub: HubClient, month: str | None, teams: tuple[str, ...],
     """A page for each team, to read or to print: what it held and used, what that cost, and the jobs behind it."""
     if asked["since"] or asked["until"]:
         raise click.UsageError("a statement is of a whole month: say --month instead of --from and --to")
+    from watchkeeper.accounting import written
+
     for one in _of_jobs(month, teams, asked) if asked["jobs_path"] else _of_hub(hub, month, teams, asked):
         path = Path(folder) / f"{one['month']}-{_file_name(one['team'])}.html"
         _write(path, one["page"].encode())
-        click.echo(f"{path}: {one['money']:,.2f} {one['currency']}")
+        click.echo(f"{path}: {written.money(one['money'], one['currency'])}")
 
 
 def _of_hub(
@@ -227,6 +225,8 @@ def budget(hub: HubClient, month: str | None, zone: Any, policy: str, as_json: b
 
     Budgets are in the price book. Exits with 1 when one is over, or will be at the run rate so far.
     """
+    from watchkeeper.accounting import written
+
     found = hub.usage("cost/budgets", month=month, zone=str(zone), policy=policy)
     found.pop("ok", None)
     if as_json:
@@ -237,9 +237,13 @@ def budget(hub: HubClient, month: str | None, zone: Any, policy: str, as_json: b
         rows = [
             [
                 one["team"],
-                f"{one['spent']:,.2f}",
-                f"{one['forecast']:,.2f}",
-                "too few days" if one["low"] is None else f"{one['low']:,.0f} to {one['high']:,.0f}",
+                written.money(one["spent"]),
+                written.money(one["forecast"]),
+                "-"
+                if one["spent"] is None
+                else "too few days"
+                if one["low"] is None
+                else f"{one['low']:,.0f} to {one['high']:,.0f}",
                 "-" if one["budget"] is None else f"{one['budget']:,.2f}",
                 one["state"].replace("_", " "),
             ]

@@ -24,8 +24,9 @@ export function NodePage({ id, address, theme }: PageProps) {
   const { answer: history } = useAsk<History>(`/api/history?node=${encodeURIComponent(id)}`, changed);
   const { answer: done } = useAsk<{ repairs: RepairRow[] }>("/api/repairs?all=1", changed);
   const found = answer?.nodes[0];
-  const cards = [...(open ?? []), ...(closed ?? [])].filter((c) => c.place.node === id);
-  const marks = useMemo(() => [...eventMarks(history?.events ?? []), ...repairMarks(done?.repairs ?? [], id), ...cardMarks(cards)], [history, done, open, closed]);
+  // The hub says which incidents of its rack or switch are about it, too.
+  const cards = [...(open ?? []), ...(closed ?? [])].filter((c) => c.place.node === id || found?.node.incidents.includes(c.id));
+  const marks = useMemo(() => [...eventMarks(history?.events ?? []), ...repairMarks(done?.repairs ?? [], id), ...cardMarks(cards)], [history, done, open, closed, found]);
   if (!found) return <main class="single"><Panel>{problem ? <Empty title={problem.status === 404 ? `There is no node ${id}` : "The node cannot be shown"}>{problem.message}. <a href="/">Fleet</a></Empty> : answer ? <Empty title={`${id} is no node`}><a href={to.fleet(id)}>Find it in the fleet</a></Empty> : <Skeleton lines={8} />}</Panel></main>;
   const { node, gpus } = found, end = Math.floor(now() / 15000) * 15000, workloads = node.holders;
   return (
@@ -44,11 +45,11 @@ export function NodePage({ id, address, theme }: PageProps) {
       </div>
       <aside>
         <Panel title="Incidents" hint={String(cards.length)}>{cards.length === 0 ? <Empty title="None open here" /> : cards.slice(0, 5).map((c) => <IncidentCard card={c} key={c.id} />)}</Panel>
-        <Panel title="Held by" hint={many(workloads.length, "workload")} id="holders">
-          {workloads.length === 0 ? <Empty title="Nobody">No workload holds a GPU of this node.</Empty> : <Facts rows={byWorkload(gpus)} />}
+        <Panel title="Held by" hint={isSilent(node) && !workloads.length ? "" : many(workloads.length, "workload")} id="holders">
+          {workloads.length === 0 ? (isSilent(node) ? <Empty title="Unknown">The node does not tell.</Empty> : <Empty title="Nobody">No workload holds a GPU of this node.</Empty>) : <Facts rows={byWorkload(gpus)} />}
         </Panel>
         <Panel title="About">
-          <Facts rows={[["GPUs", `${count(node.gpus_seen)} of ${node.gpus_expected ?? "unknown"} expected`], ["Model", gpus[0]?.model], ["Pool", node.pool || "unknown"], ["Rack", node.rack || "unknown"], ["Leaf switch", node.leaf || "unknown"], ["NVLink domain", node.nvlink_domain], ["Cluster", node.cluster],
+          <Facts rows={[["GPUs", isSilent(node) ? `${count(gpus.length)} known, none reports` : `${count(node.gpus_seen)} of ${node.gpus_expected ?? "unknown"} expected`], ["Model", gpus[0]?.model], ["Pool", node.pool || "unknown"], ["Rack", node.rack || "unknown"], ["Leaf switch", node.leaf || "unknown"], ["NVLink domain", node.nvlink_domain], ["Cluster", node.cluster],
             ["Last seen", node.last_seen ? <Since at={node.last_seen} /> : "never"], ["Named by", node.sources], ["Not named", node.unmapped.join(", ")]]} />
         </Panel>
       </aside>
@@ -56,10 +57,15 @@ export function NodePage({ id, address, theme }: PageProps) {
   );
 }
 
+/** Of a node that nobody can read, nothing is known now. */
+const isSilent = (node: Line) => node.state !== "up" && node.state !== "short";
+/** What begins with an address begins as the address does. */
+const sentence = (text: string) => (text ? `${/^https?:/.test(text) ? text : text[0].toUpperCase() + text.slice(1)}. ` : "");
 function lead(node: Line, gpus: GpuAnswer[]): string {
+  if (isSilent(node) && !node.holders.length) return `${sentence(node.why)}Who holds its GPUs is unknown.`;
   const free = gpus.filter((g) => !g.is_gone && g.holders.length === 0).length;
   const held = node.holders.length ? `${many(node.holders.length, "workload")} on it${free ? `, ${many(free, "GPU")} free` : ""}.` : "Nobody holds a GPU of it.";
-  return `${node.why ? `${node.why[0].toUpperCase()}${node.why.slice(1)}. ` : ""}${held}`;
+  return `${sentence(node.why)}${held}`;
 }
 function byWorkload(gpus: GpuAnswer[]): [string, string][] {
   const found = new Map<string, { team: string; gpus: string[] }>();

@@ -87,7 +87,7 @@ export function IncidentCard({ card }: { card: CardValue }) {
   return (
     <article class={`card ${open ? card.severity : "closed"}`} data-testid="incident-card" data-incident={card.id} data-row={to.incident(card.id)} tabIndex={-1}>
       <h3><a href={to.incident(card.id)}>{card.title}</a></h3>
-      <p>{card.why ?? (open ? "No finding yet: the signals are being gathered." : "Closed without a finding.")}</p>
+      <p>{!open && card.part_of ? <>Goes on as a part of <a href={to.incident(card.part_of)}>{card.part_of}</a>.</> : card.why ?? (open ? "No finding yet: the signals are being gathered." : "Closed without a finding.")}</p>
       <div class="chips">
         {open && <Level severity={card.severity} />}
         {card.confidence != null && <Chip title={`confidence of the finding ${card.cause}`}>cause {percent(100 * card.confidence)}</Chip>}

@@ -27,8 +27,9 @@ export function Strips(p: { strips: Strip[]; start: number; end: number; marks: 
   }, [exprs, from, until, found]);
   const known = found?.exprs === exprs ? found : null;
   const { times, lines } = useMemo(() => aligned(p.strips, known, Boolean(p.quiet)), [known, exprs]);
-  return <Chart id={p.id} name={p.name ?? p.strips.map((s) => s.label).join(", ")} bands times={known ? times : undefined} lines={lines}
+  const drawn = <Chart id={p.id} name={p.name ?? p.strips.map((s) => s.label).join(", ")} bands times={known ? times : undefined} lines={lines}
     start={known?.start ?? from} end={known?.end ?? until} marks={p.marks} theme={p.theme} height={p.band} problem={problem} zoom={p.zoom} />;
+  return known && lines.length === 0 ? <><p class="dim">No reading in this time.</p>{drawn}</> : drawn;
 }
 
 /** Whether only the newest readings are missing: then only they are asked for, which costs the hub a hundredth. */

@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
 from tests.web import stories
@@ -110,3 +110,22 @@ def test_both_themes_show_the_same_node(page: Page, site: Site, theme: str, tmp_
     page.goto(f"{site.url}/node/{NODE}")
     expect(page.get_by_test_id("node-strips")).to_have_attribute("data-ready", "yes")
     assert len(page.screenshot(path=tmp_path / f"node-{theme}.png")) > 20_000
+
+
+def test_of_a_node_that_nobody_can_read_it_is_unknown_who_holds_it(page: Page, site: Site) -> None:  # noqa: F811
+    def silenced(route: Route) -> None:
+        told = route.fetch().json()
+        told["nodes"][0]["node"] |= {"state": "silent", "why": "http://10.0.0.7:9400/metrics: no answer", "holders": []}
+        route.fulfill(json=told)
+
+    site.call(stories.lose_rack, site.hub)
+    page.route(re.compile("/api/who"), silenced)
+    page.goto(f"{site.url}/node/gpu-r01-01")
+    expect(page.locator(".lead")).to_have_text(
+        "http://10.0.0.7:9400/metrics: no answer. Who holds its GPUs is unknown."
+    )
+    expect(page.get_by_test_id("holders")).to_contain_text("Unknown")
+    expect(page.get_by_test_id("node-page")).to_contain_text("8 known, none reports")
+    expect(page.get_by_test_id("incident-card")).to_contain_text("Rack r01 does not answer")
+    page.unroute_all(behavior="wait")
+    page.goto("about:blank")

@@ -58,6 +58,20 @@ def keep_waiting(hub: FakeHub, *, pod: str, id: str = "INC-4") -> incidents.Inci
     return hub._keep(incident, Entry(at, "hub", "incident.opened", {"text": title}))
 
 
+def lose_rack(hub: FakeHub, *, rack: str = "r01", id: str = "INC-9") -> incidents.Incident:
+    """All nodes of a rack fall silent at once."""
+    place, at = fleet.Place("main", domain=f"rack={rack}"), hub.clock.now() - timedelta(minutes=3)
+    title = f"Rack {rack} does not answer"
+    member = incidents.Member(
+        incidents.MemberKind.DOMAIN, f"d-{id}", place, "node_down", at, title, alerts.Severity.CRITICAL
+    )
+    incident = incidents.Incident(
+        incidents.IncidentId(id), place, title, alerts.Severity.CRITICAL, incidents.IncidentState.OPEN, at,
+        "node_down", "node_down", (member,),
+    )  # fmt: skip
+    return hub._keep(incident, Entry(at, "hub", "incident.opened", {"text": title}))
+
+
 def diagnose(incident: incidents.Incident) -> diagnosis.Diagnosis:
     seen = tuple(
         diagnosis.Evidence("kernel", text, incident.opened_at + timedelta(milliseconds=ms), incident.place)

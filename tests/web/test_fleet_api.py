@@ -206,6 +206,14 @@ def test_a_gpu_that_broke_before_it_ever_reported_is_shown_by_what_is_told_of_it
     assert [card["id"] for card in answer.json["incidents"]] == ["INC-1"]
 
 
+def test_what_strikes_a_rack_is_told_of_its_nodes_and_gpus_and_of_no_others(site: Site) -> None:
+    site.call(stories.lose_rack, site.hub)
+    told = {one["name"]: one["incidents"] for one in site.ask("/api/nodes").json["nodes"]}
+    assert (told["gpu-r01-01"], told["gpu-r02-01"]) == (["INC-9"], [])
+    assert [card["id"] for card in site.ask("/api/gpu/GPU-r01-01-0").json["incidents"]] == ["INC-9"]
+    assert site.ask("/api/gpu/GPU-r02-01-0").json["incidents"] == []
+
+
 def test_a_drill_goes_through_to_the_simulator(site: Site) -> None:
     assert site.ask("/api/sim/scenarios").json[0]["name"] == "xid-79"
     site.ask("/api/sim/faults", method="POST", body={"scenario": "xid-79"})

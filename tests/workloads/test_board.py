@@ -107,6 +107,14 @@ def test_a_job_that_only_its_own_series_name_is_plain_and_the_gravest_comes_firs
     assert (found.lines[0].stalled_since, found.lines[0].incidents) == (NOW - timedelta(seconds=900), ("INC-3",))
 
 
+def test_a_job_whose_steps_the_rules_have_not_looked_at_yet_is_still_one_line() -> None:
+    late = {name: value for name, value in SERIES.items() if "last_step_age" not in name}
+    found = board.look(engine(late), NOW, board.Around(book=BOOK))
+    assert sorted((line.id, line.kind.value) for line in found.lines) == [
+        ("4711", "slurm"), ("alone", "plain"), ("web/chat", "kubernetes"),
+    ]  # fmt: skip
+
+
 def test_a_mute_job_that_stopped_working_is_stalled_since_its_gpus_last_did_anything() -> None:
     pod = 'cluster="c",workload_kind="pod",namespace="web",job_name="chat"'
     told = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -152,16 +153,17 @@ class FleetApi:
 
     async def gpu(self, request: Request) -> Response:
         """One GPU: where it is, who holds it, what its exporter says of it, and what happened to it."""
-        uuid: str = request.path_params["uuid"]
-        about, shown = await self._hub.read(lambda: self._about_gpu(uuid))
+        hub, uuid = self._hub, request.path_params["uuid"]
+        seen = next((one for one in hub.fleet.gpus() if one.gpu.uuid == uuid), None)
+        node = None if seen is None else _node(hub, seen.cluster, seen.node)
+        around = () if node is None else (node.place, *node.enclosing())
+        about, shown = await hub.read(lambda: _about_gpu(hub, uuid, around))
         happened = [(incident, m) for incident in about for m in incident.members if m.place.gpu == uuid]
-        seen = next((one for one in self._hub.fleet.gpus() if one.gpu.uuid == uuid), None)
         if seen is None and not happened:
             raise HTTPException(404, f"no GPU {uuid[:60]} has reported to this hub")
         # One that broke before its first page is known by what is told of it.
         where = happened[0][1].place if seen is None else fleet.Place(seen.cluster, node=seen.node)
-        key = (where.cluster, where.node)
-        node = next((node for node in self._hub.fleet.nodes() if (node.cluster, node.name) == key), None)
+        node = node or _node(hub, where.cluster, where.node)
         return ok(
             gpu=fleet.Gpu(uuid) if seen is None else seen.gpu,
             node=node or {"name": where.node},
@@ -169,12 +171,6 @@ class FleetApi:
             events=[wire.to_plain(member) | {"incident": incident.id} for incident, member in happened],
             incidents=shown,
         )
-
-    def _about_gpu(self, uuid: str) -> tuple[list[Incident], list[dict[str, Any]]]:
-        """The newest incidents that a GPU is a part of, and their cards."""
-        known = self._hub.incidents(open_only=False, limit=LIST_LIMIT)
-        about = [one for one in known if any(member.place.gpu == uuid for member in one.members)]
-        return about, [cards.card(self._hub, one) for one in about]
 
     async def _labels(self, uuid: str) -> dict[str, str] | None:
         """The labels its newest sample carries, or None when it does not report."""
@@ -236,6 +232,20 @@ def event_problems(event: happenings.Event) -> list[str]:
 
 
 # Deliberately one table: a row for each endpoint, with what the API's document says about it.
+def _node(hub: HubView, cluster: str, name: str | None) -> fleet.Node | None:
+    return next((node for node in hub.fleet.nodes() if (node.cluster, node.name) == (cluster, name)), None)
+
+
+def _about_gpu(hub: HubView, uuid: str, around: Sequence[fleet.Place]) -> tuple[list[Incident], list[dict[str, Any]]]:
+    """The newest incidents that a GPU is a part of, or lies within while they are open, and their cards."""
+    about = [
+        one
+        for one in hub.incidents(open_only=False, limit=LIST_LIMIT)
+        if any(member.place.gpu == uuid for member in one.members) or (one.is_open and one.place in around)
+    ]
+    return about, [cards.card(hub, one) for one in about]
+
+
 def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
     api = FleetApi(hub, stock)
     get, post = ("GET",), ("POST",)

@@ -223,7 +223,9 @@ class _Table:
     def _training_of(self, key: Key) -> str:
         """The name under which the job tells about itself; its own where nothing else is known, empty for none."""
         name = self._names.get(key) or key.name
-        return name if (key.cluster, name) in self._ages else ""
+        # Rules may be late with the age of its last step; how many ranks it has it tells itself.
+        is_told = any((key.cluster, name) in told for told in (self._ages, self._by_job["worlds"]))
+        return name if is_told else ""
 
     def _line(self, key: Key, training: str) -> jobs.JobLine:
         rows, parts = self._gpus.get(key, []), self._parts.get(key, [])

@@ -43,19 +43,17 @@ def build(facts: Facts) -> list[NodeLine]:
         if state.target.node is not None:
             healths[state.target.cluster, state.target.node].append(state)
     words, placed = _words(facts.views), _placed(facts.views)
-    broken: dict[NodeKey, list[str]] = defaultdict(list)
-    around: dict[fleet.Place, list[str]] = defaultdict(list)
+    broken: dict[fleet.Place, list[str]] = defaultdict(list)
     for incident in facts.open_incidents:
-        broken[incident.place.cluster, incident.place.node or ""].append(incident.id)
-        around[incident.place].append(incident.id)
+        broken[incident.place.whole_node].append(incident.id)
     gone = {(node.cluster, node.name): since for node, since in facts.fleet.gone_nodes()}
     listed = [*facts.fleet.nodes(), *(node for node, _ in facts.fleet.gone_nodes())]
     lines = []
     for node in listed:
         key = (node.cluster, node.name)
         about = _Node(node, seen[key], healths[key], gone.get(key), placed.get(key, ()))
-        enclosing = [id for place in node.enclosing() for id in around.get(place, ())]
-        trouble = [*broken[key], *broken[signals.UNNAMED_CLUSTER, node.name], *enclosing]
+        places = (node.place, fleet.Place(signals.UNNAMED_CLUSTER, node=node.name), *node.enclosing())
+        trouble = [id for place in places for id in broken.get(place, ())]
         lines.append(_line(about, words.get(key, ()), held=facts.held, broken=list(dict.fromkeys(trouble))))
     return sorted(lines, key=lambda line: (line.state is NodeState.GONE, natural(line.name), line.cluster))
 

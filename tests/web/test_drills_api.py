@@ -46,6 +46,17 @@ def test_a_fault_that_nobody_has_found_has_no_verdict(site: Site) -> None:
     assert answer["score"] == {"drills": 1, "detected": 0, "right": 0, "median_seconds": None, "slowest_seconds": None}
 
 
+@pytest.mark.parametrize("answer", [b"", b"{", b"7", b'{"ok":true}', b'[{"id":"f1"}]', b'[{"id":"f1","truth":null}]'])
+def test_what_is_no_list_of_faults_is_said_and_nothing_breaks(site: Site, answer: bytes) -> None:
+    async def oddly(method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        return 200, answer
+
+    site.hub.simulator_request = oddly
+    said = site.ask("/api/drills")
+    assert said.status == 503
+    assert "what the simulator answers is no list of faults" in said.json["error"]
+
+
 def test_a_fault_that_was_found_is_judged_by_cause_place_and_severity(site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     lost = site.hub.kept["INC-1"]

@@ -167,7 +167,7 @@ class DrillsApi:
         status, answer = await self._hub.simulator_request("GET", "/faults", None)
         if status != 200:
             raise HTTPException(503, f"the simulator answered {status}")
-        now, active = self._hub.clock.now(), {drill.id: drill for drill in map(_drill, orjson.loads(answer))}
+        now, active = self._hub.clock.now(), {drill.id: drill for drill in _drills(answer)}
         for id, drill in self._known.items():
             if id not in active and drill.ended_at is None:
                 self._known[id] = replace(drill, ended_at=now)
@@ -204,6 +204,15 @@ def _is_near(drill: Drill, incident: Incident) -> bool:
     if place.gpu is not None and drill.uuid is not None and drill.scope == "gpu":
         return place.gpu == drill.uuid
     return place.node == drill.node or place.node is None or drill.scope == "job"
+
+
+def _drills(answer: bytes) -> list[Drill]:
+    """What the simulator says is broken; a simulator of another version, or something else, is told from a fault."""
+    try:
+        return [_drill(plain) for plain in orjson.loads(answer)]
+    except (ValueError, KeyError, TypeError, WatchkeeperError) as error:
+        said = f"{type(error).__name__}: {error}"[:200]
+        raise HTTPException(503, f"what the simulator answers is no list of faults ({said})") from error
 
 
 def _drill(plain: dict[str, Any]) -> Drill:

@@ -231,7 +231,6 @@ def event_problems(event: happenings.Event) -> list[str]:
     return problems
 
 
-# Deliberately one table: a row for each endpoint, with what the API's document says about it.
 def _node(hub: HubView, cluster: str, name: str | None) -> fleet.Node | None:
     return next((node for node in hub.fleet.nodes() if (node.cluster, node.name) == (cluster, name)), None)
 
@@ -246,6 +245,7 @@ def _about_gpu(hub: HubView, uuid: str, around: Sequence[fleet.Place]) -> tuple[
     return about, [cards.card(hub, one) for one in about]
 
 
+# Deliberately one table: a row for each endpoint, with what the API's document says about it.
 def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
     api = FleetApi(hub, stock)
     get, post = ("GET",), ("POST",)

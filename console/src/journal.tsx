@@ -4,6 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { ago, clock, count, many, words } from "./format";
 import { ask, now, useAsk, type Refused } from "./hub";
 import { Chip, Empty, Mark, Panel, Problem, Select, Time } from "./parts";
+import { usePulse } from "./fabric";
 import { param, put, putAll, to, type PageProps } from "./router";
 import { Table, type Column } from "./table";
 import "./pages.css";
@@ -16,16 +17,18 @@ const SINCE = [["", "any time"], ["1h", "last hour"], ["1d", "last day"], ["7d",
 const SPANS: Record<string, number> = { "1h": 3600, "1d": 86400, "7d": 604800, "30d": 2592000 };
 
 export function JournalPage({ address }: PageProps) {
-  const [older, more] = useState<Entry[]>([]), [back, reach] = useState<number | null>(null), [busy, work] = useState(false), [trouble, say] = useState<Refused>();
+  const [kept, keep] = useState<Held | null>(null), [busy, work] = useState(false), [trouble, say] = useState<Refused>();
   const since = param(address, "since"), chosen = param(address, "entry"), asked = new URLSearchParams({ limit: "200" });
   for (const name of FILTERS) if (param(address, name)) asked.set(name, param(address, name));
-  if (SPANS[since]) asked.set("from", String(Math.floor(now() / 60000) * 60 - SPANS[since]));
-  const filters = asked.toString(), { answer, problem } = useAsk<Page>(`/api/journal?${filters}`);
-  useEffect(() => { more([]); reach(null); }, [filters]);
-  const entries = answer && [...answer.entries, ...older], reached = back ?? answer?.looked_back_to ?? 0, rest = answer && reached > answer.first;
+  // Where a span begins is said once: a page that stays open asks for the same entries again, and the newest.
+  const [opened] = useState(() => Math.floor(now() / 60000) * 60), beat = usePulse(10000);
+  if (SPANS[since]) asked.set("from", String(opened - SPANS[since]));
+  const filters = asked.toString(), { answer, problem } = useAsk<Page>(`/api/journal?${filters}`, beat);
+  useEffect(() => { if (answer) keep((old) => grown(old, answer, filters, true)); }, [answer]);
+  const held = answer && grown(kept, answer, filters, true), entries = held?.entries, reached = held?.reached ?? 0, rest = answer && reached > answer.first;
   const further = async () => {
     work(true);
-    try { const page = await ask<Page>(`/api/journal?${filters}&before=${reached}`); more((o) => [...o, ...page.entries]); reach(page.looked_back_to); say(undefined); }
+    try { const page = await ask<Page>(`/api/journal?${filters}&before=${reached}`); keep((old) => grown(old, page, filters, false)); say(undefined); }
     catch (error) { say(error as Refused); }
     work(false);
   };
@@ -55,6 +58,15 @@ export function JournalPage({ address }: PageProps) {
       </div>
     </main>
   );
+}
+
+/** What is shown: every entry that fits from the newest that was asked for down to `reached`, without a hole. */
+interface Held { filters: string; entries: Entry[]; reached: number; upto: number }
+function grown(old: Held | null, page: Page, filters: string, isNewest: boolean): Held {
+  // So much was written since that the newest page does not reach down to what is here.
+  if (old?.filters !== filters || (isNewest && page.looked_back_to > old.upto)) return { filters, entries: page.entries, reached: page.looked_back_to, upto: page.last };
+  const found = new Map([...old.entries, ...page.entries].map((e) => [e.seq, e]));
+  return { filters, entries: [...found.values()].sort((a, b) => b.seq - a.seq), reached: Math.min(old.reached, page.looked_back_to), upto: isNewest ? page.last : old.upto };
 }
 
 /** Whether every entry still carries the hash that the next one names. */

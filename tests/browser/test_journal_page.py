@@ -51,6 +51,14 @@ def test_a_kind_and_an_actor_are_chosen_from_what_there_is(page: Page, demo: Pro
     expect(page).to_have_url(f"{demo.url}/journal")
 
 
+def test_an_open_page_shows_what_is_written_meanwhile(page: Page, demo: Product) -> None:  # noqa: F811
+    incident = opened(demo)
+    page.goto(f"{demo.url}/journal?subject={incident}")
+    expect(page.get_by_test_id("entry-row").first).to_be_visible()
+    demo.command("incidents", "note", incident, "the fan was changed")
+    expect(page.get_by_test_id("entry-row").first).to_contain_text("the fan was changed")
+
+
 def test_the_chain_is_read_again_when_asked(page: Page, demo: Product) -> None:  # noqa: F811
     page.goto(f"{demo.url}/journal")
     expect(page.get_by_test_id("chain")).to_be_visible()

@@ -71,7 +71,7 @@ def test_a_slurmctld_that_falls_silent_leaves_its_last_word_and_the_time_of_it()
     asyncio.run(slurm.refresh())
     view = slurm.view()
     assert [one.name for one in view.nodes] == ["n1"]
-    assert view.problem.endswith("Unable to contact slurm controller (shown is what it said at 06:00:00)")
+    assert view.problem.endswith("Unable to contact slurm controller (shown is what it said at 06:00:00 UTC)")
     assert slurm.problems()[0].startswith("slurm: nodes: ")
 
 

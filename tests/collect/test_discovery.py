@@ -129,7 +129,7 @@ def test_a_file_that_breaks_keeps_the_last_good_list_and_says_so(tmp_path: Path)
     assert len(found.targets) == 1
     (problem,) = discovery.problems()
     assert str(path) in problem
-    assert problem.endswith("The 1 targets read at 09:14 stay in force")
+    assert problem.endswith("The 1 targets read at 09:14 UTC stay in force")
 
 
 def test_an_http_list_is_read_and_an_unreachable_one_knows_nothing() -> None:

@@ -42,3 +42,25 @@ def test_every_test_is_named_as_a_sentence() -> None:
 @pytest.mark.parametrize(("name", "found"), [("HTTPServer_v2", {"http", "server", "v2"}), ("do_it", {"do", "it"})])
 def test_names_are_cut_into_words(name: str, found: set[str]) -> None:
     assert words(name) == found
+
+
+# Deliberately allowed, each because the zone stands elsewhere or nobody knows it.
+ZONE_ELSEWHERE = {
+    "watchkeeper/accounting/statement.py": "the page says in whose zone it is",
+    "watchkeeper/incidents/report.py": "the column is headed Time (UTC)",
+    "watchkeeper/rules/template_functions.py": "as Go prints a time: a fraction, then its zone",
+    "watchkeeper/diagnose/doctor/judgements/first_error.py": "the time as the log has it, whose zone is its own",
+}
+# For a terminal, a log or a file of another program.
+NOT_ON_PAGES = ("cli", "kit", "readers", "render", "drill")
+
+
+def test_a_time_of_day_in_a_sentence_of_the_hub_says_that_it_is_utc() -> None:
+    """Pages show times in the zone of who looks; a sentence without a zone would be taken for the same."""
+    bare = re.compile(r"%H:%M(:%S)?\}(?!Z| UTC| to \{)")
+    found = [
+        source.name
+        for source in sources(PACKAGE)
+        if source.path.relative_to(PACKAGE).parts[0] not in NOT_ON_PAGES and bare.search(source.path.read_text())
+    ]
+    assert sorted(found) == sorted(ZONE_ELSEWHERE)

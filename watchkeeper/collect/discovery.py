@@ -320,4 +320,4 @@ def _node(named: Mapping[str, str], where: str, *, defaults: Defaults) -> fleet.
 def _what_stays(source: Source) -> str:
     if source.good_at is None:
         return "No target of this source is known"
-    return f"The {len(source.found.targets)} targets read at {source.good_at:%H:%M} stay in force"
+    return f"The {len(source.found.targets)} targets read at {source.good_at:%H:%M} UTC stay in force"

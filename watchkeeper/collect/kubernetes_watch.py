@@ -92,7 +92,7 @@ class KubernetesWatch:
             if len(kind.items) >= kind.kind.limit and not kind.kind.forgets_oldest:
                 yield f"{kind.kind.name}: {kind.kind.limit} are kept, and there are more"
             if kind.problem and kind.problem_since is not None:
-                reason = (f"{kind.problem_since:%H:%M}", kind.problem, kind.is_known)
+                reason = (f"{kind.problem_since:%H:%M} UTC", kind.problem, kind.is_known)
                 alike.setdefault(reason, []).append(kind.kind.name)
         for (since, problem, is_known), names in alike.items():
             kept = "What was known before stays" if is_known else "Nothing of it is known"

@@ -271,5 +271,7 @@ def _aliases(nodes: Sequence[records.NodeRecord]) -> dict[str, frozenset[str]]:
 def _said(problem: str, at_ms: int | None) -> str:
     if not problem:
         return ""
-    since = "it has never answered" if at_ms is None else f"shown is what it said at {clock.from_ms(at_ms):%H:%M:%S}"
+    since = (
+        "it has never answered" if at_ms is None else f"shown is what it said at {clock.from_ms(at_ms):%H:%M:%S} UTC"
+    )
     return f"{problem} ({since})"

@@ -189,7 +189,7 @@ def _node_lines(facts: Facts, nodes: Sequence[str]) -> list[Line]:
 
 
 def _event_lines(happened: Sequence[events.Event], names: Callable[[fleet.Place], str]) -> list[Line]:
-    return [Line(f"{event.at:%H:%M:%S}", f"{names(event.place)}: {event.text[:120]}") for event in happened[-8:]]
+    return [Line(f"{event.at:%H:%M:%S} UTC", f"{names(event.place)}: {event.text[:120]}") for event in happened[-8:]]
 
 
 def _waits(asked: Asked) -> list[Line]:

@@ -54,11 +54,11 @@ export function layers(place: Place, workloads: string[] = []): Strip[] {
   ];
   return [...hardware, ...fabric, ...work];
 }
-// Of the GPUs that report, as in the tile: those that an exporter's labels or the hub's own series put to a workload. Nobody at all is 0 %, and not unknown.
-const REPORTING = "(DCGM_FI_DEV_GPU_UTIL or on (UUID) DCGM_FI_DEV_POWER_USAGE)", ALL = `count(group by (UUID) (${REPORTING}))`;
-const HELD = `(${REPORTING.replace(/\b(DCGM_\w+)/g, (m) => ["pod", "exported_pod", "hpc_job"].map((label) => `${m}{${label}!=""}`).join(" or "))} or (${REPORTING} and on (UUID) watchkeeper_gpu_workload_info))`;
+// Of the GPUs that report, as in the tile; an exporter's labels or the hub's own series say who holds one.
+const REPORTING = "(DCGM_FI_DEV_POWER_USAGE or DCGM_FI_DEV_GPU_UTIL)", ALL = `count(group by (UUID) ${REPORTING})`;
+const HELD = `(${["pod", "exported_pod", "hpc_job"].map((label) => `DCGM_FI_DEV_GPU_UTIL{${label}!=""}`).join(" or ")} or (watchkeeper_gpu_workload_info and on (UUID) ${REPORTING}))`;
 export const FLEET_STRIPS: Strip[] = [
-  { label: "Allocated", unit: "%", expr: `100 * (count(group by (UUID) (${HELD})) or 0 * ${ALL}) / ${ALL}`, tone: "dim" },
+  { label: "Allocated", unit: "%", expr: `100 * (count(group by (UUID) ${HELD}) or 0 * ${ALL}) / ${ALL}`, tone: "dim" },
   { label: "Working", unit: "%", expr: "100 * avg(DCGM_FI_PROF_SM_ACTIVE)" },
   { label: "Power", unit: "kW", expr: "sum(DCGM_FI_DEV_POWER_USAGE) / 1000", tone: "ok" },
 ];

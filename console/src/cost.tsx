@@ -124,7 +124,7 @@ function Idle({ waste, currency, problem, hours: all }: { waste?: Waste[]; curre
     </Panel>
   );
 }
-const hours = (n: number) => (n < 10 ? n.toFixed(1) : count(n));
+const hours = (n: number) => (n < 10 ? n.toFixed(n < 0.95 && n > 0 ? 2 : 1) : count(n));
 /** What was held and not measured says nothing about how much of it was used. */
 const measured = (h: Hours) => h.allocated - h.unmeasured;
 const usedShare = (h: Hours) => (measured(h) > 0.005 ? percent((100 * h.used) / measured(h)) : null);

@@ -13,7 +13,7 @@ import "./pages.css";
 
 interface Map {
   now: string; window: string; source: "sweep" | "hosts" | null; swept_at: string | null; problem: string; states: string[];
-  counts: { links: number; down: number; slow: number; unknown: number; errs: number; waits: number; uncounted: number; jobs: number };
+  counts: { links: number; down: number; slow: number; unknown: number; errs: number; waits: number; uncounted: number; jobs: number; mute_nodes: number };
   spines: { name: string; state: string; links: number; trouble: string[] }[];
   rows: Row[];
 }
@@ -91,7 +91,7 @@ function Figures({ map, address }: { map: Map; address: URL }) {
   return (
     <section class="tiles even gap-below" aria-label="the fabric in figures">
       <Tile name="Links" value={count(counts.links)} meaning={`${map.source === "sweep" ? leaves(map.rows.length) : many(map.rows.length, "row")}${map.spines.length ? ` · ${many(map.spines.length, "spine")}` : " · spines unknown"}`} id="tile-links" />
-      <Tile name="Down" value={count(counts.down)} tone={counts.down ? "bad" : undefined} meaning={counts.unknown ? `${count(counts.unknown)} unknown` : "state of all others known"} id="tile-down" href={withParams(address, { only: "trouble" })} />
+      <Tile name="Down" value={count(counts.down)} tone={counts.down ? "bad" : undefined} meaning={[counts.unknown && `${count(counts.unknown)} unknown`, counts.mute_nodes && `${many(counts.mute_nodes, "node")} tell${counts.mute_nodes === 1 ? "s" : ""} of none`].filter(Boolean).join(" · ") || "state of all others known"} id="tile-down" href={withParams(address, { only: "trouble" })} />
       <Tile name="Slow" value={map.source === "sweep" ? count(counts.slow) : "unknown"} tone={counts.slow ? "warn" : undefined} meaning={map.source === "sweep" ? "below the rate of their switch's other ports" : "only a sweep compares ports of a switch"} id="tile-slow" />
       <Tile name={`Errors in ${span}`} value={counted ? count(counts.errs) : "unknown"} tone={counts.errs ? "bad" : undefined} meaning={counted ? `links over 120 / h or gone down${counts.uncounted ? ` · ${count(counts.uncounted)} not counted` : ""}` : "no port's errors are counted"} id="tile-errors" />
       <Tile name="Congested" value={map.rows.some((r) => r.cells.some((c) => c[6] != null)) ? count(counts.waits) : "unknown"} tone={counts.waits ? "warn" : undefined} meaning="wait 8× longer than their peers to send" id="tile-waits" />

@@ -38,10 +38,10 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
         <HistoryPanel history={history} address={address} />
       </div>
       <aside>
-        <Panel title="Attribution" hint={many(workloads.length, "holder")} id="attribution">
-          {held.length === 0 ? <p class="dim">{workloads.length ? `${labels ? "Held" : "Was held"} by ${workloads.join(", ")}.` : who?.gpus[0]?.reason || "Nobody holds it."}</p> : held.map((h) => <HolderFacts holder={h} key={called(h) + h.slice + h.container} />)}
+        <Panel title="Attribution" hint={workloads.length || labels ? many(workloads.length, "holder") : ""} id="attribution">
+          {held.length === 0 ? <p class="dim">{workloads.length ? `${labels ? "Held" : "Was held"} by ${workloads.join(", ")}.` : labels ? who?.gpus[0]?.reason || "Nobody holds it." : "Unknown: it does not report."}</p> : held.map((h) => <HolderFacts holder={h} key={called(h) + h.slice + h.container} />)}
         </Panel>
-        <MigPanel uuid={uuid} holders={held} version={changed} />
+        <MigPanel uuid={uuid} holders={held} version={changed} isSilent={!labels} />
         <Panel title="About">
           <Facts rows={[["UUID", <code key="u">{gpu.uuid}</code>], ["Model", gpu.model], ["PCI", gpu.pci], ["Node", <a key="n" href={to.node(node.name)}>{node.name}</a>], ["Pool", node.pool], ...Object.entries(node.domains ?? {}).map(([domain, value]): [string, string] => [words(domain), value]), ["Driver", labels?.DCGM_FI_DRIVER_VERSION], ["VBIOS", labels?.DCGM_FI_DEV_VBIOS_VERSION], ["Serial", labels?.DCGM_FI_DEV_SERIAL]]} />
         </Panel>
@@ -59,10 +59,11 @@ const HolderFacts = ({ holder: h }: { holder: Holder }) => (
 
 interface Slice { metric: { GPU_I_ID?: string; GPU_I_PROFILE?: string }; value: [number, string] }
 /** Slices beside each other, as its exporter names them; a whole GPU says so. */
-function MigPanel({ uuid, holders, version }: { uuid: string; holders: Holder[]; version: string }) {
+function MigPanel({ uuid, holders, version, isSilent }: { uuid: string; holders: Holder[]; version: string; isSilent: boolean }) {
   const expr = `max by (GPU_I_ID, GPU_I_PROFILE) (DCGM_FI_PROF_GR_ENGINE_ACTIVE{UUID=${JSON.stringify(uuid)}, GPU_I_ID!=""})`;
   const { answer } = useAsk<{ data: { result: Slice[] } }>(`/api/v1/query?query=${encodeURIComponent(expr)}`, version);
   const slices = answer?.data.result.filter((s) => s.metric.GPU_I_ID) ?? [];
+  if (!slices.length && isSilent) return <Panel title="MIG layout" id="mig"><p class="dim">Unknown: it does not report.</p></Panel>;
   if (!slices.length) return <Panel title="MIG layout" hint="not divided" id="mig"><p class="dim">The whole GPU is given to one workload at a time.</p></Panel>;
   const of = (id?: string) => holders.filter((h) => h.slice === id);
   return (

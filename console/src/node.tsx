@@ -39,7 +39,7 @@ export function NodePage({ id, address, theme }: PageProps) {
           <p class="lead">{lead(node, gpus)}</p>
         </Panel>
         {problem && <Problem>{problem.message}; showing the last answer.</Problem>}
-        <GpuTable {...{ gpus, fleet, frame, address }} />
+        <GpuTable {...{ node, gpus, fleet, frame, address }} />
         <LayersPanel id="node-strips" node={id} gpu={null} {...{ workloads, address, theme, marks, end }} />
         <HistoryPanel history={history} gpus={gpus} address={address} />
       </div>
@@ -73,17 +73,18 @@ function byWorkload(gpus: GpuAnswer[]): [string, string][] {
   return [...found].map(([name, { team, gpus: those }]) => [name, `GPU ${those.join(", ")}${team ? ` · team ${team}` : ""}`]);
 }
 
-function GpuTable({ gpus, fleet, frame, address }: { gpus: GpuAnswer[]; fleet?: Fleet; frame?: Frame; address: URL }) {
+function GpuTable({ node, gpus, fleet, frame, address }: { node: Line; gpus: GpuAnswer[]; fleet?: Fleet; frame?: Frame; address: URL }) {
   const slots = new Map<string, number>();
   fleet?.nodes.flatMap((n) => n.gpus).forEach((g, i) => { if (g) slots.set(g.uuid, i); });
   const of = (g: GpuAnswer) => (frame && frame.version === fleet?.version && slots.has(g.uuid) ? { state: frame.states[slots.get(g.uuid)!], value: frame.values[slots.get(g.uuid)!] } : { state: 6, value: NaN });
+  const about = (g: GpuAnswer) => [...new Set([...g.incidents.map((i) => i.id), ...node.incidents.filter((one) => !gpus.some((other) => other.incidents.some((i) => i.id === one)))])];
   const columns: Column<GpuAnswer>[] = [
     { id: "gpu", title: "GPU", class: "short nowrap", value: (g) => g.index, cell: (g) => <a href={to.gpu(g.uuid)}>GPU {g.index ?? "?"}</a> },
     { id: "state", title: "State", value: (g) => STATES[of(g).state].text, cell: (g) => <Chip tone={STATES[of(g).state].name}>{STATES[of(g).state].glyph} {STATES[of(g).state].text}</Chip> },
     { id: "sm", title: "SM active", numeric: true, class: "wide-only", value: (g) => (Number.isNaN(of(g).value) ? null : of(g).value), cell: (g) => quantity(of(g).value, "%") },
-    { id: "held", title: "Held by", value: (g) => g.holders.map(called).join(" "), cell: (g) => (g.holders.length ? g.holders.map((h, i) => <span key={i}>{i > 0 && ", "}<a href={to.job(called(h))}>{workloadName(called(h))}</a></span>) : <span class="dim">{g.reason || "nobody"}</span>) },
-    { id: "mig", title: "MIG", minor: true, value: (g) => g.holders.filter((h) => h.slice != null).length, cell: (g) => (g.holders.some((h) => h.slice != null) ? many(new Set(g.holders.map((h) => h.slice)).size, "slice") : "whole") },
-    { id: "incidents", title: "Incidents", value: (g) => g.incidents.length, cell: (g) => (g.incidents.length ? g.incidents.map((i) => <a key={i.id} href={to.incident(i.id)}>{i.id} </a>) : "none") },
+    { id: "held", title: "Held by", value: (g) => g.holders.map(called).join(" "), cell: (g) => (g.holders.length ? g.holders.map((h, i) => <span key={i}>{i > 0 && ", "}<a href={to.job(called(h))}>{workloadName(called(h))}</a></span>) : <span class="dim">{isSilent(node) ? "unknown" : g.reason || "nobody"}</span>) },
+    { id: "mig", title: "MIG", minor: true, value: (g) => g.holders.filter((h) => h.slice != null).length, cell: (g) => (g.holders.some((h) => h.slice != null) ? many(new Set(g.holders.map((h) => h.slice)).size, "slice") : isSilent(node) ? "unknown" : "whole") },
+    { id: "incidents", title: "Incidents", value: (g) => about(g).length, cell: (g) => (about(g).length ? about(g).map((one) => <a key={one} href={to.incident(one)}>{one} </a>) : "none") },
   ];
   return <Panel title="GPUs" hint={`${gpus.length} side by side`} id="node-gpus"><Table id="node-gpu-table" caption="GPUs of this node" columns={columns} rows={gpus} rowKey={(g) => g.uuid} rowTestId="node-gpu" href={(g) => to.gpu(g.uuid)} address={address} sort="gpu" empty={<Empty title="No GPU has reported" />} /></Panel>;
 }

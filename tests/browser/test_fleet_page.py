@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from tests.product.running import await_that
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from watchkeeper.model.samples import Sample
+from watchkeeper.query import embedded
+from watchkeeper.rules import notation
+from watchkeeper.store import head
 
 pytestmark = pytest.mark.servers
 
@@ -180,3 +185,30 @@ def test_a_map_is_drawn_for_a_new_picture_and_not_because_the_status_was_asked_f
         site.call(site.hub.changes.send, "fleet")
         await_that(lambda: page.evaluate("window.drawn") == 1)
         page.goto("about:blank")
+
+
+POWER = {f'DCGM_FI_DEV_POWER_USAGE{{UUID="{uuid}"}}': 300.0 for uuid in ("a", "b", "c", "d")}
+
+
+@pytest.mark.parametrize(
+    ("held", "share"),
+    [
+        ({'DCGM_FI_DEV_GPU_UTIL{UUID="a",pod="p"}': 9.0, 'DCGM_FI_DEV_GPU_UTIL{UUID="b",exported_pod="q"}': 9.0}, 50.0),
+        # The hub's own series, as for slices and programs; one of them is of a GPU that is silent.
+        ({f'watchkeeper_gpu_workload_info{{UUID="{uuid}",workload="w"}}': 1.0 for uuid in ("a", "gone")}, 25.0),
+        ({}, 0.0),
+    ],
+)
+def test_the_chart_counts_who_holds_gpus_as_the_tile_does(
+    page: Page,  # noqa: F811
+    site: Site,
+    held: Mapping[str, float],
+    share: float,
+) -> None:
+    with page.expect_request(lambda request: "query_range" in request.url and "POWER_USAGE" in request.url) as asked:
+        open_fleet(page, site)
+    (expr,) = urllib.parse.parse_qs(urllib.parse.urlsplit(asked.value.url).query)["query"]
+    engine = embedded.EmbeddedEngine(head.Head())
+    engine.append([Sample(notation.labels(name), 1_000, value) for name, value in {**POWER, **held}.items()])
+    found = {labels.get("strip"): value for labels, value in engine.instant(expr, 1_000).latest().items()}
+    assert found["0"] == share

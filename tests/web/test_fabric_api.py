@@ -80,6 +80,8 @@ def test_hosts_tell_of_their_ports_while_switches_stay_unknown(site: Site) -> No
     # Nobody has counted: that is not the same as no errors.
     assert answer["rows"][0]["cells"][0][4:] == [None, None, None]
     assert answer["counts"]["uncounted"] == 2
+    # Three of four nodes say nothing: of them no link is known to be up.
+    assert answer["counts"]["mute_nodes"] == 3
 
 
 def test_a_port_with_many_errors_is_marked_and_comes_first_with_its_job(site: Site) -> None:

@@ -141,7 +141,10 @@ class FabricApi:
 
         def work() -> Made:
             views = tuple(ports(sources))
-            return Made(now_ms, window, views, problem, self._answer(views, window, now_ms, problem=problem))
+            answer = self._answer(views, window, now_ms, problem=problem)
+            # A node that is silent, or has no such ports, tells of no link; none of them is known to be up.
+            answer["counts"]["mute_nodes"] = len(names - {view.peer for view in views})
+            return Made(now_ms, window, views, problem, answer)
 
         return await asyncio.to_thread(work)
 

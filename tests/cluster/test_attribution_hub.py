@@ -14,12 +14,16 @@ from watchkeeper.collect.fleet import Fleet
 from watchkeeper.collect.slurm_watch import SlurmWatch
 from watchkeeper.collect.target_loop import TargetLoop
 from watchkeeper.errors import CollectError
+from watchkeeper.hub import HOLDER_EXPR
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.model.fleet import Gpu, Node
 from watchkeeper.model.labels import Labels
+from watchkeeper.model.samples import Sample
+from watchkeeper.query import embedded
 from watchkeeper.readers import slurm_records as records
-from watchkeeper.web import frames, inventory
+from watchkeeper.store import head
+from watchkeeper.web import frames, holders, inventory
 
 GPU = {"cluster": "sim", "Hostname": "n1", "UUID": "GPU-0", "gpu": "0"}
 INFO = 'watchkeeper_gpu_workload_info{{gpu="0",UUID="GPU-0",Hostname="n1",workload_kind="slurm_job",workload="{}"}} 1\n'
@@ -152,4 +156,21 @@ def test_the_map_knows_holders_that_only_an_agents_own_series_names() -> None:
     known = Fleet()
     known.saw(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="agent")
     told = Labels({**GPU, "workload_kind": "pod", "workload": "llm-0", "namespace": "research"})
-    assert frames.owners(inventory.take(known), None, [told]) == {0: "research/llm-0"}
+    assert frames.owners(inventory.take(known), [told]) == {0: "research/llm-0"}
+
+
+def test_slices_whose_pods_only_an_exporter_names_are_held_by_them() -> None:
+    """As dcgm-exporter writes it: a divided GPU has no GPU_UTIL, and its pods stand at the series of its slices."""
+    engine = embedded.EmbeddedEngine(head.Head())
+    slices = ({"GPU_I_ID": "1", "GPU_I_PROFILE": "3g.40gb", "namespace": "lab", "pod": "ada"}, {"GPU_I_ID": "2"})
+    pages = [Labels({"__name__": "DCGM_FI_DEV_FB_USED", **GPU, **one}) for one in slices]
+    engine.append([Sample(labels, 1_000, 9_000.0) for labels in pages])
+    (made,) = standing.workload_series(engine.instant(HOLDER_EXPR, 1_000).frame.labels)
+    assert (made["workload"], made["GPU_I_ID"], made["GPU_I_PROFILE"]) == ("ada", "1", "3g.40gb")
+    found = [holders.read(labels) for labels in engine.instant(holders.HOLDER_EXPR, 1_000).frame.labels]
+    assert [(one.called, one.slice) for one in found if one is not None] == [("lab/ada", "1")]
+    known = Fleet()
+    known.saw(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="page")
+    util, used = (engine.instant(expr, 1_000) for expr in ("DCGM_FI_DEV_GPU_UTIL", standing.SLICES))
+    picture = frames.draw(inventory.take(known), frames.Readings(gpu_util=util, slices=used), [])
+    assert (picture.summary["held"], picture.summary["free"]) == (1, 0)

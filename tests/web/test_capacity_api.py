@@ -173,6 +173,14 @@ def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
     }
 
 
+def test_what_is_held_now_has_not_done_the_work_of_gpus_that_were_given_back() -> None:
+    hub, silent_ms = small_hub(), clock.to_ms(START) - 600_000
+    hub.engine.append(held_since(1500, gpu="GPU-0"))
+    hub.engine.append(one for one in held_since(1499, gpu="GPU-1") if one.at_ms < silent_ms)
+    with serving(hub) as running:
+        assert running.ask("/api/capacity/now").json["use"]["used_gpus"] == pytest.approx(0.9)
+
+
 def test_a_hub_whose_rules_have_not_yet_run_judges_nobody() -> None:
     hub = small_hub()
     hub.engine.append(one for one in held_since(30, gpu="GPU-0") if one.labels.name != "watchkeeper:gpu_holder:group")

@@ -55,14 +55,6 @@ def held_minutes_expression(window: str, *, cluster: str | None = None) -> str:
     return f"sum by (cluster, UUID, GPU_I_ID, namespace, workload) ({held})"
 
 
-def used_expression(window: str, *, cluster: str | None = None) -> str:
-    """GPUs' worth of work on what was held, in the mean over the minutes that were written down."""
-    only = _only(cluster)
-    used = f'sum_over_time(watchkeeper:workload_gpus:sum{{{only}{"," if only else ""}part="used"}}[{window}])'
-    minutes = f"count_over_time(watchkeeper:gpus_accounted:sum{{{only}}}[{window}])"
-    return f"sum(sum by (cluster) ({used}) / on (cluster) max by (cluster) ({minutes}))"
-
-
 def _only(cluster: str | None) -> str:
     if cluster is None:
         return ""

@@ -15,8 +15,9 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import STALE, Sample
 
 WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
-# Who holds a GPU stands on each of its series; a MIG slice has no GPU_UTIL.
-HOLDERS = "(DCGM_FI_DEV_GPU_UTIL or on (UUID, GPU_I_ID) DCGM_FI_DEV_GPU_TEMP)"
+# An exporter's labels say who holds a GPU. DCGM has no GPU_UTIL of a MIG slice: there its memory carries them.
+SLICES = 'DCGM_FI_DEV_FB_USED{GPU_I_ID!=""}'
+HOLDERS = f"(DCGM_FI_DEV_GPU_UTIL or on (UUID, GPU_I_ID) {SLICES})"
 HELD_LABELS = ("cluster", "Hostname", "UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE")
 EVENTS_TOTAL = "watchkeeper_events_total"
 # One series for each place, kind and code that ever had an event; beyond this the newest are not counted.

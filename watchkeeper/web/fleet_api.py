@@ -40,7 +40,8 @@ LIST_LIMIT = 1000
 PUSHES_IN_FLIGHT, PUSHED_BYTES_IN_FLIGHT, PUSH_WAIT_SECONDS = 2000, 64 << 20, 3.0
 # Those who are refused together do not come again together.
 RETRY_AFTER_SECONDS = range(2, 11)
-GPU_EXPR = "DCGM_FI_DEV_GPU_UTIL"
+# The second is of a GPU that is divided, which has no utilisation of its own.
+GPU_METRICS = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_TEMP")
 
 
 class FleetApi:
@@ -175,9 +176,9 @@ class FleetApi:
     async def _labels(self, uuid: str) -> dict[str, str] | None:
         """The labels its newest sample carries, or None when it does not report."""
         try:
-            answer = await self._hub.ask(
-                f'{GPU_EXPR}{{UUID="{own_metrics.escape(uuid)}"}}', clock.to_ms(self._hub.clock.now())
-            )
+            own = f'{{UUID="{own_metrics.escape(uuid)}"}}'
+            expr = " or on (UUID) ".join(f"{name}{own}" for name in GPU_METRICS)
+            answer = await self._hub.ask(expr, clock.to_ms(self._hub.clock.now()))
         except WatchkeeperError:
             return None
         return next((dict(labels.without("__name__")) for labels in answer.latest()), None)

@@ -117,6 +117,8 @@ class Readings:
     gpu_util: engine.Answer | None = None
     power: engine.Answer | None = None
     throttle: engine.Answer | None = None
+    # Of GPUs that are divided, whose labels say who holds a slice.
+    slices: engine.Answer | None = None
     # Holders that agents tell in a series of their own, where an exporter's labels do not.
     holders: Sequence[Labels] = ()
 
@@ -159,7 +161,8 @@ def draw(stock: Inventory, readings: Readings, open_incidents: Sequence[incident
     work = place(stock, readings.work)
     power, gpu_util = place(stock, readings.power), place(stock, readings.gpu_util)
     # Who holds a GPU now; an average still has the labels of a job that has left.
-    held = owners(stock, readings.gpu_util, readings.holders)
+    named = [*_labels(readings.gpu_util), *_labels(readings.slices)]
+    held = owners(stock, [*named, *readings.holders])
     silent = np.isnan(power) & np.isnan(gpu_util)
     # An average goes on for minutes after the last reading; it counts only where nobody gives a reading of now.
     silent = np.isnan(work) if silent.all() else silent
@@ -225,10 +228,14 @@ def place_by_node(stock: Inventory, answer: engine.Answer | None) -> Values:
     return values
 
 
-def owners(stock: Inventory, answer: engine.Answer | None, told: Sequence[Labels] = ()) -> dict[int, str]:
-    """Which slots are held by a workload, and by which: by the labels of samples, and as agents have `told`."""
+def _labels(answer: engine.Answer | None) -> Sequence[Labels]:
+    return () if answer is None else answer.frame.labels
+
+
+def owners(stock: Inventory, told: Iterable[Labels]) -> dict[int, str]:
+    """Which slots are held by a workload, and by which: by the labels of samples, and as agents have told."""
     held = {}
-    for labels in (*(() if answer is None else answer.frame.labels), *told):
+    for labels in told:
         uuid, holder = identity(labels)
         if holder is not None and uuid in stock.position:
             held[stock.position[uuid]] = holder

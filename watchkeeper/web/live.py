@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from watchkeeper.collect import standing
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
@@ -237,6 +238,7 @@ class Live:
                 ("gpu_util", frames.COLOURS["gpu_util"].expr),
                 ("power", frames.COLOURS["power"].expr),
                 ("throttle", frames.THROTTLE_EXPR),
+                ("slices", standing.SLICES),
             )
         }
         new_stock = await self._stock.make(stock) if has_new_stock else None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from watchkeeper.capacity import hub_demand, rightsizing
+from watchkeeper.catalogue import mig
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
@@ -55,18 +56,34 @@ class _Facts:
 async def ask(
     hub: HubView, held: holders.Holders, window_seconds: float, cluster: str | None
 ) -> tuple[list[rightsizing.Use], float | None]:
-    """Every workload's use, and what was done on all that is held in GPUs' worth; None where nothing is measured.
+    """Every workload's use, and their work on all that is held now in GPUs' worth; None where nothing is measured.
 
     QueryError where a question cannot be asked.
     """
     found = _by_workload(held, cluster)
     lasted = await _lasted(hub, window_seconds, cluster)
     chosen = {workload: _window(lasted, workload, those.parts, window_seconds) for workload, those in found.items()}
-    facts = {span: await _facts(hub, span, cluster) for span in set(chosen.values()) if span is not None}
+    facts = {span: await _facts(hub, span, cluster) for span in {window_seconds, *chosen.values()} if span is not None}
     uses = [_use(workload, those, facts.get(chosen[workload] or -1.0)) for workload, those in sorted(found.items())]
-    expr = hub_demand.used_expression(durations.format_seconds(window_seconds), cluster=cluster)
-    used_gpus = (await hub.ask(expr, clock.to_ms(hub.clock.now()))).latest()
-    return uses, next(iter(used_gpus.values()), None)
+    return uses, _worth(found, facts[window_seconds])
+
+
+def _worth(found: Mapping[Workload, _Held], facts: _Facts) -> float | None:
+    """Work on what is held now, a slice as the part of its GPU that it is; what others did before is no work on it."""
+    worth: dict[Part, float] = {}
+    for (_, called), those in found.items():
+        for part in those.parts:
+            for mean in facts.of([part], "mean", called):
+                worth[part] = max(worth.get(part, 0.0), mean * _share(facts.labels[part]))
+    return sum(worth.values()) if worth else None
+
+
+def _share(labels: Labels) -> float:
+    profile = labels.get("GPU_I_PROFILE", "")
+    # 1g.10gb; an exporter may write anything.
+    if not profile[:1].isdecimal():
+        return 1.0
+    return mig.share(profile, labels.get("modelName", "")) or int(profile[0]) / mig.MOST_SLICES
 
 
 def _by_workload(held: holders.Holders, cluster: str | None) -> dict[Workload, _Held]:

@@ -3,6 +3,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { Chart, type Line } from "./chart";
 import { ago, count, day, many, percent, words } from "./format";
+import { usePulse } from "./fabric";
 import { ask, useAsk } from "./hub";
 import { Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "./parts";
 import { param, put, to, type PageProps } from "./router";
@@ -45,8 +46,9 @@ const WAITS: Column<Now["waits"][number]>[] = [
 const FITS: Record<string, string> = { give_back: "give it back", fewer_gpus: "fewer GPUs", mig: "MIG", mps: "MPS", time_slicing: "time slicing", smaller_gpu: "a smaller GPU", smaller_slice: "a smaller slice" };
 
 export function CapacityView({ address, theme }: PageProps) {
-  const horizon = param(address, "horizon", "7d"), { answer: made, problem } = useAsk<Forecast>(`/api/capacity/forecast?horizon=${horizon}`);
-  const { answer: here, problem: unseen } = useAsk<Now>("/api/capacity/now"), { answer: advised } = useAsk<{ advice: Advice[] }>(`/api/capacity/advice?horizon=${horizon}`);
+  const horizon = param(address, "horizon", "7d"), beat = usePulse(60000), slowly = Math.floor(beat / 5);
+  const { answer: made, problem } = useAsk<Forecast>(`/api/capacity/forecast?horizon=${horizon}`, slowly), { answer: advised } = useAsk<{ advice: Advice[] }>(`/api/capacity/advice?horizon=${horizon}`, slowly);
+  const { answer: here, problem: unseen } = useAsk<Now>("/api/capacity/now", beat);
   const add = Number(param(address, "add", "0")) || 0, capacity = made?.capacity_gpus == null ? null : made.capacity_gpus + add;
   const unjudged = here?.rightsizing.filter((r) => r.fit === "unknown") ?? [];
   return (
@@ -70,7 +72,7 @@ export function CapacityView({ address, theme }: PageProps) {
               { id: "gpus", title: "Holds", numeric: true, value: (r) => r.gpus, cell: (r) => many(r.gpus, "GPU") },
               { id: "fit", title: "Would do", value: (r) => FITS[r.fit], cell: (r) => <>{FITS[r.fit]}{r.profile && ` · ${r.profile}`}<small class="plain">{r.why}</small></> },
               { id: "saves", title: "Frees", numeric: true, value: (r) => r.saves_gpus, cell: (r) => `${Number(r.saves_gpus.toFixed(1))} GPUs` }]}
-              empty={<p class="dim">{!here?.rightsizing.length ? <Mark tone="ok">Nobody holds a GPU now.</Mark> : unjudged.length === here.rightsizing.length ? <Mark>Nothing is known yet.</Mark> : <Mark tone="ok">{`All ${count(here.rightsizing.length - unjudged.length)} ${unjudged.length ? "others" : "workloads"} use what they hold.`}</Mark>}</p>} />
+              empty={<p class="dim">{!here?.standing.gpus ? <Mark>Unknown: no GPU was found yet.</Mark> : !here.rightsizing.length ? <Mark tone="ok">Nobody holds a GPU now.</Mark> : unjudged.length === here.rightsizing.length ? <Mark>Nothing is known yet.</Mark> : <Mark tone="ok">{`All ${count(here.rightsizing.length - unjudged.length)} ${unjudged.length ? "others" : "workloads"} use what they hold.`}</Mark>}</p>} />
             {unjudged.length > 0 && <p class="dim small" data-testid="unjudged">{`${many(unjudged.length, "workload")} not judged: ${[...new Set(unjudged.map((r) => r.why))].join("; ")}.`}</p>}
           </Panel>
         </div>
@@ -93,8 +95,8 @@ function Figures({ here, made }: { here: Now; made?: Forecast }) {
   return (
     <section class="tiles even" aria-label="capacity in figures">
       <Tile id="tile-capacity" name="GPUs" value={count(standing.gpus)} meaning={out ? `${count(out)} out of service` : standing.gpus ? "all in service" : "none was found yet"} />
-      <Tile id="tile-heldnow" name="Held" value={percent(standing.in_service_gpus ? (100 * standing.held_gpus) / standing.in_service_gpus : null)} meaning={`${count(standing.held_gpus)} GPUs · ${use.used_gpus == null ? "use not measured" : `worth ${count(use.used_gpus)} GPUs of work`}`} />
-      <Tile id="tile-free" name="Free" value={count(standing.free_gpus)} meaning={standing.stranded_share ? `${percent(100 * standing.stranded_share)} stranded for the largest job` : standing.free_gpus ? "whole nodes where jobs need them" : "nothing is left"} tone={standing.free_gpus === 0 ? "warn" : undefined} />
+      <Tile id="tile-heldnow" name="Held" value={percent(standing.in_service_gpus ? (100 * standing.held_gpus) / standing.in_service_gpus : null)} meaning={`${many(standing.held_gpus, "GPU")} · ${use.used_gpus == null ? "use not measured" : `${use.used_gpus < 10 ? use.used_gpus.toFixed(1) : count(use.used_gpus)} GPUs' worth of work`}`} />
+      <Tile id="tile-free" name="Free" value={standing.gpus ? count(standing.free_gpus) : "unknown"} meaning={!standing.gpus ? "no GPU was found yet" : standing.stranded_share ? `${percent(100 * standing.stranded_share)} stranded for the largest job` : standing.free_gpus ? "whole nodes where jobs need them" : "nothing is left"} tone={standing.gpus && standing.free_gpus === 0 ? "warn" : undefined} />
       <Tile id="tile-full" name="Full on" value={made?.full ? (made.full.is_full_now ? "now" : made.full.full_at ? day(made.full.full_at).slice(0, 10) : "not in sight") : "unknown"} meaning={made?.full ? made.full.is_full_now ? "nothing is left" : made.full.earliest ? `may be full from ${day(made.full.earliest).slice(5, 16)} · chance at most ${percent(100 * made.full.likely)}` : `chance at most ${percent(100 * made.full.likely)}` : "no forecast yet"} tone={made?.full?.is_full_now ? "bad" : undefined} />
       <Tile id="tile-need" name="To stay below 80 %" value={made?.need ? (made.need.likely_gpus ? `+${count(made.need.likely_gpus)}` : "enough") : "unknown"} meaning={made?.need ? `GPUs; +${count(made.need.sure_gpus)} to be 90 % sure` : "no forecast yet"} />
     </section>

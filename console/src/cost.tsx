@@ -76,7 +76,7 @@ function CostView({ address }: PageProps) {
             </Panel>
           </div>
           <aside>
-            <Panel title="GPU-hours" hint={`${count(total(bill, "total"))} in all`} id="hours-panel"><HoursBar bill={bill} /></Panel>
+            <Panel title="GPU-hours" hint={`${hours(total(bill, "total"))} in all`} id="hours-panel"><HoursBar bill={bill} /></Panel>
             <Budgets beat={beat} />
             <Prices bill={bill} />
           </aside>
@@ -108,7 +108,7 @@ function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
       <Tile id="tile-usedshare" name="Used of what was held" value={usedShare(total.hours) ?? "unknown"} meaning={`of ${hours(allocated)} GPU-hours; SM activity${unmeasured > 0.05 ? ` · ${hours(unmeasured)} not measured` : ""}`} />
       {isPart ? <Tile id="tile-nobody" name="Held by nobody" value={`${hours(unheld)} h`} meaning="GPU-hours of this part" />
         : <Tile id="tile-nobody" name="Held by nobody" value={cash(shared.length || unheld < 0.05 ? nobody : null, currency)} meaning={shared.map(([item, money]) => `${item} ${cash(money, currency)}`).join(" · ") || (unheld < 0.05 ? "every GPU was held" : `${hours(unheld)} GPU-hours`)} />}
-      <Tile id="tile-energy" name="Energy" value={bill.kwh ? `${count(bill.kwh)} kWh` : "unknown"} meaning={!bill.kwh ? "not measured" : bill.kwh_with_pue == null ? "at the GPUs; PUE unknown" : `${count(bill.kwh_with_pue)} kWh with PUE ${bill.pue}`} />
+      <Tile id="tile-energy" name="Energy" value={bill.kwh ? `${hours(bill.kwh)} kWh` : "unknown"} meaning={!bill.kwh ? "not measured" : bill.kwh_with_pue == null ? "at the GPUs; PUE unknown" : `${hours(bill.kwh_with_pue)} kWh with PUE ${bill.pue}`} />
     </section>
   );
 }
@@ -124,7 +124,7 @@ function Idle({ waste, currency, problem, hours: all }: { waste?: Waste[]; curre
     </Panel>
   );
 }
-const hours = (n: number) => (n < 10 ? n.toFixed(n < 0.95 && n > 0 ? 2 : 1) : count(n));
+const hours = (n: number) => (n > 0 && n < 0.005 ? "< 0.01" : n < 10 ? n.toFixed(n < 0.95 && n > 0 ? 2 : 1) : count(n));
 /** What was held and not measured says nothing about how much of it was used. */
 const measured = (h: Hours) => h.allocated - h.unmeasured;
 const usedShare = (h: Hours) => (measured(h) > 0.005 ? percent((100 * h.used) / measured(h)) : null);

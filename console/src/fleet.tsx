@@ -14,7 +14,7 @@ import type { Fleet, FleetNode, Frame, Gpu, Status, Summary } from "./types";
 
 interface Full { reason: string | null; full?: { full_at: string | null; earliest: string | null; latest: string | null }; sentence: string }
 function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; state: string }[]; price: number }) {
-  const { answer, problem } = useAsk<Full>(s ? "/api/capacity/forecast?horizon=30d" : "");
+  const { answer, problem } = useAsk<Full>(s ? "/api/capacity/forecast?horizon=30d" : "", Math.floor(now() / 3600000));
   if (!s) return <div class="tiles steady">{[1, 2, 3, 4, 5, 6].map((i) => <div class="panel tile" key={i}><Skeleton lines={3} /></div>)}</div>;
   const sick = [[s.down, "down"], [s.event, s.event === 1 ? "event" : "events"], [s.throttled, "throttled"], [s.silent, "not reporting"], [s.unknown, "unknown"]] as const;
   const trouble = sick.filter(([n]) => n > 0).map(([n, text]) => `${count(n)} ${text}`);
@@ -26,8 +26,8 @@ function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; sta
       <Tile id="tile-gpus" name={`GPUs, ${many(s.nodes, "node")}`} value={count(s.gpus)} meaning={[...trouble, silent && !s.silent ? `${many(silent, "node")} silent` : "", `${count(s.ok + s.held_idle)} healthy`].filter(Boolean).join(" · ")} />
       <Tile id="tile-working" name="Working (SM active)" value={percent(s.working_percent)}
         meaning={`allocated ${percent(s.allocated_percent)} · GPU_UTIL says ${percent(s.gpu_util_percent)}`} />
-      <Tile id="tile-idle" name="Idle but held" value={s.held == null || isBlind ? "unknown" : count(s.held_idle)} href={s.held_idle ? to.fleet("state:held_idle") : undefined}
-        meaning={isBlind ? "no GPU reports" : s.held == null ? "no attribution" : s.held_idle ? `${dollars(s.held_idle * price)} / h · ${many(s.idle_teams, "team")} · ${count(s.free)} free` : `of ${count(s.held)} held · ${count(s.free)} free`} />
+      <Tile id="tile-idle" name="Idle but held" value={s.held == null || isBlind || !s.gpus ? "unknown" : count(s.held_idle)} href={s.held_idle ? to.fleet("state:held_idle") : undefined}
+        meaning={!s.gpus ? "no GPU was found yet" : isBlind ? "no GPU reports" : s.held == null ? "no attribution" : s.held_idle ? `${dollars(s.held_idle * price)} / h · ${many(s.idle_teams, "team")} · ${count(s.free)} free` : `of ${count(s.held)} held · ${count(s.free)} free`} />
       <Tile id="tile-power" name="Power" value={watts(s.power_watts)} meaning={s.power_watts == null ? "no reading" : `${watts(s.power_watts / Math.max(1, seen))} each · ${count(s.throttled)} throttled`} />
       <Tile id="tile-incidents" name="Incidents" value={open ? count(open.length) : "unknown"} meaning={tiers.join(" · ") || "none open"} tone={by("critical") ? "bad" : by("warning") ? "warn" : ""} href="/incidents" />
       <Tile id="tile-full" name="Full on" {...fullness(answer, problem)} />
@@ -68,7 +68,7 @@ export function FleetPage({ address, theme }: PageProps) {
       <aside>
         <Panel title="Open incidents" hint={open && String(open.length)} id="open-incidents">
           {!open ? <Skeleton lines={5} /> : open.length === 0
-            ? <Empty title="Nothing is open">{frame ? `${reporting(frame.summary)} on ${many(frame.summary.nodes, "node")} ${frame.summary.silent ? "report" : "were looked at"}` : "Waiting for the first picture of the fleet"}{frame && <>, last at <time title={utc(frame.at)}>{clock(frame.at)}</time></>}.</Empty>
+            ? <Empty title="Nothing is open">{frame ? !frame.summary.gpus ? "No GPU is watched yet" : `${reporting(frame.summary)} on ${many(frame.summary.nodes, "node")} ${frame.summary.silent ? "report" : "were looked at"}` : "Waiting for the first picture of the fleet"}{frame && <>, last at <time title={utc(frame.at)}>{clock(frame.at)}</time></>}.</Empty>
             : open.slice(0, 20).map((card) => <IncidentCard card={card} key={card.id} />)}
           {open && open.length > 20 && <p class="closed-too"><a href="/incidents">{many(open.length - 20, "more incident")}</a></p>}
           {open && open.length > 3 && <p class="narrow-only"><a href="/incidents">All {count(open.length)} open incidents</a></p>}
@@ -99,7 +99,7 @@ function MapPanel({ address, theme, chosen, q, status, fleet, frame }: MapProps)
       </div>}>
       {fits && <p class="chips filter" data-testid="filter">{q.split(/\s+/).map((word) => <a class="chip" key={word} title="Drop this filter" href={withParams(address, { q: q.split(/\s+/).filter((w) => w !== word).join(" ") })}>{word} ×</a>)}<span class="dim small">{count(fitting)} of {count(frame?.count)} GPUs fit</span></p>}
       {!fleet || !paint ? <Skeleton height={300} />
-        : fleet.nodes.length === 0 ? <Empty title="No node has been found yet">The hub has no targets. Give it a file_sd file or an http_sd address under [fleet], or start a simulated fleet with `watchkeeper up`.</Empty>
+        : fleet.nodes.length === 0 ? <Empty title="No node has been found yet">The hub has no targets. Name Prometheus file_sd files in <code>sd_files</code> or http_sd addresses in <code>sd_urls</code> under <code>[fleet]</code>, or start a simulated fleet with <code>watchkeeper up</code>.</Empty>
         : fitting === 0 ? <Empty title="No GPU fits">{q} · <a href={withParams(address, { q: null })}>drop the filter</a></Empty>
         : asList ? <GpuList {...{ fleet, frame, paint, fits, address }} />
         : <HeatMap fleet={fleet} frame={frame} paint={paint} fits={only ? undefined : fits} only={only} by={by} theme={theme} chooseBlock={(name) => put("q", only ? null : `${by}:${name}`)} />}

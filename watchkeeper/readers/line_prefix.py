@@ -30,8 +30,9 @@ NCCL = re.compile(r"(?P<node>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d
 # Aug 10 20:36:51 gpu-node-a kernel: …     2026-08-10T05:36:05.1+00:00 gpu-node-a kernel: …
 # <4>1 2026-08-10T05:36:05.1Z gpu-node-a kernel - - - …      (RFC 5424)
 STRUCTURED = re.compile(r"^<\d{1,3}>1 \d{4}-\S+ (?P<node>[A-Za-z][\w.-]*) \S+ \S+ \S+ (?:-|\[)")
+# … and with the time of a shipper before its own
 SYSLOG = re.compile(
-    r"^(?:<\d+>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ]\S+) "
+    r"^(?:<\d+>)?(?:\d{4}-\d\d-\d\dT\S+ )?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ]\S+) "
     r"(?P<node>[A-Za-z][\w.-]*) [\w./-]+(?:\[\d+\])?: "
 )
 # 10.1.2.3: kern: warning: […]     gpu07: NVRM: …      gpu07 | ERROR: nhc: …     (pdsh, talos, clush)
@@ -43,6 +44,13 @@ RAY = re.compile(
 )
 # … [pod/trainer-0/main] …      (kubectl logs --prefix, and `shipped_text` for what shippers write)
 POD = re.compile(r"\[pod/(?P<pod>[^/\]\s]+)/[^\]]{0,100}\]")
+# … [node/10.0.0.7] log: …      (`shipped_text`, where syslog's form does not fit)
+NODE = re.compile(r"\[node/(?P<node>[\w.:-]*[A-Za-z.:][\w.:-]*)\]")
+# 2026-08-10T05:36:05Z {host="gpu07", job="varlogs"} NVRM: …      (Loki's logcli, and exporters' pages)
+LABELS = re.compile(
+    r"(?i)[{,] ?(?:(?:hostname|host|nodename|node_name|node|kubernetes_node_name|kubernetes_host|instance)"
+    r'=\\?"(?P<node>[A-Za-z][\w.-]*)|(?:pod|pod_name|kubernetes_pod_name)=\\?"(?P<pod>[\w.-]+))'
+)
 # Rank 9, node gpu07, device 1, iteration 33210: …      (Megatron)
 NAMED = re.compile(r"\b[Rr]ank (?P<rank>\d+), node (?P<node>[A-Za-z][\w.-]*), device (?P<gpu>\d+)\b")
 
@@ -96,9 +104,12 @@ def read_prefix(line: str) -> Mapping[str, str]:
         found.update({"node": node} if node else {})
     if (rank := RANK.search(head)) is not None:
         found["rank"] = next(value for value in rank.groups() if value is not None)
-    for pattern, needle in ((POD, "[pod/"), (NAMED, ", device ")):
+    for pattern, needle in ((POD, "[pod/"), (NODE, "[node/"), (NAMED, ", device ")):
         if needle in head and (named := pattern.search(head)) is not None:
             found.update(named.groupdict())
+    if '="' in head:
+        for label in reversed(list(LABELS.finditer(head))):
+            found |= {key: value for key, value in label.groupdict().items() if value and value not in NOT_NODES}
     return found
 
 

@@ -8,17 +8,16 @@ JSON are costly to open and mostly dull: `log_text` opens one of each shape (`Js
 
 from __future__ import annotations
 
+import csv
 import html
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
-from watchkeeper.readers import log_text
+from watchkeeper.readers import log_text, shipped_fields
 from watchkeeper.readers.log_text import ByteStream
 
 Opening = Callable[[bytes], bytes]
@@ -31,20 +30,6 @@ LEAST_LINES = 3
 # A line without end is cut here, as `log_text` does.
 MAX_LINE_BYTES = 4 << 20
 
-# Where structured logs keep their text (journald, Docker, zap, Python loggers, Loki), their time and their node.
-MESSAGES = ("MESSAGE", "message", "msg", "log", "text")
-TIMES = ("time", "timestamp", "ts", "@timestamp", "asctime")
-NODES = ("_HOSTNAME", "hostname", "host", "node")
-PODS, CONTAINERS = ("pod_name", "pod"), ("container_name", "container")
-POD_NODES = ("host", "node_name", "pod_node_name")
-PROGRAMS = ("SYSLOG_IDENTIFIER", "_COMM", "logger")
-LEVELS = ("level", "levelname", "severity", "stream")
-GRAVE = ("error", "fatal", "critical")
-# Docker's own lines have these alone, and there are many of them: they take the short way.
-DOCKER = frozenset({"log", "stream", "time"})
-REALTIME = "__REALTIME_TIMESTAMP"
-# Fields that have a place of their own in the line.
-PLACED = frozenset({*TIMES, *NODES, *PROGRAMS, *LEVELS, "rank", "kubernetes"})
 DECODER = json.JSONDecoder()
 
 # The journal's name of a line, different in each and read by nobody.
@@ -53,9 +38,6 @@ CURSOR = re.compile(CURSOR_KEY + rb' ?: ?"[^"\\\n]*"')
 EMPTY = {b'""': b'"\x01"', b"[]": b"[\x01]"}
 # The character that an escape stands for is told by its digits.
 ESCAPE = b"\\u"
-# Different sets of fields that lines of one log have.
-MAX_FIELD_SETS = 256
-
 QUOTE = re.compile(rb"^ {0,3}(?:> ?)+")
 ENTITY = re.compile(rb"&(?:lt|gt|amp|quot|nbsp|#39|#x27|#34|#x2F);")
 MARKUP = re.compile(rb"(?i)</?(?:pre|code|p|div|span|blockquote|samp|tt|li)(?: [^<>]{0,200})?>")
@@ -99,6 +81,8 @@ def opening_of(start: bytes) -> Opening | None:
         return from_json
     if start.lstrip()[:1] in (b"{", b"["):
         return None
+    if (from_csv := _csv_opening(lines)) is not None:
+        return from_csv
     steps: list[Opening] = []
     if sum(line.startswith(b">") for line in lines) >= LEAST_LINES:
         steps.append(_unquote)
@@ -129,18 +113,13 @@ def _from_html(line: bytes) -> bytes:
 
 
 def _message(line: bytes) -> tuple[Mapping[str, Any], str] | None:
-    """The fields of a structured line and which of them has the text; an object of Kubernetes is no log line."""
+    """The fields of a structured line and which of them has the text."""
     try:
         text = line.decode("utf-8", errors="replace").strip(" \t\r")
         fields, end = DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return None
-    if end != len(text) or not isinstance(fields, dict) or "apiVersion" in fields:
-        return None
-    for name in MESSAGES:
-        if name in fields and isinstance(fields[name], str):
-            return fields, name
-    return None
+    return shipped_fields.entry(fields) if end == len(text) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,66 +145,31 @@ class JsonLines:
 
 
 def from_json(line: bytes) -> bytes:
-    """The line as syslog would have it: time, node, program, text, then what else the fields say in words."""
     found = _message(line)
-    if found is None:
-        return line
-    fields, name = found
-    if fields.keys() <= DOCKER:
-        return f"{fields.get('time', '')} {fields[name].rstrip()}".replace("\n", " ").encode("utf-8", errors="replace")
-    node, program = (_first(fields, names) for names in (NODES, PROGRAMS))
-    cluster = _kubernetes(fields)
-    node = node or _first(cluster, POD_NODES)
-    place = f"{node} {program or 'log'}: " if node else ""
-    if pod := _first(cluster, PODS):
-        place += f"[pod/{pod}/{_first(cluster, CONTAINERS) or ''}] "
-    rank = f"[rank{fields['rank']}]: " if isinstance(fields.get("rank"), int | str) else ""
-    level = next((f" level={fields[key]}" for key in LEVELS if key in fields and str(fields[key]).lower() in GRAVE), "")
-    more = level + "".join(
-        f" {key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key in _others(tuple(fields))
-        if (value := fields[key]) and key != name and isinstance(value, str | dict | list)
-    )
-    time = _time(fields)
-    text = f"{time + ' ' if time else ''}{place}{rank}{fields[name].rstrip()}{more}"
-    return text.replace("\n", " ").encode("utf-8", errors="replace")
+    return line if found is None else shipped_fields.written(*found).encode("utf-8", errors="replace")
 
 
-def _kubernetes(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What Fluent Bit, Vector and Google's agent say about the pod that wrote a line."""
-    resource = fields.get("resource")
-    for found in (fields.get("kubernetes"), resource.get("labels") if isinstance(resource, dict) else None):
-        if isinstance(found, dict):
-            return found
-    return {}
-
-
-@lru_cache(MAX_FIELD_SETS)
-def _others(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Fields without a place of their own; those of the journal say who wrote a line and how it came there."""
-    return tuple(key for key in keys if key not in PLACED and not key.startswith("_") and not key.isupper())
-
-
-def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    for name in names:
-        if name in fields and isinstance(fields[name], str):
-            return str(fields[name])
-    return None
-
-
-def _time(fields: Mapping[str, Any]) -> str | None:
-    written = _first(fields, TIMES)
-    if written is not None:
-        return written
-    seconds = fields.get("ts")
-    try:
-        if isinstance(seconds, int | float):
-            return datetime.fromtimestamp(seconds, UTC).isoformat()
-        if REALTIME in fields:
-            return datetime.fromtimestamp(int(fields[REALTIME]) / 1_000_000, UTC).isoformat()
-    except (ValueError, TypeError, OverflowError, OSError):
+def _csv_opening(lines: Sequence[bytes]) -> Opening | None:
+    """How rows are read below a heading that names a column of messages, as web consoles export logs."""
+    names = [name.strip().lower() for name in _cells(lines[0])] if lines and b"," in lines[0] else []
+    message = next((name for name in shipped_fields.MESSAGES if name in names), None)
+    if message is None or len(names) < 2 or not any(len(_cells(line)) == len(names) for line in lines[1:]):
         return None
-    return None
+
+    def opening(line: bytes) -> bytes:
+        cells = _cells(line)
+        if len(cells) != len(names) or line == lines[0]:
+            return line
+        return shipped_fields.written(dict(zip(names, cells, strict=True)), message).encode("utf-8", errors="replace")
+
+    return opening
+
+
+def _cells(line: bytes) -> list[str]:
+    try:
+        return next(csv.reader([line.decode("utf-8", errors="replace").rstrip("\r")], strict=True), [])
+    except csv.Error:
+        return []
 
 
 @dataclass(slots=True)

@@ -5,18 +5,15 @@ The command line calls `examine` with the streams of `readers.bundles`; the Repo
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from watchkeeper.diagnose.doctor import documents, places, ranking, report, scan, signatures, timeline
+from watchkeeper.diagnose.doctor import documents, places, ranking, report, scan, signatures, timeline, unpacking
 from watchkeeper.diagnose.doctor.facts import Facts, Input
 from watchkeeper.diagnose.doctor.judgements import JUDGEMENTS, first_error, general
 from watchkeeper.diagnose.doctor.opinion import Opinion
 from watchkeeper.diagnose.doctor.recognise import recognise
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers import bundles, flight_recorder, shipped_text
-from watchkeeper.readers.log_text import ByteStream
 
 WHOLE_DOCUMENTS = frozenset(
     {"flight_recorder", "nvidia_smi_xml", "kubernetes_json", "kubernetes_yaml", "slurm_json", "json"}
@@ -57,20 +54,12 @@ def _read(stream: bundles.Stream, facts: Facts, progress: Callable[[int], None])
     if kind == "binary":
         facts.inputs.append(Input(stream.name, kind, stream.problem or "is not text and was not read"))
         return
-    source: ByteStream = (
-        _Recoded(stream, start) if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else stream
-    )
-    wrapping, inside = None, None
-    if kind not in WHOLE_DOCUMENTS - {"json"} and (opening := shipped_text.opening_of(start)) is not None:
-        kind, opened = "text", shipped_text.Opened(source, opening)
-        if opening is shipped_text.from_json:
-            wrapping, inside = shipped_text.JsonLines(), opened.feed
-        else:
-            source = opened
-    tee = scan.Tee(source, scan.DOCUMENT_BYTES if kind in WHOLE_DOCUMENTS else scan.HEAD_BYTES, progress, inside)
-    scan.scan(stream.name, tee, facts, table=table, wrapping=wrapping)
+    given = unpacking.unpack(stream, start, kind, whole=WHOLE_DOCUMENTS - {"json"})
+    limit = scan.DOCUMENT_BYTES if given.kind in WHOLE_DOCUMENTS else scan.HEAD_BYTES
+    tee = scan.Tee(given.source, limit, progress, given.inside)
+    scan.scan(stream.name, tee, facts, table=table, wrapping=given.wrapping)
     head = documents.text_of(tee.head)
-    if kind in ("text", "json"):
+    if given.kind in ("text", "json"):
         kind = recognise(stream.name, shipped_text.bare(head).encode())
     documents.read(stream.name, kind, head, facts=facts, table=table)
     facts.inputs.append(Input(stream.name, kind, stream.problem))
@@ -91,22 +80,3 @@ def _read_dump(stream: bundles.Stream, facts: Facts) -> None:
         fields = {} if dump.rank is None else {"rank": str(dump.rank)}
         facts.add_dump(dump, input=stream.name, text=text, fields=fields)
     facts.inputs.append(Input(stream.name, "flight_recorder", problem))
-
-
-@dataclass(slots=True)
-class _Recoded:
-    """A stream of UTF-16, as Windows tools write it, in UTF-8."""
-
-    source: ByteStream
-    start: bytes
-    _decoder: codecs.IncrementalDecoder | None = None
-
-    def read(self, size: int, /) -> bytes:
-        if self._decoder is None:
-            name = "utf-16-le" if self.start.startswith(codecs.BOM_UTF16_LE) else "utf-16-be"
-            self._decoder = codecs.getincrementaldecoder(name)(errors="replace")
-        while piece := self.source.read(size):
-            text = self._decoder.decode(piece)
-            if text:
-                return text.encode("utf-8", errors="replace")
-        return b""

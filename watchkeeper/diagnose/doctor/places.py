@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from watchkeeper.diagnose.doctor import records
+from watchkeeper.diagnose.doctor import records, signatures
 from watchkeeper.diagnose.doctor.facts import Facts, Sighting
 from watchkeeper.model import fleet
 from watchkeeper.readers import hostlist
@@ -27,10 +27,18 @@ HEADING = "python-traceback"
 GPU_NUMBER = re.compile(r"\bGPU ?#?(\d{1,2})(?!\d|[:.]\d)")
 # 3m12s       Warning   SystemOOM   node/gpu07          System OOM encountered      (kubectl get events)
 EVENT_ROW = re.compile(r"^\s*\S+\s+(?:Warning|Normal)\s+\w+\s+(?P<kind>pod|node)/(?P<name>[\w.-]+)\s")
+# … err="…" pod="team-a/trainer-0"      … node="gpu07"      (klog, logfmt)
+STRUCTURED = re.compile(
+    r'\bpods?(?:Name)?=\[?"?(?:(?P<namespace>[a-z0-9][\w.-]*)/)?(?P<pod>[a-z0-9][\w.-]*)"?'
+    r'|\b(?:node|nodeName|node_name|nodename|hostname)="?(?P<node>[A-Za-z][\w.-]*)"?'
+)
+# The following GPUs could not be reset: GPU 00000000:07:00.0: In use by another client
+GPU_ADDRESS = re.compile(r"\bGPU ?(?:at )?(?:PCI:)?((?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{4}):[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\b")
 # The error that a traceback ends with stands at most so far below its heading.
 TRACEBACK_LINES = 60
 # torchrun's block has the host a line above the rank.
 BLOCK_LINES = 2
+ROOT, ROOT_LINES = "elastic-root", 5
 MOST_TASKS = 4096
 # The driver says what goes wrong with one GPU in a few lines, of which not all have its address.
 DRIVER = "NVRM: "
@@ -45,6 +53,7 @@ def settle(facts: Facts) -> None:
     sightings = _with_their_heading(sightings)
     sightings = _with_their_record(facts, sightings)
     sightings = _with_their_gpu(sightings)
+    sightings = _with_the_first_to_fail(sightings)
     facts.replace_all(_with_their_node(sightings, _homes(sightings)))
 
 
@@ -92,10 +101,14 @@ def _with_their_record(facts: Facts, sightings: Sequence[Sighting]) -> list[Sigh
     for seen in sightings:
         for record in records.around(facts.records.get(seen.input, ()), seen.line):
             seen = _adding(seen, record.fields)
-        if not {"gpu", "pci"} & seen.fields.keys() and len(numbers := set(GPU_NUMBER.findall(seen.text))) == 1:
-            seen = _adding(seen, {"gpu": numbers.pop()})
+        if not {"gpu", "pci"} & seen.fields.keys():
+            for name, pattern in (("pci", GPU_ADDRESS), ("gpu", GPU_NUMBER)):
+                if len(numbers := set(pattern.findall(seen.text))) == 1:
+                    seen = _adding(seen, {name: numbers.pop()})
         if (row := EVENT_ROW.match(seen.text)) is not None:
             seen = _adding(seen, {row["kind"]: row["name"]})
+        for pair in STRUCTURED.finditer(seen.text) if "=" in seen.text else ():
+            seen = _adding(seen, {name: value for name, value in pair.groupdict().items() if value})
         found.append(seen)
     return found
 
@@ -114,6 +127,39 @@ def _with_their_gpu(sightings: Sequence[Sighting]) -> list[Sighting]:
             seen = _adding(seen, {"pci": near.pop()}) if len(near) == 1 else seen
         found.append(seen)
     return found
+
+
+def _with_the_first_to_fail(sightings: Sequence[Sighting]) -> list[Sighting]:
+    """An error of a rank that no line names is that of the rank which torchrun saw failing first."""
+    roots: dict[str, list[Sighting]] = {}
+    named: set[str] = set()
+    for seen in sightings:
+        if seen.sign == ROOT:
+            roots.setdefault(seen.input, []).append(seen)
+        elif _is_cause(seen) and _place(seen):
+            named.add(seen.input)
+    first = {name: place for name, found in roots.items() if len(found) == 1 and (place := _below(found[0], sightings))}
+    return [
+        _adding(seen, first[seen.input])
+        if seen.input in first and seen.input not in named and _is_cause(seen) and seen.line < roots[seen.input][0].line
+        else seen
+        for seen in sightings
+    ]
+
+
+def _below(root: Sighting, sightings: Iterable[Sighting]) -> dict[str, str]:
+    """The rank and the node that stand in the block below this line."""
+    place: dict[str, str] = {}
+    for seen in sightings:
+        is_near = seen.input == root.input and 0 < seen.line - root.line <= ROOT_LINES
+        if is_near and seen.sign in ("elastic-block-host", "elastic-block-rank"):
+            place = _place(seen) | place
+    return place
+
+
+def _is_cause(seen: Sighting) -> bool:
+    sign = signatures.table().signs.get(seen.sign)
+    return sign is not None and sign.role is signatures.Role.CAUSE
 
 
 def _homes(sightings: Iterable[Sighting]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from watchkeeper.catalogue import pack
-from watchkeeper.readers import flight_recorder
+from watchkeeper.readers import encodings, flight_recorder
 
 FILE = "input_kinds.csv"
 # Enough to see what a file is, little enough to try every pattern on.
@@ -51,7 +51,7 @@ def recognise(name: str, head: bytes) -> str:
 
 def is_binary(head: bytes) -> bool:
     sample = head[:8192]
-    if sample.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if encodings.wide(sample) is not None:
         return False
     control = len(sample) - len(sample.translate(None, CONTROL))
     return control > MAX_CONTROL_SHARE * len(sample)

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+from watchkeeper.diagnose.doctor import cluster_records, headings
 from watchkeeper.diagnose.doctor.facts import Facts, Record
 from watchkeeper.diagnose.doctor.listing import Listing
 from watchkeeper.readers.nvidia_smi import TABLE_FIRST
@@ -51,6 +52,9 @@ WITH_VALUE = frozenset(
 )
 NAME = re.compile(r"[a-z0-9][\w.-]*")
 OBJECTS = {"pod": "pod", "pods": "pod", "po": "pod", "node": "node", "nodes": "node", "no": "node"}
+SSH_WITH_VALUE = frozenset({"-p", "-i", "-o", "-l", "-J", "-F", "-L", "-R", "-D"})
+# What these print of a log is about the machine whose log it is.
+READERS = frozenset({"cat", "zcat", "grep", "egrep", "zgrep", "rg", "tail", "head", "less", "more"})
 # What these print is about the machine on which they are typed.
 LOCAL = frozenset(
     {
@@ -71,7 +75,7 @@ LOCAL = frozenset(
 def read(listing: Listing, facts: Facts) -> None:
     for needles, reading in READINGS:
         if any(needle in listing.text for needle in needles):
-            found = list(islice(reading(listing), MAX_RECORDS))
+            found = sorted(islice(reading(listing), MAX_RECORDS), key=lambda record: record.first)
             facts.records.setdefault(listing.name, []).extend([found] if found else [])
 
 
@@ -85,7 +89,7 @@ def around(records: Sequence[Sequence[Record]], line: int) -> Iterator[Record]:
 
 def _described(listing: Listing) -> Iterator[Record]:
     lines = listing.lines
-    for first, found in _headings(listing, DESCRIBED):
+    for first, found in headings.numbered(listing, DESCRIBED):
         indent, last = len(found["indent"]), first
         while last < len(lines) and _goes_on(lines[last], indent):
             last += 1
@@ -113,7 +117,7 @@ def _indented(pattern: re.Pattern[str]) -> Callable[[Listing], Iterator[Record]]
     """A reading of records that end where a line is indented no deeper than their heading."""
 
     def reading(listing: Listing) -> Iterator[Record]:
-        for first, found in _headings(listing, pattern):
+        for first, found in headings.numbered(listing, pattern):
             heading, last = listing.lines[first - 1], first
             depth = len(heading) - len(heading.lstrip())
             while last < len(listing.lines):
@@ -135,10 +139,25 @@ def _table_rows(listing: Listing) -> Iterator[Record]:
 
 def _typed(listing: Listing) -> Iterator[Record]:
     """What people typed, each with what it printed until the next."""
-    for first, last, typed in _until_next(listing, TYPED):
-        node = {"node": typed["node"]} if typed["node"] and typed["command"] in LOCAL else {}
-        if named := _asked_of_kubectl(typed["rest"].split()) if typed["command"] in KUBECTL else node:
+    for first, last, typed in headings.until_next(listing, TYPED):
+        command, words = typed["command"], typed["rest"].split()
+        if command in KUBECTL:
+            named = _asked_of_kubectl(words)
+        elif command == "ssh":
+            named = _asked_of_ssh(words)
+        else:
+            is_local = command in LOCAL or (command in READERS and "/var/log/" in typed["rest"])
+            named = {"node": typed["node"]} if typed["node"] and is_local else {}
+        if named:
             yield Record(listing.name, first, last, named)
+
+
+def _asked_of_ssh(words: Sequence[str]) -> dict[str, str]:
+    """The machine on which ssh was told to run something."""
+    pairs = zip(words, ["", *words], strict=False)
+    plain = [word for word, before in pairs if word[0] != "-" and before not in SSH_WITH_VALUE]
+    name = plain[0].rpartition("@")[2] if len(plain) > 1 else ""
+    return {"node": name} if NAME.fullmatch(name) else {}
 
 
 def _asked_of_kubectl(words: Sequence[str]) -> dict[str, str]:
@@ -157,24 +176,8 @@ def _asked_of_kubectl(words: Sequence[str]) -> dict[str, str]:
 
 
 def _ports(listing: Listing) -> Iterator[Record]:
-    for first, last, found in _until_next(listing, PORT_INFO):
+    for first, last, found in headings.until_next(listing, PORT_INFO):
         yield Record(listing.name, first, last, {"owner": found["owner"].lower(), "port": found["port"]})
-
-
-def _until_next(listing: Listing, pattern: re.Pattern[str]) -> Iterator[tuple[int, int, re.Match[str]]]:
-    """First and last line of each record that goes on until the next one of its kind begins."""
-    found = list(_headings(listing, pattern))
-    ends = [first - 1 for first, _ in found[1:]] + [len(listing.lines)] * bool(found)
-    return ((first, last, match) for (first, match), last in zip(found, ends, strict=True))
-
-
-def _headings(listing: Listing, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:
-    """Each match with the number of its line."""
-    line, at = 1, 0
-    for found in pattern.finditer(listing.text):
-        line += listing.text.count("\n", at, found.start())
-        at = found.start()
-        yield line, found
 
 
 # Each with texts of which a printout must have one before it is looked through.
@@ -185,5 +188,8 @@ READINGS: tuple[tuple[tuple[str, ...], Callable[[Listing], Iterator[Record]]], .
     (("gpuId ",), _indented(DCGMI_GPU)),
     (("MiB |", "GPU is lost"), _table_rows),
     (("# Port ",), _ports),
+    (("Successfully assigned ",), cluster_records.events),
+    (("apiVersion",), cluster_records.objects),
+    ((" >>\n", " => {", "-----\n", "==", "##"), cluster_records.machines),
     (("@", "kubectl ", "$ "), _typed),
 )

@@ -1,0 +1,103 @@
+"""Outputs of several machines in one file, and objects of a cluster: which of them it was."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.doctor.asking import ask, causes
+
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
+FINE = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11111111-2222-3333-4444-555555555555)"
+LOST = "NVRM: Xid (PCI:0000:c1:00): 79, pid=1234, GPU has fallen off the bus."
+RULE = "-" * 15
+GATHERED = {
+    "ansible": f"gpu06 | CHANGED | rc=0 >>\n{FINE}\ngpu07 | FAILED | rc=18 >>\n{MISMATCH}\n",
+    "clush": f"{RULE}\ngpu[05-06] (2)\n{RULE}\n{FINE}\n{RULE}\ngpu07\n{RULE}\n{MISMATCH}\n",
+    "a loop": f"===== gpu06 =====\n{FINE}\n===== gpu07 =====\n{MISMATCH}\n===== gpu08 =====\n{FINE}\n",
+    "said to be a node": f"### node: gpu07\n{MISMATCH}\n",
+    "ssh": f"[ana@login ~]$ ssh -p 22 root@gpu07 nvidia-smi\n{MISMATCH}\n",
+    "its own log": f"root@gpu07:~# grep -i nvml /var/log/syslog\n{MISMATCH}\n",
+    "klog": f'E0810 05:36:05.1 1 main.go:9] "failed" err="{MISMATCH}" pod="team-a/trainer-0" node="gpu07"\n',
+}
+NODE = f"""apiVersion: v1
+items:
+- apiVersion: v1
+  kind: Node
+  metadata:
+    labels:
+      name: other
+    name: gpu07
+  status:
+    conditions:
+    - message: 'kernel: {LOST}'
+      type: GpuHealthy
+- apiVersion: v1
+  kind: Node
+  metadata:
+    name: gpu08
+kind: List
+"""
+EVENTS = f"""Events:
+  Type     Reason     Age   From               Message
+  ----     ------     ----  ----               -------
+  Normal   Scheduled  21s   default-scheduler  Successfully assigned team-a/trainer-0 to gpu07
+  Warning  Failed     5s    kubelet            Error: {MISMATCH}
+"""
+BLOCK = """torch.AcceleratorError: CUDA error: an illegal memory access was encountered
+train.py FAILED
+Failures:
+[1]:
+  host      : gpu08
+  rank      : 9 (local_rank: 1)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-08-10_05:36:05
+  host      : gpu07
+  rank      : 3 (local_rank: 3)
+"""
+
+
+@pytest.mark.parametrize("tool", GATHERED)
+def test_the_machine_is_the_one_above_the_line(tool: str) -> None:
+    answer = ask(GATHERED[tool])
+    assert causes(answer)[:1] == ["driver_library_mismatch"]
+    assert answer.findings[0].where["node"] == "gpu07"
+
+
+@pytest.mark.parametrize("heading", ["=== rank3 ===", "=== gpu3 ===", "## v1.2.3", "--- step10 ---", "== H100 =="])
+def test_not_everything_between_rules_is_a_machine(heading: str) -> None:
+    assert "node" not in ask(f"{heading}\n{MISMATCH}\n").findings[0].where
+
+
+@pytest.mark.parametrize("text", [NODE, NODE.replace("kind: Node", "kind: Pod").replace("status", "spec")])
+def test_what_stands_inside_an_object_is_about_that_object(text: str) -> None:
+    where = ask(text).findings[0].where
+    assert "gpu07" in (where.get("node"), where.get("pod"))
+
+
+def test_an_object_in_json_names_its_node_too() -> None:
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "trainer-0", "ownerReferences": [{"apiVersion": "batch/v1", "name": "trainer"}]},
+        "spec": {"nodeName": "gpu07"},
+        "status": {"message": LOST},
+    }
+    where = ask(json.dumps(pod, indent=2)).findings[0].where
+    assert (where["pod"], where["node"]) == ("trainer-0", "gpu07")
+
+
+def test_the_events_of_a_pod_say_where_it_was_placed() -> None:
+    where = ask(EVENTS).findings[0].where
+    assert (where["pod"], where["namespace"], where["node"]) == ("trainer-0", "team-a", "gpu07")
+
+
+def test_an_error_without_a_rank_is_that_of_the_rank_which_torchrun_saw_failing_first() -> None:
+    where = ask(BLOCK).findings[0].where
+    assert (where["rank"], where["node"]) == (3, "gpu07")
+
+
+def test_an_error_whose_rank_is_named_keeps_it() -> None:
+    assert ask(f"[rank5]: {BLOCK}").findings[0].where["rank"] == 5

@@ -354,7 +354,8 @@ def test_counters_as_sysfs_has_them_name_the_adapter_and_its_port() -> None:
 
 def test_a_cut_out_of_a_node_in_yaml_shows_gpus_that_may_not_be_handed_out() -> None:
     text = 'status:\n  allocatable:\n    cpu: "8"\n    nvidia.com/gpu: "0"\n  capacity:\n    cpu: "8"\n    nvidia.com/gpu: "4"\n'
-    assert causes(ask(text))[:1] == ["insufficient_gpu_capacity"]
+    assert causes(ask(text))[:2] == ["no_device_plugin", "insufficient_gpu_capacity"]
+    assert causes(ask(text.replace('"0"', '"3"')))[:1] == ["insufficient_gpu_capacity"]
     assert causes(ask(text.replace('"0"', '"4"'))) == []
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -41,8 +42,9 @@ PLACED = frozenset({*TIMES, *NODES, *PROGRAMS, *LEVELS, *LABELS, "rank", "resour
 MAX_FIELD_SETS = 256
 # Syslog's form needs a time before the node and a name that begins with a letter.
 NAME = re.compile(r"[A-Za-z][\w.-]*")
-# Seconds, milliseconds, microseconds and nanoseconds since 1970 differ by their number of digits.
-DIGITS_OF_SECONDS = 10
+# Nanoseconds, microseconds, milliseconds and seconds since 1970 are told apart by their size; less is no time of a log.
+UNITS = (1e9, 1e6, 1e3, 1.0)
+EARLIEST_SECONDS = 1e9
 
 
 def entry(fields: object) -> tuple[Mapping[str, Any], str] | None:
@@ -60,48 +62,74 @@ def entry(fields: object) -> tuple[Mapping[str, Any], str] | None:
 
 
 def _message(fields: Mapping[str, Any]) -> str | None:
-    return next((name for name in MESSAGES if name in fields and isinstance(fields[name], str)), None)
+    for name in MESSAGES:
+        if name in fields and isinstance(fields[name], str):
+            return name
+    return None
 
 
 def written(fields: Mapping[str, Any], name: str) -> str:
     """The entry as one line, then what else its fields say in words."""
     if fields.keys() <= DOCKER:
         return f"{fields.get('time', '')} {fields[name].rstrip()}".replace("\n", " ")
-    labels = _labels(fields)
-    node = _first(fields, NODES) or _first(labels, LABELLED_NODES)
-    program = _first(fields, PROGRAMS) or "log"
-    time = _time(fields)
-    place = ""
-    if node:
-        is_plain = time and NAME.fullmatch(node)
-        place = f"{node} {program}: " if is_plain else f"[node/{node}] {program}: "
-    if pod := _first(fields, PODS[:1]) or _first(labels, PODS):
-        place += f"[pod/{pod}/{_first(labels, CONTAINERS) or ''}] "
+    keys = _keys(tuple(fields))
+    labels = _labels(fields, keys.labels) if keys.labels else {}
+    time = _time(fields, keys.times)
+    place = _place(fields, labels, keys, has_time=time is not None)
     rank = f"[rank{fields['rank']}]: " if isinstance(fields.get("rank"), int | str) else ""
-    level = next((f" level={fields[key]}" for key in LEVELS if key in fields and str(fields[key]).lower() in GRAVE), "")
+    level = next((f" level={fields[key]}" for key in keys.levels if str(fields[key]).lower() in GRAVE), "")
     more = level + "".join(
         f" {key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key in _others(tuple(fields))
+        for key in keys.others
         if (value := fields[key]) and key != name and isinstance(value, str | dict | list)
     )
     return f"{time + ' ' if time else ''}{place}{rank}{fields[name].rstrip()}{more}".replace("\n", " ")
 
 
-def _labels(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a shipper says about who wrote an entry."""
-    resource = fields.get("resource")
-    inner = (resource.get("labels"), resource.get("attributes")) if isinstance(resource, dict) else ()
-    found: dict[str, Any] = {}
-    for labels in (*inner, *(fields[name] for name in LABELS if name in fields)):
-        if isinstance(labels, dict):
-            found |= labels
-    return found
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Which fields an entry has for what, in the order in which they are asked."""
+
+    times: tuple[str, ...]
+    nodes: tuple[str, ...]
+    programs: tuple[str, ...]
+    levels: tuple[str, ...]
+    labels: tuple[str, ...]
+    others: tuple[str, ...]
 
 
 @lru_cache(MAX_FIELD_SETS)
-def _others(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Fields without a place of their own; those of the journal say who wrote a line and how it came there."""
-    return tuple(key for key in keys if key not in PLACED and not key.startswith("_") and not key.isupper())
+def _keys(given: tuple[str, ...]) -> _Keys:
+    """Worked out once for each set of fields; those of the journal say who wrote a line and how it came there."""
+    present = frozenset(given)
+    times, nodes, programs, levels, labels = (
+        tuple(name for name in names if name in present)
+        for names in ((*TIMES, REALTIME), NODES, PROGRAMS, LEVELS, ("resource", *LABELS))
+    )
+    others = tuple(key for key in given if key not in PLACED and not key.startswith("_") and not key.isupper())
+    return _Keys(times, nodes, programs, levels, labels, others)
+
+
+def _place(fields: Mapping[str, Any], labels: Mapping[str, Any], keys: _Keys, *, has_time: bool) -> str:
+    node = _first(fields, keys.nodes) or _first(labels, LABELLED_NODES)
+    place = ""
+    if node:
+        program = _first(fields, keys.programs) or "log"
+        place = f"{node} {program}: " if has_time and NAME.fullmatch(node) else f"[node/{node}] {program}: "
+    pod = _first(labels, PODS) if labels else None
+    return f"{place}[pod/{pod}/{_first(labels, CONTAINERS) or ''}] " if pod else place
+
+
+def _labels(fields: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    """What a shipper says about who wrote an entry."""
+    found: dict[str, Any] = {}
+    for name in names:
+        labels = fields[name]
+        if isinstance(labels, dict):
+            inner = (labels.get("labels"), labels.get("attributes")) if name == "resource" else (labels,)
+            for one in inner:
+                found |= one if isinstance(one, dict) else {}
+    return found
 
 
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
@@ -115,9 +143,9 @@ def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
     return None
 
 
-def _time(fields: Mapping[str, Any]) -> str | None:
-    for name in (*TIMES, REALTIME):
-        value = fields.get(name)
+def _time(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    for name in names:
+        value = fields[name]
         if isinstance(value, str) and value and not value.isdigit():
             return value
         if isinstance(value, int | float | str) and value and (at := _since_1970(value)) is not None:
@@ -128,10 +156,7 @@ def _time(fields: Mapping[str, Any]) -> str | None:
 def _since_1970(value: float | str) -> str | None:
     try:
         number = float(value)
-        digits = len(str(int(number)))
-        thousands = max(0, (digits - DIGITS_OF_SECONDS) // 3)
-        return (
-            datetime.fromtimestamp(number / 1000**thousands, UTC).isoformat() if digits >= DIGITS_OF_SECONDS else None
-        )
+        unit = next((unit for unit in UNITS if number >= EARLIEST_SECONDS * unit), None)
+        return None if unit is None else datetime.fromtimestamp(number / unit, UTC).isoformat()
     except (ValueError, OverflowError, OSError):
         return None

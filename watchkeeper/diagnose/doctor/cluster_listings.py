@@ -53,7 +53,8 @@ def _judge_node(node: NodeFacts, listing: Listing, facts: Facts) -> None:
         add(facts, listing, "k8s-node-zero-gpus", line=node.line, fields=place)
     elif allocatable is not None and allocatable < capacity:
         fields = place | {"allocatable": str(allocatable), "capacity": str(capacity)}
-        add(facts, listing, "k8s-node-allocatable-lower", line=node.line, fields=fields)
+        sign = "k8s-node-allocatable-lower" if allocatable else "k8s-node-none-allocatable"
+        add(facts, listing, sign, line=node.line, fields=fields)
 
 
 def _read_object(item: object, listing: Listing, facts: Facts) -> None:

@@ -11,7 +11,7 @@ from watchkeeper.diagnose.doctor import documents, places, ranking, report, scan
 from watchkeeper.diagnose.doctor.facts import Facts, Input
 from watchkeeper.diagnose.doctor.judgements import JUDGEMENTS, first_error, general
 from watchkeeper.diagnose.doctor.opinion import Opinion
-from watchkeeper.diagnose.doctor.recognise import recognise
+from watchkeeper.diagnose.doctor.recognise import NO_LOGS, recognise
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers import bundles, flight_recorder, shipped_text
 
@@ -50,6 +50,9 @@ def _read(stream: bundles.Stream, facts: Facts, progress: Callable[[int], None])
     kind = recognise(stream.name, start)
     if kind == "flight_recorder":
         _read_dump(stream, facts)
+        return
+    if kind in NO_LOGS:
+        facts.inputs.append(Input(stream.name, kind, "is no log: it only speaks of failures, and was not judged"))
         return
     if kind == "binary":
         facts.inputs.append(Input(stream.name, kind, stream.problem or "is not text and was not read"))

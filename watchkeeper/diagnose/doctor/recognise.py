@@ -18,6 +18,10 @@ FILE = "input_kinds.csv"
 LOOKED_AT_CHARACTERS = 32_768
 # Text has tabs and ends of lines, and colours; a file with more control bytes than this is something else.
 MAX_CONTROL_SHARE = 0.1
+# Programs speak of every failure that they know; what they printed is in other files.
+SOURCE_FILE = re.compile(r"\.(?:pyi?|go|c|h|cc|cpp|hpp|cu|cuh|rs|java|kt|js|tsx?|lua|rb|pl)$")
+SOURCE_CODE = "source_code"
+NO_LOGS = frozenset({SOURCE_CODE, "alert_rules"})
 CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\r\x0b\x0c\x1b")
 
 
@@ -43,6 +47,8 @@ def recognise(name: str, head: bytes) -> str:
         head[: LOOKED_AT_CHARACTERS * 2].decode("utf-8", errors="replace")[:LOOKED_AT_CHARACTERS].replace("\r\n", "\n")
     )
     base = name.rsplit("/", 1)[-1].lower()
+    if SOURCE_FILE.search(base):
+        return SOURCE_CODE
     for row in kinds():
         if row.pattern.search(text):
             return row.kind

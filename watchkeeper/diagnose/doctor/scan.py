@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from watchkeeper.diagnose.doctor.facts import EVIDENCE_CHARACTERS, MAX_SIGHTINGS_OF_A_SIGN, Facts
-from watchkeeper.diagnose.doctor.signatures import Sign, Table, tests_of
+from watchkeeper.diagnose.doctor.signatures import Role, Sign, Table, tests_of
 from watchkeeper.readers import kernel_log, line_prefix, log_text
 
 # Listings that people paste are smaller; of a longer log the beginning shows what it is.
@@ -29,8 +29,14 @@ NUMBERED = re.compile(
     r"(?i)(?:rank|gpu|device|node|link|port|task|worker|slot|cpu|engine|actor|stage|socket)\W{0,2}\s*0\s+$"
 )
 NEGATION_CHARACTERS = 16
-# A traceback quotes the statement that raised; the message itself stands on a line of its own.
-QUOTED_SOURCE = re.compile(r"\s*(?:raise|assert) \w")
+# checkpoint 100 saved with 0 errors
+COUNTED = re.compile(
+    r"(?i)(?<![\w.-])(?:0|no|zero|without(?: any)?) (?:\w+ )?(?:errors|failures|faults|violations|timeouts)\b"
+)
+# What a line only speaks of: a traceback quotes the statement that raised, while the message itself stands on a line of
+# its own; a test is named after what it provokes; an alert's text has a place for a name.
+#     raise RuntimeError("…")      tests/test_memory.py::test_out_of_memory PASSED      summary: … on {{ $labels.node }}
+SPOKEN_OF = re.compile(r"\s*(?:raise|assert) \w|.*::\w+(?:\[.*\])? (?:PASSED|SKIPPED|XFAIL)\b|.*\{\{-? ?[$.]\w")
 KERNEL_NEEDLES = re.compile(
     b"|".join(re.escape(needle.translate(None, log_text.DIGITS)) for needle in kernel_log.NEEDLES)
 )
@@ -121,7 +127,7 @@ def _match(
     written = line.text
     text = line.unwrapped if sign.spans_lines else written
     found = sign.match(text)
-    if found is None or _is_denied(found) or QUOTED_SOURCE.match(written) or found.start() > len(written):
+    if found is None or _is_denied(found, sign) or SPOKEN_OF.match(written) or found.start() > len(written):
         # What begins on a later line is found there, with that line's place.
         return clock
     clock = line_prefix.read_clock(written) or clock
@@ -139,10 +145,22 @@ def _goes_on(line: log_text.LogLine[Worth]) -> bool:
     return line.text[:1].isspace() or line.preceding.rstrip().endswith((":", ",", "(", "\\"))
 
 
-def _is_denied(found: re.Match[str]) -> bool:
+def _is_denied(found: re.Match[str], sign: Sign) -> bool:
     """Whether the words before the find take it back: `no thermal violations detected`, `0 double-bit errors`."""
     words = found.string[max(0, found.start() - NEGATION_CHARACTERS) : found.start()]
+    # A hint weighs all words of its line, wherever they stand.
+    span = (0, len(found.string)) if sign.role is Role.HINT else _with_its_word(found)
+    if COUNTED.search(found.string, *span) is not None:
+        return True
     return NEGATION.search(words) is not None and NUMBERED.search(words) is None
+
+
+def _with_its_word(found: re.Match[str]) -> tuple[int, int]:
+    """Where a find is, to the end of the word that it ends in."""
+    end = found.end()
+    while end < len(found.string) and found.string[end].isalpha():
+        end += 1
+    return found.start(), end
 
 
 def excerpt(text: str, at: int) -> str:

@@ -16,6 +16,10 @@ GATHERED = {
     "ansible": f"gpu06 | CHANGED | rc=0 >>\n{FINE}\ngpu07 | FAILED | rc=18 >>\n{MISMATCH}\n",
     "clush": f"{RULE}\ngpu[05-06] (2)\n{RULE}\n{FINE}\n{RULE}\ngpu07\n{RULE}\n{MISMATCH}\n",
     "a loop": f"===== gpu06 =====\n{FINE}\n===== gpu07 =====\n{MISMATCH}\n===== gpu08 =====\n{FINE}\n",
+    "salt": f"gpu06:\n    {FINE}\ngpu07:\n    {MISMATCH}\n",
+    "pssh": f"[1] 05:36:05 [SUCCESS] gpu06\n{FINE}\n[2] 05:36:06 [FAILURE] gpu07 Exited with 18\n{MISMATCH}\n",
+    "host lines": f"Host: gpu06\n{FINE}\nHost: gpu07\n{MISMATCH}\nHost: gpu08\n{FINE}\n",
+    "ansible, one line": f'fatal: [gpu07]: FAILED! => {{"rc": 18, "stdout": "{MISMATCH}"}}\n',
     "said to be a node": f"### node: gpu07\n{MISMATCH}\n",
     "ssh": f"[ana@login ~]$ ssh -p 22 root@gpu07 nvidia-smi\n{MISMATCH}\n",
     "its own log": f"root@gpu07:~# grep -i nvml /var/log/syslog\n{MISMATCH}\n",
@@ -101,3 +105,40 @@ def test_an_error_without_a_rank_is_that_of_the_rank_which_torchrun_saw_failing_
 
 def test_an_error_whose_rank_is_named_keeps_it() -> None:
     assert ask(f"[rank5]: {BLOCK}").findings[0].where["rank"] == 5
+
+
+RANKED = {
+    "[trainer3]:Traceback (most recent call last):\n[trainer3]:{error}\n": 3,
+    "gpu07 | rank 13 | 2026-08-10 05:36:05 | ERROR | {error}\n": 13,
+    "[gpu07:rank 14] {error}\n": 14,
+    "==> logs/rank_0.log <==\nstep 1\n==> logs/rank_9.log <==\n{error}\n": 9,
+}
+
+
+@pytest.mark.parametrize("text", RANKED)
+def test_the_rank_is_read_from_what_a_launcher_or_tail_puts_before_its_lines(text: str) -> None:
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    answer = ask(text.replace("{error}", error))
+    assert (causes(answer)[:1], answer.findings[0].where["rank"]) == (["cuda_oom"], RANKED[text])
+
+
+def test_a_label_with_a_zero_before_it_is_the_same_task() -> None:
+    lines = ("07: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "00: step 1")
+    answer = ask("\n".join(lines) + "\nsrun: error: gpu07: task 7: Exited with exit code 1\n")
+    assert (answer.findings[0].where["rank"], answer.findings[0].where["node"]) == (7, "gpu07")
+
+
+def test_an_event_is_about_the_object_that_it_names() -> None:
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "involvedObject": {"kind": "Node", "name": "gpu07"},
+        "message": "System OOM encountered, victim process: python3, pid: 1822",
+    }
+    assert ask(json.dumps(event, indent=2)).findings[0].where["node"] == "gpu07"
+
+
+def test_the_node_that_ray_lost_is_named_and_not_the_one_that_says_so() -> None:
+    line = f"The node with node id: {'a' * 56} and address: 10.0.0.7 and node name: 10.0.0.7 has been marked dead"
+    answer = ask(json.dumps({"host_name": "head-1", "message": line}))
+    assert (causes(answer)[:1], answer.findings[0].where["node"]) == (["node_down"], "10.0.0.7")

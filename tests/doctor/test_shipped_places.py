@@ -23,6 +23,16 @@ SHIPPED = {
     "splunk": json.dumps({"preview": False, "result": {"_raw": LOST, "host": "gpu07"}}),
     "cloudwatch csv": f'timestamp,message\n1786340165101,"Aug 10 05:36:05 gpu07 kernel: [8.1] {LOST}"',
     "console csv": f'Date,Host,Service,Content\n2026-08-10T05:36:05Z,gpu07,kern,"{LOST}"',
+    "azure csv": f'TimeGenerated,Computer,SyslogMessage\n2026-08-10T05:36:05Z,gpu07,"{LOST}"',
+    "grafana csv": f'"Time","Line","labels"\n"2026-08-10 05:36:05","{LOST}","{{""hostname"":""gpu07""}}"',
+    "graylog csv": f'"timestamp","source","message"\n"2026-08-10T05:36:05Z","gpu07","{LOST}"',
+    "syslog-ng": json.dumps({"HOST": "gpu07", "PROGRAM": "kernel", "MESSAGE": LOST}),
+    "an event inside": json.dumps({"msg": "sent", "events": [{"message": LOST, "nodeName": "gpu07"}]}),
+    "journal export": f"_HOSTNAME=gpu07\nSYSLOG_IDENTIFIER=kernel\nMESSAGE={LOST}\n\n_HOSTNAME=gpu08\nMESSAGE=ok\n",
+    "grep": f"messages:Aug 10 05:36:05 gpu07 kernel: {LOST}",
+    "oc adm node-logs": f"gpu07.example.org Aug 10 05:36:05.123456 gpu07 kernel: {LOST}",
+    "papertrail": f"Aug 10 05:36:05 gpu07 kernel {LOST}",
+    "netconsole": f"10.0.0.7:6665 [12345.678901] {LOST}",
     "time twice": f"2026-08-10T05:36:05.1Z Aug 10 05:36:05 gpu07 kernel: {LOST}",
     "with a mark": f"\ufeffAug 10 05:36:05 gpu07 kernel: {LOST}",
 }
@@ -31,6 +41,8 @@ ANSWERS = {
     "google": [{"jsonPayload": {"MESSAGE": LOST}, "resource": {"labels": {"node_name": "gpu07"}}}],
     "elasticsearch": {"hits": {"hits": [{"_source": {"message": LOST, "host": {"name": "gpu07"}}}]}},
     "aws": {"events": [{"timestamp": 1786340165101, "message": f"Aug 10 05:36:05 gpu07 kernel: {LOST}"}]},
+    "azure": {"tables": [{"columns": [{"name": "Computer"}, {"name": "SyslogMessage"}], "rows": [["gpu07", LOST]]}]},
+    "graylog": {"messages": [{"message": {"source": "gpu07", "message": LOST}}]},
     "insights": {"results": [[{"field": "@message", "value": LOST}, {"field": "host", "value": "gpu07"}]]},
 }
 

@@ -19,7 +19,8 @@ PREFIX_CHARACTERS = 400
 # [2026-08-10 05:36:05 DP0 TP3] …     (Worker_TP3 pid=4711) …     (VllmWorker rank=3 pid=4711) …
 RANK = re.compile(
     r"\[rank[ :]?(?P<a>\d+)\]|\[Rank (?P<b>\d+)\]|\[PG [^\]]{0,120}?Rank (?P<c>\d+)\]"
-    r"|^\s*\[?default(?P<d>\d+)\]:|^\s*(?:\[?rank[ _=:]?(?P<e>\d+)\]?)[:\s|]"
+    r"|^\s*\[?(?:default|trainer|worker)(?P<d>\d+)\]:|(?:^\s*|[|:] ?)rank[ _=:]?(?P<e>\d+) ?[|\]]"
+    r"|^\s*(?:\[?rank[ _=:]?(?P<j>\d+)\]?)[:\s]"
     r"|^\[[\d-]{8,10} [\d:.,]{8,15}(?: [DP]P\d+)* TP(?P<f>\d+)(?: EP\d+)?\]"
     r"|^\((?:\w*Worker\w*?_TP(?P<g>\d+)(?:_EP\d+)?|\w+ rank=(?P<h>\d+)) pid="
     r"|^\[\d{1,6},(?P<i>\d{1,6})\]<std(?:out|err)>:",
@@ -30,13 +31,17 @@ NCCL = re.compile(r"(?P<node>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d
 # Aug 10 20:36:51 gpu-node-a kernel: …     2026-08-10T05:36:05.1+00:00 gpu-node-a kernel: …
 # <4>1 2026-08-10T05:36:05.1Z gpu-node-a kernel - - - …      (RFC 5424)
 STRUCTURED = re.compile(r"^<\d{1,3}>1 \d{4}-\S+ (?P<node>[A-Za-z][\w.-]*) \S+ \S+ \S+ (?:-|\[)")
-# … and with the time of a shipper before its own
+# messages:Jun 17 20:18:08 gpu07 kernel: …      gpu07 Mar 01 04:12:01.123 gpu07 kernel: …      (behind a file's or a
+# machine's name)
 SYSLOG = re.compile(
-    r"^(?:<\d+>)?(?:\d{4}-\d\d-\d\dT\S+ )?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ]\S+) "
-    r"(?P<node>[A-Za-z][\w.-]*) [\w./-]+(?:\[\d+\])?: "
+    r"^(?:<\d+>)?(?:[^\s=]{1,120}[: ])?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\d[T ]\S+) "
+    r"(?P<node>[A-Za-z][\w.-]*) (?:[\w./-]+(?:\[\d+\])?: |kernel )"
 )
 # 10.1.2.3: kern: warning: […]     gpu07: NVRM: …      gpu07 | ERROR: nhc: …     (pdsh, talos, clush)
-SPREAD = re.compile(r"^(?P<node>\d+\.\d+\.\d+\.\d+|[A-Za-z][\w-]*\d[\w.-]*)(?:: | \| )(?=\S)")
+# 10.1.2.3:6665 [8.1] NVRM: …      (netconsole)
+SPREAD = re.compile(r"^(?P<node>\d+\.\d+\.\d+\.\d+|[A-Za-z][\w-]*\d[\w.-]*)(?:: | \| |:\d+ (?=\[))(?=\S)")
+# fatal: [gpu07]: FAILED! => …      (ansible)
+TOLD = re.compile(r"^(?:fatal|failed|ok|changed|skipping|unreachable): \[(?P<node>[A-Za-z][\w.-]*)\]")
 # (RayWorkerVllm pid=219154, ip=10.0.0.7) …     (raylet, ip=10.0.0.7) …
 RAY = re.compile(
     r"^\((?P<process>[\w:.-]+)(?:\([^)]*\))?(?: rank=\d+)?(?=[ ,]+(?:pid|ip)=)"
@@ -53,6 +58,8 @@ LABELS = re.compile(
 )
 # Rank 9, node gpu07, device 1, iteration 33210: …      (Megatron)
 NAMED = re.compile(r"\b[Rr]ank (?P<rank>\d+), node (?P<node>[A-Za-z][\w.-]*), device (?P<gpu>\d+)\b")
+
+MACHINES = (SYSLOG, SPREAD, STRUCTURED, TOLD)
 
 # [Wed Jun 24 13:44:20 2026]
 DMESG_TIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2})\s+(\d+) (\d\d):(\d\d):(\d\d) (\d{4})\]")
@@ -80,7 +87,10 @@ MONTHS = {
 }
 # slurmstepd-gpu07: error: …      puts its own name before the node's
 DAEMON = re.compile(r"^(?:slurmstepd|slurmd)-?")
-NOT_NODES = frozenset({"kernel", "kern", "error", "warning", "info", "systemd", "srun", "slurmstepd", "localhost"})
+NOT_NODES = frozenset(
+    {"kernel", "kern", "error", "warning", "warn", "info", "debug", "fatal", "critical", "notice", "systemd", "srun"}
+    | {"slurmstepd", "localhost"}
+)
 
 # nvidia-nvswitch3: SXid …      mlx5_0: Port: 1 Link DOWN      (devices, numbered as nodes are)
 DEVICE = re.compile(r"(?:nvidia-nvswitch|mlx[45]_|nvme|eth|ib|ibs|md|veth)\d+$|nvme\d+n\d+$")
@@ -96,7 +106,7 @@ def read_prefix(line: str) -> Mapping[str, str]:
         found.update(nccl.groupdict())
     elif (
         ray is None
-        and (host := SYSLOG.match(head) or SPREAD.match(head) or STRUCTURED.match(head)) is not None
+        and (host := next(filter(None, (pattern.match(head) for pattern in MACHINES)), None)) is not None
         and host["node"].lower() not in NOT_NODES
         and DEVICE.match(host["node"]) is None
     ):

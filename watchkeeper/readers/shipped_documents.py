@@ -17,7 +17,7 @@ from watchkeeper.readers import shipped_fields
 MAX_BYTES = 32 << 20
 MAX_DEPTH = 8
 # Where answers keep their entries: Loki, Elasticsearch, CloudWatch, and consoles that export.
-CONTAINERS = ("data", "result", "results", "streams", "events", "hits", "entries", "logs", "rows")
+CONTAINERS = ("data", "result", "results", "streams", "events", "hits", "entries", "logs", "messages", "tables")
 LOOKS = re.compile(rb'\A\s*(?:\[\s*[\[{]|\{[\s\S]*"(?:' + "|".join(CONTAINERS).encode() + rb')"\s*:\s*[\[{])')
 
 
@@ -56,6 +56,8 @@ def _entries(value: object, depth: int) -> Iterator[tuple[dict[str, Any], str]]:
     elif isinstance(value, dict):
         if isinstance(value.get("stream"), dict) and isinstance(value.get("values"), list):
             yield from _of_loki(value["stream"], value["values"])
+        elif isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list):
+            yield from _entries(_rows(value["columns"], value["rows"]), depth + 1)
         elif (found := shipped_fields.entry(value)) is not None:
             yield dict(found[0]), found[1]
         else:
@@ -68,6 +70,12 @@ def _of_loki(labels: dict[str, Any], values: list[Any]) -> Iterator[tuple[dict[s
     for pair in values:
         if isinstance(pair, list) and len(pair) > 1 and isinstance(pair[1], str):
             yield {"labels": labels, "timestamp": pair[0], "line": pair[1]}, "line"
+
+
+def _rows(columns: list[Any], rows: list[Any]) -> list[dict[str, Any]]:
+    """A table, as Azure's and other query languages answer."""
+    names = [str(column.get("name")) if isinstance(column, dict) else str(column) for column in columns]
+    return [dict(zip(names, row, strict=False)) for row in rows if isinstance(row, list)]
 
 
 def _insight(cells: list[Any]) -> dict[str, Any] | None:

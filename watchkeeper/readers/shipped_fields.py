@@ -1,50 +1,86 @@
 """One entry of a structured log, written as syslog would have it: time, node, program, text.
 
-journald, Docker, Fluent Bit, Vector, Loki, Elasticsearch, Google's and Amazon's logs all name the same things
-differently, and put some of them one level deeper. `shipped_text` asks for lines of JSON and CSV,
-`shipped_documents` for the entries of a whole answer. What a place is called stays in the text, where `line_prefix`
-finds it.
+journald, Docker, Fluent Bit, Vector, Loki, Elasticsearch, and the logs of Google, Amazon and Microsoft call the same
+things `hostName`, `host.name`, `_HOSTNAME` or `Computer`, and put some of them deeper. So names are compared by their
+letters alone. `shipped_text` asks for lines of JSON and CSV, `shipped_documents` for the entries of a whole answer;
+what a place is called stays in the text, where `line_prefix` finds it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-# Where structured logs keep their text (journald, Docker, zap, structlog, Loki, Google, Datadog, Splunk), their time
-# and their node.
+# What the fields of an entry are called, by their letters, in the order in which they are asked.
 MESSAGES = (
-    *("MESSAGE", "message", "msg", "log", "text", "line", "textPayload", "@message", "content", "body", "_raw"),
-    "event",
+    *("message", "msg", "log", "text", "line", "textpayload", "syslogmessage", "content", "body", "raw", "event"),
 )
-# An entry whose own fields stand one level deeper.
-INSIDE = ("jsonPayload", "_source", "content", "attributes", "result", "message")
-TIMES = ("time", "timestamp", "ts", "@timestamp", "asctime", "date", "_time")
-NODES = ("_HOSTNAME", "hostname", "host", "node", "nodename", "node_name", "host.name", "k8s.node.name")
-LABELS = ("labels", "stream", "kubernetes", "attributes", "tags", "fields")
-LABELLED_NODES = (*NODES, "pod_node_name", "kubernetes_node_name", "kubernetes_host", "instance")
-PODS = ("pod_name", "pod", "k8s.pod.name", "kubernetes_pod_name")
-CONTAINERS = ("container_name", "container")
-PROGRAMS = ("SYSLOG_IDENTIFIER", "_COMM", "logger", "ident")
+TIMES = ("time", "timestamp", "ts", "asctime", "date", "datetime", "timegenerated", "realtimetimestamp")
+NODES = (
+    *("hostname", "nodename", "host", "node", "computer", "computername", "machine", "machinename", "k8snodename"),
+    *("kubernetesnodename", "kuberneteshost", "podnodename"),
+)
+# As a last resort: these may also be an instance of anything, or the source of anything (in Graylog it is the node).
+LABELLED_NODES = (*NODES, "instance", "source")
+PODS = ("podname", "pod", "k8spodname", "kubernetespodname")
+CONTAINERS = ("containername", "container")
+PROGRAMS = ("syslogidentifier", "comm", "logger", "ident", "program", "processname")
 LEVELS = ("level", "levelname", "severity", "stream")
 GRAVE = ("error", "fatal", "critical")
+LABELS = ("resource", "labels", "stream", "kubernetes", "attributes", "tags", "fields")
+PLACED = frozenset({*TIMES, *NODES, *PROGRAMS, *LEVELS, *LABELS, "rank"})
+# An entry whose own fields stand one level deeper.
+INSIDE = ("jsonPayload", "_source", "content", "attributes", "result", "message")
+# Only these name a machine wherever they stand.
+DEEP_NODES = frozenset({"nodename", "hostname"})
+MAX_DEPTH = 5
 # Docker's own lines have these alone, and there are many of them: they take the short way.
 DOCKER = frozenset({"log", "stream", "time"})
-REALTIME = "__REALTIME_TIMESTAMP"
-# Fields that have a place of their own in the line.
-PLACED = frozenset({*TIMES, *NODES, *PROGRAMS, *LEVELS, *LABELS, "rank", "resource"})
 # Different sets of fields that lines of one log have.
 MAX_FIELD_SETS = 256
 # Syslog's form needs a time before the node and a name that begins with a letter.
 NAME = re.compile(r"[A-Za-z][\w.-]*")
+NOT_LETTERS = re.compile(r"[^a-z0-9]")
+# {hostname="gpu07", job="kern"}      (labels as text)
+LABEL = re.compile(r'([\w.]+)="([^"]*)"')
 # Nanoseconds, microseconds, milliseconds and seconds since 1970 are told apart by their size; less is no time of a log.
 UNITS = (1e9, 1e6, 1e3, 1.0)
 EARLIEST_SECONDS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Which fields an entry has for what, in the order in which they are asked."""
+
+    messages: tuple[str, ...]
+    times: tuple[str, ...]
+    nodes: tuple[str, ...]
+    pods: tuple[str, ...]
+    containers: tuple[str, ...]
+    programs: tuple[str, ...]
+    levels: tuple[str, ...]
+    labels: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+@lru_cache(MAX_FIELD_SETS)
+def _keys(given: tuple[str, ...]) -> _Keys:
+    """Worked out once for each set of fields; those of the journal say who wrote a line and how it came there."""
+    called: dict[str, list[str]] = {}
+    for key in given:
+        called.setdefault(NOT_LETTERS.sub("", key.lower()), []).append(key)
+    found = (
+        tuple(key for name in names for key in called.get(name, ()))
+        for names in (MESSAGES, TIMES, LABELLED_NODES, PODS, CONTAINERS, PROGRAMS, LEVELS, LABELS)
+    )
+    placed = {key for name in PLACED for key in called.get(name, ())}
+    others = tuple(key for key in given if key not in placed and not key.startswith("_") and not key.isupper())
+    return _Keys(*found, others)
 
 
 def entry(fields: object) -> tuple[Mapping[str, Any], str] | None:
@@ -62,10 +98,15 @@ def entry(fields: object) -> tuple[Mapping[str, Any], str] | None:
 
 
 def _message(fields: Mapping[str, Any]) -> str | None:
-    for name in MESSAGES:
-        if name in fields and isinstance(fields[name], str):
+    for name in _keys(tuple(fields)).messages:
+        if isinstance(fields[name], str):
             return name
     return None
+
+
+def message_of(names: Iterable[str]) -> str | None:
+    """Which of some columns has the text."""
+    return next(iter(_keys(tuple(names)).messages), None)
 
 
 def written(fields: Mapping[str, Any], name: str) -> str:
@@ -73,9 +114,8 @@ def written(fields: Mapping[str, Any], name: str) -> str:
     if fields.keys() <= DOCKER:
         return f"{fields.get('time', '')} {fields[name].rstrip()}".replace("\n", " ")
     keys = _keys(tuple(fields))
-    labels = _labels(fields, keys.labels) if keys.labels else {}
     time = _time(fields, keys.times)
-    place = _place(fields, labels, keys, has_time=time is not None)
+    place = _place(fields, keys, has_time=time is not None)
     rank = f"[rank{fields['rank']}]: " if isinstance(fields.get("rank"), int | str) else ""
     level = next((f" level={fields[key]}" for key in keys.levels if str(fields[key]).lower() in GRAVE), "")
     more = level + "".join(
@@ -86,56 +126,63 @@ def written(fields: Mapping[str, Any], name: str) -> str:
     return f"{time + ' ' if time else ''}{place}{rank}{fields[name].rstrip()}{more}".replace("\n", " ")
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """Which fields an entry has for what, in the order in which they are asked."""
-
-    times: tuple[str, ...]
-    nodes: tuple[str, ...]
-    programs: tuple[str, ...]
-    levels: tuple[str, ...]
-    labels: tuple[str, ...]
-    others: tuple[str, ...]
-
-
-@lru_cache(MAX_FIELD_SETS)
-def _keys(given: tuple[str, ...]) -> _Keys:
-    """Worked out once for each set of fields; those of the journal say who wrote a line and how it came there."""
-    present = frozenset(given)
-    times, nodes, programs, levels, labels = (
-        tuple(name for name in names if name in present)
-        for names in ((*TIMES, REALTIME), NODES, PROGRAMS, LEVELS, ("resource", *LABELS))
-    )
-    others = tuple(key for key in given if key not in PLACED and not key.startswith("_") and not key.isupper())
-    return _Keys(times, nodes, programs, levels, labels, others)
-
-
-def _place(fields: Mapping[str, Any], labels: Mapping[str, Any], keys: _Keys, *, has_time: bool) -> str:
-    node = _first(fields, keys.nodes) or _first(labels, LABELLED_NODES)
+def _place(fields: Mapping[str, Any], keys: _Keys, *, has_time: bool) -> str:
+    node, pod, container = _first(fields, keys.nodes), _first(fields, keys.pods), None
+    if keys.labels and (labels := _labels(fields, keys.labels)):
+        named = _keys(tuple(labels))
+        node, pod = node or _first(labels, named.nodes), _first(labels, named.pods) or pod
+        container = _first(labels, named.containers)
+    node = node or _deep(fields, keys.others, 0)
     place = ""
     if node:
         program = _first(fields, keys.programs) or "log"
         place = f"{node} {program}: " if has_time and NAME.fullmatch(node) else f"[node/{node}] {program}: "
-    pod = _first(labels, PODS) if labels else None
-    return f"{place}[pod/{pod}/{_first(labels, CONTAINERS) or ''}] " if pod else place
+    return f"{place}[pod/{pod}/{container or ''}] " if pod else place
 
 
 def _labels(fields: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
     """What a shipper says about who wrote an entry."""
     found: dict[str, Any] = {}
     for name in names:
-        labels = fields[name]
-        if isinstance(labels, dict):
-            inner = (labels.get("labels"), labels.get("attributes")) if name == "resource" else (labels,)
-            for one in inner:
-                found |= one if isinstance(one, dict) else {}
+        labels = _opened(fields[name])
+        inner = (labels.get("labels"), labels.get("attributes"), labels) if name == "resource" else (labels,)
+        for one in inner:
+            found |= one if isinstance(one, dict) else {}
     return found
+
+
+def _opened(labels: object) -> dict[str, Any]:
+    if isinstance(labels, dict):
+        return labels
+    if not isinstance(labels, str) or not labels.startswith("{"):
+        return {}
+    try:
+        found = json.loads(labels)
+    except ValueError:
+        return dict(LABEL.findall(labels))
+    return found if isinstance(found, dict) else {}
+
+
+def _deep(value: object, names: Iterable[Any], depth: int) -> str | None:
+    """A node's name somewhere inside, as health monitors send whole events."""
+    if depth > MAX_DEPTH or not isinstance(value, dict | list):
+        return None
+    for name in names:
+        one = value[name]
+        if isinstance(one, str):
+            if isinstance(name, str) and one and NOT_LETTERS.sub("", name.lower()) in DEEP_NODES:
+                return one
+        elif isinstance(one, dict | list):
+            inside = _deep(one, list(one) if isinstance(one, dict) else range(len(one)), depth + 1)
+            if inside is not None:
+                return inside
+    return None
 
 
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The first of these that is a text; Elastic's `host` and `pod` have theirs in `name`."""
     for name in names:
-        value = fields.get(name)
+        value = fields[name]
         if isinstance(value, dict):
             value = value.get("name")
         if value and isinstance(value, str):

@@ -151,8 +151,8 @@ def from_json(line: bytes) -> bytes:
 
 def _csv_opening(lines: Sequence[bytes]) -> Opening | None:
     """How rows are read below a heading that names a column of messages, as web consoles export logs."""
-    names = [name.strip().lower() for name in _cells(lines[0])] if lines and b"," in lines[0] else []
-    message = next((name for name in shipped_fields.MESSAGES if name in names), None)
+    names = [name.strip() for name in _cells(lines[0])] if lines and b"," in lines[0] else []
+    message = shipped_fields.message_of(names)
     if message is None or len(names) < 2 or not any(len(_cells(line)) == len(names) for line in lines[1:]):
         return None
 

@@ -1,7 +1,7 @@
 """Records of more than one machine: outputs of many nodes in one file, objects of Kubernetes, the events of a pod.
 
-Ansible, clush and a loop over ssh print the name of a machine above what it said; an object of Kubernetes names itself
-in its metadata. `records` asks for them, and `places` gives the names to the signs below.
+Ansible, clush, salt and a loop over ssh print the name of a machine above what it said; an object of Kubernetes names
+itself in its metadata. `records` asks for them, and `places` gives the names to the signs below.
 """
 
 from __future__ import annotations
@@ -13,15 +13,22 @@ from collections.abc import Iterator, Sequence
 from watchkeeper.diagnose.doctor import headings
 from watchkeeper.diagnose.doctor.facts import Record
 from watchkeeper.diagnose.doctor.listing import Listing
+from watchkeeper.readers import flight_recorder
 
 # gpu07 | FAILED | rc=18 >>      (ansible)
 # ---------------                (clush -b, dshbak)
 # gpu07 (1)
 # ---------------
-# ===== gpu07 =====      ### node: gpu07      (what people print in a loop)
+# [2] 04:12:02 [FAILURE] gpu07 Exited with error code 18      (pssh)
+# gpu07:                         (salt)
+#     what it printed
+# Host: gpu07      ===== gpu07 =====      ### node: gpu07      (what people print in a loop)
 MACHINE = re.compile(
     r"^(?P<told>[A-Za-z][\w.-]*) \| (?:CHANGED|SUCCESS|FAILED!?|UNREACHABLE!?)(?: \| rc=-?\d+)? (?:>>|=>)"
     r"|^-{5,}\n(?P<gathered>[A-Za-z][\w.\[\],-]*)(?: \(\d+\))?\n-{5,}$"
+    r"|^\[\d+\] \d\d:\d\d:\d\d \[(?:SUCCESS|FAILURE)\] (?P<reached>[A-Za-z][\w.-]*)"
+    r"|^(?:[Hh]ost|[Nn]ode|[Ss]erver|[Mm]achine)(?:[Nn]ame)?: ?(?P<named>[A-Za-z][\w.-]*\d[\w.-]*)$"
+    r"|^(?P<indenting>[A-Za-z][\w.-]*\d[\w.-]*):\n(?= {4}\S)"
     r"|^(?:[=#*>]{2,}|-{3,}) ?(?P<said>(?:host|node|server|machine)(?:name)?:? )?"
     r"(?P<ruled>[A-Za-z][\w.-]*\d[\w.-]*) ?:?(?: ?(?:[=#*<]{2,}|-{3,}))?$",
     re.MULTILINE,
@@ -29,6 +36,17 @@ MACHINE = re.compile(
 # What people also put between rules, numbered like machines.
 NO_MACHINE = re.compile(r"(?i)(?:rank|step|epoch|iter\w*|test|stage|phase|part|run|layer|case|round|v)[\d_.-]|gpu\d$")
 LEAST_RULED = 2
+# _HOSTNAME=gpu07      among      MESSAGE=…      _TRANSPORT=kernel
+HOSTNAME = re.compile(r"^[ \t]*_HOSTNAME=(?P<node>\S+)$", re.MULTILINE)
+ASSIGNMENT = re.compile(r"\s*[A-Z_][A-Z0-9_]*=")
+# ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.      and below      ip: 10.0.0.7
+ACTOR = re.compile(
+    r"^[^\n]*(?:RayActorError|ActorDiedError)[^\n]*\n(?:[ \t]+\w+: [^\n]*\n){0,8}?[ \t]+ip: (?P<node>[\w.:-]+)$",
+    re.MULTILINE,
+)
+ACTOR_LINES = 12
+# ==> logs/rank_9.log <==
+FILE = re.compile(r"^==> (?P<path>.+) <==$", re.MULTILINE)
 #   Normal   Scheduled  73s   default-scheduler  Successfully assigned team-a/trainer-0 to gpu07
 ASSIGNED = re.compile(r"Successfully assigned (?P<namespace>[\w.-]+)/(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
 EVENT = re.compile(r"\s*(?:Normal|Warning|Type|-{4,})\s")
@@ -40,13 +58,39 @@ KEY = re.compile(r'\s*(?:- )?"?(?P<key>\w+)"?:(?: "?(?P<value>[\w./-]+)"?,?)?')
 def machines(listing: Listing) -> Iterator[Record]:
     """What each machine said, until the name of the next."""
     found = list(headings.until_next(listing, MACHINE))
-    shapes = Counter(re.sub(r"\d", "", match["ruled"]) for _, _, match in found if match["ruled"])
+    shapes = Counter(re.sub(r"\d", "", name) for _, _, match in found if (name := match["ruled"] or match["indenting"]))
     for first, last, match in found:
-        ruled = match["ruled"]
+        ruled = match["ruled"] or match["indenting"]
         is_habit = ruled and (match["said"] or shapes[re.sub(r"\d", "", ruled)] >= LEAST_RULED)
-        name = match["told"] or match["gathered"] or (ruled if is_habit and not NO_MACHINE.match(ruled) else None)
+        sure = (match[name] for name in ("told", "gathered", "reached", "named") if match[name])
+        name = next(sure, ruled if is_habit and not NO_MACHINE.match(ruled) else None)
         if name:
             yield Record(listing.name, first, last, {"node": name})
+
+
+def journal(listing: Listing) -> Iterator[Record]:
+    """Entries of `journalctl -o export` or `-o verbose`, each a block of lines with the name of its machine."""
+    lines = listing.lines
+    for number, found in headings.numbered(listing, HOSTNAME):
+        first = last = number
+        while first > 1 and ASSIGNMENT.match(lines[first - 2]):
+            first -= 1
+        while last < len(lines) and ASSIGNMENT.match(lines[last]):
+            last += 1
+        yield Record(listing.name, first, last, {"node": found["node"]})
+
+
+def actors(listing: Listing) -> Iterator[Record]:
+    """Actors of Ray that died, and the machine on which each ran."""
+    for first, found in headings.numbered(listing, ACTOR):
+        yield Record(listing.name, first, first + ACTOR_LINES, found.groupdict())
+
+
+def files(listing: Listing) -> Iterator[Record]:
+    """Several files behind each other, as `tail` and `head` print them; a name may tell the rank."""
+    for first, last, found in headings.until_next(listing, FILE):
+        if (rank := flight_recorder.RANK_OF_NAME.search(found["path"].rsplit("/", 1)[-1])) is not None:
+            yield Record(listing.name, first, last, {"rank": rank[1]})
 
 
 def events(listing: Listing) -> Iterator[Record]:
@@ -75,24 +119,36 @@ def objects(listing: Listing) -> Iterator[Record]:
 
 
 def _named(block: Sequence[str], depth: int) -> dict[str, str]:
+    """What an object is called; an event is about another one."""
     own = {match["key"]: match["value"] for line in block if _depth(line) == depth and (match := KEY.match(line))}
-    inside = [
-        at for at, line in enumerate(block) if _depth(line) == depth and line.lstrip(' "-').startswith("metadata")
-    ]
-    if own.get("kind") not in ("Node", "Pod") or not inside:
+    if own.get("kind") == "Event":
+        about = _inside(block, depth, "involvedObject") or _inside(block, depth, "regarding")
+        kind, name = about.get("kind"), about.get("name")
+    else:
+        kind, name = own.get("kind"), _inside(block, depth, "metadata").get("name")
+    if kind not in ("Node", "Pod") or not name:
         return {}
-    below = block[inside[0] + 1 :]
+    node = next((match["value"] for line in block if (match := _key("nodeName", line)) and match["value"]), None)
+    return {"node": name} if kind == "Node" else {"pod": name} | ({"node": node} if node else {})
+
+
+def _inside(block: Sequence[str], depth: int, key: str) -> dict[str, str]:
+    """The keys right below one of an object's own keys."""
+    at = next((at for at, line in enumerate(block) if _depth(line) == depth and _key(key, line)), len(block) - 1)
+    below = block[at + 1 :]
     children = _depth(below[0]) if below else depth
-    name = next((match["value"] for line in below if _depth(line) == children and (match := _key("name", line))), None)
-    if not name or children <= depth:
-        return {}
-    node = next((match["value"] for line in block if (match := _key("nodeName", line))), None)
-    return {"node": name} if own["kind"] == "Node" else {"pod": name} | ({"node": node} if node else {})
+    found: dict[str, str] = {}
+    for line in below:
+        if _depth(line) <= depth:
+            break
+        if _depth(line) == children and (match := KEY.match(line)) and match["value"]:
+            found.setdefault(match["key"], match["value"])
+    return found
 
 
 def _key(name: str, line: str) -> re.Match[str] | None:
     match = KEY.match(line)
-    return match if match is not None and match["key"] == name and match["value"] else None
+    return match if match is not None and match["key"] == name else None
 
 
 def _depth(line: str) -> int:

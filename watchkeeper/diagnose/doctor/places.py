@@ -31,9 +31,12 @@ EVENT_ROW = re.compile(r"^\s*\S+\s+(?:Warning|Normal)\s+\w+\s+(?P<kind>pod|node)
 STRUCTURED = re.compile(
     r'\bpods?(?:Name)?=\[?"?(?:(?P<namespace>[a-z0-9][\w.-]*)/)?(?P<pod>[a-z0-9][\w.-]*)"?'
     r'|\b(?:node|nodeName|node_name|nodename|hostname)="?(?P<node>[A-Za-z][\w.-]*)"?'
+    r"|\b(?:Worker|Node) IP(?: address)?: (?P<address>[\w.:]+\w)"
 )
-# The following GPUs could not be reset: GPU 00000000:07:00.0: In use by another client
-GPU_ADDRESS = re.compile(r"\bGPU ?(?:at )?(?:PCI:)?((?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{4}):[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\b")
+# The following GPUs could not be reset: GPU 00000000:07:00.0: In use by another client      detected on PCI:0000:07:00
+GPU_ADDRESS = re.compile(
+    r"\b(?:GPU ?(?:at )?(?:PCI:)?|PCI:)((?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{4}):[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\b"
+)
 # The error that a traceback ends with stands at most so far below its heading.
 TRACEBACK_LINES = 60
 # torchrun's block has the host a line above the rank.
@@ -62,7 +65,7 @@ def _labelled(facts: Facts, sightings: Sequence[Sighting]) -> list[Sighting]:
     kinds = {given.name: given.kind for given in facts.inputs}
     plain = {seen.input for seen in sightings if LABEL.match(seen.text) is None and UNLABELLED.match(seen.text) is None}
     return [
-        _adding(seen, {"rank": label[1]})
+        _adding(seen, {"rank": str(int(label[1]))})
         if kinds.get(seen.input) in LABELLED_KINDS
         and seen.input not in plain
         and (label := LABEL.match(seen.text)) is not None
@@ -107,8 +110,9 @@ def _with_their_record(facts: Facts, sightings: Sequence[Sighting]) -> list[Sigh
                     seen = _adding(seen, {name: numbers.pop()})
         if (row := EVENT_ROW.match(seen.text)) is not None:
             seen = _adding(seen, {row["kind"]: row["name"]})
-        for pair in STRUCTURED.finditer(seen.text) if "=" in seen.text else ():
-            seen = _adding(seen, {name: value for name, value in pair.groupdict().items() if value})
+        for pair in STRUCTURED.finditer(seen.text) if "=" in seen.text or " IP" in seen.text else ():
+            named = {"node" if name == "address" else name: value for name, value in pair.groupdict().items() if value}
+            seen = _adding(seen, named)
         found.append(seen)
     return found
 

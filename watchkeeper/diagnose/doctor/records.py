@@ -180,6 +180,7 @@ def _ports(listing: Listing) -> Iterator[Record]:
         yield Record(listing.name, first, last, {"owner": found["owner"].lower(), "port": found["port"]})
 
 
+MACHINE_WORDS = ("ost: ", "ode: ", "erver: ", "achine: ", "ame: ")
 # Each with texts of which a printout must have one before it is looked through.
 READINGS: tuple[tuple[tuple[str, ...], Callable[[Listing], Iterator[Record]]], ...] = (
     (("Name:",), _described),
@@ -190,6 +191,9 @@ READINGS: tuple[tuple[tuple[str, ...], Callable[[Listing], Iterator[Record]]], .
     (("# Port ",), _ports),
     (("Successfully assigned ",), cluster_records.events),
     (("apiVersion",), cluster_records.objects),
-    ((" >>\n", " => {", "-----\n", "==", "##"), cluster_records.machines),
+    ((" >>\n", " => {", "-----\n", "==", "##", "[FAILURE]", ":\n    ", *MACHINE_WORDS), cluster_records.machines),
+    (("_HOSTNAME=",), cluster_records.journal),
+    (("==> ",), cluster_records.files),
+    (("RayActorError", "ActorDiedError"), cluster_records.actors),
     (("@", "kubectl ", "$ "), _typed),
 )

@@ -142,3 +142,17 @@ def test_the_node_that_ray_lost_is_named_and_not_the_one_that_says_so() -> None:
     line = f"The node with node id: {'a' * 56} and address: 10.0.0.7 and node name: 10.0.0.7 has been marked dead"
     answer = ask(json.dumps({"host_name": "head-1", "message": line}))
     assert (causes(answer)[:1], answer.findings[0].where["node"]) == (["node_down"], "10.0.0.7")
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        "Host: api1.example.org\nAccept: */*",
+        "eth0:\n    mtu 1500\neth1:",
+        '{"source": "train2.py", "message": "started"}',
+        "[rank3]: 2026-08-10 05:36:05,123 trainer loss: 2.1",
+    ],
+)
+def test_what_only_looks_like_a_machine_is_not_blamed(heading: str) -> None:
+    assert "node" not in ask(f"{heading}\n    {MISMATCH}\n").findings[0].where
+    assert "node" not in ask(f"{heading} {MISMATCH}\n").findings[0].where

@@ -34,7 +34,7 @@ STRUCTURED = re.compile(r"^<\d{1,3}>1 \d{4}-\S+ (?P<node>[A-Za-z][\w.-]*) \S+ \S
 # messages:Jun 17 20:18:08 gpu07 kernel: …      gpu07 Mar 01 04:12:01.123 gpu07 kernel: …      (behind a file's or a
 # machine's name)
 SYSLOG = re.compile(
-    r"^(?:<\d+>)?(?:[^\s=]{1,120}[: ])?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\d[T ]\S+) "
+    r"^(?:<\d+>)?(?:(?:[^\s=]{1,120}[: ])?[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\d[T ]\S+) "
     r"(?P<node>[A-Za-z][\w.-]*) (?:[\w./-]+(?:\[\d+\])?: |kernel )"
 )
 # 10.1.2.3: kern: warning: […]     gpu07: NVRM: …      gpu07 | ERROR: nhc: …     (pdsh, talos, clush)

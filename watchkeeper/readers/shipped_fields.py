@@ -25,8 +25,8 @@ NODES = (
     *("hostname", "nodename", "host", "node", "computer", "computername", "machine", "machinename", "k8snodename"),
     *("kubernetesnodename", "kuberneteshost", "podnodename"),
 )
-# As a last resort: these may also be an instance of anything, or the source of anything (in Graylog it is the node).
-LABELLED_NODES = (*NODES, "instance", "source")
+# As a last resort, where the value looks like a machine's name: a label of Prometheus, and Graylog's word.
+SOURCES = ("instance", "source")
 PODS = ("podname", "pod", "k8spodname", "kubernetespodname")
 CONTAINERS = ("containername", "container")
 PROGRAMS = ("syslogidentifier", "comm", "logger", "ident", "program", "processname")
@@ -45,6 +45,9 @@ DOCKER = frozenset({"log", "stream", "time"})
 MAX_FIELD_SETS = 256
 # Syslog's form needs a time before the node and a name that begins with a letter.
 NAME = re.compile(r"[A-Za-z][\w.-]*")
+# gpu07      10.0.0.7      but no name of a program or of a file
+MACHINE = re.compile(r"[\w.-]*\d[\w.:-]*")
+FILE = re.compile(r"\.(?:py|go|c|cc|cpp|rs|js|log|txt)(?::\d+)?$")
 NOT_LETTERS = re.compile(r"[^a-z0-9]")
 # {hostname="gpu07", job="kern"}      (labels as text)
 LABEL = re.compile(r'([\w.]+)="([^"]*)"')
@@ -60,6 +63,7 @@ class _Keys:
     messages: tuple[str, ...]
     times: tuple[str, ...]
     nodes: tuple[str, ...]
+    sources: tuple[str, ...]
     pods: tuple[str, ...]
     containers: tuple[str, ...]
     programs: tuple[str, ...]
@@ -74,13 +78,24 @@ def _keys(given: tuple[str, ...]) -> _Keys:
     called: dict[str, list[str]] = {}
     for key in given:
         called.setdefault(NOT_LETTERS.sub("", key.lower()), []).append(key)
-    found = (
-        tuple(key for name in names for key in called.get(name, ()))
-        for names in (MESSAGES, TIMES, LABELLED_NODES, PODS, CONTAINERS, PROGRAMS, LEVELS, LABELS)
-    )
     placed = {key for name in PLACED for key in called.get(name, ())}
     others = tuple(key for key in given if key not in placed and not key.startswith("_") and not key.isupper())
-    return _Keys(*found, others)
+
+    def known(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(key for name in names for key in called.get(name, ()))
+
+    return _Keys(
+        messages=known(MESSAGES),
+        times=known(TIMES),
+        nodes=known(NODES),
+        sources=known(SOURCES),
+        pods=known(PODS),
+        containers=known(CONTAINERS),
+        programs=known(PROGRAMS),
+        levels=known(LEVELS),
+        labels=known(LABELS),
+        others=others,
+    )
 
 
 def entry(fields: object) -> tuple[Mapping[str, Any], str] | None:
@@ -130,9 +145,10 @@ def _place(fields: Mapping[str, Any], keys: _Keys, *, has_time: bool) -> str:
     node, pod, container = _first(fields, keys.nodes), _first(fields, keys.pods), None
     if keys.labels and (labels := _labels(fields, keys.labels)):
         named = _keys(tuple(labels))
-        node, pod = node or _first(labels, named.nodes), _first(labels, named.pods) or pod
+        node = node or _first(labels, named.nodes) or _source(labels, named.sources)
+        pod = _first(labels, named.pods) or pod
         container = _first(labels, named.containers)
-    node = node or _deep(fields, keys.others, 0)
+    node = node or _deep(fields, keys.others, 0) or _source(fields, keys.sources)
     place = ""
     if node:
         program = _first(fields, keys.programs) or "log"
@@ -188,6 +204,11 @@ def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
         if value and isinstance(value, str):
             return value
     return None
+
+
+def _source(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    value = _first(fields, names)
+    return value if value is not None and MACHINE.fullmatch(value) and not FILE.search(value) else None
 
 
 def _time(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from watchkeeper.diagnose.doctor import headings
 from watchkeeper.diagnose.doctor.facts import Record
 from watchkeeper.diagnose.doctor.listing import Listing
-from watchkeeper.readers import flight_recorder
+from watchkeeper.readers import flight_recorder, line_prefix
 
 # gpu07 | FAILED | rc=18 >>      (ansible)
 # ---------------                (clush -b, dshbak)
@@ -35,7 +35,7 @@ MACHINE = re.compile(
 )
 # What people also put between rules, numbered like machines.
 NO_MACHINE = re.compile(r"(?i)(?:rank|step|epoch|iter\w*|test|stage|phase|part|run|layer|case|round|v)[\d_.-]|gpu\d$")
-LEAST_RULED = 2
+LEAST_NAMES = 2
 # _HOSTNAME=gpu07      among      MESSAGE=…      _TRANSPORT=kernel
 HOSTNAME = re.compile(r"^[ \t]*_HOSTNAME=(?P<node>\S+)$", re.MULTILINE)
 ASSIGNMENT = re.compile(r"\s*[A-Z_][A-Z0-9_]*=")
@@ -56,16 +56,20 @@ KEY = re.compile(r'\s*(?:- )?"?(?P<key>\w+)"?:(?: "?(?P<value>[\w./-]+)"?,?)?')
 
 
 def machines(listing: Listing) -> Iterator[Record]:
-    """What each machine said, until the name of the next."""
+    """What each machine said, until the name of the next; what only looks like a heading must be a habit."""
     found = list(headings.until_next(listing, MACHINE))
-    shapes = Counter(re.sub(r"\d", "", name) for _, _, match in found if (name := match["ruled"] or match["indenting"]))
+    names = {name for _, _, match in found if (name := _habitual(match))}
+    shapes = Counter(re.sub(r"\d", "", name) for name in names)
     for first, last, match in found:
-        ruled = match["ruled"] or match["indenting"]
-        is_habit = ruled and (match["said"] or shapes[re.sub(r"\d", "", ruled)] >= LEAST_RULED)
-        sure = (match[name] for name in ("told", "gathered", "reached", "named") if match[name])
-        name = next(sure, ruled if is_habit and not NO_MACHINE.match(ruled) else None)
-        if name:
+        name = match["told"] or match["gathered"] or match["reached"] or _habitual(match) or ""
+        is_habit = not _habitual(match) or match["said"] or shapes[re.sub(r"\d", "", name)] >= LEAST_NAMES
+        if is_habit and not NO_MACHINE.match(name) and not line_prefix.DEVICE.match(name):
             yield Record(listing.name, first, last, {"node": name})
+
+
+def _habitual(match: re.Match[str]) -> str | None:
+    """A name that is a machine's only where others like it stand in the same way."""
+    return match["ruled"] or match["indenting"] or match["named"]
 
 
 def journal(listing: Listing) -> Iterator[Record]:

@@ -26,6 +26,7 @@ HARMLESS = (
     "tests/test_memory.py::test_cuda_out_of_memory_is_caught PASSED                [ 10%]",
     "      summary: GPU has fallen off the bus on {{ $labels.Hostname }}",
     "pcieport 0000:00:01.0: DPC: error containment capabilities: Int Msg #0, RPExt+ PoisonedTLP+ SwTrigger+",
+    "nvidia: module verification failed: signature and/or required key missing - tainting kernel",
     RULES,
     "apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nspec:\n  " + RULES.replace("\n", "\n  "),
 )

@@ -158,7 +158,9 @@ def _csv_opening(lines: Sequence[bytes]) -> Opening | None:
 
     def opening(line: bytes) -> bytes:
         cells = _cells(line)
-        if len(cells) != len(names) or line == lines[0]:
+        if line == lines[0]:
+            return b""
+        if len(cells) != len(names):
             return line
         return shipped_fields.written(dict(zip(names, cells, strict=True)), message).encode("utf-8", errors="replace")
 

@@ -18,9 +18,9 @@ FAILS = re.compile(
     r"(?i)\b(?:failed|fatal|abort(?:ed|ing)|cannot|can't|could not|couldn't|unable to|refused|denied|not permitted"
     r"|timed out|crashed|panic)\b"
 )
-# Lines of a level that is no error's, and counts of nothing.
+# Lines of a level that is no error's, counts of nothing, and what every kernel says of a driver that is not its own.
 HARMLESS = re.compile(
-    r"\b(?:INFO|DEBUG|TRACE)\b|\blevel=(?:info|debug|trace)\b|^[ID]\d{4} "
+    r"\btaint(?:s|ing) kernel\b|\b(?:INFO|DEBUG|TRACE)\b|\blevel=(?:info|debug|trace)\b|^[ID]\d{4} "
     r"|(?i:(?<![.:])\b(?:0|no|not|never|zero|without)\s+(?:\w+ )?(?:failed|fatal|aborted|crashed)\b|\bfailed\W{1,3}0\b)"
 )
 

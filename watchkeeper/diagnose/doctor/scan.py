@@ -36,7 +36,7 @@ COUNTED = re.compile(
 # What a line only speaks of: a traceback quotes the statement that raised, while the message itself stands on a line of
 # its own; a test is named after what it provokes; an alert's text has a place for a name.
 #     raise RuntimeError("…")      tests/test_memory.py::test_out_of_memory PASSED      summary: … on {{ $labels.node }}
-SPOKEN_OF = re.compile(r"\s*(?:raise|assert) \w|.*::\w+(?:\[.*\])? (?:PASSED|SKIPPED|XFAIL)\b|.*\{\{-? ?[$.]\w")
+SPOKEN_OF = re.compile(r"^\s*(?:raise|assert) \w|::\w+(?:\[[^\]]*\])? (?:PASSED|SKIPPED|XFAIL)\b|\{\{-? ?[$.]\w")
 KERNEL_NEEDLES = re.compile(
     b"|".join(re.escape(needle.translate(None, log_text.DIGITS)) for needle in kernel_log.NEEDLES)
 )
@@ -127,7 +127,7 @@ def _match(
     written = line.text
     text = line.unwrapped if sign.spans_lines else written
     found = sign.match(text)
-    if found is None or _is_denied(found, sign) or SPOKEN_OF.match(written) or found.start() > len(written):
+    if found is None or _is_denied(found, sign) or SPOKEN_OF.search(written) or found.start() > len(written):
         # What begins on a later line is found there, with that line's place.
         return clock
     clock = line_prefix.read_clock(written) or clock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -156,3 +157,21 @@ def test_the_node_that_ray_lost_is_named_and_not_the_one_that_says_so() -> None:
 def test_what_only_looks_like_a_machine_is_not_blamed(heading: str) -> None:
     assert "node" not in ask(f"{heading}\n    {MISMATCH}\n").findings[0].where
     assert "node" not in ask(f"{heading} {MISMATCH}\n").findings[0].where
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "  Normal  Scheduled  1s  s  Successfully assigned a/b to c\n",
+        "_HOSTNAME=a\nMESSAGE=b\n",
+        "- apiVersion: v1\n  kind: Pod\n  metadata:\n    name: x\n",
+        "RayActorError: x\n  a: b\n",
+        "gpu1:\n    x\n",
+        "==== gpu1 ====\n",
+    ],
+)
+def test_headings_without_end_take_a_time_that_grows_with_the_text_alone(piece: str) -> None:
+    begun = time.thread_time()
+    ask(piece * 20_000)
+    # A second on a slow machine; what looked at all lines for each heading took a minute.
+    assert time.thread_time() - begun < 10

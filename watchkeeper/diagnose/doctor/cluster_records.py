@@ -37,7 +37,7 @@ MACHINE = re.compile(
 NO_MACHINE = re.compile(r"(?i)(?:rank|step|epoch|iter\w*|test|stage|phase|part|run|layer|case|round|v)[\d_.-]|gpu\d$")
 LEAST_NAMES = 2
 # _HOSTNAME=gpu07      among      MESSAGE=…      _TRANSPORT=kernel
-HOSTNAME = re.compile(r"^[ \t]*_HOSTNAME=(?P<node>\S+)$", re.MULTILINE)
+HOSTNAME = re.compile(r"^[ \t]*_HOSTNAME=(?P<node>\S+)$")
 ASSIGNMENT = re.compile(r"\s*[A-Z_][A-Z0-9_]*=")
 # ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.      and below      ip: 10.0.0.7
 ACTOR = re.compile(
@@ -50,6 +50,8 @@ FILE = re.compile(r"^==> (?P<path>.+) <==$", re.MULTILINE)
 #   Normal   Scheduled  73s   default-scheduler  Successfully assigned team-a/trainer-0 to gpu07
 ASSIGNED = re.compile(r"Successfully assigned (?P<namespace>[\w.-]+)/(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
 EVENT = re.compile(r"\s*(?:Normal|Warning|Type|-{4,})\s")
+# Objects stand at the edge or in a list; what is deeper belongs to one.
+MAX_DEPTH = 64
 # apiVersion: v1      - apiVersion: v1      "apiVersion": "v1",
 OBJECT = re.compile(r'^[ \t]*(?:- )?"?apiVersion"?:', re.MULTILINE)
 KEY = re.compile(r'\s*(?:- )?"?(?P<key>\w+)"?:(?: "?(?P<value>[\w./-]+)"?,?)?')
@@ -74,14 +76,7 @@ def _habitual(match: re.Match[str]) -> str | None:
 
 def journal(listing: Listing) -> Iterator[Record]:
     """Entries of `journalctl -o export` or `-o verbose`, each a block of lines with the name of its machine."""
-    lines = listing.lines
-    for number, found in headings.numbered(listing, HOSTNAME):
-        first = last = number
-        while first > 1 and ASSIGNMENT.match(lines[first - 2]):
-            first -= 1
-        while last < len(lines) and ASSIGNMENT.match(lines[last]):
-            last += 1
-        yield Record(listing.name, first, last, {"node": found["node"]})
+    yield from _blocks(listing, ASSIGNMENT, HOSTNAME)
 
 
 def actors(listing: Listing) -> Iterator[Record]:
@@ -99,25 +94,33 @@ def files(listing: Listing) -> Iterator[Record]:
 
 def events(listing: Listing) -> Iterator[Record]:
     """The events of one pod, of which one says where it was placed."""
-    placed = dict(headings.numbered(listing, ASSIGNED))
-    for number, found in placed.items():
-        first = last = number
-        while first > 1 and EVENT.match(listing.lines[first - 2]):
-            first -= 1
-        while last < len(listing.lines) and EVENT.match(listing.lines[last]):
-            last += 1
-        if not any(first <= other <= last for other in placed if other != number):
-            yield Record(listing.name, first, last, found.groupdict())
+    yield from _blocks(listing, EVENT, ASSIGNED)
+
+
+def _blocks(listing: Listing, line: re.Pattern[str], heading: re.Pattern[str]) -> Iterator[Record]:
+    """Lines of one kind that follow each other, where exactly one of them says whose they are."""
+    first = 0
+    said: list[re.Match[str]] = []
+    for number, text in enumerate((*listing.lines, ""), 1):
+        if line.match(text):
+            first = first or number
+            said += [found] if (found := heading.search(text)) is not None else []
+            continue
+        if first and len(said) == 1:
+            yield Record(listing.name, first, number - 1, said[0].groupdict())
+        first, said = 0, []
 
 
 def objects(listing: Listing) -> Iterator[Record]:
     """Pods and nodes as `kubectl get -o yaml` or `-o json` prints them, one key a line."""
-    starts = [number for number, _ in headings.numbered(listing, OBJECT)]
-    depths = [_depth(listing.lines[number - 1]) for number in starts]
-    for at, (first, depth) in enumerate(zip(starts, depths, strict=True)):
-        # What is owned by an object has a version of its own, deeper inside.
-        ends = (start - 1 for start, other in zip(starts[at + 1 :], depths[at + 1 :], strict=True) if other <= depth)
-        last = next(ends, len(listing.lines))
+    found = [(number, _depth(listing.lines[number - 1])) for number, _ in headings.numbered(listing, OBJECT)]
+    # What is owned by an object has a version of its own, deeper inside; an object ends where none that is begins.
+    later: list[tuple[int, int]] = []
+    for first, depth in reversed([one for one in found if one[1] <= MAX_DEPTH]):
+        while later and later[-1][1] > depth:
+            later.pop()
+        last = later[-1][0] - 1 if later else len(listing.lines)
+        later.append((first, depth))
         if named := _named(listing.lines[first - 1 : last], depth):
             yield Record(listing.name, first, last, named)
 

@@ -43,11 +43,13 @@ class HoursLine(Amounts, Dimensions):
 
 
 class Money(TypedDict):
-    money: float
-    direct: float
-    energy: float
+    """None is what has no price: an unknown amount."""
+
+    money: float | None
+    direct: float | None
+    energy: float | None
     shared: float
-    wasted_money: float
+    wasted_money: float | None
     unpriced_hours: float
     hours: Amounts
 
@@ -84,7 +86,7 @@ BILL: dict[str, Any] = {
     "policy_words": str,
     "lines": list[BillLine],
     "total": Money,
-    "money": float,
+    "money": float | None,
     "shared": dict[str, float],
     "holes": dict[str, float],
     "kwh": float,

@@ -50,7 +50,8 @@ def ask_pages(folder):
         read = parser.parse(page)
         rows = zip(read.handles, read.values, strict=True)
         engine.append(Sample(parser.labels[handle].having(cluster="main"), at_ms, value) for handle, value in rows)
-    return job.explain(job.Asked("main", "four-ranks"), now, engine=engine, events_at=lambda *_: [], names=str)
+    asked = job.Asked("main", "four-ranks")
+    return job.explain(asked, job.look(engine, asked, now), now, happened=[], names=str)
 
 
 def main():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         file = item.nodeid.partition("::")[0]
         folder = file.rpartition("/")[0]
         item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else file))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """A command that was run in this process sends logs to a stream that is closed with its test: take that back."""
+    ours = logging.getLogger("watchkeeper")
+    level, handlers = ours.level, set(logging.root.handlers)
+    try:
+        return (yield)
+    finally:
+        ours.setLevel(level)
+        for left in [one for one in logging.root.handlers if one not in handlers]:
+            if type(left) is logging.StreamHandler:
+                logging.root.removeHandler(left)
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,7 @@ def test_an_answer_that_is_no_hubs_is_told_in_a_sentence(
         ("incidents", '{"ok": true, "incidents": [{"id": "INC-1", "opened_at": "noon"}]}', "`incidents[0].opened_at`"),
         ("nodes", '{"ok": true, "nodes": [[]]}', "`nodes[0]`"),
         ("jobs show research/llm", '{"ok": true, "job": {"id": "1", "gpus": "8"}}', "`job.gpus`"),
-        ("cost report --from 0 --to 9", '{"ok": true, "lines": [{"team": "a", "money": null}]}', "`lines[0].money`"),
+        ("cost report --from 0 --to 9", '{"ok": true, "lines": [{"team": "a", "money": "5"}]}', "`lines[0].money`"),
         ("query up", '{"status": "success", "data": {"resultType": "vector", "result": [5]}}', "`data.result[0]`"),
         ("top --once", '{"ok": true, "incidents": {}}', "`incidents`"),
         ("sim faults", '{"ok": true}', "the answer"),

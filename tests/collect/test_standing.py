@@ -37,7 +37,7 @@ def test_a_pod_and_a_slurm_job_hold_gpus_and_a_free_gpu_has_no_series() -> None:
 
 def test_the_holder_of_a_slice_is_known_by_an_exporter_that_has_no_utilisation_for_slices() -> None:
     engine = embedded.EmbeddedEngine(head.Head(retention_ms=60_000))
-    gpu = {"__name__": "DCGM_FI_DEV_GPU_TEMP", "cluster": "c", "Hostname": "n1", "UUID": "GPU-1", "gpu": "0"}
+    gpu = {"__name__": "DCGM_FI_DEV_FB_USED", "cluster": "c", "Hostname": "n1", "UUID": "GPU-1", "gpu": "0"}
     cut = {"7": {"namespace": "vision", "pod": "a"}, "8": {"namespace": "nlp", "pod": "b"}, "9": {}}
     engine.append(
         samples.Sample(Labels({**gpu, "GPU_I_ID": slice, "GPU_I_PROFILE": "1g.18gb", **holder}), 1000, 40.0)

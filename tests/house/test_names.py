@@ -48,7 +48,6 @@ def test_names_are_cut_into_words(name: str, found: set[str]) -> None:
 ZONE_ELSEWHERE = {
     "watchkeeper/accounting/statement.py": "the page says in whose zone it is",
     "watchkeeper/incidents/report.py": "the column is headed Time (UTC)",
-    "watchkeeper/rules/template_functions.py": "as Go prints a time: a fraction, then its zone",
     "watchkeeper/diagnose/doctor/judgements/first_error.py": "the time as the log has it, whose zone is its own",
 }
 # For a terminal, a log or a file of another program.

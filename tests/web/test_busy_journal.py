@@ -76,26 +76,33 @@ async def running(folder: Path) -> AsyncIterator[tuple[Hub, str, list[Endpoint]]
         hub.close()
 
 
-def test_nothing_that_is_asked_keeps_the_loop_waiting_for_the_journal(tmp_path: Path) -> None:
-    is_held, let_go = threading.Event(), threading.Event()
+class Held:
+    """A journal that somebody writes to for as long as the story wants."""
 
-    def hold(hub: Hub) -> None:
+    def __init__(self) -> None:
+        self.is_held, self.let_go = threading.Event(), threading.Event()
+
+    def hold(self, hub: Hub) -> None:
         with hub.journal.together():
-            is_held.set()
-            let_go.wait(HELD_SECONDS)
+            self.is_held.set()
+            self.let_go.wait(HELD_SECONDS)
+
+
+def test_nothing_that_is_asked_keeps_the_loop_waiting_for_the_journal(tmp_path: Path) -> None:
+    held = Held()
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
         async with running(tmp_path) as (hub, url, table):
             asked = questions(table)
             with ThreadPoolExecutor(len(asked) + 2) as people:
-                holder = loop.run_in_executor(people, hold, hub)
-                await asyncio.to_thread(is_held.wait)
+                holder = loop.run_in_executor(people, held.hold, hub)
+                await asyncio.to_thread(held.is_held.wait)
                 waiting = [loop.run_in_executor(people, ask, url + path, method) for path, method in asked]
                 began = time.monotonic()
                 healthy = [await loop.run_in_executor(people, ask, f"{url}/-/healthy") for _ in range(50)]
                 took = time.monotonic() - began
-                let_go.set()
+                held.let_go.set()
                 answers = dict(zip(asked, await asyncio.gather(*waiting), strict=True))
                 await holder
         assert (set(healthy), took < FREE_SECONDS) == ({200}, True)
@@ -108,26 +115,21 @@ def test_nothing_that_is_asked_keeps_the_loop_waiting_for_the_journal(tmp_path: 
 def test_whoever_wants_something_explained_while_the_journal_is_held_takes_no_thread_from_others(
     tmp_path: Path,
 ) -> None:
-    is_held, let_go = threading.Event(), threading.Event()
+    held = Held()
     # More of each than there are threads for everything that is not the journal.
     asked = ["/api/explain/pod/n1", "/api/explain/pod/ml/n1", "/api/jobs", "/api/explain/job/n1"] * 40
-
-    def hold(hub: Hub) -> None:
-        with hub.journal.together():
-            is_held.set()
-            let_go.wait(HELD_SECONDS)
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
         async with running(tmp_path) as (hub, url, _):
             with ThreadPoolExecutor(len(asked) + 2) as people:
-                holder = loop.run_in_executor(people, hold, hub)
-                await loop.run_in_executor(people, is_held.wait)
+                holder = loop.run_in_executor(people, held.hold, hub)
+                await loop.run_in_executor(people, held.is_held.wait)
                 waiting = [loop.run_in_executor(people, ask, url + path) for path in asked]
                 began = time.monotonic()
                 labels = [await loop.run_in_executor(people, ask, f"{url}/api/v1/labels") for _ in range(50)]
                 took = time.monotonic() - began
-                let_go.set()
+                held.let_go.set()
                 answers = await asyncio.gather(*waiting)
                 await holder
         assert (set(labels), took < FREE_SECONDS) == ({200}, True)

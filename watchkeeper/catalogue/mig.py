@@ -114,6 +114,11 @@ def share(profile: str, model: str) -> float | None:
     return min(found.pop(), 1.0) if len(found) == 1 else None
 
 
+def least_share(profile: str, model: str) -> float:
+    """The part of a GPU that an instance is; of GPUs that differ in it, of the one with the most slices."""
+    return share(profile, model) or int(profile[0]) / MOST_SLICES
+
+
 @lru_cache(MOST_REMEMBERED)
 def fits(gpu: str, names: tuple[str, ...]) -> bool:
     """Whether these instances fit beside each other."""

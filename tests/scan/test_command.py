@@ -111,3 +111,8 @@ def test_a_gpu_that_is_lost_is_not_left_out_without_a_word(
 def test_dmon_names_a_field_that_does_not_exist(fake: driver.FakeNvml) -> None:
     ran = run(fake.environment, "dmon", "-e", "99999", "-c", "1")
     assert (ran.returncode, "-e 99999" in ran.stderr) == (2, True)
+
+
+def test_top_without_a_gpu_says_how_to_see_those_of_a_hub() -> None:
+    ran = run({**os.environ, "LD_LIBRARY_PATH": ""}, "top", "--once")
+    assert (ran.returncode, "watchkeeper top --hub URL" in ran.stderr) == (3, True)

@@ -16,6 +16,7 @@ from watchkeeper.errors import StartRefused
 
 CANNOT_TELL = 3
 MOST_LINES = 10_000
+NONE_HERE = "No GPU can be seen on this node. Those of a hub: watchkeeper top --hub URL"
 
 
 @click.command("top")
@@ -49,7 +50,7 @@ def command(
     with _source(hub_url, token, delay) as source:
         if once or not sys.stdout.isatty():
             page = source.read(view)
-            _print(page)
+            _print(page, nobody="No GPU can be seen." if hub_url else NONE_HERE)
             is_blind = page.notes and not page.total
             sys.exit(CANNOT_TELL if is_blind else int(page.is_troubled))
         _screen()(source, view, interval_seconds=delay).run()
@@ -87,7 +88,7 @@ def _source(hub_url: str | None, token: str | None, delay: float) -> Iterator[An
             yield source
 
 
-def _print(page: Page) -> None:
+def _print(page: Page, *, nobody: str) -> None:
     if page.rows:
         options.print_table(HEADER, [cells(row) for row in page.rows])
     if page.total > len(page.rows):
@@ -106,7 +107,7 @@ def _print(page: Page) -> None:
     for note in page.notes:
         click.echo(note, err=True)
     if not page.rows:
-        click.echo("No GPU fits." if page.total or not page.notes else "No GPU can be seen.", err=True)
+        click.echo("No GPU fits." if page.total or not page.notes else nobody, err=True)
 
 
 def _busy(percent: int | None) -> str:

@@ -47,11 +47,12 @@ def fill(store: durable.DurableStore, fleet: telemetry.Telemetry) -> None:
 async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept: bool) -> None:
     import asyncio
 
-    from watchkeeper import hub
-    from watchkeeper.cli import serving
+    from watchkeeper.cli.hub import serving
+    from watchkeeper.hub import hub
     from watchkeeper.kit import clock
     from watchkeeper.query.embedded import EmbeddedEngine
-    from watchkeeper.store import durable, wal_ahead
+    from watchkeeper.store import durable
+    from watchkeeper.store.wal import wal_ahead
 
     chosen, stop = configured(folder, port), asyncio.Event()
     (folder / "rules.yml").write_text(SILENT_RULES)
@@ -74,7 +75,7 @@ def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> No
     from watchkeeper.kit import late
 
     late.begin()
-    from watchkeeper.store import wal_ahead
+    from watchkeeper.store.wal import wal_ahead
 
     wal_ahead.begin(configured(folder, port).samples_path)
     import asyncio

@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Callable
 
-from watchkeeper.collect import cluster_series, kubernetes_source
+from watchkeeper.clusters import cluster_series
+from watchkeeper.clusters.kubernetes import kubernetes_source
 from watchkeeper.config import settings
-from watchkeeper.kit import access, clock, own_metrics
-from watchkeeper.readers import kubeconfig
+from watchkeeper.kit import clock, own_metrics
+from watchkeeper.net import access
+from watchkeeper.readers.clusters import kubeconfig
 
 
 def resident(name: str = "VmRSS") -> float:

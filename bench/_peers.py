@@ -29,7 +29,7 @@ from bench import telemetry
 from tests import servers
 from tests.query import engines
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import remote_write
+from watchkeeper.query.remote import remote_write
 
 SLICE_SLOTS = 120
 PAST_SLICE = 10

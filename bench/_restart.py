@@ -59,7 +59,7 @@ def ours(folder: Path, fleet: telemetry.Telemetry) -> Server:
     """A hub on samples that `cold.fill` left in `kept_samples(folder)`; its modules are compiled, as when installed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     subprocess.run(
-        [sys.executable, "-c", "import bench._hub, bench.telemetry, watchkeeper.cli.serving"],
+        [sys.executable, "-c", "import bench._hub, bench.telemetry, watchkeeper.cli.hub.serving"],
         check=True,
         env=environment,
     )

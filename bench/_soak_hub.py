@@ -17,7 +17,7 @@ import tracemalloc
 from pathlib import Path
 
 from tests.remediate import deadly_hub
-from watchkeeper.cli import up
+from watchkeeper.cli.hub import up
 from watchkeeper.kit import clock, files, memory
 from watchkeeper.remediate.drivers.simulated import Simulated
 

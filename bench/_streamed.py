@@ -24,13 +24,14 @@ from bench import _pages, telemetry
 from bench.idle import cpu_seconds, resident_mib
 from tests import servers
 from tests.query.scripted import Reply, serving
-from watchkeeper import pipeline, rule_loops
-from watchkeeper.collect import discovery, fleet, http, scrape, standing
+from watchkeeper.hub import pipeline, rule_loops
 from watchkeeper.kit import clock
+from watchkeeper.net import http
 from watchkeeper.query import prometheus
 from watchkeeper.query.near import NearEngine
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.store import journal
+from watchkeeper.scrape import discovery, fleet, scrape, standing
+from watchkeeper.store.journal import journal
 
 # Of each GPU; scrapes get one after the other.
 READINGS = 4

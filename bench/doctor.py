@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from watchkeeper.diagnose.doctor import examine
+from watchkeeper.doctor import examine
 from watchkeeper.readers import bundles
 
 DULL = (

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from tests.cluster import ibsim
-from watchkeeper.collect import fabric_sweep, fabric_watch
+from tests.clusters import ibsim
+from watchkeeper.clusters.fabric import fabric_sweep, fabric_watch
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock
 from watchkeeper.model import fabric

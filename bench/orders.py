@@ -1,7 +1,7 @@
 """A hub for whose orders a thousand agents wait: what that costs it, and how soon an order arrives.
 
 The reference is the same hub, in the same run, before the first agent asks. The agents are connections that poll as
-`collect.orders` does; what an order then does is not part of it.
+`agent.orders.orders` does; what an order then does is not part of it.
 """
 
 from __future__ import annotations

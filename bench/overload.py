@@ -25,8 +25,8 @@ from bench import pushing
 from bench.incidents import percentile
 from tests import servers
 from tests.product.running import WATCHKEEPER
-from watchkeeper.collect import http
 from watchkeeper.errors import CollectError
+from watchkeeper.net import http
 from watchkeeper.web import shedding
 
 PANEL = "/api/v1/query_range?query=quantile_over_time(0.9,DCGM_FI_DEV_GPU_TEMP[5m])&start={start}&end={end}&step=15"

@@ -20,8 +20,9 @@ from bench.idle import cpu_seconds, resident_mib
 from bench.incidents import percentile
 from tests import servers
 from tests.product.running import WATCHKEEPER
-from watchkeeper.collect import http, push
+from watchkeeper.agent import push
 from watchkeeper.errors import CollectError
+from watchkeeper.net import http
 
 CODES = (13, 31, 43, 45, 63, 94)
 AGAIN_AT_ONCE = 1000

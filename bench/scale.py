@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.idle import resident_mib
-from watchkeeper.cli.up import SERIES_PER_GPU
-from watchkeeper.collect import http, scrape
+from watchkeeper.cli.hub.up import SERIES_PER_GPU
 from watchkeeper.drill.watch import Pace, SimulatedLine, Watch
 from watchkeeper.kit import clock, memory
+from watchkeeper.net import http
+from watchkeeper.scrape import scrape
 from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.store import durable
 

@@ -17,7 +17,7 @@ import numpy as np
 from watchkeeper.accounting import books, cost, ledger, monthly, recorded, summary, usage
 from watchkeeper.catalogue import prices
 from watchkeeper.query import embedded
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 DAY, HOUR = 86_400.0, 3600.0
 # 2025-01-01T00:00Z

@@ -4,7 +4,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Span
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 engine = EmbeddedEngine(Head())
 for node, joules_per_minute in (("n1", 42_000), ("n2", 18_000)):

@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from watchkeeper.diagnose import job
-from watchkeeper.diagnose.doctor import examine
+from watchkeeper.doctor import examine
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.readers import bundles
 from watchkeeper.readers.exposition import ExpositionParser
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 PROGRAM = Path(__file__).with_name("05_train_on_four_ranks.py")
 RANKS, ENOUGH_STEPS, PATIENCE_SECONDS = 4, 8, 120

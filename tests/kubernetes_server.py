@@ -31,8 +31,8 @@ import pytest
 import yaml
 
 from tests import servers
-from watchkeeper.kit import access
-from watchkeeper.readers.kubeconfig import ApiServer
+from watchkeeper.net import access
+from watchkeeper.readers.clusters.kubeconfig import ApiServer
 
 TOKEN = "tests-only"
 # Nodes become ready with their second status, ten seconds after their first; the rest is for a busy machine.

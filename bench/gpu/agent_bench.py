@@ -30,10 +30,10 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gpu import agent_tree
-from watchkeeper.collect.page import Freshness, Page
-from watchkeeper.collect.reader_link import ReaderLink
-from watchkeeper.collect.reader_watch import Limits
-from watchkeeper.collect.sampler import DriverFact, Sampler, SamplerSettings
+from watchkeeper.agent.gpus.page import Freshness, Page
+from watchkeeper.agent.gpus.reader_link import ReaderLink
+from watchkeeper.agent.gpus.reader_watch import Limits
+from watchkeeper.agent.gpus.sampler import DriverFact, Sampler, SamplerSettings
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet
 from watchkeeper.readers.nvml import calls, choice, families, session

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from watchkeeper.collect import reader_watch, sampler
+from watchkeeper.agent.gpus import reader_watch, sampler
 from watchkeeper.instrument.log_context import GpuContext
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet

@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from watchkeeper.kit import clock
 from watchkeeper.model import diag
-from watchkeeper.probe import diag_run, gpu_work
-from watchkeeper.probe.gpu_work_words import Bench
+from watchkeeper.probe.diag import diag_run
+from watchkeeper.probe.gpu_work import gpu_work
+from watchkeeper.probe.gpu_work.gpu_work_words import Bench
 
 PLANTED_WORD = 123_456_789_012
 

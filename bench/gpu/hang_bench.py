@@ -81,7 +81,7 @@ def _tell(is_first: bool, phase: str, *, begins: bool) -> None:
 def watched(channels: int, seconds: float) -> dict[str, Any]:
     """Both ranks from start to end under the product's own recorder."""
     recorder = subprocess.Popen(
-        [sys.executable, "-m", "watchkeeper.probe.recorder_child", "0.5"],
+        [sys.executable, "-m", "watchkeeper.probe.profile.recorder_child", "0.5"],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

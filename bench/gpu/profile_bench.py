@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench.gpu import profile_record  # noqa: E402
-from watchkeeper.probe import columns, recorder, recording, segments  # noqa: E402
+from watchkeeper.probe.profile import columns, recorder, recording, segments  # noqa: E402
 
 STEPS_SECONDS = 2.5
 SETS = ("unseen", "third", "fourth", "fifth")

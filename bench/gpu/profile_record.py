@@ -2,10 +2,11 @@
 
     python bench/gpu/profile_record.py --seconds 6 --out recording.csv [--only NAME …]
 
-Needs torch and cupy. Writes a labelled recording with the columns of `watchkeeper.probe.columns`, every one of them in
-each row, as in the shared recording; `truth.json` beside it says which class each label is. `profile_bench` holds the
-classifier against it. The workloads are in `profile_workloads`, half of which the limits were chosen by, and in
-`profile_unseen`, `profile_third`, `profile_fourth` and `profile_fifth`, each recorded after the limits of its day.
+Needs torch and cupy. Writes a labelled recording with the columns of `watchkeeper.probe.profile.columns`, every one
+of them in each row, as in the shared recording; `truth.json` beside it says which class each label is.
+`profile_bench` holds the classifier against it. The workloads are in `profile_workloads`, half of which the limits
+were chosen by, and in `profile_unseen`, `profile_third`, `profile_fourth` and `profile_fifth`, each recorded after
+the limits of its day.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 
-from watchkeeper.collect import standing
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.store import head
+from watchkeeper.scrape import standing
+from watchkeeper.store.head import head
 
 RULES = Path(rulefile.__file__).parents[1] / "packs" / "rules" / "usage-hours.yaml"
 START = datetime(2026, 11, 14, 22, 0, tzinfo=UTC)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from watchkeeper.accounting import written
-from watchkeeper.cli import cost, usage
+from watchkeeper.cli.accounting import cost, usage
 from watchkeeper.errors import WatchkeeperError
 
 JOBS = """id,team,user,project,model,gpus,started,ended,activity

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.accounting.test_commands import run
 from watchkeeper.accounting import parquet
-from watchkeeper.cli import cost
+from watchkeeper.cli.accounting import cost
 
 ROWS: list[dict[str, str | float]] = [
     {"team": "vision ü", "money": 12.5, "hours": 3},

@@ -13,13 +13,13 @@ from click.testing import CliRunner, Result
 
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
-from watchkeeper.cli import cost, usage
+from watchkeeper.cli.accounting import cost, usage
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.query.engine import Answer
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 HOURS = 72
 

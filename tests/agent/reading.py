@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.fake_nvml import driver
-from watchkeeper.collect.reader_link import ReaderLink
-from watchkeeper.collect.reader_watch import Limits
-from watchkeeper.collect.sampler import DriverFact, Sampler, SamplerSettings
+from watchkeeper.agent.gpus.reader_link import ReaderLink
+from watchkeeper.agent.gpus.reader_watch import Limits
+from watchkeeper.agent.gpus.sampler import DriverFact, Sampler, SamplerSettings
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet
 from watchkeeper.readers.nvml import choice

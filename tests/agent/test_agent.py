@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.collect.loopback import Heard, reply, serve, until
-from watchkeeper import agent
-from watchkeeper.collect import agent_server, node_facts
+from tests.scrape.loopback import Heard, reply, serve, until
+from watchkeeper.agent import agent, agent_server, node_facts
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry

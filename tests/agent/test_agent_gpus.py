@@ -16,15 +16,15 @@ import pytest
 from tests.agent.conftest import MakeFake
 from tests.agent.reading import UUID
 from tests.agent.test_agent import events, machine, settings
-from tests.collect.loopback import Loopback, reply, serve, until
 from tests.fake_nvml import driver
-from watchkeeper import agent
-from watchkeeper.collect import agent_server, driver_events
-from watchkeeper.collect.registration import NodeRegistration
+from tests.scrape.loopback import Loopback, reply, serve, until
+from watchkeeper.agent import agent, agent_server
+from watchkeeper.agent.gpus import driver_events
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.kit.wire import loads
 from watchkeeper.model.events import Event, EventKind
+from watchkeeper.model.fleet import NodeRegistration
 
 XID = "4,{},{},-;NVRM: Xid (PCI:0000:10:00): 31, pid=7, name=python, MMU Fault\n"
 BURST_BYTES = 100 * 1024 * 1024

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from watchkeeper.collect import agent_server
-from watchkeeper.collect.agent_server import Guards, Listen, Page, Route, load_guards, serving
+from watchkeeper.agent import agent_server
+from watchkeeper.agent.agent_server import Guards, Listen, Page, Route, load_guards, serving
 from watchkeeper.errors import SettingsError, StartRefused
 
 ROUTES = {

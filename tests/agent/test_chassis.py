@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.collect.loopback import Heard, reply, serve
-from watchkeeper.collect import chassis, host_page
+from tests.scrape.loopback import Heard, reply, serve
+from watchkeeper.agent import chassis, host_page
 from watchkeeper.errors import CollectError, SettingsError
-from watchkeeper.kit.access import Access
-from watchkeeper.readers import ipmi, redfish
-from watchkeeper.readers.hwmon import Sensor
-from watchkeeper.readers.node import NodeFacts
+from watchkeeper.net.access import Access
+from watchkeeper.readers.node import ipmi, redfish
+from watchkeeper.readers.node.hwmon import Sensor
+from watchkeeper.readers.node.node import NodeFacts
 
 SDR = """
 Inlet Temp       | 23 degrees C      | ok

@@ -13,9 +13,9 @@ from tests.agent.conftest import MakeFake
 from tests.agent.reading import UUID
 from tests.agent.test_agent import machine as make_machine
 from tests.agent.test_agent_gpus import running
-from tests.collect.loopback import until
-from watchkeeper.collect.dcgm_profile import ROUNDS_WITHOUT, DcgmProfile
-from watchkeeper.collect.gpu_samples import GpuSample
+from tests.scrape.loopback import until
+from watchkeeper.agent.gpus.dcgm_profile import ROUNDS_WITHOUT, DcgmProfile
+from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.readers import dcgmi
 from watchkeeper.readers.nvml import choice
 from watchkeeper.readers.nvml.families import Cadence

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from watchkeeper.collect import driver_events, policies
-from watchkeeper.collect.gpu_samples import GpuSample
-from watchkeeper.collect.sampler import DriverFact, Fault
+from watchkeeper.agent.gpus import driver_events, policies
+from watchkeeper.agent.gpus.gpu_samples import GpuSample
+from watchkeeper.agent.gpus.sampler import DriverFact, Fault
 from watchkeeper.errors import PackError
 from watchkeeper.incidents.signals import clear_rule, from_event
 from watchkeeper.model.events import Event, EventKind, EventSource

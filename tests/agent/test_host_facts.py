@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from watchkeeper.collect import host_page
-from watchkeeper.collect.commands import Commands, Outcome
-from watchkeeper.collect.node_facts import NodeReader, Roots
-from watchkeeper.readers import clock_offset, host, hwmon, kernel_modules, nfs_stats, pci_sysfs, systemd_units
-from watchkeeper.readers.node import NodeFacts
+from watchkeeper.agent import host_page
+from watchkeeper.agent.node_facts import NodeReader, Roots
+from watchkeeper.kit.commands import Commands, Outcome
+from watchkeeper.readers.node import clock_offset, host, hwmon, kernel_modules, nfs_stats, pci_sysfs, systemd_units
+from watchkeeper.readers.node.node import NodeFacts
 
 MOUNTSTATS = """device proc mounted on /proc with fstype proc
 device nas:/a mounted on /mnt/my data with fstype nfs4 statvers=1.1

@@ -17,16 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.agent.test_agent import UUID, events, machine, settings
-from tests.collect.loopback import reply, serve, until
-from watchkeeper import agent
-from watchkeeper.collect import kernel_sources
-from watchkeeper.collect.file_follow import OpenFile
-from watchkeeper.collect.kernel_follow import NodeRecord
-from watchkeeper.collect.kernel_position import Position, PositionFile, sequence_of
+from tests.scrape.loopback import reply, serve, until
+from watchkeeper.agent import agent
+from watchkeeper.agent.kernel import kernel_sources
+from watchkeeper.agent.kernel.file_follow import OpenFile
+from watchkeeper.agent.kernel.kernel_follow import NodeRecord
+from watchkeeper.agent.kernel.kernel_position import Position, PositionFile, sequence_of
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.clock import ManualClock, ScaledClock, settle
 from watchkeeper.kit.own_metrics import Registry
-from watchkeeper.readers import journal_entry, syslog_line
+from watchkeeper.readers.logs import journal_entry, syslog_line
 
 XID = "NVRM: Xid (PCI:0000:5d:00): 79, pid=7, name=python, GPU has fallen off the bus."
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)

@@ -12,11 +12,11 @@ from tests.agent.conftest import MakeFake
 from tests.agent.reading import UUID
 from tests.agent.test_agent import machine as prepared
 from tests.agent.test_agent_gpus import running
-from tests.collect.loopback import until
 from tests.fake_nvml import driver
-from watchkeeper.collect.control import ControlSettings
-from watchkeeper.collect.gpu_samples import GpuSample, Snapshot
-from watchkeeper.collect.log_context import AgentContext
+from tests.scrape.loopback import until
+from watchkeeper.agent.control import ControlSettings
+from watchkeeper.agent.gpus.gpu_samples import GpuSample, Snapshot
+from watchkeeper.agent.log_context import AgentContext
 from watchkeeper.kit import logs
 
 GPUS = tuple(

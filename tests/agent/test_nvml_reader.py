@@ -218,7 +218,7 @@ def test_every_row_of_the_tables_leads_to_a_call() -> None:
 
 def test_the_reader_child_brings_along_nothing_that_it_does_not_need() -> None:
     program = (
-        "import sys; from watchkeeper.collect import reader_child; from watchkeeper.readers.nvml import session\n"
+        "import sys; from watchkeeper.agent.gpus import reader_child; from watchkeeper.readers.nvml import session\n"
         "reader_child.leave_out_finder(); session.load(); print(*sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
@@ -237,8 +237,8 @@ def test_a_file_in_the_working_directory_does_not_pass_for_a_module(
 
 
 def test_a_running_agent_has_not_loaded_what_only_its_other_commands_need() -> None:
-    program = "import sys, watchkeeper.cli.agent; print(*sys.modules)"
+    program = "import sys, watchkeeper.cli.node.agent; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    ours = ("client.hub", "collect.orders", "collect.reader_child", "readers.slurm_records")
+    ours = ("client.hub", "agent.orders.orders", "agent.gpus.reader_child", "readers.clusters.slurm_records")
     heavy = {"email", "http.client", "urllib.request", "h2", *(f"watchkeeper.{name}" for name in ours)}
     assert heavy & set(found) == set()

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from watchkeeper.collect import order_ledger, order_work, orders, profiling
+from watchkeeper.agent import profiling
+from watchkeeper.agent.orders import order_ledger, order_work, orders
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.model.orders import State, node_key
 from watchkeeper.remediate.orders import Outbox, Wanted
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 HUB_KEY = b"h" * 32

@@ -12,10 +12,10 @@ import pytest
 from tests.agent.conftest import MakeFake
 from tests.agent.test_orders import NOON
 from tests.fake_nvml.driver import FakeNvml
-from watchkeeper.collect import order_repairs, order_work
-from watchkeeper.collect.node_facts import Roots
-from watchkeeper.collect.order_bench import Bench, Done, Tools
-from watchkeeper.collect.profiling import PauseFile
+from watchkeeper.agent.node_facts import Roots
+from watchkeeper.agent.orders import order_repairs, order_work
+from watchkeeper.agent.orders.order_bench import Bench, Done, Tools
+from watchkeeper.agent.profiling import PauseFile
 from watchkeeper.errors import CollectError
 from watchkeeper.model.actions import Result
 

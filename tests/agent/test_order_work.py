@@ -11,8 +11,8 @@ import pytest
 
 from tests.agent.conftest import MakeFake
 from tests.agent.test_orders import NOON
-from watchkeeper.collect import order_bench, order_work
-from watchkeeper.collect.profiling import PauseFile
+from watchkeeper.agent.orders import order_bench, order_work
+from watchkeeper.agent.profiling import PauseFile
 from watchkeeper.errors import CollectError
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.collect.loopback import Heard, reply, serve
-from watchkeeper.collect import order_ledger, order_work, orders, profiling, push
+from tests.scrape.loopback import Heard, reply, serve
+from watchkeeper.agent import profiling, push
+from watchkeeper.agent.orders import order_ledger, order_work, orders
 from watchkeeper.kit import wire
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric

@@ -13,8 +13,8 @@ from tests.agent.conftest import MakeFake
 from tests.agent.reading import UUID, sampling, shown, until
 from tests.agent.test_agent import machine as prepared
 from tests.agent.test_agent_gpus import running
-from watchkeeper.collect.profiling import Pause, PauseFile, PauseWatch
-from watchkeeper.collect.reader_watch import Limits
+from watchkeeper.agent.gpus.reader_watch import Limits
+from watchkeeper.agent.profiling import Pause, PauseFile, PauseWatch
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.own_metrics import Registry
 

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from watchkeeper.collect import discovery
-from watchkeeper.collect import registered as registering
-from watchkeeper.collect.registered import Registered
-from watchkeeper.collect.registration import NodeRegistration
 from watchkeeper.errors import CollectError
+from watchkeeper.model.fleet import NodeRegistration
+from watchkeeper.scrape import discovery
+from watchkeeper.scrape import registered as registering
+from watchkeeper.scrape.registered import Registered
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
 NODE = NodeRegistration("main", "n1", expected_gpus=8, metrics_port=9400)

@@ -12,8 +12,8 @@ import pytest
 from tests.agent.conftest import MakeFake
 from tests.agent.reading import UUID, causes, sampling, shown, until
 from tests.fake_nvml import driver
-from watchkeeper.collect.reader_watch import Limits
-from watchkeeper.collect.sampler import DriverFact, Sampler
+from watchkeeper.agent.gpus.reader_watch import Limits
+from watchkeeper.agent.gpus.sampler import DriverFact, Sampler
 
 pytestmark = pytest.mark.alone
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from watchkeeper.collect.gpu_samples import GpuSample, Merger, SliceSample, Snapshot, with_xid
-from watchkeeper.collect.page import Freshness, Page
+from watchkeeper.agent.gpus.gpu_samples import GpuSample, Merger, SliceSample, Snapshot, with_xid
+from watchkeeper.agent.gpus.page import Freshness, Page
 from watchkeeper.readers import exposition
 from watchkeeper.readers.nvml import choice
 from watchkeeper.readers.nvml.families import Cadence

@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 
 from tests.agent.reading import UUID
-from watchkeeper.collect.reader_watch import Limits, ReaderWatch
+from watchkeeper.agent.gpus.reader_watch import Limits, ReaderWatch
 from watchkeeper.readers.nvml.families import Cadence
 
 LIMITS = Limits(interval=1.0)

@@ -13,7 +13,7 @@ import pytest
 from bench import _peers
 from tests import servers
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import remote_write
+from watchkeeper.query.remote import remote_write
 
 
 def bench(*arguments: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Answer, Span
 from watchkeeper.readers.exposition import ExpositionParser
 from watchkeeper.store import durable
-from watchkeeper.web import prometheus_form
+from watchkeeper.web.prometheus import prometheus_form
 
 pytestmark = pytest.mark.alone
 

@@ -17,7 +17,7 @@ from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
 from tests.web.test_access import SECRETS, TOKENS
 from watchkeeper.web import pages
-from watchkeeper.web.auth import Role
+from watchkeeper.web.auth.auth import Role
 
 pytestmark = pytest.mark.servers
 FLAGS = [

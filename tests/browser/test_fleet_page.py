@@ -19,7 +19,7 @@ from tests.web.running import Site, serving
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.rules import notation
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 pytestmark = pytest.mark.servers
 

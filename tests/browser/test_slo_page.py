@@ -16,9 +16,9 @@ from tests.web import stories
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
 from tests.web.test_rules_api import RULES, HotHub
+from watchkeeper.hub.rule_loops import SHIPPED_SLOS
 from watchkeeper.model import alerts
 from watchkeeper.model.labels import Labels
-from watchkeeper.rule_loops import SHIPPED_SLOS
 from watchkeeper.rules import rulefile, slo
 
 pytestmark = pytest.mark.servers

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from watchkeeper.cli import main
-from watchkeeper.cli.capacity import command
+from watchkeeper.cli.accounting.capacity import command
 
 NODES = "name,gpus,rack\nn1,8,r1\nn2,8,r2\n"
 JOBS = "id,gpus,submitted,started,ended\na,6,0,0,1000\nb,8,10,,\nc,1,20,20,30\n"

@@ -6,7 +6,7 @@ import json
 
 from click.testing import CliRunner, Result
 
-from watchkeeper.cli import explain
+from watchkeeper.cli.fleet import explain
 
 
 def run(*args: str) -> Result:

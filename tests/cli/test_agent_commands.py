@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests import servers
-from watchkeeper.cli import agent_control
 from watchkeeper.cli.main import watchkeeper
+from watchkeeper.cli.node import agent_control
 from watchkeeper.errors import StartRefused
 from watchkeeper.kit.secret_file import read_secret
 from watchkeeper.model.orders import node_key

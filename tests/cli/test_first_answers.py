@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.web.running import ANSWER_SECONDS, ask_json
-from watchkeeper import hub
-from watchkeeper.cli import serving
+from watchkeeper.cli.hub import serving
 from watchkeeper.config import settings
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub import hub
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from tests.web.running import Site, serving
 from tests.web.test_prometheus_calls import StoredHub
-from watchkeeper.cli.query import command
+from watchkeeper.cli.hub.query import command
 from watchkeeper.model import histograms
 from watchkeeper.model.labels import Labels
 

@@ -10,7 +10,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from watchkeeper.cli import incidents, jobs, main, store
+from watchkeeper.cli import main
+from watchkeeper.cli.fleet import incidents, jobs
+from watchkeeper.cli.hub import store
 
 
 def groups(command: click.Command, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -23,7 +23,7 @@ from watchkeeper.kit import api_version, wire
 from watchkeeper.model import alerts, fleet
 from watchkeeper.web import openapi
 from watchkeeper.web.app import create_app
-from watchkeeper.web.auth import Auth
+from watchkeeper.web.auth.auth import Auth
 
 SCHEMAS = openapi.document(create_app(FakeHub(), Auth()).state.endpoints, version="")["components"]["schemas"]
 # Which component of the document each of the client's own types reads.

@@ -9,7 +9,7 @@ from watchkeeper.diagnose.evidence import Facts, gather
 from watchkeeper.kit import clock
 from watchkeeper.model import alerts, events, fleet, incidents, labels, samples
 from watchkeeper.query import embedded
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 HEALTHY = {

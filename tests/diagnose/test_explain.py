@@ -13,7 +13,7 @@ from watchkeeper.diagnose.explain import diagnose
 from watchkeeper.model.diagnosis import Finding
 from watchkeeper.model.incidents import MemberKind
 from watchkeeper.query import embedded, engine
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 
 def test_what_could_not_be_seen_is_said() -> None:

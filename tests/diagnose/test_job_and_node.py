@@ -13,7 +13,7 @@ from watchkeeper.diagnose import job, node
 from watchkeeper.diagnose.explained import Explained, as_text
 from watchkeeper.model import cluster, events, fleet, workloads
 from watchkeeper.query import embedded
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 
 def part(pod: str, *, label: str = "", state: str = "running", **more: object) -> workloads.ScheduledWorkload:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from watchkeeper.diagnose import pod as pods
 from watchkeeper.diagnose.pending import GPU, Ask, Offer, judge
-from watchkeeper.readers.kubernetes_objects import Taint
+from watchkeeper.readers.clusters.kubernetes_objects import Taint
 
 TAINT = Taint("nvidia.com/gpu", "present", "NoSchedule")
 

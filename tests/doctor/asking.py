@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 
-from watchkeeper.diagnose.doctor import examine, report
+from watchkeeper.doctor import examine, report
 from watchkeeper.readers import bundles
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.doctor.asking import ask
-from watchkeeper.diagnose.doctor.judgements import rdma
+from watchkeeper.doctor.judgements import rdma
 
 
 def ibstat(active: int = 8, *, down: tuple[int, ...] = (), slow: tuple[int, ...] = ()) -> str:

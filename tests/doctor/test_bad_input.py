@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.doctor.asking import ask, causes
-from watchkeeper.diagnose.doctor import examine, recognise, report, signatures
-from watchkeeper.readers import bundles, log_text
+from watchkeeper.doctor import examine, recognise, report, signatures
+from watchkeeper.readers import bundles
+from watchkeeper.readers.logs import log_text
 
 LOST = b"NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from watchkeeper.cli.main import watchkeeper
-from watchkeeper.readers import this_node
+from watchkeeper.readers.node import this_node
 
 LOST = "gpu07: NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python3, GPU has fallen off the bus.\n"
 
@@ -55,7 +55,7 @@ def test_the_doctor_starts_without_the_hub_s_libraries() -> None:
     code = (
         "import sys\n"
         "for name in ('numpy', 'yaml', 'starlette', 'orjson', 're2'): sys.modules[name] = None\n"
-        "import watchkeeper.cli.doctor\n"
+        "import watchkeeper.cli.doctor.doctor\n"
         "print(sorted(name for name in sys.modules if name.startswith('watchkeeper.query')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.doctor import corpus
 from tests.doctor.asking import ask
-from watchkeeper.diagnose.doctor import examine
+from watchkeeper.doctor import examine
 from watchkeeper.readers import bundles
 
 SHARED = Path(__file__).parents[3] / "shared" / "corpus"

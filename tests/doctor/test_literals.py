@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.diagnose.doctor import literals, scan, signatures
-from watchkeeper.readers import kernel_log, log_text
+from watchkeeper.doctor import literals, scan, signatures
+from watchkeeper.readers.logs import kernel_log, log_text
 
 SIGNS = [sign for sign in signatures.table().signs.values() if sign.pattern is not None]
 

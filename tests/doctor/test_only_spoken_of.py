@@ -7,7 +7,7 @@ import io
 import pytest
 
 from tests.doctor.asking import ask, causes
-from watchkeeper.diagnose.doctor import examine
+from watchkeeper.doctor import examine
 from watchkeeper.readers import bundles
 
 RULES = """groups:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.doctor.asking import ask, causes
-from watchkeeper.readers import shipped_documents
+from watchkeeper.readers.logs import shipped_documents
 
 LOST = "NVRM: Xid (PCI:0000:c1:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 DULL = "usb 1-1: new high-speed USB device"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.doctor.asking import ask, causes
-from watchkeeper.readers import log_text, shipped_text
+from watchkeeper.readers.logs import log_text, shipped_text
 
 KERNEL = """[ 812.100001] NVRM: GPU at PCI:0000:4e:00: GPU-0a1b2c3d-1111-2222-3333-444455556666
 [ 812.100002] NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.

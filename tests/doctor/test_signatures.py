@@ -9,9 +9,9 @@ import pytest
 
 from tests.doctor.asking import ask
 from watchkeeper.catalogue import causes
-from watchkeeper.diagnose.doctor import collecting, ranking, report, scan, signatures
-from watchkeeper.diagnose.doctor.facts import Facts
-from watchkeeper.diagnose.doctor.signatures import Role
+from watchkeeper.doctor import collecting, ranking, report, scan, signatures
+from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.signatures import Role
 from watchkeeper.errors import PackError
 
 SIGNS = [sign for sign in signatures.table().signs.values() if sign.pattern is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from tests.doctor.asking import ask, causes
-from watchkeeper.readers import line_prefix
+from watchkeeper.readers.logs import line_prefix
 
 TIMEOUT = (
     "[rank{rank}]:[E810 05:46:0{rank}.1 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation "

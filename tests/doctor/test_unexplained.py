@@ -9,8 +9,8 @@ import pytest
 
 from tests.doctor.asking import ask, causes
 from watchkeeper.catalogue import pack
-from watchkeeper.diagnose.doctor import collecting
-from watchkeeper.diagnose.doctor.report import Verdict
+from watchkeeper.doctor import collecting
+from watchkeeper.doctor.report import Verdict
 
 LOGGED = (
     "2026-08-10 05:36:05.101 ERROR [91:93] Failed to load module 8 [Handler.cpp:17]",

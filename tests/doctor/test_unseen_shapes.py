@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from tests.doctor.asking import ask, causes
-from watchkeeper.diagnose.doctor import signatures
-from watchkeeper.diagnose.doctor.signatures import Role
+from watchkeeper.doctor import signatures
+from watchkeeper.doctor.signatures import Role
 
 SHAPES: list[tuple[str, str]] = [
     (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from watchkeeper.cli import drill
+from watchkeeper.cli.doctor import drill
 from watchkeeper.drill import pairs, score
 from watchkeeper.drill.watch import Pace, Watch
 from watchkeeper.rules import evaluate

@@ -8,7 +8,7 @@ from pathlib import Path
 from watchkeeper.drill.watch import Watch
 from watchkeeper.kit import clock
 from watchkeeper.sim.simulation import SimSettings, Simulation
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 
 def test_nodes_whose_pages_find_no_room_are_neither_down_nor_without_their_gpus(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tests.faults import nursery
 from tests.remediate import deadly_hub
-from watchkeeper.cli import up
+from watchkeeper.cli.hub import up
 from watchkeeper.kit import clock
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.drivers.simulated import Simulated

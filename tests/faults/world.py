@@ -29,7 +29,7 @@ from watchkeeper.incidents import correlate
 from watchkeeper.kit import wire
 from watchkeeper.model import events, fleet
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import remote_write
+from watchkeeper.query.remote import remote_write
 
 # Dear where something is wrong, and free otherwise: the machine may be as busy as it likes.
 READY_SECONDS = 300.0

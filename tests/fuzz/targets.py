@@ -16,18 +16,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchkeeper.collect import discovery, prometheus_config
 from watchkeeper.config import loading
-from watchkeeper.diagnose.doctor import examine
+from watchkeeper.doctor import examine
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.incidents import routing
 from watchkeeper.kit import evidence_file
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import remote_write
+from watchkeeper.notify import routing
 from watchkeeper.query.promql import parser
-from watchkeeper.readers import bundles, exposition, kernel_log
+from watchkeeper.query.remote import remote_write
+from watchkeeper.readers import bundles, exposition
+from watchkeeper.readers.logs import kernel_log
 from watchkeeper.remediate import policy
 from watchkeeper.rules import rulefile
+from watchkeeper.scrape import discovery, prometheus_config
 from watchkeeper.store import recording
 
 PACKS = Path(rulefile.__file__).parents[1] / "packs"

@@ -23,14 +23,15 @@ import yaml
 
 from tests.house.tree import PACKAGE, ROOT, Source, sources, summary
 from tests.web.fake_hub import FakeHub
+from watchkeeper.agent import diag_page
 from watchkeeper.catalogue import causes
 from watchkeeper.cli import main as cli_main
-from watchkeeper.collect import cluster_series, diag_page
+from watchkeeper.clusters import cluster_series
 from watchkeeper.config import settings
 from watchkeeper.rules import slo
 from watchkeeper.web import openapi
 from watchkeeper.web.app import create_app
-from watchkeeper.web.auth import Auth
+from watchkeeper.web.auth.auth import Auth
 
 REFERENCE = ROOT / "docs" / "reference"
 RULE_FILES = PACKAGE / "packs" / "rules"

@@ -17,7 +17,7 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 # `make up ARGS=…` on a line of its own or in back quotes
 MAKE_USE = re.compile(r"(?:^|`)make ((?:[a-z-]+ ?)+)", re.MULTILINE)
-# `store/wal_ahead.py`, `packs/rules/`, `readers/infiniband_*.py`
+# `store/wal/wal_ahead.py`, `packs/rules/`, `readers/infiniband_*.py`
 PLACE = re.compile(r"`([a-z_/*]+(?:/|\.py|\.csv|\.yaml))`")
 COMMAND_USE = re.compile(r"(?:^|`|bin/)watchkeeper ((?:[a-z-]+ ?)+)", re.MULTILINE)
 

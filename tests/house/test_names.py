@@ -47,8 +47,8 @@ def test_names_are_cut_into_words(name: str, found: set[str]) -> None:
 # Deliberately allowed, each because the zone stands elsewhere or nobody knows it.
 ZONE_ELSEWHERE = {
     "watchkeeper/accounting/statement.py": "the page says in whose zone it is",
-    "watchkeeper/incidents/report.py": "the column is headed Time (UTC)",
-    "watchkeeper/diagnose/doctor/judgements/first_error.py": "the time as the log has it, whose zone is its own",
+    "watchkeeper/notify/report.py": "the column is headed Time (UTC)",
+    "watchkeeper/doctor/judgements/first_error.py": "the time as the log has it, whose zone is its own",
 }
 # For a terminal, a log or a file of another program.
 NOT_ON_PAGES = ("cli", "kit", "readers", "render", "drill")

@@ -43,8 +43,9 @@ def uses() -> dict[str, set[str]]:
 
 @cache
 def ours() -> frozenset[str]:
-    """Names of ours that the agent's page or the hub's own series write: texts in `collect`, and our own numbers."""
-    texts = (node for source in sources(PACKAGE / "collect") for node in ast.walk(source.syntax))
+    """Names of ours that the agent's page or the hub's own series write: texts of the makers, and our own numbers."""
+    makers = (source for folder in ("agent", "scrape", "clusters") for source in sources(PACKAGE / folder))
+    texts = (node for source in makers for node in ast.walk(source.syntax))
     written = {str(node.value) for node in texts if isinstance(node, ast.Constant)}
     return frozenset(
         written | {name for name, _, _ in generate.own_metrics()} | {family.name for family in choice.own()}

@@ -10,7 +10,7 @@ from watchkeeper.incidents.core import Incidents
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import NOWHERE, Footprint
 from watchkeeper.model import alerts, events, fleet, incidents, labels
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 

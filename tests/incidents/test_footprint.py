@@ -16,7 +16,7 @@ from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import embedded
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 
 class Told:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.stories import Line, later
-from watchkeeper.incidents import alertmanager, foreign
+from tests.hub.stories import Line, later
+from watchkeeper.incidents import foreign
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts
 from watchkeeper.model.incidents import IncidentState
+from watchkeeper.notify import alertmanager
 
 STALE = foreign.STALE.total_seconds()
 NEVER = "0001-01-01T00:00:00Z"

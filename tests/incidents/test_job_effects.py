@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.incidents.stories import Room, alert, event, gpu, job, later, node, xid
-from watchkeeper.incidents import notify, routing
 from watchkeeper.incidents.core import Incidents
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import NOWHERE, Footprint
 from watchkeeper.model import alerts, fleet
 from watchkeeper.model.events import EventKind
 from watchkeeper.model.incidents import IncidentState
+from watchkeeper.notify import notify, routing
 
 RACK = fleet.Place("main", domain="rack=r1")
 NODES = [node(f"n{at}") for at in range(1, 65)]

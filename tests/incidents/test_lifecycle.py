@@ -174,7 +174,7 @@ def test_of_two_who_take_an_incident_at_once_the_second_hears_who_has_it(room: R
 
 
 def test_a_hub_that_lost_the_lead_changes_nothing_in_memory(room: Room) -> None:
-    from watchkeeper.store.journal import Journal
+    from watchkeeper.store.journal.journal import Journal
 
     Journal(room.path).close()
     with pytest.raises(JournalConflict):

@@ -9,9 +9,10 @@ import pytest
 from tests.incidents.stories import Room, alert, gpu, later, node, xid
 from tests.incidents.test_domains import NODES, Racked, rack  # noqa: F401 (fixture)
 from watchkeeper.errors import IllegalMove
-from watchkeeper.incidents import core, correlate, silencing
+from watchkeeper.incidents import core, correlate
 from watchkeeper.model.incidents import IncidentState, MemberKind
 from watchkeeper.model.silences import Matcher
+from watchkeeper.notify import silencing
 
 
 def test_an_alert_that_found_no_room_is_brought_in_when_the_others_are_over(

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from watchkeeper.errors import ReceiverError
-from watchkeeper.incidents.message import Message
-from watchkeeper.incidents.receivers import Service, Webhook
-from watchkeeper.incidents.routing import Receiver
+from watchkeeper.notify.message import Message
+from watchkeeper.notify.receivers import Service, Webhook
+from watchkeeper.notify.routing import Receiver
 
 # Apprise imports modules that Python 3.13 will no longer have.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.incidents.stories import NOON, Room, alert, gpu, later, node, xid
-from watchkeeper.incidents import blast, digest, report, subject
+from watchkeeper.incidents import blast, subject
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
+from watchkeeper.notify import digest, report
 
 
 def gpus_at(place: object) -> int:

@@ -22,7 +22,7 @@ from watchkeeper.instrument.inference import DURATION_BOUNDS, InferenceMonitor, 
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 AZURE = Path(__file__).parents[3] / "shared" / "corpus" / "traces" / "azure_llm_2023_conv.csv"
 PREFILL_SECONDS, TOKEN_SECONDS, PIECE_TOKENS = 0.0003, 0.03, 64

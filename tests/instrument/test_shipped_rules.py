@@ -18,7 +18,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.promql import parser, walk
 from watchkeeper.rules import rulefile
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 RULES = rulefile.load(sorted((Path(watchkeeper.__file__).parent / "packs" / "rules").glob("*.yaml"))).rules
 OURS = ("training_", "inference_")

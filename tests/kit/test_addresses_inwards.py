@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from watchkeeper.collect import http
 from watchkeeper.errors import CollectError, ReceiverError
-from watchkeeper.incidents import calls
-from watchkeeper.kit import addresses
+from watchkeeper.net import addresses, http
+from watchkeeper.notify import calls
 
 HEARD: list[str] = []
 

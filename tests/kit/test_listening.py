@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from watchkeeper.kit import listening
+from watchkeeper.net import listening
 
 
 @pytest.mark.parametrize("turns", range(6))

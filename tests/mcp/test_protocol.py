@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.cli import mcp_protocol
-from watchkeeper.cli.mcp_protocol import META, Server, Tool, serve
-from watchkeeper.cli.mcp_tools import bounded
+from watchkeeper.cli.mcp import mcp_protocol
+from watchkeeper.cli.mcp.mcp_protocol import META, Server, Tool, serve
+from watchkeeper.cli.mcp.mcp_tools import bounded
 
 ECHO = Tool("echo", "Says it again.", lambda given: str(given["text"]), {"text": {"type": "string"}}, ("text",))
 SERVER = Server([ECHO], [], version="1", instructions="Ask.")

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from watchkeeper import rule_loops
-from watchkeeper.cli import migrate
+from watchkeeper.cli.doctor import migrate
+from watchkeeper.hub import rule_loops
 from watchkeeper.migrate import files
 from watchkeeper.migrate.verdict import Standing, Verdict
 from watchkeeper.readers import grafana_dashboard

@@ -70,7 +70,7 @@ def test_the_sdist_has_what_a_build_needs_and_nothing_of_this_machine(tmp_path: 
         "hatch_build.py",
         "LICENSE",
         "console/package-lock.json",
-        "watchkeeper/agent.py",
+        "watchkeeper/agent/agent.py",
     } <= inside
     assert not [name for name in inside if name.startswith((".venv", "console/node_modules", ".git/"))]
 
@@ -98,7 +98,8 @@ def test_it_runs_as_a_module_too(installed: Path) -> None:
 
 
 def test_a_module_that_no_extra_brings_is_not_blamed_on_one(installed: Path) -> None:
-    code = "import sys; sys.modules['watchkeeper.agent'] = None; from watchkeeper.cli.main import main; main(['agent'])"
+    missing = "import sys; sys.modules['watchkeeper.agent.agent'] = None"
+    code = f"{missing}; from watchkeeper.cli.main import main; main(['agent'])"
     done = run(installed.with_name("python"), "-c", code)
     assert "watchkeeper[hub]" not in done.stderr
     assert done.returncode == 1
@@ -127,6 +128,6 @@ def test_completing_a_command_imports_none_of_them() -> None:
     code = (
         "import sys, click; from watchkeeper.cli import main\n"
         "found = main.watchkeeper.shell_complete(click.Context(main.watchkeeper), 'ag')\n"
-        "print([item.value for item in found], 'watchkeeper.cli.agent' in sys.modules)"
+        "print([item.value for item in found], 'watchkeeper.cli.node.agent' in sys.modules)"
     )
     assert run(sys.executable, "-c", code, PYTHONPATH=str(ROOT)).stdout == "['agent'] False\n"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.remediate import deadly_hub
-from watchkeeper.cli import up
+from watchkeeper.cli.hub import up
 from watchkeeper.config import settings
 from watchkeeper.kit import clock, logs
 from watchkeeper.model.actions import Action

@@ -8,7 +8,9 @@ from urllib.parse import quote
 
 from tests.product.running import Product, await_that, command, up
 from watchkeeper.query import embedded
-from watchkeeper.store import backup, head, wal_reader, wal_replay
+from watchkeeper.store import backup
+from watchkeeper.store.head import head
+from watchkeeper.store.wal import wal_reader, wal_replay
 
 # How many temperatures there are of the ten minutes before a time.
 READINGS = "sum(count_over_time(DCGM_FI_DEV_GPU_TEMP[10m]))"

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from watchkeeper import errors, hub
-from watchkeeper.cli import up
+from watchkeeper import errors
+from watchkeeper.cli.hub import up
 from watchkeeper.config import settings as config
+from watchkeeper.hub import hub
 from watchkeeper.kit import clock, files
 
 KEPT = sorted(Path(__file__).with_name("kept").glob("*.tar.xz"))

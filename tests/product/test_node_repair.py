@@ -22,7 +22,7 @@ from watchkeeper.kit import clock
 from watchkeeper.remediate.driver import Performed
 from watchkeeper.remediate.drivers.node import NodeOrders
 from watchkeeper.remediate.orders import Outbox
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 
 PATIENCE_SECONDS = 90.0
 

@@ -20,9 +20,9 @@ import pytest
 
 from tests import postgres_server, servers
 from tests.product.running import SOON_SECONDS, WATCHKEEPER, await_that
-from watchkeeper.store import election
-from watchkeeper.store import postgres as journal_servers
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal import election
+from watchkeeper.store.journal import postgres as journal_servers
+from watchkeeper.store.journal.journal import Journal
 
 SPEED = 10
 LEASE_SECONDS = 4.0

@@ -34,11 +34,11 @@ from tests.web.running import serving
 from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample, total
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
-from watchkeeper.query import remote_write
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import AnySample
+from watchkeeper.query.remote import remote_write
 from watchkeeper.query.remote.sender import by_series
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 START_MS, STEP_MS, SCRAPES = 1_700_000_000_000, 15_000, 80
 INSTANT = "1700000900"

@@ -6,7 +6,7 @@ from tests.query import notation
 from watchkeeper.kit import durations
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Limits, Span
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 YEAR_MS = 366 * 86_400_000
 UNLIMITED = Limits()

@@ -24,7 +24,7 @@ from watchkeeper import errors
 from watchkeeper.model import histograms, labels, samples
 from watchkeeper.query import embedded, engine, histogram_text
 from watchkeeper.query.promql import ast, parser, patterns
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 # Relative to the sum of both sides, as Prometheus' almost.Equal; the smallest normal float stands in near zero.
 TOLERANCE = 1e-6

@@ -11,7 +11,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import POINTS_AT_HAND, EmbeddedEngine
 from watchkeeper.query.engine import Span
 from watchkeeper.store import durable
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 MINUTE = 60_000
 SPAN = Span(5 * MINUTE, 20 * MINUTE, MINUTE)

@@ -9,7 +9,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Limits
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 TURN_MS = 15_000
 QUESTIONS = (

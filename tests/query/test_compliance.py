@@ -21,7 +21,7 @@ from tests.query import test_embedded_against_prometheus as against
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 CORPUS = Path(__file__).parents[3] / "shared/corpus/promqltest/compliance-promql-test-queries.yml"
 pytestmark = [*against.pytestmark, pytest.mark.skipif(not CORPUS.exists(), reason="no copy of the queries beside us")]

@@ -20,7 +20,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query import engine as interface
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.prometheus import PrometheusEngine
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 LONG_MS = 100 * 366 * 86_400_000
 # Where Prometheus and MetricsQL look at windows differently, a rule over them may mean something else; see KNOWN.

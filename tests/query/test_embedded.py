@@ -13,7 +13,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Appended, Engine, Kind, Limits, Matcher, MatchOp, Span
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 
 def test_the_embedded_engine_is_an_engine() -> None:

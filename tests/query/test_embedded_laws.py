@@ -19,7 +19,7 @@ from watchkeeper.model.samples import STALE, Sample, is_stale
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Span
 from watchkeeper.query.promql import ast, printer
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 Window = list[tuple[int, float]]
 RANGE_MS = 60_000

@@ -16,11 +16,12 @@ from watchkeeper import errors
 from watchkeeper.kit.protobuf import fields, varint
 from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import histogram_json, histogram_text, histogram_wire, remote_write
+from watchkeeper.query import histogram_json, histogram_text, histogram_wire
 from watchkeeper.query.embedded import EmbeddedEngine
+from watchkeeper.query.remote import remote_write
 from watchkeeper.store import histograms as stored
-from watchkeeper.store.head import Head
-from watchkeeper.web.prometheus_form import write_value
+from watchkeeper.store.head.head import Head
+from watchkeeper.web.prometheus.prometheus_form import write_value
 
 SERIES = Labels({"__name__": "latency"})
 AT_MS = 1_700_000_000_000

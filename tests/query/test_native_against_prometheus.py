@@ -17,7 +17,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Answer, AnySample
 from watchkeeper.query.prometheus import PrometheusEngine
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 pytestmark = pytest.mark.servers
 START_MS, STEP_MS = 1_700_000_000_000, 15_000

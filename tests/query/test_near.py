@@ -12,8 +12,9 @@ from tests.query.scripted import Asked, Reply, Scripted, serving, vector
 from watchkeeper.config import settings
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query import near, remote_write
+from watchkeeper.query import near
 from watchkeeper.query.promql import parser
+from watchkeeper.query.remote import remote_write
 
 BEGIN_MS = 1_705_276_800_000
 MINUTE_MS = 60_000

@@ -17,7 +17,7 @@ from tests.query import contract, dashboards, engines
 from watchkeeper import errors
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Appended, Engine, Span
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(300)]
 SPAN = Span(dashboards.BEGIN_MS + 330_000, dashboards.BEGIN_MS + 870_000, 60_000)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.query.test_remote_sender import TAKEN, arrived, refusing, writing
 from tests.query.test_remote_write import AT_MS, label_sets, points
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import remote_write
+from watchkeeper.query.remote import remote_write
 from watchkeeper.query.remote.parcel import Parcel
 from watchkeeper.query.remote.sender import BATCH_SAMPLES
 

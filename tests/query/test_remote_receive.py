@@ -13,10 +13,10 @@ import pytest
 from tests import servers
 from tests.query import contract, engines
 from tests.query.scripted import Asked, Reply, Scripted, serving
-from watchkeeper.query import remote_write
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Kind
-from watchkeeper.store.head import Head
+from watchkeeper.query.remote import remote_write
+from watchkeeper.store.head.head import Head
 
 pytestmark = pytest.mark.servers
 PAGE = """# TYPE temp gauge

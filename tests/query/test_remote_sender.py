@@ -13,9 +13,8 @@ from tests.query.scripted import Asked, Reply, Scripted, serving
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query import remote_write
 from watchkeeper.query.engine import Appended
-from watchkeeper.query.remote import http
+from watchkeeper.query.remote import http, remote_write
 from watchkeeper.query.remote.sender import BATCH_SAMPLES, Sender, reason_of
 
 TAKEN = Reply(204)

@@ -16,12 +16,11 @@ from watchkeeper import errors
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, STALE_BITS, Sample
-from watchkeeper.query import remote_write
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Appended, Matcher, MatchOp
-from watchkeeper.query.remote import sender
-from watchkeeper.query.remote_write import WriteLimits
-from watchkeeper.store.head import Head
+from watchkeeper.query.remote import remote_write, sender
+from watchkeeper.query.remote.remote_write import WriteLimits
+from watchkeeper.store.head.head import Head
 
 AT_MS = 1_705_276_800_000
 names = st.text(min_size=1, max_size=8)

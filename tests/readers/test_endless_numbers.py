@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from watchkeeper.readers import flight_recorder, infiniband_text, kubernetes_text
+from watchkeeper.readers import flight_recorder
+from watchkeeper.readers.clusters import kubernetes_text
+from watchkeeper.readers.fabric import infiniband_text
 
 ENDLESS = "9" * 5000
 

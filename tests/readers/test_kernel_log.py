@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.model.events import EventKind
-from watchkeeper.readers import kernel_log
-from watchkeeper.readers.kernel_log import GpuIdentity, KernelFact
+from watchkeeper.readers.logs import kernel_log
+from watchkeeper.readers.logs.kernel_log import GpuIdentity, KernelFact
 
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
 XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."

@@ -11,8 +11,8 @@ import pytest
 from watchkeeper.incidents import signals
 from watchkeeper.model import fleet
 from watchkeeper.model.events import Event, EventKind
-from watchkeeper.readers import kernel_log
-from watchkeeper.readers.kernel_log import KernelFact
+from watchkeeper.readers.logs import kernel_log
+from watchkeeper.readers.logs.kernel_log import KernelFact
 
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from watchkeeper.model import fleet
-from watchkeeper.readers import nvidia_proc
+from watchkeeper.readers.node import nvidia_proc
 
 PAGE = """Model: \t\t NVIDIA H200
 IRQ:   \t\t 0

@@ -13,9 +13,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from watchkeeper import agent, choices
-from watchkeeper.cli import processes, serving, up
+from watchkeeper.agent import agent
+from watchkeeper.cli import processes
+from watchkeeper.cli.hub import serving, up
 from watchkeeper.config import settings as config
+from watchkeeper.hub import choices
 from watchkeeper.kit import clock
 from watchkeeper.model.actions import Action
 from watchkeeper.model.trust import Mode

@@ -20,13 +20,13 @@ from watchkeeper.cli.main import watchkeeper
 from watchkeeper.client.hub import HubClient
 from watchkeeper.config import settings
 from watchkeeper.errors import HubError, SettingsError
-from watchkeeper.hub import Hub
+from watchkeeper.hub.hub import Hub
 from watchkeeper.kit import clock
 from watchkeeper.model import events, fleet
 from watchkeeper.model.trust import Mode
 from watchkeeper.web import server
 from watchkeeper.web.app import create_app
-from watchkeeper.web.auth import Auth
+from watchkeeper.web.auth.auth import Auth
 
 
 class Desk:

@@ -23,8 +23,8 @@ from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Answer
 from watchkeeper.remediate.evidence import Sources
 from watchkeeper.remediate.orders import Outbox, Wanted
-from watchkeeper.store.head import Head
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.head.head import Head
+from watchkeeper.store.journal.journal import Journal
 
 LATER = NOON + timedelta(hours=1)
 INCIDENT = incidents.Incident(

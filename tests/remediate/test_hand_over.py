@@ -19,7 +19,7 @@ from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.remediate import hand_over
 from watchkeeper.remediate.evidence import Sources
 from watchkeeper.remediate.hand_over import HandOver, failed_before
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.remediate.reclaim import SM_ACTIVE, UTILISATION, Idleness
 from watchkeeper.remediate.validation import Standing
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

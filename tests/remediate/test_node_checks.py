@@ -17,7 +17,7 @@ from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.node_checks import MOST_TRIES, NodeCheck, node_validators
 from watchkeeper.remediate.orders import Outbox
 from watchkeeper.remediate.validation import Standing
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 
 NODE = Place("main", node="n1")
 

@@ -18,7 +18,7 @@ from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
 from watchkeeper.remediate import orders as outboxes
 from watchkeeper.remediate.orders import Outbox, Wanted
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 HUB_KEY = b"h" * 32

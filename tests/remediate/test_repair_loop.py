@@ -13,12 +13,12 @@ from tests.remediate.cluster import Machine, TestCluster, nodes
 from tests.remediate.world import NOON
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import SettingsError, StoreError
-from watchkeeper.hub import Hub
+from watchkeeper.hub.hub import Hub
+from watchkeeper.hub.repair_loop import ladder_of, limits_of, policy_of
 from watchkeeper.kit.clock import ManualClock, to_ms
 from watchkeeper.model import events, fleet
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.drivers import together
-from watchkeeper.repair_loop import ladder_of, limits_of, policy_of
 
 
 def after_xid(

@@ -12,8 +12,8 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.remediate.validation import ConditionsClear, GpusPresent, NoNewXid, Standing, Verdict, ask
-from watchkeeper.store.head import Head
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.head.head import Head
+from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 NODE = fleet.Place("main", node="n1")

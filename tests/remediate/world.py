@@ -20,7 +20,7 @@ from watchkeeper.remediate.policy import Policy, load
 from watchkeeper.remediate.repairs import Repairs
 from watchkeeper.remediate.surroundings import Surroundings
 from watchkeeper.remediate.wanted import Wanted, wanted
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 # Everything allowed that a test is not about.

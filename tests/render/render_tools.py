@@ -72,7 +72,7 @@ def _there(path: Path, what: str) -> Path:
 
 
 def write(files: Iterable[File], where: Path) -> Path:
-    """The files as `cli.render` would put them there."""
+    """The files as `cli.hub.render` would put them there."""
     for file in files:
         path = where / file.path
         path.parent.mkdir(parents=True, exist_ok=True)

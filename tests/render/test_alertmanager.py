@@ -14,7 +14,7 @@ from tests import servers
 from tests.render import fleet_settings
 from watchkeeper.catalogue import causes, effects
 from watchkeeper.config import settings as config
-from watchkeeper.incidents import routing
+from watchkeeper.notify import routing
 from watchkeeper.render import alertmanager
 
 # A Wednesday morning: every route of the fleet is open.

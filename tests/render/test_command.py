@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from tests.render import fleet_settings
 from watchkeeper import __version__
-from watchkeeper.cli import render
+from watchkeeper.cli.hub import render
 from watchkeeper.errors import StartRefused
 from watchkeeper.render import targets
 

@@ -14,7 +14,7 @@ from tests import servers
 from tests.render import fleet_settings
 from watchkeeper.config import loading
 from watchkeeper.render import compose
-from watchkeeper.web import auth
+from watchkeeper.web.auth import auth
 
 
 @pytest.fixture

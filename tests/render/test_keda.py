@@ -15,7 +15,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.render import fleet_facts, keda
 from watchkeeper.rules import notation
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 SERVICES = ("serving/llama=llama-3-8b", "batch/embed=e5-large")
 SETTINGS = config.Settings(fleet=config.Fleet(cluster="prod-1"), render=config.Render(services=SERVICES))

@@ -14,14 +14,14 @@ import yaml
 
 from tests import servers
 from tests.render import render_tools
-from watchkeeper.collect import kubernetes_watch
+from watchkeeper.clusters.kubernetes import kubernetes_watch
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.remediate.drivers import kubernetes_idle
 from watchkeeper.render import kubernetes
-from watchkeeper.web import auth
+from watchkeeper.web.auth import auth
 
 # The newest that the validator has; the oldest that is still supported by anyone, for what it knows.
 VERSIONS = ("1.37", "1.32")
@@ -181,7 +181,8 @@ def test_every_mount_of_the_agent_says_why_it_is_there() -> None:
 
 
 def test_the_options_of_the_agent_and_the_hub_exist(built: dict[str, dict[str, Any]]) -> None:
-    from watchkeeper.cli import agent, hub
+    from watchkeeper.cli.hub import hub
+    from watchkeeper.cli.node import agent
 
     for command, name in ((agent.command, "DaemonSet/watchkeeper-agent"), (hub.command, "StatefulSet/watchkeeper-hub")):
         known = {option for parameter in command.params for option in parameter.opts}

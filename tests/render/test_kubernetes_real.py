@@ -15,9 +15,10 @@ import yaml
 from tests import kubernetes_server
 from tests.kubernetes_server import Cluster
 from tests.render import render_tools
-from watchkeeper.collect.kubernetes_watch import KubernetesWatch
+from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.config import settings as config
-from watchkeeper.kit import access, clock, own_metrics
+from watchkeeper.kit import clock, own_metrics
+from watchkeeper.net import access
 from watchkeeper.render import kubernetes
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(240)]

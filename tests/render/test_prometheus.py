@@ -11,12 +11,12 @@ import yaml
 
 from tests import servers
 from tests.render import fleet_settings
-from watchkeeper import rule_loops
-from watchkeeper.collect import dialect, prometheus_config, relabel
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
+from watchkeeper.hub import rule_loops
 from watchkeeper.render import prometheus
 from watchkeeper.rules import reload, rulefile
+from watchkeeper.scrape import dialect, prometheus_config, relabel
 
 
 def written(folder: Path, settings: config.Settings) -> Path:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.cluster import slurm_cluster
+from tests.clusters import slurm_cluster
 from tests.fake_nvml import driver
 from tests.render import fleet_settings
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
-from watchkeeper.readers import hostlist
+from watchkeeper.readers.clusters import hostlist
 from watchkeeper.render import slurm
 
 

@@ -12,7 +12,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample, is_stale
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HOT = Labels({"__name__": "celsius", "node": "n7"})

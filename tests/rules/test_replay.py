@@ -11,7 +11,8 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, notation, replay, rulefile
-from watchkeeper.store import head, recording
+from watchkeeper.store import recording
+from watchkeeper.store.head import head
 
 MINUTE_MS = 60_000
 START_MS = 1_700_000_040_000

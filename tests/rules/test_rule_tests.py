@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests import servers
-from watchkeeper.cli import rules
+from watchkeeper.cli.hub import rules
 from watchkeeper.errors import QueryError, RuleFileError
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import is_stale

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from watchkeeper.collect.gpu_addresses import GpuAddresses, ask_simulator
-from watchkeeper.collect.kernel_follow import KernelEvents, follow_stream
+from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, ask_simulator
+from watchkeeper.agent.kernel.kernel_follow import KernelEvents, follow_stream
 from watchkeeper.errors import StartRefused
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.model.events import Event, EventKind

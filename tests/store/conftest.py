@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.store import places
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 
 
 @pytest.fixture(params=["file", "server"])

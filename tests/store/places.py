@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
-from watchkeeper.store import election, postgres
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal import election, postgres
+from watchkeeper.store.journal.journal import Journal
 
 
 class Place(Protocol):

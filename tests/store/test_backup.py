@@ -11,7 +11,8 @@ import pytest
 from tests.store.durables import MINUTE, Rig, named, read
 from watchkeeper import errors
 from watchkeeper.kit import files
-from watchkeeper.store import backup, journal
+from watchkeeper.store import backup
+from watchkeeper.store.journal import journal
 
 SERIES = [named("temp", gpu=str(gpu)) for gpu in range(3)]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

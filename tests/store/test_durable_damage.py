@@ -20,7 +20,7 @@ from tests.store.durables import BLOCK, MINUTE, SETTINGS, Read, Rig, named, read
 from watchkeeper import errors
 from watchkeeper.model.samples import Sample
 from watchkeeper.store import durable
-from watchkeeper.store.block_writer import UNFINISHED, block_name
+from watchkeeper.store.blocks.block_writer import UNFINISHED, block_name
 
 SERIES = [named("temp", gpu=str(gpu)) for gpu in range(4)]
 DAY = 86_400_000
@@ -196,7 +196,7 @@ def test_a_really_full_disk_is_said_with_words_and_outlived(tmp_path: Path) -> N
 
 
 def test_what_waits_for_the_disk_is_bounded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("watchkeeper.store.wal.MAX_WAITING", 40)
+    monkeypatch.setattr("watchkeeper.store.wal.wal.MAX_WAITING", 40)
     rig = Rig(tmp_path)
     for minute in range(100):
         rig.scrape("node", SERIES, minute * MINUTE, [1.0] * 4)
@@ -208,7 +208,7 @@ def test_what_waits_for_the_disk_is_bounded_and_counted(tmp_path: Path, monkeypa
 def test_a_series_whose_first_samples_went_unlogged_is_named_to_the_log_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("watchkeeper.store.wal.MAX_WAITING", 40)
+    monkeypatch.setattr("watchkeeper.store.wal.wal.MAX_WAITING", 40)
     rig, pushed = Rig(tmp_path), named("pushed")
     rig.now_ms = 50 * MINUTE
     rig.store.append([Sample(pushed, minute * MINUTE, 1.0) for minute in range(41)])

@@ -16,7 +16,7 @@ from tests.store.durables import MINUTE, SETTINGS, Rig, named, read
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Limits, Span
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 from watchkeeper.store.reading import SampleStore
 
 LIMITS = dataclasses.replace(SETTINGS, memory_ms=MINUTE, retention_ms=10**12)

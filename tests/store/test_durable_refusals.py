@@ -14,7 +14,7 @@ from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, read
 from tests.store.test_durable_damage import SERIES, filled
 from watchkeeper import errors
 from watchkeeper.store import backup
-from watchkeeper.store.block_writer import REPLACED, UNFINISHED, block_name
+from watchkeeper.store.blocks.block_writer import REPLACED, UNFINISHED, block_name
 
 # Reading its beginning is an input/output error, as of a disk that fails.
 UNREADABLE = Path("/proc/self/mem")

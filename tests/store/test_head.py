@@ -14,7 +14,8 @@ from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample, is_stale
 from watchkeeper.query.engine import Matcher, MatchOp
-from watchkeeper.store import columns, head
+from watchkeeper.store import columns
+from watchkeeper.store.head import head
 
 HOUR = 3_600_000
 

@@ -11,8 +11,9 @@ import pytest
 from tests.store.durables import BLOCK, MINUTE, Rig, equals, named
 from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample
 from watchkeeper.model.samples import STALE, Sample
-from watchkeeper.store import histograms, reading, wal_records
-from watchkeeper.store.head import Head
+from watchkeeper.store import histograms, reading
+from watchkeeper.store.head.head import Head
+from watchkeeper.store.wal import wal_records
 
 LATENCY = named("latency", node="n1")
 

@@ -13,7 +13,7 @@ import pytest
 from tests.store import places
 from watchkeeper.errors import JournalConflict, NotLeading, StoreError
 from watchkeeper.model import actions, alerts, diagnosis, events, fleet, incidents, labels, trust
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 GPU = fleet.Place("main", node="n1", gpu="GPU-1")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from watchkeeper.model import alerts, events, fleet, incidents
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 names = st.text(min_size=1, max_size=8)

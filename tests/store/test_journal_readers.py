@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from watchkeeper.store.journal_readers import JournalReaders
+from watchkeeper.store.journal.journal_readers import JournalReaders
 
 
 def test_a_short_read_does_not_wait_for_long_ones_that_nobody_waits_for_any_more() -> None:

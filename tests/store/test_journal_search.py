@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from watchkeeper.errors import StoreError
-from watchkeeper.store import journal, journal_search
-from watchkeeper.store.journal_search import Wanted, Where
+from watchkeeper.store.journal import journal, journal_search
+from watchkeeper.store.journal.journal_search import Wanted, Where
 
 START = datetime(2026, 2, 12, 2, 14, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.store import places
 from tests.store.test_journal import GPU, NOON, an_incident, minutes, xid
 from watchkeeper.model import actions, alerts, fleet, incidents, notices, orders, repairs, silences, trust
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 
 NODE = fleet.Place("main", node="n1")
 

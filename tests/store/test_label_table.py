@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.errors import StoreError
+from watchkeeper.store.blocks.label_table import GrowingTable, LabelTable
 from watchkeeper.store.index import Patterns
-from watchkeeper.store.label_table import GrowingTable, LabelTable
 from watchkeeper.store.series import Pairs
 
 NAMES = ("__name__", "gpu", "node", "pod")

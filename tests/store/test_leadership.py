@@ -12,15 +12,15 @@ from click.testing import CliRunner
 
 from tests import postgres_server
 from tests.store.test_journal import NOON, xid
-from watchkeeper.cli import store as store_command
+from watchkeeper.cli.hub import store as store_command
 from watchkeeper.config import settings
 from watchkeeper.errors import ActionFailed, ActionRefused, NotLeading, StoreError
+from watchkeeper.hub.leadership import Leadership, Stages
 from watchkeeper.kit import own_metrics
-from watchkeeper.leadership import Leadership, Stages
 from watchkeeper.model import actions, fleet, incidents
 from watchkeeper.remediate.drivers import dry_run
-from watchkeeper.store import postgres as servers
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal import postgres as servers
+from watchkeeper.store.journal.journal import Journal
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from tests.store.test_journal import GPU, NOON, an_incident, xid
 from tests.store.test_journal_tables import a_notice
 from watchkeeper.errors import NotLeading, SettingsError, StoreError, WireError
 from watchkeeper.model import notices
-from watchkeeper.store import election
-from watchkeeper.store import postgres as servers
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal import election
+from watchkeeper.store.journal import postgres as servers
+from watchkeeper.store.journal.journal import Journal
 
 
 @pytest.fixture

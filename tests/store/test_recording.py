@@ -19,7 +19,8 @@ from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, is_stale
 from watchkeeper.query import embedded
-from watchkeeper.store import head, recording
+from watchkeeper.store import recording
+from watchkeeper.store.head import head
 
 HEADER = recording.Header(1_000, 600_000, "blue", "0.1.0")
 

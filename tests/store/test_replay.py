@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.store.durables import MINUTE, SETTINGS, Rig, equals, named, read
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
-from watchkeeper.store import wal, wal_reader
-from watchkeeper.store.head import Head
+from watchkeeper.store.head.head import Head
 from watchkeeper.store.series import UNKNOWN
+from watchkeeper.store.wal import wal, wal_reader
 
 NAMES, NODES = st.sampled_from(["", "temp", "power"]), st.sampled_from(["", "a", "b", "ab"])
 LABEL_SETS = st.lists(st.builds(lambda name, node: Labels({"__name__": name, "node": node}), NAMES, NODES), max_size=12)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tests.store.test_head import named, scraped
 from watchkeeper.model.samples import STALE
 from watchkeeper.query.engine import Matcher, MatchOp
-from watchkeeper.store import codec, head
+from watchkeeper.store import codec
 from watchkeeper.store.columns import ABSENT, KEPT_ABSENT_BITS, Floats, as_kept, plain, to_keep
+from watchkeeper.store.head import head
 from watchkeeper.store.rows import fits, split
 
 MINUTE, HOUR = 60_000, 3_600_000

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, equals, named
-from watchkeeper.store import wal, wal_records
-from watchkeeper.store.block import Block, ChunkCache
+from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.index import Patterns
 from watchkeeper.store.reading import Unions
 from watchkeeper.store.series import Pairs, SeriesSet
+from watchkeeper.store.wal import wal, wal_records
 
 
 def label_sets(name: str) -> list[Pairs]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.durables import BLOCK, MINUTE, Rig, named, read
-from watchkeeper.store import wal_ahead, wal_reader
+from watchkeeper.store.wal import wal_ahead, wal_reader
 
 SLOTS = 300
 

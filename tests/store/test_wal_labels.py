@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.model.labels import Labels
-from watchkeeper.store import wal_labels
+from watchkeeper.store.wal import wal_labels
 
 # Above all what JSON's own marks are made of.
 TEXTS = st.one_of(st.text('[]",\\: a', max_size=8), st.text(st.characters(exclude_categories=["Cs"]), max_size=8))

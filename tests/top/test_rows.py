@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.cli.top_rows import NUMBERS, Row, Sort, View, cells, fits, ordered, page_of
-from watchkeeper.cli.top_screen import shortened
+from watchkeeper.cli.fleet.top_rows import NUMBERS, Row, Sort, View, cells, fits, ordered, page_of
+from watchkeeper.cli.fleet.top_screen import shortened
 
 ROW = Row("GPU-1", "gpu-r01-02", 3, "NVIDIA H200", "research/llm-70b-0")
 READINGS = st.none() | st.floats(0, 1000)

@@ -14,11 +14,12 @@ from textual.widgets import DataTable, Static
 
 from tests.fake_nvml import driver
 from tests.product import running as product
-from watchkeeper.cli import top, top_sources
-from watchkeeper.cli.top_rows import Page, Row, Sort, View
-from watchkeeper.cli.top_screen import Top
+from watchkeeper.agent import node_facts
+from watchkeeper.agent.gpus import scan_readings
+from watchkeeper.cli.fleet import top, top_sources
+from watchkeeper.cli.fleet.top_rows import Page, Row, Sort, View
+from watchkeeper.cli.fleet.top_screen import Top
 from watchkeeper.client.typed import Client
-from watchkeeper.collect import node_facts, scan_readings
 from watchkeeper.errors import HubError, StartRefused
 from watchkeeper.kit import clock
 from watchkeeper.readers.nvml import choice
@@ -189,7 +190,7 @@ def test_a_node_shows_its_gpus_through_the_agents_reader(fake: driver.FakeNvml, 
 
 
 def test_without_the_extra_the_screen_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "watchkeeper.cli.top_screen")
+    monkeypatch.delitem(sys.modules, "watchkeeper.cli.fleet.top_screen")
     monkeypatch.setitem(sys.modules, "textual", None)
     with pytest.raises(StartRefused, match=r"needs the package textual.*pip install 'watchkeeper\[top\]'.*--once"):
         top._screen()

@@ -14,12 +14,13 @@ import numpy as np
 from watchkeeper.config import settings
 from watchkeeper.diagnose import lessons
 from watchkeeper.errors import IllegalMove, QueryError, StoreError
-from watchkeeper.incidents import silencing, subject
+from watchkeeper.incidents import subject
 from watchkeeper.kit import broadcast, clock, own_metrics
 from watchkeeper.model import actions, alerts, diagnosis, events, fleet
 from watchkeeper.model.incidents import Incident, IncidentState, move
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.silences import Silence
+from watchkeeper.notify import silencing
 from watchkeeper.query import engine
 from watchkeeper.rules import reload, slo
 

@@ -16,9 +16,9 @@ from typing import Any
 from tests.web.fake_hub import FakeHub
 from watchkeeper.web import server
 from watchkeeper.web.app import create_app
-from watchkeeper.web.auth import Auth
-from watchkeeper.web.doors import Doors
-from watchkeeper.web.tls import Certificates
+from watchkeeper.web.auth.auth import Auth
+from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.auth.tls import Certificates
 
 # It takes 2 s at most; others on a busy machine may keep both cores for longer.
 STOP_SECONDS = 40.0

@@ -13,10 +13,10 @@ import pytest
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
 from watchkeeper.errors import SettingsError, StartRefused
-from watchkeeper.web import auth
 from watchkeeper.web.app import create_app
-from watchkeeper.web.auth import SATISFIED_BY, Auth, Role, Token
-from watchkeeper.web.doors import Doors
+from watchkeeper.web.auth import auth
+from watchkeeper.web.auth.auth import SATISFIED_BY, Auth, Role, Token
+from watchkeeper.web.auth.doors import Doors
 
 NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
 SECRETS = {role: f"{role}-".ljust(40, "x") for role in Role}

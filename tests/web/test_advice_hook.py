@@ -14,9 +14,9 @@ import pytest
 from tests.remediate.drivers.scripted_server import Reply, Scripted, serving
 from tests.web.fake_hub import FakeHub
 from watchkeeper.config import settings
-from watchkeeper.web.advice_hook import AdviceHook
+from watchkeeper.web.accounting.advice_hook import AdviceHook
 from watchkeeper.web.app import create_app
-from watchkeeper.web.auth import Auth
+from watchkeeper.web.auth.auth import Auth
 
 ADD = {"action": "add", "gpus": 24, "why": "demand would take more than 80 % of the fleet", "confidence": 0.5}
 

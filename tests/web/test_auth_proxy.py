@@ -11,8 +11,8 @@ import pytest
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
 from watchkeeper.config import settings
-from watchkeeper.web import auth, doors, proxy
-from watchkeeper.web.auth import Role, User
+from watchkeeper.web.auth import auth, doors, proxy
+from watchkeeper.web.auth.auth import Role, User
 
 HEADER = "X-Forwarded-User"
 PROXY = proxy.of_settings(["127.0.0.1", "10.0.0.0/8"], HEADER)

@@ -16,9 +16,9 @@ from tests import servers
 from tests.product.running import WATCHKEEPER, await_that, command
 from tests.web.fake_hub import FakeHub
 from watchkeeper.config import settings
-from watchkeeper.web import users
 from watchkeeper.web.app import create_app
-from watchkeeper.web.auth import Auth, Role, User
+from watchkeeper.web.auth import users
+from watchkeeper.web.auth.auth import Auth, Role, User
 
 # Files that are named in the settings and hold no secret.
 HARMLESS = {

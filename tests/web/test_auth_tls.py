@@ -15,8 +15,8 @@ from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
 from watchkeeper.client.hub import HubClient
 from watchkeeper.errors import HubError, StartRefused
-from watchkeeper.kit.access import Access
-from watchkeeper.web.tls import Certificates
+from watchkeeper.net.access import Access
+from watchkeeper.web.auth.tls import Certificates
 
 
 def make(folder: Path, name: str) -> tuple[Path, Path]:

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
-from watchkeeper.cli.users import command
+from watchkeeper.cli.hub.users import command
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.kit.clock import ManualClock
-from watchkeeper.web import auth, users
-from watchkeeper.web.doors import Doors
-from watchkeeper.web.login_limit import FREE_BY_NAME, MOST_KEYS, LoginLimit, network_of
+from watchkeeper.web.auth import auth, users
+from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.auth.login_limit import FREE_BY_NAME, MOST_KEYS, LoginLimit, network_of
 
 NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
 PASSWORD = "correct horse battery"

@@ -12,11 +12,11 @@ import pytest
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
 from tests.web.test_fleet_api import event
-from watchkeeper.web import auth, proxy
 from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.app import create_app
-from watchkeeper.web.auth import SATISFIED_BY, Role
-from watchkeeper.web.doors import Doors
+from watchkeeper.web.auth import auth, proxy
+from watchkeeper.web.auth.auth import SATISFIED_BY, Role
+from watchkeeper.web.auth.doors import Doors
 
 SECRETS = {name: f"{name}-".ljust(40, "x") for name in ("viewer", "operator", "admin", "agent", "bound")}
 

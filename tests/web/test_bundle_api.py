@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
-from watchkeeper.cli.bundle import command
+from watchkeeper.cli.node.bundle import command
 from watchkeeper.kit import evidence_file
 
 

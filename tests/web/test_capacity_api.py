@@ -13,14 +13,14 @@ from click.testing import CliRunner
 
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
-from watchkeeper.cli import capacity_words
-from watchkeeper.cli.capacity import command
+from watchkeeper.cli.accounting import capacity_words
+from watchkeeper.cli.accounting.capacity import command
 from watchkeeper.kit import clock
 from watchkeeper.model import cluster, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 DAYS, FIVE_MINUTES_MS = 6, 300_000
 NOW = START.timestamp()

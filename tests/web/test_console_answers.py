@@ -14,7 +14,8 @@ from tests.web.fake_hub import FakeHub, answer
 from tests.web.running import Site, serving
 from watchkeeper.model import events, fleet
 from watchkeeper.model.labels import Labels
-from watchkeeper.web import frames, inventory, pages
+from watchkeeper.web import pages
+from watchkeeper.web.fleet import frames, inventory
 
 NODE, UUID = "gpu-r01-02", "GPU-r01-02-3"
 

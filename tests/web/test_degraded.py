@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
-from watchkeeper.cli import incidents, mcp_tools, top_sources
-from watchkeeper.cli.top_rows import View
+from watchkeeper.cli.fleet import incidents, top_sources
+from watchkeeper.cli.fleet.top_rows import View
+from watchkeeper.cli.mcp import mcp_tools
 from watchkeeper.client.typed import Client
 
 SAID = "silences: Alertmanager does not answer"

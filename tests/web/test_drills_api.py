@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.web import stories
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
-from watchkeeper.cli import accuracy
+from watchkeeper.cli.fleet import accuracy
 from watchkeeper.config.settings import Settings
 from watchkeeper.kit import wire
 

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
-from watchkeeper.cli import accuracy as accuracy_command
-from watchkeeper.cli import explain as explain_command
-from watchkeeper.cli import incidents as incidents_command
-from watchkeeper.cli import lemons as lemons_command
+from watchkeeper.cli.fleet import accuracy as accuracy_command
+from watchkeeper.cli.fleet import explain as explain_command
+from watchkeeper.cli.fleet import incidents as incidents_command
+from watchkeeper.cli.fleet import lemons as lemons_command
 from watchkeeper.diagnose import explained
 from watchkeeper.model.diagnosis import Finding, Step
 

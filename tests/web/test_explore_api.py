@@ -9,8 +9,8 @@ import pytest
 
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
-from watchkeeper.web import explore_api
-from watchkeeper.web.explore_api import Place
+from watchkeeper.web.prometheus import explore_api
+from watchkeeper.web.prometheus.explore_api import Place
 
 
 @pytest.fixture(scope="module")

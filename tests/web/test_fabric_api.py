@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.fabrics import fabric_of, leaf, without_link
+from tests.clusters.fabrics import fabric_of, leaf, without_link
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
-from watchkeeper.collect import fabric_watch
+from watchkeeper.clusters.fabric import fabric_watch
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded, engine
-from watchkeeper.store import head
-from watchkeeper.web import fabric_map
-from watchkeeper.web.topology import State
+from watchkeeper.store.head import head
+from watchkeeper.web.fleet import fabric_map
+from watchkeeper.web.fleet.topology import State
 
 NOW_MS = clock.to_ms(START)
 HOST = {"Hostname": "gpu-r01-01", "port": "1"}

@@ -13,8 +13,8 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.readers.exposition import ExpositionParser
 from watchkeeper.readers.exposition_protobuf import ACCEPT, ProtobufParser
-from watchkeeper.web import federation
-from watchkeeper.web.federation import PageForm
+from watchkeeper.web.prometheus import federation
+from watchkeeper.web.prometheus.federation import PageForm
 
 AT_MS = 1_700_000_000_123
 # As Prometheus 3.5 sends it with and without scrape_native_histograms, and 2.42.

@@ -19,7 +19,7 @@ from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
 from watchkeeper.kit import clock, wire
 from watchkeeper.model import events, fleet
-from watchkeeper.web import fleet_api
+from watchkeeper.web.fleet import fleet_api
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from tests.web import stories
 from tests.web.fake_hub import FakeHub, Seen, answer
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
-from watchkeeper.web import frames, inventory
-from watchkeeper.web.frames import Readings, State
+from watchkeeper.web.fleet import frames, inventory
+from watchkeeper.web.fleet.frames import Readings, State
 
 
 def reading(hub: FakeHub, value: float, *, held: bool = False, but: str = "") -> object:

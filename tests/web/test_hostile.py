@@ -17,7 +17,9 @@ from tests.web.test_fleet_api import event
 from watchkeeper.kit import logs
 from watchkeeper.model import silences
 from watchkeeper.rules import templates
-from watchkeeper.web import auth, explore_api, fleet_api
+from watchkeeper.web.auth import auth
+from watchkeeper.web.fleet import fleet_api
+from watchkeeper.web.prometheus import explore_api
 
 SECRET = "s" * 40
 TOKENS = auth.Auth((auth.Token("ann", auth.Role.ADMIN, hashlib.sha256(SECRET.encode()).digest()),))

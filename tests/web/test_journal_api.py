@@ -15,7 +15,7 @@ import pytest
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
 from watchkeeper.config import settings
-from watchkeeper.store import journal
+from watchkeeper.store.journal import journal
 
 
 @pytest.fixture

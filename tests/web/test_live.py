@@ -21,8 +21,8 @@ from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
 from tests.web.test_access import SECRETS, TOKENS
 from watchkeeper.web import live
-from watchkeeper.web.auth import Role
-from watchkeeper.web.doors import Doors
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.auth.doors import Doors
 
 INTERVAL_SECONDS, PATIENCE_SECONDS = 60.0, 20.0
 

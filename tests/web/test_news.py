@@ -18,7 +18,8 @@ from tests.web.running import Site, serving
 from tests.web.test_live import PATIENCE_SECONDS, header, viewer
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet
-from watchkeeper.web import live, stock_answer
+from watchkeeper.web import live
+from watchkeeper.web.fleet import stock_answer
 
 WHOLE = "/api/fleet?workloads=0"
 

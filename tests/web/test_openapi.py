@@ -20,7 +20,7 @@ from tests.web.running import ask_json, serving
 from watchkeeper.kit import api_version, wire
 from watchkeeper.web import openapi
 from watchkeeper.web.app import create_app
-from watchkeeper.web.auth import Auth, Role
+from watchkeeper.web.auth.auth import Auth, Role
 from watchkeeper.web.schema import Schemas, Shown
 
 APP = create_app(FakeHub(), Auth())

@@ -13,7 +13,8 @@ import pytest
 from tests.web.fake_hub import FakeHub
 from tests.web.running import ANSWER_SECONDS, Reply, Site
 from watchkeeper.query import engine
-from watchkeeper.web import app, auth, doors, opening, server
+from watchkeeper.web import app, opening, server
+from watchkeeper.web.auth import auth, doors
 
 QUESTION = "/api/v1/query?query=up"
 

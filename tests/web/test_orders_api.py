@@ -21,9 +21,10 @@ from watchkeeper.kit import wire
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
 from watchkeeper.remediate.orders import Outbox, Wanted
-from watchkeeper.store.journal import Journal
-from watchkeeper.web import auth, orders_api
-from watchkeeper.web.auth import Auth, Role, Token
+from watchkeeper.store.journal.journal import Journal
+from watchkeeper.web.auth import auth
+from watchkeeper.web.auth.auth import Auth, Role, Token
+from watchkeeper.web.fleet import orders_api
 
 HUB_KEY = b"h" * 32
 SECRET = "s" * 32

@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
-from watchkeeper.kit import packing
+from watchkeeper.net import packing
 from watchkeeper.web import answers
 
 GZIP = {"Accept-Encoding": "gzip"}

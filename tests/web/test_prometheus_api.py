@@ -9,11 +9,11 @@ import pytest
 
 from tests.web.fake_hub import UNREADABLE, FakeHub
 from tests.web.running import Reply, Site, serving
-from watchkeeper.collect import discovery, scrape
 from watchkeeper.model.alerts import Alert
 from watchkeeper.model.labels import Labels
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.web import prometheus_status
+from watchkeeper.scrape import discovery, scrape
+from watchkeeper.web.prometheus import prometheus_status
 
 
 @pytest.fixture(scope="module")

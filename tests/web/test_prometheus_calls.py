@@ -16,17 +16,18 @@ import pytest
 from tests import servers
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
-from watchkeeper.collect import discovery, jobs, page_forms, scrape
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import clock
 from watchkeeper.model import exemplars, histograms
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
-from watchkeeper.query import embedded, remote_write
+from watchkeeper.query import embedded
+from watchkeeper.query.remote import remote_write
 from watchkeeper.readers.exposition import Family
 from watchkeeper.rules import rulefile
-from watchkeeper.store import head
-from watchkeeper.web.prometheus_form import read_label_name
+from watchkeeper.scrape import discovery, jobs, page_forms, scrape
+from watchkeeper.store.head import head
+from watchkeeper.web.prometheus.prometheus_form import read_label_name
 
 GRAFANA = Path(__file__).parents[2] / "docs/howto/grafana.md"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.web.fake_hub import FakeHub
 from watchkeeper.web.app import create_app
-from watchkeeper.web.auth import Auth
+from watchkeeper.web.auth.auth import Auth
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 # | `/api/v1/query` | GET, POST |

@@ -16,7 +16,8 @@ from tests.web.test_prometheus_calls import StoredHub
 from watchkeeper.config.settings import Settings
 from watchkeeper.kit import clock
 from watchkeeper.store import recording
-from watchkeeper.web import played, recording_api
+from watchkeeper.web import played
+from watchkeeper.web.prometheus import recording_api
 
 
 @pytest.fixture(scope="module")

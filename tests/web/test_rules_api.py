@@ -16,8 +16,8 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.store import head
-from watchkeeper.web import rules_api
+from watchkeeper.store.head import head
+from watchkeeper.web.prometheus import rules_api
 
 NOW_MS = clock.to_ms(START)
 RULES = """

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from watchkeeper.kit import own_metrics
 from watchkeeper.web.answers import Endpoint
-from watchkeeper.web.auth import Role
+from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.shedding import AT_ONCE, MANY, MOST_FOR_PAGES, MOST_FOR_PANELS, Places, Shedding
 
 

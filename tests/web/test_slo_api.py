@@ -16,11 +16,11 @@ from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
 from tests.web.test_access import SECRETS, TOKENS
 from watchkeeper.cli import processes
-from watchkeeper.cli import rules as rules_command
-from watchkeeper.cli import slo as slo_command
+from watchkeeper.cli.hub import rules as rules_command
+from watchkeeper.cli.hub import slo as slo_command
 from watchkeeper.model.labels import Labels
 from watchkeeper.rules import slo
-from watchkeeper.web.auth import Role
+from watchkeeper.web.auth.auth import Role
 
 CHAT = {"slo": "chat-availability", "cluster": "main", "model_name": "chat"}
 BROKEN = ("rules/a.yaml:3: alert Hot: `expr` is missing", "rules/b.yaml:1: not YAML: oops")

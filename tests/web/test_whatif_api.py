@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
 from watchkeeper.capacity import hub_jobs
-from watchkeeper.cli.capacity import command
+from watchkeeper.cli.accounting.capacity import command
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Answer, Frame, Kind, Span

@@ -15,7 +15,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 RULES = Path(packs.__file__).parent / "rules" / "training.yaml"
 START = 1_800_000_000

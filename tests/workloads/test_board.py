@@ -14,7 +14,7 @@ from watchkeeper.model import events, fleet, jobs, workloads
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import embedded
 from watchkeeper.rules import notation
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 from watchkeeper.workloads import board, efficiency, identity, report
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)

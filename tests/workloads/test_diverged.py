@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.workloads.test_board import NOW, RANK, RANKS, asked, engine, xid
-from watchkeeper.cli import jobs as jobs_command
+from watchkeeper.cli.fleet import jobs as jobs_command
 from watchkeeper.diagnose import evidence
 from watchkeeper.diagnose.checks import training
 from watchkeeper.drill.watch import Watch

@@ -15,14 +15,14 @@ from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
 from tests.workloads.test_board import RANKS, SERIES, SLOW
-from watchkeeper.cli import explain as explain_command
-from watchkeeper.cli import jobs as jobs_command
+from watchkeeper.cli.fleet import explain as explain_command
+from watchkeeper.cli.fleet import jobs as jobs_command
 from watchkeeper.kit import clock
 from watchkeeper.model import jobs
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.rules import notation
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 from watchkeeper.workloads import board
 
 MODEL = 'cluster="c",model_name="chat"'

@@ -12,7 +12,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.query.engine import Span
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 from watchkeeper.workloads.replicas import (
     CALM_SECONDS,
     LARGEST,

@@ -24,7 +24,8 @@ from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import csv_text
 from watchkeeper.model import fleet
-from watchkeeper.readers import table, tres
+from watchkeeper.readers import table
+from watchkeeper.readers.clusters import tres
 
 FIELDS = frozenset({"gpus", "tres", "milli", "submitted", "started", "ended", "seconds", "share", *usage.DIMENSIONS})
 NO_JOB_STEPS = "steps of jobs"

@@ -14,7 +14,8 @@ from watchkeeper.capacity.stock import WHOLE, Node, Shape
 from watchkeeper.catalogue import pack
 from watchkeeper.errors import CollectError
 from watchkeeper.model import fleet
-from watchkeeper.readers import table, tres
+from watchkeeper.readers import table
+from watchkeeper.readers.clusters import tres
 
 OWN_LAYOUT = "watchkeeper"
 FIELDS = ("id", "gpus", "milli", "share", "tres", "models", "submitted", "started", "ended", "seconds")

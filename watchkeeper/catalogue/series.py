@@ -1,6 +1,6 @@
 """Who makes a series: our agent, our agent when asked, the hub, somebody else, or nobody.
 
-By its name alone, from packs/dcgm_fields.csv and packs/metric_aliases.csv. `migrate` and `diagnose.stack` ask for each
+By its name alone, from packs/dcgm_fields.csv and packs/metric_aliases.csv. `migrate` and `doctor.stack` ask for each
 name that a rule or a dashboard needs.
 """
 

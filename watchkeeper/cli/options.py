@@ -15,7 +15,7 @@ import click
 from watchkeeper.cli import tables
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.client.hub import HubClient
-from watchkeeper.kit import access
+from watchkeeper.net import access
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

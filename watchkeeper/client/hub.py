@@ -19,7 +19,7 @@ from watchkeeper.client import promise
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.errors import HubError, reason
 from watchkeeper.kit import api_version
-from watchkeeper.kit.access import NOTHING, Access
+from watchkeeper.net.access import NOTHING, Access
 
 # A query may scan hours of a large fleet; anything longer is the server's fault, not patience.
 TIMEOUT_SECONDS = 30.0

@@ -19,12 +19,12 @@ from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.client.hub import TIMEOUT_SECONDS, HubClient
 from watchkeeper.client.reading import read
 from watchkeeper.kit import wire
-from watchkeeper.kit.access import NOTHING, Access
 from watchkeeper.model.fleet import Gpu
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.jobs import JobReport
 from watchkeeper.model.node_list import NodeLine
 from watchkeeper.model.standing import Standing
+from watchkeeper.net.access import NOTHING, Access
 
 
 class Client:

@@ -1,7 +1,8 @@
 """Why a pod does not run: each node's reasons, the cause that follows, and the smallest change that would help.
 
-Pure, over `Ask` and `Offer`. They are made from the objects of a watched API server, from pasted `kubectl get -o json`
-(both by `readers.kubernetes_objects`), or from the series of kube-state-metrics; the tree of decisions is the same.
+Pure, over `Ask` and `Offer`. They are made from the objects of a watched API server, from pasted `kubectl get -o
+json` (both by `readers.clusters.kubernetes_objects`), or from the series of kube-state-metrics; the tree of decisions
+is the same.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from watchkeeper.readers import kubernetes_objects as objects
+from watchkeeper.readers.clusters import kubernetes_objects as objects
 
 GPU = "nvidia.com/gpu"
 GENERAL = ("nvidia.com/gpu", "nvidia.com/gpu.shared")

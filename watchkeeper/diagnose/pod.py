@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from watchkeeper.catalogue import causes
 from watchkeeper.diagnose import pending
 from watchkeeper.diagnose.explained import Explained, Line
-from watchkeeper.readers import kubernetes_objects as objects
-from watchkeeper.readers import kubernetes_text
+from watchkeeper.readers.clusters import kubernetes_objects as objects
+from watchkeeper.readers.clusters import kubernetes_text
 
 # pods "train-x2x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: …, limited: …
 QUOTA_WORDS = "exceeded quota"

@@ -1,7 +1,7 @@
 """A whole game day: scenarios and healthy hours side by side, one process for each core.
 
 Every scenario is a world of its own, so they share nothing; the healthy hours take longest and go first.
-`cli/drill.py` asks for a GameDay and prints what comes back.
+`cli/doctor/drill.py` asks for a GameDay and prints what comes back.
 """
 
 from __future__ import annotations

@@ -14,19 +14,23 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from watchkeeper import pipeline
-from watchkeeper.collect import discovery, fleet, gpu_addresses, http, kernel_follow, schedule, scrape, standing
+from watchkeeper.agent.kernel import gpu_addresses, kernel_follow
 from watchkeeper.errors import CollectError
+from watchkeeper.hub import pipeline
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident, Member, MemberKind
+from watchkeeper.net import http
 from watchkeeper.query import embedded, prometheus
 from watchkeeper.readers import exposition
 from watchkeeper.rules import evaluate, rulefile
+from watchkeeper.scrape import discovery, fleet, schedule, scrape, standing
 from watchkeeper.sim.simulation import Simulation
-from watchkeeper.store import head, journal, reading
+from watchkeeper.store import reading
+from watchkeeper.store.head import head
+from watchkeeper.store.journal import journal
 
-SHIPPED_RULES = Path(pipeline.__file__).parent / "packs" / "rules"
+SHIPPED_RULES = Path(pipeline.__file__).parents[1] / "packs" / "rules"
 # The address is never connected to; targets need one to have a name.
 ADDRESS = "sim.invalid:80"
 TICK_SECONDS = 15

@@ -38,7 +38,7 @@ from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import alerts, events, fleet
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Member, MemberKind, move
-from watchkeeper.store import journal as journals
+from watchkeeper.store.journal import journal as journals
 
 log = logging.getLogger(__name__)
 

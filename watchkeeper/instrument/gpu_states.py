@@ -1,6 +1,6 @@
 """What a log record says about one GPU: the words that the agent's logs and a program's own logs share.
 
-`gpu_reader` fills them from NVML for a program, `collect.log_context` from the sampler's snapshot for the agent.
+`gpu_reader` fills them from NVML for a program, `agent.log_context` from the sampler's snapshot for the agent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of somebody else's monitoring into verdicts: counters of dcgm-exporter, Prometheus rules, Grafana dashboards.
 
-`cli.migrate` gives paths and prints what comes back. The ending says which kind a file is; folders are searched. Rules
-are read first, because dashboards ask for what they record.
+`cli.doctor.migrate` gives paths and prints what comes back. The ending says which kind a file is; folders are
+searched. Rules are read first, because dashboards ask for what they record.
 """
 
 from __future__ import annotations

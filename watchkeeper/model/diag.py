@@ -1,6 +1,6 @@
 """What a diagnostic run found: one result for each test and GPU, in the shape that is printed, kept and served.
 
-`probe.diag_run` makes a report; `diag --json` prints it; the newest result of each test is kept in a small file
+`probe.diag.diag_run` makes a report; `diag --json` prints it; the newest result of each test is kept in a small file
 (`Kept`), which the agent's page shows as series. Keys are added, never renamed.
 """
 

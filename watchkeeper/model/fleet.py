@@ -173,3 +173,20 @@ def holder(labels: Mapping[str, str]) -> str | None:
     if labels.get("workload"):
         return "/".join(part for part in (labels.get("namespace"), labels["workload"]) if part)
     return None
+
+
+# The largest machine has 16 GPUs; a fleet's hub must not be filled by one that errs.
+MAX_GPUS_OF_A_NODE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRegistration:
+    """`expected_gpus` None: nobody has said. `metrics_port` None: not readable from outside, or only with a secret."""
+
+    cluster: str
+    node: str
+    expected_gpus: int | None = None
+    gpus: tuple[Gpu, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    metrics_port: int | None = None
+    metrics_tls: bool = False

@@ -1,7 +1,7 @@
 """The words in which people name GPUs of one node: `0`, `0-3`, a UUID or its beginning, a PCI address, a MIG slice.
 
 A slice is `0/1`, the GPU instance 1 of GPU 0, or its own UUID. A `Selection` is read once, by a command or from a group
-(`collect.gpu_groups`), and held against the GPUs that are there then.
+(`agent.gpus.gpu_groups`), and held against the GPUs that are there then.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One line of the list of nodes: what a node should have, has, what its scheduler says, and who holds it.
 
-`web.node_list` makes the lines, `client.typed` reads them back.
+`web.fleet.node_list` makes the lines, `client.typed` reads them back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A notice: one message to one receiver about an incident, kept with what became of it.
 
-`incidents.notify` decides which notices are due, `incidents.delivery` brings them there. The id says everything that
+`notify.notify` decides which notices are due, `notify.delivery` brings them there. The id says everything that
 makes a message the same one (incident, receiver, why, and which time), so that a restart finds it already written
 and a receiver that knows the id can drop a repetition.
 """

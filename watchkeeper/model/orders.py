@@ -1,7 +1,7 @@
 """Work orders: what a hub asks one node's agent to do, sealed so that nobody else can ask it.
 
 The hub writes an `Order` (`remediate.orders`); the node's agent fetches it, judges it and answers with a `Receipt`
-(`collect.orders`). Both travel as an `Envelope`: a text and its HMAC-SHA256, checked before the text is read.
+(`agent.orders.orders`). Both travel as an `Envelope`: a text and its HMAC-SHA256, checked before the text is read.
 docs/decisions/0009 says why HMAC, and why each node has a key of its own.
 """
 
@@ -48,7 +48,7 @@ class Kind:
     arguments: frozenset[str] = frozenset()
 
 
-# One row here, and one function in `collect.order_work` with the same name.
+# One row here, and one function in `agent.orders.order_work` with the same name.
 KINDS: Mapping[str, Kind] = {
     "profiling_pause": Kind(is_harmless=True, seconds=10.0, arguments=frozenset({"seconds", "by"})),
     "profiling_resume": Kind(is_harmless=True, seconds=10.0),

@@ -1,7 +1,7 @@
 """The embedded engine: PromQL over the samples that this process keeps, without a server.
 
 The hub makes one and gives it to rules, pages, reports and checks. Queries may run in any number of
-threads while the scraper appends: the store copies what a query reads under its lock (`store.head`).
+threads while the scraper appends: the store copies what a query reads under its lock (`store.head.head`).
 Parsed expressions are kept, because rules ask the same ones again and again.
 """
 

@@ -1,7 +1,7 @@
 """A native histogram as remote write has it: the message Histogram of Prometheus' prompb/types.proto, both ways.
 
 It is read by `readers.histogram_message` and written here, with counts as floats. `remote_write` reads and writes
-the rest of a request; `web.federation` writes the same fields under the numbers that exporters' pages have.
+the rest of a request; `web.prometheus.federation` writes the same fields under the numbers that exporters' pages have.
 """
 
 from __future__ import annotations

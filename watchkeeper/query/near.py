@@ -24,7 +24,7 @@ from watchkeeper.query.prometheus import LIMITS, PrometheusEngine
 from watchkeeper.query.promql import ast, parser, walk
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.groups import grown
-from watchkeeper.store.head import NUMBER_MASK, Head
+from watchkeeper.store.head.head import NUMBER_MASK, Head
 
 # The longest usual scrape interval: so long after the first scrape every target has been read.
 FIRST_ROUND_MS = 60_000

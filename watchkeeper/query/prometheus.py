@@ -19,10 +19,9 @@ from watchkeeper.config import settings
 from watchkeeper.kit import logs
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import remote_write
 from watchkeeper.query.engine import Answer, AnySample, Appended, Limits, Matcher, Span
 from watchkeeper.query.promql import parser
-from watchkeeper.query.remote import answers, vectors
+from watchkeeper.query.remote import answers, remote_write, vectors
 from watchkeeper.query.remote.http import Client, Request, Response
 from watchkeeper.query.remote.parcel import Parcel
 from watchkeeper.query.remote.sender import Sender

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from watchkeeper.readers.log_text import ByteStream
+from watchkeeper.readers.logs.log_text import ByteStream
 
 # A support bundle of a rack has some thousand files; an archive with more is a mistake or an attack.
 MAX_MEMBERS = 20_000

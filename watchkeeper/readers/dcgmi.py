@@ -4,7 +4,7 @@
     ID                                                    |        | PCI Bus ID: 00000000:07:00.0     |
     GPU 0     N/A          0.930        0.252             |        | Device UUID: GPU-9ca02968-…      |
 
-`collect.dcgm_profile` asks both: the first gives numbers by DCGM's own GPU id, the second tells which GPU that is.
+`agent.gpus.dcgm_profile` asks both: the first gives numbers by DCGM's own GPU id, the second tells which GPU that is.
 """
 
 from __future__ import annotations

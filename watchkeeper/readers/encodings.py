@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from dataclasses import dataclass
 
-from watchkeeper.readers.log_text import ByteStream
+from watchkeeper.readers.logs.log_text import ByteStream
 
 MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 # Latin text in UTF-16 has a zero as nearly every second byte; binary files have theirs anywhere.

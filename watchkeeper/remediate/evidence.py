@@ -1,7 +1,8 @@
 """What a hub knows about one incident or one node, gathered for whoever repairs or replaces the machine.
 
 `gather` asks the journal and the samples and gives pieces for `kit.evidence_file`. What is not known is said with its
-reason. `web.bundle_api` hands the file to a person; `hand_over` leaves one when a repair has failed too often.
+reason. `web.incidents.bundle_api` hands the file to a person; `hand_over` leaves one when a repair has failed too
+often.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from watchkeeper.kit.evidence_file import Piece, plain
 from watchkeeper.model import actions, diagnosis, events, fleet, incidents, notices, orders, repairs
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.query import engine as engines
-from watchkeeper.store import chain
+from watchkeeper.store.journal import chain
 
 # Xids of weeks ago tell a weak GPU from an unlucky one.
 HISTORY = timedelta(days=30)

@@ -20,8 +20,8 @@ from watchkeeper.model import fleet
 from watchkeeper.model.repairs import Repair, RepairState
 from watchkeeper.remediate.evidence import Sources
 from watchkeeper.remediate.register import STORY
-from watchkeeper.store import chain
-from watchkeeper.store.journal import HUB
+from watchkeeper.store.journal import chain
+from watchkeeper.store.journal.journal import HUB
 
 log = logging.getLogger(__name__)
 

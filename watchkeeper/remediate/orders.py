@@ -2,9 +2,9 @@
 
 `give` is called by whoever wants work done on a node: a person through the API, a repair through its driver. What
 changes a machine is handed out only while it is still asked for: a repair that was stopped or is over gives nothing
-again, and its order is fetched by nobody from then on. The agent asks
-`waiting` through `web.orders_api` until it has answered with a receipt, which `take` checks and keeps. What is kept is
-kept in the journal, so a hub that restarts goes on where it was. Asking costs neither disk nor thread.
+again, and its order is fetched by nobody from then on. The agent asks `waiting` through `web.fleet.orders_api` until
+it has answered with a receipt, which `take` checks and keeps. What is kept is kept in the journal, so a hub that
+restarts goes on where it was. Asking costs neither disk nor thread.
 """
 
 from __future__ import annotations

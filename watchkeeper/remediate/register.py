@@ -22,7 +22,7 @@ from watchkeeper.remediate.late_marks import LateMarks
 from watchkeeper.remediate.moves import mark_incident
 from watchkeeper.remediate.surroundings import Surroundings
 from watchkeeper.remediate.wanted import Wanted, workloads_of
-from watchkeeper.store.journal import HUB, REPAIR_STEP
+from watchkeeper.store.journal.journal import HUB, REPAIR_STEP
 
 log = logging.getLogger(__name__)
 

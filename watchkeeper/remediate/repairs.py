@@ -21,7 +21,7 @@ from watchkeeper.remediate.ladder import HANDS_OFF
 from watchkeeper.remediate.moves import MOST_AHEAD, Move, MoveKind, Seen, next_move, restore, warned_at
 from watchkeeper.remediate.register import COUNTED_NODES, MOST_STARTS, STEP, STORY, Register, wish_of
 from watchkeeper.remediate.wanted import Wanted
-from watchkeeper.store.journal import HUB
+from watchkeeper.store.journal.journal import HUB
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from watchkeeper.model import actions, fleet, incidents, repairs, trust
 from watchkeeper.remediate.ladder import Rung
 from watchkeeper.remediate.plan import ON_WORKLOAD
 from watchkeeper.remediate.policy import Policy
-from watchkeeper.store import chain
+from watchkeeper.store.journal import chain
 
 DIGEST_LENGTH = 16
 

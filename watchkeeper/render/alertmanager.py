@@ -15,8 +15,8 @@ from typing import Any
 
 from watchkeeper.catalogue import causes, effects
 from watchkeeper.config import settings as config
-from watchkeeper.incidents import alertmanager, routing
 from watchkeeper.model import silences
+from watchkeeper.notify import alertmanager, routing
 from watchkeeper.query.promql import patterns
 from watchkeeper.render import yaml_text
 from watchkeeper.render.tree import File

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchkeeper import rule_loops
-from watchkeeper.collect import agent_server, inventory_file
+from watchkeeper.agent import agent_server
+from watchkeeper.clusters import inventory_file
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
-from watchkeeper.readers import hostlist
+from watchkeeper.hub import rule_loops
+from watchkeeper.readers.clusters import hostlist
 from watchkeeper.rules import reload, replay, slo
 
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from watchkeeper import rule_loops
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
+from watchkeeper.hub import rule_loops
 from watchkeeper.render import yaml_text
 from watchkeeper.render.tree import File
 from watchkeeper.render.yaml_text import Part

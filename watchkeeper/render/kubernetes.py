@@ -14,11 +14,11 @@ from typing import Any
 import yaml
 
 from watchkeeper import __version__
-from watchkeeper.collect import discovery
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
 from watchkeeper.render import fleet_facts, grafana, manifests, prometheus, settings_text, yaml_text
 from watchkeeper.render.tree import File
+from watchkeeper.scrape import discovery
 
 BASE = ("agent", "hub", "rbac", "network", "disruption")
 # A component, and the value that turns it on.

@@ -10,11 +10,12 @@ import re
 from typing import Any
 
 from watchkeeper.catalogue import series
-from watchkeeper.collect import dialect, discovery, kubernetes_discovery
+from watchkeeper.clusters.kubernetes import kubernetes_discovery
 from watchkeeper.config import settings as config
 from watchkeeper.render import fleet_facts, yaml_text
 from watchkeeper.render.tree import File
 from watchkeeper.render.yaml_text import Inline, Part
+from watchkeeper.scrape import dialect, discovery
 
 # The hub's own name for what it finds; rules leave other jobs out of `node down`.
 JOB = discovery.Defaults().job

@@ -1,6 +1,6 @@
 """What can be rendered: the name of each target, the module that makes it, and one line for people.
 
-`cli.render` asks for one by name. A module is imported only when its target is asked for and exposes
+`cli.hub.render` asks for one by name. A module is imported only when its target is asked for and exposes
 `files`, a function of the shape `tree.Target`.
 """
 

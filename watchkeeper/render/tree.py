@@ -1,9 +1,10 @@
 """What a target renders, and what writing it would do to a directory.
 
-Every target is one function of the shape `Target`. `plan` compares its files with what lies there and decides for each:
-write, leave alone, remove, or refuse because a person has changed it. `cli.render` prints the plan and carries it out.
-A rendered file carries a stamp, a comment line with the target and a digest of the rest; an edit no longer fits its
-digest. JSON and the like have no comments: their digests stand in one list beside them, as sha256sum writes it.
+Every target is one function of the shape `Target`. `plan` compares its files with what lies there and decides for
+each: write, leave alone, remove, or refuse because a person has changed it. `cli.hub.render` prints the plan and
+carries it out. A rendered file carries a stamp, a comment line with the target and a digest of the rest; an edit no
+longer fits its digest. JSON and the like have no comments: their digests stand in one list beside them, as sha256sum
+writes it.
 """
 
 from __future__ import annotations

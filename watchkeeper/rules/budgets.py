@@ -1,7 +1,7 @@
 """Error budgets now: what the rules of an objective have recorded, put together for people.
 
-`web/slo_api.py` asks the engine for the series of `RECORDED` and hands the answer over; `state_of` decides. A number
-that was not recorded is None: an objective without traffic is neither kept nor missed.
+`web/prometheus/slo_api.py` asks the engine for the series of `RECORDED` and hands the answer over; `state_of`
+decides. A number that was not recorded is None: an objective without traffic is neither kept nor missed.
 """
 
 from __future__ import annotations

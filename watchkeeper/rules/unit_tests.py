@@ -24,7 +24,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query import embedded, histogram_text
 from watchkeeper.query.engine import AnySample, Engine, Limits
 from watchkeeper.rules import alerting, evaluate, notation, rulefile
-from watchkeeper.store import head
+from watchkeeper.store.head import head
 
 # promtool compares values as floats; ours may differ in the last bits because it adds in another order.
 RELATIVE_TOLERANCE = 1e-9

@@ -23,7 +23,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from watchkeeper.errors import ActionRefused, CollectError, StartRefused, WatchkeeperError, WireError
-from watchkeeper.kit import asgi, clock, logs, memory, wire
+from watchkeeper.kit import clock, logs, memory, wire
+from watchkeeper.net import asgi
 from watchkeeper.sim.cluster import Outcome
 from watchkeeper.sim.faults import Fault
 from watchkeeper.sim.fleet import UnknownName

@@ -17,13 +17,14 @@ from pathlib import Path
 
 from watchkeeper import errors
 from watchkeeper.kit import files
-from watchkeeper.store import connection as journal_connection
-from watchkeeper.store import journal_check, journal_file, wal, wal_records
-from watchkeeper.store.block import Block, ChunkCache
-from watchkeeper.store.block_writer import SUFFIX
+from watchkeeper.store.blocks.block import Block, ChunkCache
+from watchkeeper.store.blocks.block_writer import SUFFIX
 from watchkeeper.store.damage import Damage
 from watchkeeper.store.index import Patterns
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal import connection as journal_connection
+from watchkeeper.store.journal import journal_check, journal_file
+from watchkeeper.store.journal.journal import Journal
+from watchkeeper.store.wal import wal, wal_records
 
 # Compaction may rename blocks while they are listed; it is done within a few of these.
 MAX_LISTINGS = 20

@@ -28,17 +28,19 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
-from watchkeeper.store import aside, backup, compaction, wal_ahead, wal_reader, wal_records, wal_replay
-from watchkeeper.store.block import Block, ChunkCache
-from watchkeeper.store.block_writer import REPLACED, SUFFIX, UNFINISHED, BlockWriter, block_name
+from watchkeeper.store import aside, backup
+from watchkeeper.store.blocks import compaction
+from watchkeeper.store.blocks.block import Block, ChunkCache
+from watchkeeper.store.blocks.block_writer import REPLACED, SUFFIX, UNFINISHED, BlockWriter, block_name
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
 from watchkeeper.store.damage import Damage
-from watchkeeper.store.head import MAX_AHEAD_MS, Head
+from watchkeeper.store.head.head import MAX_AHEAD_MS, Head
 from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, reveal
 from watchkeeper.store.index import Cardinality, MatcherLike, Patterns
 from watchkeeper.store.reading import Columns, Outcome, Unions, join
 from watchkeeper.store.series import SeriesSet
-from watchkeeper.store.wal import WriteAheadLog
+from watchkeeper.store.wal import wal_ahead, wal_reader, wal_records, wal_replay
+from watchkeeper.store.wal.wal import WriteAheadLog
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

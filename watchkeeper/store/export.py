@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from watchkeeper import errors
-from watchkeeper.store.block import Block, ChunkCache
-from watchkeeper.store.block_writer import SUFFIX
+from watchkeeper.store.blocks.block import Block, ChunkCache
+from watchkeeper.store.blocks.block_writer import SUFFIX
+from watchkeeper.store.blocks.compaction import Named
 from watchkeeper.store.columns import NEVER_MS, is_absent
-from watchkeeper.store.compaction import Named
 from watchkeeper.store.histograms import Cells, is_histogram, reveal
 from watchkeeper.store.index import Patterns
 from watchkeeper.store.reading import Columns

@@ -1,6 +1,6 @@
 """A recording: samples, events and incidents of a time window in one portable file.
 
-The hub writes one line after another (`web.recording_api`), `watchkeeper record` keeps them, and
+The hub writes one line after another (`web.prometheus.recording_api`), `watchkeeper record` keeps them, and
 `watchkeeper play` and `watchkeeper rules replay` read them back. The file is gzip over JSON lines, so that any
 tool can look into it: a header, then nodes, GPUs, metrics, series, events and incidents, and a last line
 with the counts, without which the file was cut off.

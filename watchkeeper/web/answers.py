@@ -16,8 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from watchkeeper.kit import packing, wire
-from watchkeeper.web.auth import Caller, Role
+from watchkeeper.kit import wire
+from watchkeeper.net import packing
+from watchkeeper.web.auth.auth import Caller, Role
 
 Answer = Callable[[Request], Awaitable[Response]]
 PROMETHEUS_PREFIX = "/api/v1/"

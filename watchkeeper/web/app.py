@@ -16,40 +16,27 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from watchkeeper.web import (
-    act_api,
-    advice_hook,
-    bundle_api,
-    capacity_api,
-    causes_api,
+from watchkeeper.web import openapi, pages, sign_in
+from watchkeeper.web.accounting import advice_hook, capacity_api, usage_api, whatif_api
+from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.web.auth.auth import Auth, Caller, Proof, Role
+from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.fleet import (
     cluster_api,
     drills_api,
     explain_api,
-    explore_api,
     fabric_api,
     fleet_api,
     history_api,
-    incident_api,
     jobs_api,
-    journal_api,
-    openapi,
     orders_api,
-    pages,
-    prometheus_api,
-    recording_api,
-    rules_api,
-    sign_in,
-    slo_api,
     stock_answer,
     topology_api,
-    usage_api,
-    whatif_api,
 )
-from watchkeeper.web.answers import Endpoint, ok
-from watchkeeper.web.auth import Auth, Caller, Proof, Role
-from watchkeeper.web.doors import Doors
 from watchkeeper.web.gate import Gate
+from watchkeeper.web.incidents import act_api, bundle_api, causes_api, incident_api, journal_api
 from watchkeeper.web.live import POLICY_VIOLATION, Live
+from watchkeeper.web.prometheus import explore_api, prometheus_api, recording_api, rules_api, slo_api
 from watchkeeper.web.view import HubView
 
 LIVE_PATH = "/api/live"

@@ -24,9 +24,9 @@ from watchkeeper.kit import api_version
 from watchkeeper.kit.logs import fields
 from watchkeeper.web import pages
 from watchkeeper.web.answers import Answer, Endpoint, packed, refusal
-from watchkeeper.web.auth import COOKIE, Caller, Proof, Role, is_own_page, names_loopback
-from watchkeeper.web.doors import Doors
-from watchkeeper.web.proxy import VOUCHED, Proxy
+from watchkeeper.web.auth.auth import COOKIE, Caller, Proof, Role, is_own_page, names_loopback
+from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.auth.proxy import VOUCHED, Proxy
 from watchkeeper.web.shedding import Shedding
 
 if TYPE_CHECKING:

@@ -23,14 +23,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from watchkeeper.collect import standing
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.query import engine
-from watchkeeper.web import cards, frames, inventory, stock_answer
+from watchkeeper.scrape import standing
 from watchkeeper.web.answers import Endpoint
-from watchkeeper.web.auth import Role
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.fleet import frames, inventory, stock_answer
+from watchkeeper.web.incidents import cards
 from watchkeeper.web.view import HubView
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from watchkeeper.kit import api_version
 from watchkeeper.web.answers import PROMETHEUS_PREFIX, Asked, Bare, Endpoint, Shape, json_answer
-from watchkeeper.web.auth import COOKIE, Role
+from watchkeeper.web.auth.auth import COOKIE, Role
 from watchkeeper.web.schema import PREFIX, Schemas
 
 PATH = "/api/openapi.json"

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
-from watchkeeper.web import prometheus_api
 from watchkeeper.web.answers import refusal
 from watchkeeper.web.gate import Gate
+from watchkeeper.web.prometheus import prometheus_api
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from watchkeeper.web.doors import Doors
+    from watchkeeper.web.auth.doors import Doors
     from watchkeeper.web.view import HubView
 
 # Turns of the loop in which somebody who waits at the door is let in, read and understood.

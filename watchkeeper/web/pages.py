@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from watchkeeper.kit import packing
+from watchkeeper.net import packing
 from watchkeeper.web.answers import Endpoint
 
 STATIC = Path(__file__).parent / "static"

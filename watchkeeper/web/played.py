@@ -13,23 +13,24 @@ from time import monotonic
 from typing import Any, NoReturn, TypeVar
 
 from watchkeeper import __version__
-from watchkeeper.collect import discovery, registration, scrape
-from watchkeeper.collect.fleet import Fleet
 from watchkeeper.config.settings import Settings
 from watchkeeper.diagnose import lessons
 from watchkeeper.errors import HubError, IllegalMove
-from watchkeeper.incidents.silencing import Wish
 from watchkeeper.kit import broadcast, clock, own_metrics
-from watchkeeper.model import actions, alerts, diagnosis, events
+from watchkeeper.model import actions, alerts, diagnosis, events, fleet
 from watchkeeper.model.alerts import Alert
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Silence
+from watchkeeper.notify.silencing import Wish
 from watchkeeper.query import embedded, engine
 from watchkeeper.rules import evaluate, reload, rulefile, slo
-from watchkeeper.store import head, recording
+from watchkeeper.scrape import discovery, scrape
+from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.store import recording
+from watchkeeper.store.head import head
 
 T = TypeVar("T")
 
@@ -176,7 +177,7 @@ class PlayedHub:
         story = self._stories.get(id)
         return () if story is None else story.timeline
 
-    def register_node(self, told: registration.NodeRegistration, peer: str) -> None:
+    def register_node(self, told: fleet.NodeRegistration, peer: str) -> None:
         _refuse(f"{told.node} wanted to register from {peer}")
 
     async def take_events(self, batch: list[events.Event]) -> int:

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from watchkeeper.errors import StartRefused
-from watchkeeper.kit import asgi
-from watchkeeper.web.tls import REFRESH_SECONDS, Certificates
+from watchkeeper.net import asgi
+from watchkeeper.web.auth.tls import REFRESH_SECONDS, Certificates
 
 # Requests in progress get this long to end; open WebSockets are told to go at once.
 GRACE_SECONDS = 2

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from watchkeeper.kit import own_metrics
 from watchkeeper.web.answers import Endpoint
-from watchkeeper.web.auth import Role
+from watchkeeper.web.auth.auth import Role
 
 # Two dozen dashboards of twenty panels that refresh at the same moment; a browser asks again after a refusal.
 MOST_FOR_PANELS, MOST_FOR_PAGES = 500, 1000

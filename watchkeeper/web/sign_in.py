@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.kit.logs import fields
-from watchkeeper.web import users
 from watchkeeper.web.answers import Endpoint, ok, read_body
-from watchkeeper.web.auth import COOKIE, SESSION, Token, User, is_own_page
-from watchkeeper.web.doors import Doors
-from watchkeeper.web.login_limit import LoginLimit
+from watchkeeper.web.auth import users
+from watchkeeper.web.auth.auth import COOKIE, SESSION, Token, User, is_own_page
+from watchkeeper.web.auth.doors import Doors
+from watchkeeper.web.auth.login_limit import LoginLimit
 from watchkeeper.web.view import HubView
 
 log = logging.getLogger(__name__)

@@ -11,26 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol, TypeVar
 
-from watchkeeper.collect import clusters, discovery, fabric_watch, registration, scrape
+from watchkeeper.clusters import clusters
+from watchkeeper.clusters.fabric import fabric_watch
 from watchkeeper.config.settings import Settings
 from watchkeeper.diagnose import lessons
-from watchkeeper.incidents.report import Happening
-from watchkeeper.incidents.silencing import Wish
+from watchkeeper.hub.repair_loop import RepairLoop
 from watchkeeper.kit import broadcast, own_metrics
 from watchkeeper.kit.clock import Clock
 from watchkeeper.model import actions, events, fleet
 from watchkeeper.model.alerts import Alert
 from watchkeeper.model.diagnosis import Diagnosis
-from watchkeeper.model.fleet import Place
+from watchkeeper.model.fleet import NodeRegistration, Place
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.notices import Notice
 from watchkeeper.model.silences import Silence
+from watchkeeper.notify.report import Happening
+from watchkeeper.notify.silencing import Wish
 from watchkeeper.query.engine import Answer, Engine, Span
 from watchkeeper.remediate.evidence import Sources
 from watchkeeper.remediate.orders import Outbox
-from watchkeeper.repair_loop import RepairLoop
 from watchkeeper.rules import evaluate, reload, rulefile, slo
+from watchkeeper.scrape import discovery, scrape
 
 T = TypeVar("T")
 
@@ -123,7 +125,7 @@ class HubView(Protocol):
 
     async def reload_rules(self) -> reload.Reload: ...
 
-    def register_node(self, told: registration.NodeRegistration, peer: str) -> None: ...
+    def register_node(self, told: NodeRegistration, peer: str) -> None: ...
 
     async def take_events(self, batch: list[events.Event]) -> int: ...
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from watchkeeper.probe import diag_children, diag_facts, diag_run
+from watchkeeper.probe.diag import diag_children, diag_facts, diag_run
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 UUID = "GPU-00000000-0000-0000-0000-00000000000"

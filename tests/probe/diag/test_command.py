@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.fake_nvml import driver
 from tests.probe.diag.standins import RATES, WORKER
-from watchkeeper.collect import diag_page
-from watchkeeper.probe import diag_children, diag_facts, diag_look, diag_run
+from watchkeeper.agent import diag_page
+from watchkeeper.probe.diag import diag_children, diag_facts, diag_look, diag_run
 
 # Answers as `gpu_work` would, whatever module it is told to run.
 PYTHON = "#!/bin/sh\nexec {python} -u {worker} healthy '{rates}'\n"

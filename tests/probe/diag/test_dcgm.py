@@ -11,7 +11,7 @@ import pytest
 
 from tests.probe.diag.standins import NOON, UUID, options
 from watchkeeper.model.diag import Exit, Verdict
-from watchkeeper.probe import diag_dcgm, diag_run
+from watchkeeper.probe.diag import diag_dcgm, diag_run
 
 UUIDS = {0: "GPU-a", 1: "GPU-b"}
 

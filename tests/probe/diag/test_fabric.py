@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.cli.diag_fabric import PORT, as_plain, meeting
+from watchkeeper.cli.node.diag_fabric import PORT, as_plain, meeting
 from watchkeeper.model.diag import Verdict
-from watchkeeper.probe import fabric_run
-from watchkeeper.probe.fabric_pairs import Pair, Rank, Reduction, judge, rounds
+from watchkeeper.probe.fabric import fabric_run
+from watchkeeper.probe.fabric.fabric_pairs import Pair, Rank, Reduction, judge, rounds
 
 RANKS = [Rank(node, f"g{gpu}") for node in ("n0", "n1", "n2") for gpu in range(4)]
 # A stand-in for an interpreter: a rank that does what the word in its first argument says.

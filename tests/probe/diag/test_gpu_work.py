@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.house.tree import ROOT
-from watchkeeper.probe import gpu_work, gpu_work_memory
-from watchkeeper.probe.gpu_work_words import MIB, Bench
+from watchkeeper.probe.gpu_work import gpu_work, gpu_work_memory
+from watchkeeper.probe.gpu_work.gpu_work_words import MIB, Bench
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
@@ -22,7 +22,7 @@ needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
 def child(*orders: dict[str, Any]) -> list[dict[str, Any]]:
     """What the child says first, and to each order; then its input is closed, and it has to end."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "WATCHKEEPER_DIAG_DEVICE": "cpu"}
-    line = [sys.executable, "-m", "watchkeeper.probe.gpu_work"]
+    line = [sys.executable, "-m", "watchkeeper.probe.gpu_work.gpu_work"]
     pipe = subprocess.PIPE
     with subprocess.Popen(line, env=environment, stdin=pipe, stdout=pipe, text=True, bufsize=1) as ran:
         assert ran.stdin is not None

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.model.diag import Verdict
-from watchkeeper.probe import diag_plan, expectations
-from watchkeeper.probe.diag_judge import Measured, judge
+from watchkeeper.probe import expectations
+from watchkeeper.probe.diag import diag_plan
+from watchkeeper.probe.diag.diag_judge import Measured, judge
 
 ORDER = list(Verdict)
 

@@ -13,7 +13,7 @@ from tests.agent.test_agent import machine as prepared
 from tests.agent.test_agent_gpus import running
 from tests.fake_nvml import driver
 from tests.probe.diag.standins import NOON
-from watchkeeper.collect import diag_page
+from watchkeeper.agent import diag_page
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import wire
 from watchkeeper.kit.clock import ScaledClock

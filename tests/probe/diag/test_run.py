@@ -16,7 +16,7 @@ from tests.house.tree import ROOT
 from tests.probe.diag.standins import NOON, UUID, options, row
 from watchkeeper.model import gpu_words
 from watchkeeper.model.diag import Exit, Report, TestResult, Verdict
-from watchkeeper.probe import diag_plan, diag_run, diag_work
+from watchkeeper.probe.diag import diag_plan, diag_run, diag_work
 
 
 def run(level: int, wished: diag_run.Options) -> Report:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from watchkeeper.model.diag import TestResult, Verdict
-from watchkeeper.probe import diag_facts
-from watchkeeper.probe.diag_facts import Cuda, DeviceFile, Driver, GpuReading, SoftwareFacts
-from watchkeeper.probe.diag_software import examine
-from watchkeeper.readers import host, pci_sysfs, systemd_units
-from watchkeeper.readers.node import NodeFacts
+from watchkeeper.probe.diag import diag_facts
+from watchkeeper.probe.diag.diag_facts import Cuda, DeviceFile, Driver, GpuReading, SoftwareFacts
+from watchkeeper.probe.diag.diag_software import examine
+from watchkeeper.readers.node import host, pci_sysfs, systemd_units
+from watchkeeper.readers.node.node import NodeFacts
 
 WORKING = Driver("580.95.05", "13.580.95.05", 1)
 GPU = pci_sysfs.PciDevice("0000:01:00.0", pci_sysfs.DeviceKind.GPU)

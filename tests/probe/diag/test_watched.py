@@ -8,8 +8,8 @@ import pytest
 
 from tests.probe.diag.standins import UUID, row
 from watchkeeper.model.diag import Verdict
-from watchkeeper.probe import diag_facts
-from watchkeeper.probe.diag_watched import Watched
+from watchkeeper.probe.diag import diag_facts
+from watchkeeper.probe.diag.diag_watched import Watched
 
 GPU = f"{UUID}0"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import slurm_cluster
+from tests.clusters import slurm_cluster
 from tests.fake_nvml import driver
 from tests.probe.preflight import nodes
 

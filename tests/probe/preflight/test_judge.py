@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.probe.preflight.nodes import report
-from watchkeeper.probe import preflight
-from watchkeeper.probe.preflight import Answer, Checked, Preflight, Word
+from watchkeeper.probe.preflight import preflight
+from watchkeeper.probe.preflight.preflight import Answer, Checked, Preflight, Word
 
 WELL = Answer(report())
 PAIRS = [{"one": 0, "other": 1, "rate": 40.0}]

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from watchkeeper.probe.recording import Track
+from watchkeeper.probe.profile.recording import Track
 
 STEP = 0.0025
 IDLE_WATTS, LIMIT_WATTS = 126.0, 700.0

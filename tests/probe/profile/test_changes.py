@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.probe.profile import loads
-from watchkeeper.probe import changes, segments
-from watchkeeper.probe.limits import MIB_PER_GB, default_model
-from watchkeeper.probe.recording import Recording, Track
+from watchkeeper.probe.profile import changes, segments
+from watchkeeper.probe.profile.limits import MIB_PER_GB, default_model
+from watchkeeper.probe.profile.recording import Recording, Track
 
 CEILING = default_model().pcie_gb_per_second * MIB_PER_GB
 STEADY = sorted(set(loads.LOADS) - {"nothing", "checkpoints", "tiny_request_each_25_ms"})

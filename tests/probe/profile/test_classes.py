@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.probe.profile import loads
-from watchkeeper.probe import columns, recording, segments
-from watchkeeper.probe.recording import Recording, Track
-from watchkeeper.probe.verdict import Bound
+from watchkeeper.probe.profile import columns, recording, segments
+from watchkeeper.probe.profile.recording import Recording, Track
+from watchkeeper.probe.profile.verdict import Bound
 
 SHARED = Path(__file__).resolve().parents[4] / "shared/h200/h200_workloads.csv"
 # fp64 products run on the tensor cores of an H200 (dfma_tensor_util 94 %), and the light loop at full memory launches

@@ -15,8 +15,8 @@ import pytest
 
 from tests.fake_nvml import driver
 from tests.probe.profile import loads
-from watchkeeper.probe import columns, profile_run, recorder, recording
-from watchkeeper.probe.recording import Recording
+from watchkeeper.probe.profile import columns, profile_run, recorder, recording
+from watchkeeper.probe.profile.recording import Recording
 
 LINE = [sys.executable, "-m", "watchkeeper.cli.main", "profile"]
 BUSY = {"graphics_util": 98, "sm_util": 95, "any_tensor_util": 85, "dram_bw_util": 18, "pcie_rx_per_sec": 20}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.probe.profile import loads
-from watchkeeper.probe import recording, segments
-from watchkeeper.probe.recording import Recording, RecordingError, Track
+from watchkeeper.probe.profile import recording, segments
+from watchkeeper.probe.profile.recording import Recording, RecordingError, Track
 
 HEAD = "t,label,gpu_util,power_w\n"
 ROWS = "".join(f"{row / 10},work,99,600\n" for row in range(30))

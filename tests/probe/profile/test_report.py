@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.probe.profile import loads
-from watchkeeper.probe import advice, limits, recorder, report, report_page, report_text
-from watchkeeper.probe.recording import Recording, Track
-from watchkeeper.probe.verdict import Bound
+from watchkeeper.probe.profile import advice, limits, recorder, report, report_page, report_text
+from watchkeeper.probe.profile.recording import Recording, Track
+from watchkeeper.probe.profile.verdict import Bound
 
 
 def recorded(*names: str, seconds: float = 30.0, seed: int = 1) -> Recording:

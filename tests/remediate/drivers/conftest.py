@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import kubernetes_server
-from tests.cluster import slurm_cluster
+from tests.clusters import slurm_cluster
 
 
 @pytest.fixture(scope="package")

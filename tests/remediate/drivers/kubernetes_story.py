@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.kubernetes_server import TOKEN, Cluster
-from watchkeeper.kit import access
 from watchkeeper.model.actions import Action, ActionId, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId
-from watchkeeper.readers import kubeconfig
+from watchkeeper.net import access
+from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.remediate.driver import Performed
 from watchkeeper.remediate.drivers.kubernetes import Kubernetes
 from watchkeeper.remediate.drivers.kubernetes_client import ApiClient

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from tests.house.tree import ROOT
-from watchkeeper import choices
 from watchkeeper.catalogue import pack
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
+from watchkeeper.hub import choices
 from watchkeeper.remediate.drivers.kubernetes import Kubernetes
 from watchkeeper.remediate.drivers.slurm import Slurm
 

@@ -12,9 +12,9 @@ import pytest
 from tests.remediate.drivers.kubernetes_story import action
 from tests.remediate.drivers.scripted_server import Reply, Scripted, serving
 from watchkeeper.errors import ActionFailed, ActionRefused
-from watchkeeper.kit import access
 from watchkeeper.model.actions import ActionKind
-from watchkeeper.readers import kubeconfig
+from watchkeeper.net import access
+from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.remediate.drivers.kubernetes import Kubernetes
 from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, Call
 

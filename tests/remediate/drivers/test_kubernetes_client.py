@@ -16,8 +16,8 @@ import pytest
 
 from tests.remediate.drivers.scripted_server import Reply, Scripted, serving
 from watchkeeper.errors import ActionFailed
-from watchkeeper.kit import access
-from watchkeeper.readers import kubeconfig
+from watchkeeper.net import access
+from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.remediate.drivers import kubernetes_client
 from watchkeeper.remediate.drivers.kubernetes_client import ApiClient, Call, NotNow
 

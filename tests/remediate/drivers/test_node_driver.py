@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.remediate.test_orders import HUB_KEY, KEY, NOON
-from watchkeeper.collect import order_bench, order_ledger, profiling
-from watchkeeper.collect import orders as agents
-from watchkeeper.collect.node_facts import Roots
+from watchkeeper.agent import profiling
+from watchkeeper.agent.node_facts import Roots
+from watchkeeper.agent.orders import order_bench, order_ledger
+from watchkeeper.agent.orders import orders as agents
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import wire
@@ -26,7 +27,7 @@ from watchkeeper.model.incidents import IncidentId
 from watchkeeper.remediate.driver import Observed, Performed
 from watchkeeper.remediate.drivers import dry_run, node, together
 from watchkeeper.remediate.orders import WANTED_FOR, Outbox
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 RESET = Action(

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from tests import servers
-from tests.cluster import slurm_cluster
+from tests.clusters import slurm_cluster
 from tests.remediate.drivers.scripted_server import Reply, Scripted, serving
-from watchkeeper import choices
 from watchkeeper.config import loading
 from watchkeeper.errors import ActionFailed, ActionRefused
+from watchkeeper.hub import choices
 from watchkeeper.model.actions import Action, ActionId, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.incidents import IncidentId

@@ -9,7 +9,7 @@ from watchkeeper.diagnose.checks.wording import finding
 from watchkeeper.diagnose.evidence import Facts, member_line
 from watchkeeper.diagnose.surroundings import Around
 from watchkeeper.model.diagnosis import Evidence, Finding, RuledOut, Step
-from watchkeeper.readers.kubernetes_objects import Taint
+from watchkeeper.readers.clusters.kubernetes_objects import Taint
 
 FAMILY = "scheduling"
 FREE = "watchkeeper:kube_node_free_gpus:count"

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from watchkeeper.diagnose.scan.verdicts import Fault, GpuFacts, ScanFacts
 from watchkeeper.model import gpu_words
-from watchkeeper.readers import pci_sysfs
+from watchkeeper.readers.node import pci_sysfs
 
 MISSING = "gpu_missing"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from watchkeeper.catalogue import causes
 from watchkeeper.diagnose.scan.verdicts import Result, ScanFacts, Verdict, limits, xid_verdicts
 from watchkeeper.model import events
-from watchkeeper.readers import pci_sysfs
+from watchkeeper.readers.node import pci_sysfs
 
 Check = Callable[[ScanFacts], list[Result]]
 FABRIC_MANAGER = "nvidia-fabricmanager.service"

@@ -8,8 +8,8 @@ from enum import StrEnum
 from functools import cache
 
 from watchkeeper.catalogue import pack
-from watchkeeper.readers import kernel_log
-from watchkeeper.readers.node import NodeFacts
+from watchkeeper.readers.logs import kernel_log
+from watchkeeper.readers.node.node import NodeFacts
 
 # DCGM's health systems, and ours for the machine around the GPUs.
 SYSTEMS = frozenset({"PCIE", "NVLINK", "MEM", "INFOROM", "THERMAL", "POWER", "DRIVER", "NVSWITCH", "HOST"})

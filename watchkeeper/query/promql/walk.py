@@ -1,6 +1,6 @@
 """Looking through a tree of PromQL: every part of an expression, and what it asks for.
 
-`migrate` and `diagnose.stack` ask which series and labels somebody's rules and dashboards need.
+`migrate` and `doctor.stack` ask which series and labels somebody's rules and dashboards need.
 """
 
 from __future__ import annotations

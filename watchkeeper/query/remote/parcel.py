@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.query import remote_write
 from watchkeeper.query.engine import Floats, Millis
+from watchkeeper.query.remote import remote_write
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,9 +20,8 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query import remote_write
 from watchkeeper.query.engine import AnySample, Appended
-from watchkeeper.query.remote import answers
+from watchkeeper.query.remote import answers, remote_write
 from watchkeeper.query.remote.http import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Client, Request
 from watchkeeper.query.remote.parcel import Parcel
 

@@ -1,6 +1,6 @@
 """One open NVML: which GPUs there are, and a reading of one of them.
 
-The reader child (`collect.reader_child`) opens a session and asks for one GPU at a time. Each question
+The reader child (`agent.gpus.reader_child`) opens a session and asks for one GPU at a time. Each question
 is announced through `note` before it is put to the driver, so that whoever watches from outside can say
 which call hangs. A question that a GPU does not support is not put again in this session.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from watchkeeper.errors import CollectError
-from watchkeeper.readers import gpm
+from watchkeeper.readers.nvml import gpm
 from watchkeeper.readers.nvml.calls import CALLS, Answer, Unsupported, field_number
 from watchkeeper.readers.nvml.families import ALL_PARTS, Cadence, Family
 from watchkeeper.readers.nvml.programs import Programs

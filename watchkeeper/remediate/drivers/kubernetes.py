@@ -21,7 +21,7 @@ from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.repairs import RECLAIMS
 from watchkeeper.readers import json_facts as facts
-from watchkeeper.readers import kubeconfig
+from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.remediate.driver import Observed, Performed
 from watchkeeper.remediate.drivers import kubernetes_idle as idle
 from watchkeeper.remediate.drivers import kubernetes_node as nodes

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from watchkeeper.errors import ActionFailed, CollectError
 from watchkeeper.model.fleet import Place
-from watchkeeper.readers import kubeconfig
+from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.remediate.drivers.performing import NotNow
 
 # A node has some 110 pods of 10 KiB; ten times that is not an answer about one node.

@@ -22,7 +22,7 @@ from watchkeeper.catalogue import node_signals
 from watchkeeper.catalogue.node_signals import Meaning, SignalKind
 from watchkeeper.model.actions import Action
 from watchkeeper.readers import json_facts as facts
-from watchkeeper.readers import kubernetes_objects as objects
+from watchkeeper.readers.clusters import kubernetes_objects as objects
 from watchkeeper.remediate.drivers.kubernetes_client import Call
 from watchkeeper.remediate.drivers.kubernetes_pods import TAINT
 

@@ -22,7 +22,7 @@ from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.readers import json_facts as facts
-from watchkeeper.readers import slurm_records as records
+from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.remediate.driver import Observed, Performed
 from watchkeeper.remediate.drivers import performing
 from watchkeeper.remediate.drivers.dry_run import in_words

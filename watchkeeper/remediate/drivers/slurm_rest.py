@@ -21,11 +21,11 @@ from urllib.parse import quote, urlsplit
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, ActionRefused, CollectError
-from watchkeeper.kit import slurm_access
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
+from watchkeeper.net import slurm_access
 from watchkeeper.readers import json_facts as facts
-from watchkeeper.readers import slurm_records as records
+from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.remediate.driver import Performed
 from watchkeeper.remediate.drivers import performing, slurm
 from watchkeeper.remediate.drivers.dry_run import in_words

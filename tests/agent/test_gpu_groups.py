@@ -1,0 +1,76 @@
+"""Named groups of GPUs in a small file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from watchkeeper.agent.gpus import gpu_groups
+from watchkeeper.agent.gpus.gpu_groups import GroupFile, find, known_groups, own_file
+from watchkeeper.errors import SettingsError
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GroupFile:
+    monkeypatch.setattr(gpu_groups, "SYSTEM", tmp_path / "etc" / "gpu_groups.json")
+    return GroupFile(tmp_path / "home" / "gpu_groups.json")
+
+
+def test_a_group_is_made_found_and_deleted(own: GroupFile) -> None:
+    own.create("training", ["0-3,5", "GPU-8a"])
+    assert own.load() == {"training": ["0-3", "5", "GPU-8a"]}
+    assert [word.text for word in find("training", own).words] == ["0", "1", "2", "3", "5", "GPU-8a"]
+    assert own.delete("training")
+    assert not own.delete("training")
+    with pytest.raises(SettingsError, match="there is no group `training`; there are: none"):
+        find("training", own)
+
+
+def test_a_name_of_ones_own_goes_before_the_systems(own: GroupFile) -> None:
+    GroupFile(gpu_groups.SYSTEM).create("all", ["0-7"])
+    GroupFile(gpu_groups.SYSTEM).create("first", ["0"])
+    own.create("first", ["1"])
+    assert known_groups(own) == {"all": ["0-7"], "first": ["1"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "problem"),
+    [
+        ("0", ["1"], "`0` is no name"),
+        ("a b", ["1"], "is no name"),
+        ("x" * 65, ["1"], "is no name"),
+        ("ok", ["nonsense"], "group ok: `nonsense` is no GPU"),
+        ("ok", [","], "no GPU is named"),
+        ("ok", ["1"] * 257, "257 entries, the limit is 256"),
+    ],
+)
+def test_what_cannot_be_a_group_is_refused(own: GroupFile, name: str, words: list[str], problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        own.create(name, words)
+    assert own.load() == {}
+
+
+def test_a_group_is_not_made_twice_nor_too_many_of_them(own: GroupFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    own.create("one", ["1"])
+    with pytest.raises(SettingsError, match="there is a group one already"):
+        own.create("one", ["2"])
+    monkeypatch.setattr(gpu_groups, "MOST_GROUPS", 1)
+    with pytest.raises(SettingsError, match="there are 1 groups, the limit is 1"):
+        own.create("two", ["2"])
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', '{"a": [1]}'])
+def test_a_file_with_something_else_is_named(own: GroupFile, content: str) -> None:
+    own.path.parent.mkdir()
+    own.path.write_text(content)
+    with pytest.raises(SettingsError, match=r"gpu_groups.json: these are no groups"):
+        own.load()
+
+
+def test_each_person_has_a_file_and_root_has_everyones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_file({"WATCHKEEPER_GPU_GROUPS": "/x/y.json"}).path == Path("/x/y.json")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert own_file({}).path == gpu_groups.SYSTEM
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert own_file({"XDG_CONFIG_HOME": str(tmp_path)}).path == tmp_path / "watchkeeper" / "gpu_groups.json"

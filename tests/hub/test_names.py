@@ -1,0 +1,68 @@
+"""A GPU that breaks before any page has told of it: what its incident is called, then and later."""
+
+from __future__ import annotations
+
+from tests.hub.stories import Line, gpu, later, xid
+
+BY_UUID, BY_NAME = "GPU-3 on n1 fell off the bus", "GPU 3 on n1 fell off the bus"
+
+
+def title(line: Line) -> str:
+    (incident,) = line.pipeline.incidents.open()
+    kept = line.journal.incident(incident.id)
+    assert kept is not None
+    assert kept.title == incident.title
+    return incident.title
+
+
+def test_an_incident_of_a_gpu_that_nobody_has_read_is_renamed_when_a_page_tells_its_number(line: Line) -> None:
+    line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
+    line.pipeline.tick(later(15))
+    assert title(line) == BY_UUID
+    line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
+    (renamed,) = line.pipeline.tick(later(30))
+    assert (renamed.title, renamed.place, title(line)) == (BY_NAME, gpu(3), BY_NAME)
+    assert [entry.text for entry in line.journal.timeline("INC-1")][-1] == f"By its name: {BY_NAME}"
+    assert line.pipeline.tick(later(45)) == []
+    assert line.journal.verify() is None
+
+
+def test_also_where_the_hub_was_restarted_in_between(line: Line) -> None:
+    line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
+    line.restart(10)
+    line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
+    line.pipeline.tick(later(30))
+    assert title(line) == BY_NAME
+
+
+def test_its_diagnosis_is_renamed_with_it(line: Line) -> None:
+    line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
+    (incident,) = line.pipeline.incidents.open()
+    line.pipeline.diagnose(incident, later(1))
+    line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
+    (renamed,) = line.pipeline.tick(later(30))
+    line.pipeline.diagnose(renamed, later(31))
+    found = line.journal.diagnosis("INC-1")
+    assert found is not None
+    assert found.best is not None
+    assert found.best.title == BY_NAME
+
+
+def test_a_diagnosis_does_not_go_back_to_the_uuid_after_a_restart(line: Line) -> None:
+    line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 0, index=3)
+    line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
+    line.pipeline.diagnose(line.pipeline.incidents.open()[0], later(1))
+    line.restart(10, keeps_samples=True)
+    line.pipeline.diagnose(line.pipeline.incidents.open()[0], later(11))
+    found = line.journal.diagnosis("INC-1")
+    assert found is not None
+    assert found.best is not None
+    assert found.best.title == BY_NAME
+
+
+def test_what_is_heard_of_it_under_its_name_joins_what_was_opened_under_its_uuid(line: Line) -> None:
+    line.pipeline.take_events([xid(79, gpu(3), 0)], later(0))
+    line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
+    line.pipeline.tick(later(30))
+    line.pipeline.take_events([xid(79, gpu(3), 31), xid(48, gpu(2), 31)], later(31))
+    assert [incident.place for incident in line.pipeline.incidents.open()] == [gpu(3), gpu(2)]

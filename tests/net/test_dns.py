@@ -1,0 +1,151 @@
+"""SRV records: asked over UDP, over TCP where they do not fit, and never trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from watchkeeper.errors import CollectError
+from watchkeeper.net import dns
+from watchkeeper.scrape.discovery import Discovery
+
+NAME = "_metrics._tcp.gpu.example"
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+Answer = Callable[[bytes, bool], bytes]
+
+
+def answer(question: bytes, records: Iterable[tuple[str, int]] = (), *, flags: int = 0x8180) -> bytes:
+    """An answer to a question; the records' owner is a pointer to the name that was asked for."""
+    rows = []
+    for host, port in records:
+        name = b"".join(bytes([len(part)]) + part.encode() for part in host.split(".")) + b"\0"
+        target = struct.pack("!3H", 10, 5, port) + name
+        rows.append(struct.pack("!HHHIH", 0xC00C, dns.TYPE_SRV, 1, 60, len(target)) + target)
+    asked = question[12 : question.index(b"\0", 12) + 5]
+    return question[:2] + struct.pack("!5H", flags, 1, len(rows), 0, 0) + asked + b"".join(rows)
+
+
+@asynccontextmanager
+async def nameserver(reply: Answer) -> AsyncIterator[tuple[str, int]]:
+    """A nameserver on one port of loopback, over UDP and TCP; `reply` is told whether it is asked over TCP."""
+
+    class Speaker(asyncio.DatagramProtocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
+
+        def datagram_received(self, data: bytes, addr: object) -> None:
+            if found := reply(data, False):
+                self.transport.sendto(found, addr)  # type: ignore[attr-defined]
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        [length] = struct.unpack("!H", await reader.readexactly(2))
+        found = reply(await reader.readexactly(length), True)
+        writer.write(struct.pack("!H", len(found)) + found)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()[:2]
+    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(Speaker, local_addr=address)
+    try:
+        yield address
+    finally:
+        transport.close()
+        server.close()
+        await server.wait_closed()
+
+
+def look_up(reply: Answer, *, search: tuple[str, ...] = (), name: str = NAME) -> list[dns.Service]:
+    async def story() -> list[dns.Service]:
+        async with nameserver(reply) as address:
+            return await dns.Resolver((address,), search).services(name)
+
+    return asyncio.run(story())
+
+
+def test_every_record_is_a_host_and_a_port() -> None:
+    found = look_up(lambda question, _: answer(question, [("n2.example", 9400), ("n1.example", 9400)]))
+    assert found == [dns.Service("n1.example", 9400), dns.Service("n2.example", 9400)]
+
+
+def test_an_answer_that_does_not_fit_is_asked_for_over_tcp() -> None:
+    hosts = [(f"node-{at:04}.example", 9400) for at in range(300)]
+
+    def reply(question: bytes, is_tcp: bool) -> bytes:
+        return answer(question, hosts) if is_tcp else answer(question, flags=0x8380)
+
+    assert len(look_up(reply)) == 300
+
+
+def test_a_name_that_is_not_known_is_looked_for_in_the_search_domains() -> None:
+    def reply(question: bytes, _: bool) -> bytes:
+        known = b"\x03lab\0" in question
+        return answer(question, [("n1.lab", 9400)] if known else (), flags=0x8180 if known else 0x8183)
+
+    assert look_up(reply, search=("lab",), name="_m._tcp.gpu") == [dns.Service("n1.lab", 9400)]
+    with pytest.raises(CollectError, match=r"knows no _m\._tcp\.gpu"):
+        look_up(reply, search=("lab",), name="_m._tcp.gpu.")
+
+
+def test_the_second_nameserver_is_asked_when_the_first_cannot_answer() -> None:
+    async def story() -> list[dns.Service]:
+        async with (
+            nameserver(lambda question, _: answer(question, flags=0x8182)) as broken,
+            nameserver(lambda question, _: answer(question, [("n1.example", 1)])) as works,
+        ):
+            return await dns.Resolver((broken, works)).services(NAME)
+
+    assert asyncio.run(story()) == [dns.Service("n1.example", 1)]
+
+
+def test_a_silent_nameserver_is_given_up_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dns, "TIMEOUT_SECONDS", 0.05)
+    with pytest.raises(CollectError, match=f"dns {NAME}: no SRV record was found: 127.0.0.1: no answer"):
+        look_up(lambda _, __: b"")
+
+
+@given(st.binary(max_size=200))
+def test_no_answer_can_do_more_than_be_unreadable(message: bytes) -> None:
+    question = answer(b"\0\1" + bytes(10) + b"\1a\0\0\x21\0\1")
+    for text in (message, b"\0\1\x81\x80\0\1\0\3" + message, question[:6] + b"\0\2" + question[8:] + message):
+        try:
+            found = dns.read_answer(text, 1)
+        except dns.Unreadable:
+            continue
+        assert found is None or all(isinstance(each, dns.Service) for each in found)
+
+
+def test_a_name_that_points_at_itself_is_refused() -> None:
+    with pytest.raises(dns.Unreadable, match="points forwards"):
+        dns.read_answer(b"\0\1\x81\x80\0\1\0\0\0\0\0\0\xc0\x0c\0\x21\0\1", 1)
+
+
+def test_the_machines_own_nameservers_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "resolv.conf"
+    file.write_text("# by hand\nsearch lab.example example.\nnameserver 10.0.0.1\nnameserver ::1\noptions ndots:5\n")
+    assert dns.system(file) == dns.Resolver((("10.0.0.1", 53), ("::1", 53)), ("lab.example", "example"))
+    assert dns.system(tmp_path / "absent").servers == (("127.0.0.1", 53),)
+
+
+def test_a_job_finds_its_targets_by_srv_records(tmp_path: Path) -> None:
+    config = tmp_path / "prometheus.yml"
+    config.write_text(f"scrape_configs: [{{job_name: gpu, dns_sd_configs: [{{names: [{NAME}]}}]}}]\n")
+
+    async def story() -> list[tuple[str, dict[str, str]]]:
+        async with nameserver(lambda question, _: answer(question, [("n1.example", 9400)])) as address:
+            found = await Discovery([], config=config, resolver=dns.Resolver((address,))).refresh(NOW)
+            return [(target.url, dict(target.discovered)) for target in found.targets]
+
+    [(url, discovered)] = asyncio.run(story())
+    assert url == "http://n1.example:9400/metrics"
+    assert discovered["__meta_dns_name"] == NAME
+    assert discovered["__meta_dns_srv_record_target"] == "n1.example."
+    assert discovered["__meta_dns_srv_record_port"] == "9400"

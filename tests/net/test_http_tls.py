@@ -1,0 +1,57 @@
+"""Connections over TLS that are given up while they are made: whenever that happens, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scrape.test_prometheus_config import certificate  # noqa: F401 (a fixture)
+from watchkeeper.net.access import Access
+from watchkeeper.net.http import Connection, Request
+
+TOGETHER, TIMES, LONGEST_SECONDS = 10, 30, 0.06
+# Shakes hands and never answers; a process of its own, because its sockets are not those that are watched.
+MUTE = """
+import asyncio, ssl, sys
+async def serve():
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*sys.argv[1:])
+    server = await asyncio.start_server(lambda *_: asyncio.sleep(3600), "127.0.0.1", 0, ssl=tls)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+asyncio.run(serve())
+"""
+
+
+@pytest.fixture
+def mute_server(certificate: tuple[Path, Path]) -> Iterator[str]:  # noqa: F811
+    line = [sys.executable, "-c", MUTE, *map(str, certificate)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        assert server.stdout is not None
+        yield f"https://127.0.0.1:{int(server.stdout.readline())}/"
+        server.kill()
+
+
+def test_requests_that_are_cancelled_while_they_connect_leave_nothing_behind(
+    mute_server: str,
+    certificate: tuple[Path, Path],  # noqa: F811
+) -> None:
+    access = Access(ca_file=str(certificate[0]), server_name="n1.example")
+
+    async def give_up(seconds: float) -> None:
+        asked = [asyncio.create_task(Connection(access=access).send(Request(mute_server))) for _ in range(TOGETHER)]
+        await asyncio.sleep(seconds)
+        for request in asked:
+            request.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    for turn in range(TIMES):
+        asyncio.run(give_up(LONGEST_SECONDS * turn / TIMES))
+        # An unclosed socket is found here, and is an error of this test.
+        gc.collect()

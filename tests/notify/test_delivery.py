@@ -1,0 +1,59 @@
+"""The desk while it runs: one thread and one deadline for each receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.incidents.stories import Room, gpu, xid
+from tests.incidents.test_services import Web, running
+from watchkeeper.config import settings
+from watchkeeper.incidents import subject
+from watchkeeper.kit import clock, own_metrics
+from watchkeeper.model.notices import Notice, NoticeState
+from watchkeeper.notify import delivery, message
+
+T = TypeVar("T")
+
+
+async def at_once(work: Callable[[], T]) -> T:
+    return work()
+
+
+def desk_of(room: Room, folder: Path, **webhooks: str) -> delivery.Desk:
+    made = "\n".join(f'[[receivers]]\nname = "{name}"\nwebhook = "{url}"' for name, url in webhooks.items())
+    names = ", ".join(f'"{name}"' for name in webhooks)
+    (folder / "notify.toml").write_text(f'{made}\n[[routes]]\nreceivers = [{names}]\nwait = "0s"\n')
+    chosen = settings.Notify(via=settings.NotifyVia.RECEIVERS, routes=str(folder / "notify.toml"))
+    around = delivery.Surroundings(room.journal, subject.Inventory(), message.Known(), own_metrics.Registry())
+    return delivery.Desk(chosen, around, now=clock.ScaledClock().now())
+
+
+def test_a_receiver_that_never_finishes_is_told_again_later_and_delays_nobody(
+    room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "HAND_OVER_SECONDS", 0.2)
+    room.push(xid(79, gpu(3), 0))
+
+    async def story(desk: delivery.Desk) -> dict[str, Notice]:
+        time = clock.ScaledClock()
+        loops = [asyncio.ensure_future(body()) for _, body in desk.loops(time, at_once)]
+        desk.look(room.incidents.recent(), time.now())
+        async with asyncio.timeout(60):
+            while not all(one.answer for one in room.journal.notices_of("INC-1")):
+                await asyncio.sleep(0.02)
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        return {one.receiver: one for one in room.journal.notices_of("INC-1")}
+
+    with running(Web()) as port, socket.create_server(("127.0.0.1", 0)) as silent:
+        hung = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        found = asyncio.run(story(desk_of(room, tmp_path, good=f"http://127.0.0.1:{port}/", hung=hung)))
+    assert (found["good"].state, found["good"].tries) == (NoticeState.SENT, 1)
+    assert (found["hung"].state, found["hung"].answer) == (NoticeState.WAITING, "no answer within 0.2 s")

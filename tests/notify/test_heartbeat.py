@@ -1,0 +1,96 @@
+"""The dead man's switch: who is told that the hub lives, and that silence is the only alarm."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from watchkeeper.config import settings
+from watchkeeper.errors import ReceiverError
+from watchkeeper.kit import troubles
+from watchkeeper.notify import heartbeat
+
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+HEARD: list[tuple[str, object]] = []
+
+
+class Ear(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        HEARD.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+        self.send_response(500 if self.path.startswith("/broken") else 200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Deliberately silent."""
+
+
+@pytest.fixture
+def ear() -> Iterator[str]:
+    HEARD.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Ear)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def told(**notify: object) -> settings.Settings:
+    return settings.Settings(notify=settings.Notify(**notify))  # type: ignore[arg-type]
+
+
+def test_alertmanager_gets_an_alert_that_ends_by_itself_and_a_monitor_is_called(ear: str, tmp_path: Path) -> None:
+    (tmp_path / "beat").write_text(f"{ear}/ping/secret\n")
+    via = settings.NotifyVia.ALERTMANAGER
+    heartbeat.beat(told(via=via, alertmanager_urls=(ear,)), NOW)
+    assert HEARD == []
+    asked = told(via=via, alertmanager_urls=(ear,), watchdog=True, heartbeat_file=str(tmp_path / "beat"))
+    heartbeat.beat(asked, NOW)
+    (path, alerts), (ping, _) = HEARD
+    assert (path, ping) == ("/api/v2/alerts", "/ping/secret")
+    assert isinstance(alerts, list)
+    assert alerts[0]["labels"]["alertname"] == "Watchdog"
+    assert alerts[0]["endsAt"] == (NOW + heartbeat.HOLDS).isoformat()
+
+
+def test_who_did_not_hear_it_is_said_without_the_address_and_the_others_are_told(ear: str, tmp_path: Path) -> None:
+    (tmp_path / "beat").write_text(f"{ear}/broken/secret\n")
+    with pytest.raises(ReceiverError) as raised:
+        heartbeat.beat(told(heartbeat_file=str(tmp_path / "beat")), NOW)
+    assert "was answered with 500" in str(raised.value)
+    assert "secret" not in str(raised.value)
+    with pytest.raises(ReceiverError, match="cannot be read: FileNotFoundError"):
+        heartbeat.beat(told(heartbeat_file=str(tmp_path / "nothing")), NOW)
+
+
+def test_nobody_is_called_unless_somebody_is_named(ear: str) -> None:
+    heartbeat.beat(told(alertmanager_urls=(ear,)), NOW)
+    assert HEARD == []
+
+
+def test_a_hub_whose_rules_fail_falls_silent_and_one_whose_fabric_fails_does_not() -> None:
+    known = troubles.Troubles()
+    known.note("fabric", "ibnetdiscover is missing", now=NOW)
+    assert not known.has_any(heartbeat.VITAL, now=NOW)
+    known.note("rules thermal", "the store is away", now=NOW)
+    assert known.has_any(heartbeat.VITAL, now=NOW)
+    known.over("rules thermal")
+    assert not known.has_any(heartbeat.VITAL, now=NOW)
+
+
+def test_troubles_are_bounded_said_with_their_beginning_and_end_by_themselves() -> None:
+    known = troubles.Troubles()
+    known.note("samples", "no room", now=NOW)
+    known.note("samples", "no room", now=NOW + timedelta(minutes=1))
+    assert [each.since for each in known.current(NOW + timedelta(minutes=2))] == [NOW]
+    assert known.current(NOW + timedelta(minutes=4)) == []
+    for number in range(200):
+        known.note(f"loop {number}", "x", now=NOW)
+    assert len(known.current(NOW)) == troubles.MOST

@@ -1,0 +1,278 @@
+"""The agent's side of work orders: fetch them from the hub, judge them, do them, answer with a receipt.
+
+The agent asks (`GET /api/orders`, which the hub answers when there is something); nobody can ask the agent. `judge`
+decides whether an order may be done and is pure; `Desk` does it, once, within a deadline, and remembers that in
+`order_ledger`. `follow_orders` runs for ever beside the other loops of the agent and touches none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time as system_time
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from urllib.parse import quote, urlencode
+
+from watchkeeper.agent import push
+from watchkeeper.agent.orders.order_bench import OWN_UNIT, Bench, Done
+from watchkeeper.agent.orders.order_ledger import MOST_KNOWN, Ledger
+from watchkeeper.agent.orders.order_ledger import Line as Begun
+from watchkeeper.agent.orders.order_work import WORK
+from watchkeeper.errors import CollectError, WireError
+from watchkeeper.kit import clock, logs, own_metrics, wire
+from watchkeeper.model import orders
+from watchkeeper.model.actions import Result
+from watchkeeper.net import http
+from watchkeeper.readers.node import host
+
+log = logging.getLogger(__name__)
+
+# Proxies cut a silent connection after a minute or more.
+WAIT_SECONDS = 30
+ANSWER_SECONDS = 15.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+# A hub that gives no orders, because it is older or has no key, is asked again now and then.
+NO_ORDERS_PAUSE_SECONDS = 300.0
+NO_ORDERS = frozenset({401, 403, 404, 409})
+# Clocks of a hub and a node that are further apart than this are themselves a fault.
+CLOCK_SKEW = timedelta(minutes=5)
+MAX_BODY_BYTES = 1024 * 1024
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Who we are, what proves an order to be meant for us, and which kinds we do."""
+
+    cluster: str
+    name: str
+    key: bytes
+    allowed: frozenset[str] = frozenset(orders.HARMLESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an order is not done. `order` None: not even its id could be read."""
+
+    order: orders.OrderId | None
+    kind: str
+    why: str
+
+
+def read(envelope: orders.Envelope, key: bytes) -> orders.Order | Refusal:
+    """The order in a sealed envelope; what is not sealed for us is read only to learn its id for the refusal."""
+    try:
+        order = wire.loads(orders.Order, envelope.text)
+    except WireError as error:
+        return Refusal(None, UNKNOWN, f"it cannot be read: {str(error)[:200]}")
+    if not orders.is_sealed(envelope, key, purpose=orders.Purpose.ORDER):
+        return Refusal(order.id, UNKNOWN, "its seal is not the one that this node's key makes")
+    return order
+
+
+def judge(order: orders.Order, node: Node, ledger: Ledger, *, now: datetime) -> Refusal | None:
+    """Why an order with the right seal is not done, or None if it may be."""
+    kind = order.kind if order.kind in orders.KINDS else UNKNOWN
+
+    def no(why: str) -> Refusal:
+        return Refusal(order.id, kind, why)
+
+    if (order.cluster, order.node) != (node.cluster, node.name):
+        return no(f"it is for {order.node} of {order.cluster}, this is {node.name} of {node.cluster}")
+    if order.kind not in WORK:
+        return no(f"this agent does not know `{order.kind[:40]}`; known: {', '.join(WORK)}")
+    if order.kind not in node.allowed:
+        allowed = ", ".join(sorted(node.allowed)) or "nothing"
+        return no(f"{order.kind} is not allowed here; allowed: {allowed}. Start the agent with --allow-order")
+    if now > order.expires_at:
+        return no(f"it expired at {order.expires_at:%Y-%m-%d %H:%M:%S} UTC, it is {now:%Y-%m-%d %H:%M:%S} UTC")
+    if order.issued_at > now + CLOCK_SKEW:
+        return no(f"it was issued {(order.issued_at - now).total_seconds():.0f} s in the future; compare the clocks")
+    if ledger.since is not None and order.issued_at <= ledger.since:
+        return no(f"what was ordered before {ledger.since:%Y-%m-%d %H:%M:%S} UTC may have been done already")
+    if ledger.line(order.id) is not None or ledger.has_nonce(order.nonce):
+        return no("an order with this id or this nonce was taken before: it is a repetition")
+    if ledger.count >= MOST_KNOWN:
+        return no(f"{ledger.count} orders are remembered, the limit is {MOST_KNOWN}")
+    return None
+
+
+def after_restart(begun: Begun, boot: str) -> Done:
+    """What became of work during which the agent ended; only a restart that was the work itself proves anything."""
+    if begun.kind == "reboot" and begun.boot and boot and begun.boot != boot:
+        return Done(f"the machine has restarted: its boot id was {begun.boot[:8]} and is {boot[:8]}")
+    if begun.kind == "reboot" and begun.boot and begun.boot == boot:
+        return Done("the agent ended while the machine was to restart, and the machine did not", result=Result.FAILED)
+    if begun.kind == "restart_service" and begun.about.removesuffix(".service") == OWN_UNIT:
+        return Done("this agent was restarted")
+    text = "the agent ended while it worked on this; whether it was done is not known, and it is not done again"
+    return Done(text, result=Result.FAILED)
+
+
+class Desk:
+    """Takes one order after the other. `take` never raises for what is wrong with an order."""
+
+    def __init__(
+        self, node: Node, ledger: Ledger, bench: Bench, *, time: clock.Clock, count: own_metrics.Metric
+    ) -> None:
+        self.node = node
+        self.ledger = ledger
+        self._bench = bench
+        self._boot = host.boot_id(bench.roots.proc) or ""
+        self._time = time
+        self._count = count
+
+    def resume(self) -> None:
+        """After a restart: work that was cut off is not begun again, because nobody knows how far it came."""
+        for id, begun in self.ledger.unfinished().items():
+            self._finish(id, begun.kind or UNKNOWN, after_restart(begun, self._boot))
+
+    async def take(self, envelope: orders.Envelope) -> dict[str, orders.Envelope]:
+        """Do an order, or do not; the receipt to send, by the order's id."""
+        order = read(envelope, self.node.key)
+        if isinstance(order, Refusal):
+            return self._refuse(order)
+        known = self.ledger.line(order.id)
+        if known is not None and known.nonce == order.nonce:
+            return self._again(order)
+        now = self._time.now()
+        try:
+            self.ledger.forget_old(now)
+            refusal = judge(order, self.node, self.ledger, now=now)
+            if refusal is not None:
+                return self._refuse(refusal)
+            self.ledger.begin(order, now=now, boot=self._boot)
+        except OSError as error:
+            why = f"it could not be written down first: {error.strerror}"
+            return self._refuse(Refusal(order.id, order.kind, why))
+        log.info("Order begun", extra=logs.fields(order=order.id, kind=order.kind))
+        return self._finish(order.id, order.kind, await self._work(order))
+
+    async def _work(self, order: orders.Order) -> Done:
+        limit = orders.KINDS[order.kind].seconds
+        try:
+            async with asyncio.timeout(limit):
+                return await WORK[order.kind](self._bench, order.arguments, self._time.now())
+        except TimeoutError:
+            return Done(f"it did not end within {limit:g} s and was given up", result=Result.FAILED)
+        except CollectError as error:
+            return Done(str(error), result=Result.FAILED)
+        except Exception as error:  # Deliberately everything: work that breaks must not cost the agent its orders.
+            log.exception("The work on an order broke")
+            return Done(f"it broke: {type(error).__name__}: {error}"[:500], result=Result.FAILED)
+
+    def _again(self, order: orders.Order) -> dict[str, orders.Envelope]:
+        """The hub asks for what was done already: it gets the receipt that it missed, or hears that it had it."""
+        kept = self.ledger.receipt(order.id)
+        if kept is not None:
+            return {order.id: kept}
+        text = "this was done and answered before; it is not done again"
+        return {order.id: self._seal(order.id, Done(text, result=Result.ALREADY_SO))}
+
+    def _refuse(self, refusal: Refusal) -> dict[str, orders.Envelope]:
+        self._count.add(kind=refusal.kind, result=Result.REFUSED)
+        where = {"order": refusal.order, "kind": refusal.kind, "why": refusal.why}
+        log.warning("Order refused", extra=logs.fields(**where))
+        if refusal.order is None:
+            return {}
+        return {refusal.order: self._seal(refusal.order, Done(refusal.why, result=Result.REFUSED))}
+
+    def _finish(self, id: str, kind: str, done: Done) -> dict[str, orders.Envelope]:
+        self._count.add(kind=kind, result=done.result)
+        log.info("Order ended", extra=logs.fields(order=id, kind=kind, result=done.result, text=done.text))
+        receipt = self._seal(id, done)
+        try:
+            self.ledger.finish(id, receipt)
+        except OSError as error:
+            log.error("A receipt is not kept", extra=logs.fields(order=id, error=error.strerror))
+        return {id: receipt}
+
+    def _seal(self, id: str, done: Done) -> orders.Envelope:
+        receipt = orders.Receipt(orders.OrderId(id), self._time.now(), done.result, done.text, done.output)
+        return orders.seal(receipt, self.node.key)
+
+
+class HubSaysNo(CollectError):
+    """The hub gives this agent no orders at all."""
+
+
+class Line:
+    """The way to the hub and back."""
+
+    def __init__(self, hub: push.Hub, node: Node) -> None:
+        self._url = f"{hub.url.rstrip('/')}/api/orders"
+        self._asked = f"{self._url}?{urlencode({'cluster': node.cluster, 'node': node.name, 'wait': WAIT_SECONDS})}"
+        self._headers = hub.headers
+        seconds = WAIT_SECONDS + ANSWER_SECONDS
+        self._connection = http.Connection(timeout_seconds=seconds, max_body_bytes=MAX_BODY_BYTES, access=hub.access)
+
+    async def fetch(self) -> list[orders.Envelope]:
+        response = await self._connection.send(http.Request(self._asked, headers=self._headers))
+        if response.status != 200:
+            kind = HubSaysNo if response.status in NO_ORDERS else CollectError
+            raise kind(_said(response), where=self._url)
+        try:
+            plain = wire.loads(dict, response.body)
+            return wire.from_plain(list[orders.Envelope], plain.get("orders"))
+        except WireError as error:
+            raise CollectError(f"the orders cannot be read: {str(error)[:200]}", where=self._url) from error
+
+    async def answer(self, id: str, receipt: orders.Envelope) -> bool:
+        """True when the hub has it; False when it will never take it. CollectError: later."""
+        address = f"{self._url}/{quote(id, safe='')}/receipt"
+        body = wire.dumps(receipt).encode()
+        response = await self._connection.send(http.Request(address, "POST", headers=self._headers, body=body))
+        if response.status == 200:
+            return True
+        if response.status in (400, 404, 413, 422):
+            log.error("The hub refuses a receipt", extra=logs.fields(order=id, error=_said(response)))
+            return False
+        raise CollectError(_said(response), where=address)
+
+    async def close(self) -> None:
+        await self._connection.aclose()
+
+
+async def follow_orders(hub: push.Hub, desk: Desk, *, time: clock.Clock) -> None:
+    """Fetch and do orders for ever. A hub that is away is asked again after growing pauses, not all agents at once."""
+    line, said, pause = Line(hub, desk.node), "", FIRST_PAUSE_SECONDS
+    desk.resume()
+    try:
+        while True:
+            wait = 0.0
+            try:
+                await _deliver(line, desk, desk.ledger.receipts())
+                asked_at = system_time.monotonic()
+                await _answer_all(line, desk, await line.fetch())
+                said, pause = "", FIRST_PAUSE_SECONDS
+                # A hub that answers at once, without an order or always with the same, must not be asked without end.
+                wait = max(0.0, FIRST_PAUSE_SECONDS - (system_time.monotonic() - asked_at))
+            except CollectError as error:
+                wait, pause = pause, min(2 * pause, LONGEST_PAUSE_SECONDS)
+                if isinstance(error, HubSaysNo):
+                    wait = NO_ORDERS_PAUSE_SECONDS
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("No orders are fetched", extra=logs.fields(error=said, retry_seconds=wait))
+                wait *= random.uniform(0.5, 1.5)
+            await time.sleep(wait)
+    finally:
+        await line.close()
+
+
+async def _answer_all(line: Line, desk: Desk, envelopes: Collection[orders.Envelope]) -> None:
+    for envelope in envelopes:
+        await _deliver(line, desk, await desk.take(envelope))
+
+
+async def _deliver(line: Line, desk: Desk, receipts: dict[str, orders.Envelope]) -> None:
+    for id, receipt in receipts.items():
+        await line.answer(id, receipt)
+        desk.ledger.delivered(id)
+
+
+def _said(response: http.Response) -> str:
+    return f"answered {response.status}: {response.body[:200].decode('utf-8', 'replace')}"

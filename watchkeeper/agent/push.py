@@ -1,0 +1,130 @@
+"""Bringing spooled events to the hub: in order, a batch at a time, until the hub says it has them.
+
+`after_answer` decides what an answer means and is pure; `push_forever` does it. The agent runs it beside
+the follower, and both only meet in the spool. An event at which the hub breaks is narrowed down to and set
+aside, but only once the hub has taken others: a hub that takes nothing loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from watchkeeper.agent.spool import Batch, Spool
+from watchkeeper.errors import CollectError
+from watchkeeper.kit import clock, logs, own_metrics
+from watchkeeper.net import http
+from watchkeeper.net.access import NOTHING, Access
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+# A hub that asks for more patience than this has made a mistake.
+LONGEST_RETRY_AFTER_SECONDS = 300.0
+# Half a minute of the same batch, with growing pauses: a hub that only restarts is back by then.
+TRIES = 5
+
+
+class Verdict(StrEnum):
+    """What the hub's answer means for the batch."""
+
+    DELIVERED = "delivered"
+    REFUSED = "refused"
+    LATER = "later"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """Where events go. `token` None is a hub on this machine, which asks for none; `access` has certificates."""
+
+    url: str
+    token: str | None = None
+    timeout_seconds: float = 10.0
+    access: Access = NOTHING
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those of a request with JSON in it."""
+        proof = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        return {"Content-Type": "application/json", **proof}
+
+
+def after_answer(response: http.Response, pause_seconds: float) -> tuple[Verdict, float]:
+    """What to do with the batch, and how long to wait before the next request."""
+    if response.status == 200:
+        return Verdict.DELIVERED, 0.0
+    # Malformed or too large: the same bytes will be refused for ever and must not block what follows.
+    if response.status in (400, 413, 422):
+        return Verdict.REFUSED, 0.0
+    asked = response.headers.get("retry-after", "")
+    if response.status in (429, 503) and asked.isascii() and asked.isdigit():
+        return Verdict.LATER, min(float(asked), LONGEST_RETRY_AFTER_SECONDS)
+    # The hub failed over this request; whether any other would fare better, the next ones show.
+    if response.status == 500:
+        return Verdict.BROKEN, pause_seconds
+    return Verdict.LATER, pause_seconds
+
+
+@dataclass(slots=True)
+class Suspects:
+    """Batches at which the hub broke: how often in a row, and how many events it had taken when it first did."""
+
+    spool: Spool
+    delivered: int = 0
+    broken: dict[Path, tuple[int, int]] = field(default_factory=dict)
+
+    def clear(self, batch: Batch) -> None:
+        self.delivered += batch.count
+        self.broken.pop(batch.path, None)
+        if not self.spool.used_bytes:
+            self.broken.clear()
+
+    def accuse(self, batch: Batch) -> bool:
+        """The hub broke at this batch once more; True when it is set aside, because others were taken meanwhile."""
+        tries, since = self.broken.pop(batch.path, (0, self.delivered))
+        if tries + 1 < TRIES:
+            self.broken[batch.path] = (tries + 1, since)
+            return False
+        if batch.count == 1 and self.delivered > since:
+            self.spool.reject(batch)
+            return True
+        for part in self.spool.put_off(batch):
+            # A part of a batch that had its tries needs one to be divided again; a single event has all of them.
+            self.broken[part] = (TRIES - 1 if batch.count > 2 else 0, since)
+        return False
+
+
+async def push_forever(spool: Spool, hub: Hub, *, time: clock.Clock, pushed: own_metrics.Metric) -> None:
+    """Deliver batches as they come; `pushed` counts the events the hub has confirmed."""
+    connection = http.Connection(timeout_seconds=hub.timeout_seconds, access=hub.access)
+    address = f"{hub.url.rstrip('/')}/api/events"
+    pause = FIRST_PAUSE_SECONDS
+    suspects = Suspects(spool)
+    try:
+        while True:
+            batch = await spool.next_batch()
+            try:
+                response = await connection.send(http.Request(address, "POST", headers=hub.headers, body=batch.body))
+                verdict, wait = after_answer(response, pause)
+                problem = f"answered {response.status}: {response.body[:200].decode('utf-8', 'replace')}"
+            except CollectError as error:
+                verdict, wait, problem = Verdict.LATER, pause, str(error)
+            if verdict is Verdict.DELIVERED:
+                spool.done(batch)
+                suspects.clear(batch)
+                pushed.add(batch.count)
+                pause = FIRST_PAUSE_SECONDS
+            elif verdict is Verdict.REFUSED:
+                spool.reject(batch)
+                log.error("The hub refuses events", extra=logs.fields(hub=hub.url, count=batch.count, error=problem))
+            else:
+                if verdict is Verdict.BROKEN and suspects.accuse(batch):
+                    log.error("The hub breaks at an event", extra=logs.fields(hub=hub.url, error=problem))
+                log.warning("Events wait", extra=logs.fields(hub=hub.url, error=problem, retry_seconds=wait))
+                await time.sleep(wait)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+    finally:
+        await connection.aclose()

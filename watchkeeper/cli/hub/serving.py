@@ -1,0 +1,148 @@
+"""A hub behind its door: who may come in, the port, and hub and web application until they are stopped.
+
+`watchkeeper hub` and `watchkeeper up` both run one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from watchkeeper.cli import processes
+from watchkeeper.config import settings
+from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub import hub
+from watchkeeper.kit import clock, late
+from watchkeeper.net import addresses
+from watchkeeper.store.wal import wal_ahead
+from watchkeeper.web import app, opening, server
+from watchkeeper.web.auth import auth, doors, tls
+
+FIRST_ANSWERS_SECONDS = 3.0
+
+
+async def run(configured: settings.Settings, stop: asyncio.Event) -> None:
+    with opened(configured) as door:
+        say = f"Watchkeeper is at {door.url}"
+        await serve(configured, door, time=clock.ScaledClock(), stop=stop, say=say, reload_on_hangup=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where the hub listens and who may come in. `local_url` is for processes of this machine."""
+
+    listener: socket.socket
+    doors: doors.Doors
+    certificates: tls.Certificates | None
+    url: str
+    local_url: str
+    agent_token: str | None
+
+
+@contextlib.contextmanager
+def opened(configured: settings.Settings) -> Iterator[Door]:
+    """Check who may come in and take the port, before anything else is touched."""
+    entries = doors.of_settings(configured.hub)
+    auth.check_listen(configured.hub.host, entries.access)
+    certificates = tls.of_settings(configured.hub)
+    agent_token = None
+    if not entries.access.is_open:
+        # The agent that `up` runs beside the hub needs a token of its own; it lives as long as the process.
+        agent_token = secrets.token_hex(32)
+        own = auth.Token("agent of this machine", auth.Role.AGENT, hashlib.sha256(agent_token.encode()).digest())
+        entries.always = (own,)
+        entries.read()
+    listener = server.listen(configured.hub.host, configured.hub.port)
+    host, port = configured.hub.host, listener.getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    local = shown if addresses.is_loopback(host) else "127.0.0.1"
+    with contextlib.closing(listener):
+        scheme = "http" if certificates is None else "https"
+        yield Door(
+            listener, entries, certificates, f"{scheme}://{shown}:{port}", f"{scheme}://{local}:{port}", agent_token
+        )
+
+
+async def serve(
+    configured: settings.Settings,
+    door: Door,
+    *,
+    time: clock.Clock,
+    stop: asyncio.Event,
+    say: str,
+    simulator_url: str | None = None,
+    beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+    reload_on_hangup: bool = False,
+) -> None:
+    """Run hub and web application, and whatever runs beside them, until `stop` is set or one of them fails."""
+    watch = hub.Hub(configured, time=time, simulator_url=simulator_url)
+    rest = left_to_build(watch)
+    wal_ahead.meanwhile(configured.samples_path, rest)
+    watch.open_samples()
+    door.doors.keep_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
+    try:
+        async with asyncio.TaskGroup() as group:
+            await answer(watch, door, group, rest=rest, stop=stop)
+            if reload_on_hangup:
+                processes.on_hangup(watch.reload_rules_soon)
+            for start in beside:
+                group.create_task(start())
+            click.echo(say)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    finally:
+        watch.close()
+
+
+def left_to_build(watch: hub.Hub) -> Iterator[None]:
+    """What a hub needs besides its samples, in steps, for when it would wait; wrong settings are told here."""
+    yield from late.steps("watchkeeper.web", "watchkeeper.hub.pipeline")
+    watch.build()
+    yield
+
+
+async def answer(
+    watch: hub.Hub, door: Door, group: asyncio.TaskGroup, *, rest: Iterator[None], stop: asyncio.Event
+) -> None:
+    """Answer questions about samples that are read, build the rest, and let the hub begin to watch."""
+    first, is_up = opening.Opening(watch, door.doors), asyncio.Event()
+    served = group.create_task(
+        server.serve(first, door.listener, stop=stop, certificates=door.certificates, is_up=is_up)
+    )
+    await is_up.wait()
+    await first.step_aside()
+    try:
+        for _ in rest:
+            await first.step_aside()
+        watch.open_stages()
+    except WatchkeeperError:
+        first.give_up()
+        stop.set()
+        await served
+        raise
+    first.complete(app.create_app(watch, door.doors))
+    group.create_task(watch.run(stop))
+    group.create_task(finish_imports(stop))
+
+
+async def finish_imports(stop: asyncio.Event) -> None:
+    """Run modules that nobody asked for yet, when first questions are answered: a fault in one is to be known now."""
+    try:
+        await asyncio.wait_for(stop.wait(), FIRST_ANSWERS_SECONDS)
+    except TimeoutError:
+        await asyncio.to_thread(late.finish)
+
+
+def with_discovery(configured: settings.Settings, url: str) -> settings.Settings:
+    """The same settings with one more http_sd address."""
+    found = replace(configured.fleet, sd_urls=(*configured.fleet.sd_urls, url))
+    return replace(configured, fleet=found)

@@ -1,0 +1,49 @@
+"""`-i GPUS` and `-g GROUP`: which of this node's GPUs a command is about."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from watchkeeper.agent.gpus import gpu_groups
+from watchkeeper.agent.gpus.gpu_samples import GpuSample
+from watchkeeper.model import fleet, gpu_words
+
+
+def with_gpus(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add both options, and hand the command `chosen`: a Selection, or None for every GPU."""
+
+    @click.option(
+        "-i",
+        "--gpus",
+        "words",
+        metavar="GPUS",
+        help="Indices, 0-3, UUIDs, PCI addresses, 0/1 or MIG-… for a slice; with commas. All by default.",
+    )
+    @click.option("-g", "--group", metavar="NAME", help="A group of `watchkeeper gpus group`.")
+    @functools.wraps(command)
+    def wrapper(*given: Any, words: str | None, group: str | None, **options: Any) -> Any:
+        return command(*given, chosen=choose(words, group), **options)
+
+    return wrapper
+
+
+def choose(words: str | None, group: str | None) -> gpu_words.Selection | None:
+    if words is not None and group is not None:
+        raise click.UsageError("-i and -g: either some GPUs or a group of them")
+    if group is not None:
+        return gpu_groups.find(group, gpu_groups.own_file())
+    if words is None:
+        return None
+    try:
+        return gpu_words.read_words([words])
+    except ValueError as error:
+        raise click.UsageError(f"-i {words[:60]}: {error}") from error
+
+
+def named(gpu: GpuSample) -> gpu_words.Gpu:
+    slices = {part.uuid: part.id for part in gpu.slices if part.uuid}
+    return gpu_words.Gpu(gpu.index, gpu.identity["uuid"], fleet.same_pci(gpu.identity["pci"]), slices)

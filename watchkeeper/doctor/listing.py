@@ -1,0 +1,28 @@
+"""The shape in which the readings of `documents` get a document, so that they need not know `documents` itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from watchkeeper.doctor.facts import Facts
+
+
+class Listing(Protocol):
+    """The beginning of one input, as text and as lines."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def lines(self) -> Sequence[str]: ...
+
+
+def add(facts: Facts, listing: Listing, sign: str, *, line: int, fields: dict[str, str]) -> None:
+    """A sighting with the text of its line."""
+    text = listing.lines[line - 1] if 0 < line <= len(listing.lines) else ""
+    known = {key: value for key, value in fields.items() if value}
+    facts.add(sign, input=listing.name, line=max(line, 1), text=text, fields=known)

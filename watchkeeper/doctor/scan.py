@@ -1,0 +1,213 @@
+"""One input, read once: its interesting lines become sightings and events, its beginning is kept for `documents`.
+
+The beginning tells what the input is; tables and listings that need more than one line are read from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from watchkeeper.doctor.facts import EVIDENCE_CHARACTERS, MAX_SIGHTINGS_OF_A_SIGN, Facts
+from watchkeeper.doctor.signatures import Role, Sign, Table, tests_of
+from watchkeeper.readers.logs import kernel_log, line_prefix, log_text
+
+# Listings that people paste are smaller; of a longer log the beginning shows what it is.
+HEAD_BYTES = 2 << 20
+# JSON, XML and pickled dumps can only be read whole.
+DOCUMENT_BYTES = 64 << 20
+# Words of which each line that readers/logs/kernel_log.py knows has one.
+KERNEL_WORDS = frozenset(
+    b"nvrm sxid bus nvlink aer dpc pciehp hardware edac memory mlx linux vi dmar smmu nfs lockd evicted restored "
+    b"ceph".split()
+)
+NEGATION = re.compile(r"(?i)(?:^|\W)(?:no|zero|without|never)\s+$|(?:^|[\s(,;|])0\s+$")
+# The first of something is not none of it: `GPU 0 has fallen off the bus`, `rank 0 out of memory`.
+NUMBERED = re.compile(
+    r"(?i)(?:rank|gpu|device|node|link|port|task|worker|slot|cpu|engine|actor|stage|socket)\W{0,2}\s*0\s+$"
+)
+NEGATION_CHARACTERS = 16
+# checkpoint 100 saved with 0 errors
+COUNTED = re.compile(
+    r"(?i)(?<![\w.-])(?:0|no|zero|without(?: any)?) (?:\w+ )?(?:errors|failures|faults|violations|timeouts)\b"
+)
+# What a line only speaks of: a traceback quotes the statement that raised, while the message itself stands on a line of
+# its own; a test is named after what it provokes; an alert's text has a place for a name.
+#     raise RuntimeError("…")      tests/test_memory.py::test_out_of_memory PASSED      summary: … on {{ $labels.node }}
+SPOKEN_OF = re.compile(r"^\s*(?:raise|assert) \w|::\w+(?:\[[^\]]*\])? (?:PASSED|SKIPPED|XFAIL)\b|\{\{-? ?[$.]\w")
+KERNEL_NEEDLES = re.compile(
+    b"|".join(re.escape(needle.translate(None, log_text.DIGITS)) for needle in kernel_log.NEEDLES)
+)
+
+
+@dataclass(slots=True)
+class Tee:
+    """Passes a stream on and keeps its beginning."""
+
+    source: log_text.ByteStream
+    limit: int
+    on_read: Callable[[int], None]
+    # Lines are kept as they are inside, where something is around them.
+    inside: Callable[[bytes], bytes] | None
+    _kept: list[bytes] = field(default_factory=list)
+    _kept_bytes: int = 0
+
+    def read(self, size: int, /) -> bytes:
+        piece = self.source.read(size)
+        self.on_read(len(piece))
+        if self._kept_bytes < self.limit:
+            kept = piece if self.inside is None else self.inside(piece)
+            self._kept.append(kept)
+            self._kept_bytes += len(kept)
+        return piece
+
+    @property
+    def head(self) -> bytes:
+        return b"".join(self._kept)[: self.limit]
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What lines of one shape may say: something that the kernel's reader knows, or one of some signs.
+
+    A sign comes with the texts that tell with their digits, which a shape has not.
+    """
+
+    is_kernel: bool
+    signs: tuple[tuple[Sign, tuple[str, ...]], ...]
+
+
+def scan(
+    name: str,
+    stream: log_text.ByteStream,
+    facts: Facts,
+    *,
+    table: Table,
+    wrapping: log_text.Wrapping | None = None,
+) -> None:
+    """Add what the lines of one input say to the facts."""
+    words = frozenset(table.behind) | KERNEL_WORDS
+    clock: line_prefix.Clock | None = None
+    for line in log_text.interesting_lines(stream, words, judge, wrapping=wrapping):
+        if line.worth.is_kernel:
+            clock = _read_kernel_line(name, line, facts, clock=clock)
+        for sign, texts in line.worth.signs:
+            if facts.count(sign.id) < MAX_SIGHTINGS_OF_A_SIGN and (not texts or _has_one(line.text.lower(), texts)):
+                clock = _match(name, line, sign, facts=facts, clock=clock)
+
+
+def judge(shape: bytes, words: frozenset[bytes]) -> Worth | None:
+    """Which signs a line of this shape may have; None if there is none, so that such lines are passed over."""
+    is_kernel = not KERNEL_WORDS.isdisjoint(words) and KERNEL_NEEDLES.search(shape) is not None
+    lowered = shape.lower().decode("latin-1")
+    found: list[tuple[Sign, tuple[str, ...]]] = []
+    for test in tests_of(words):
+        # Written out, because a call for each test would cost more than the test.
+        for texts in test.clauses:
+            for text in texts:
+                if text in lowered:
+                    break
+            else:
+                break
+        else:
+            found.append((test.sign, test.with_digits))
+    return Worth(is_kernel, tuple(found)) if found or is_kernel else None
+
+
+def _has_one(lowered: str, texts: tuple[str, ...]) -> bool:
+    return any(text in lowered for text in texts)
+
+
+def _match(
+    name: str, line: log_text.LogLine[Worth], sign: Sign, *, facts: Facts, clock: line_prefix.Clock | None
+) -> line_prefix.Clock | None:
+    """Add the sign if the line has it; the clock of this line, or of an earlier one, is passed on."""
+    written = line.text
+    text = line.unwrapped if sign.spans_lines else written
+    found = sign.match(text)
+    if found is None or _is_denied(found, sign) or SPOKEN_OF.search(written) or found.start() > len(written):
+        # What begins on a later line is found there, with that line's place.
+        return clock
+    clock = line_prefix.read_clock(written) or clock
+    fields = dict(line_prefix.read_prefix(written))
+    if not fields and _goes_on(line) and "rank" in (before := line_prefix.read_prefix(line.preceding)):
+        # A logger that breaks its message puts the rank on the line before.
+        fields = {"rank": before["rank"]}
+    fields.update({key: value.strip() for key, value in found.groupdict().items() if value})
+    facts.add(sign.id, input=name, line=line.number, text=excerpt(text, found.start()), fields=fields, clock=clock)
+    return clock
+
+
+def _goes_on(line: log_text.LogLine[Worth]) -> bool:
+    """Whether the line goes on with what the one before began; a line after another one is not yet the same rank's."""
+    return line.text[:1].isspace() or line.preceding.rstrip().endswith((":", ",", "(", "\\"))
+
+
+def _is_denied(found: re.Match[str], sign: Sign) -> bool:
+    """Whether the words before the find take it back: `no thermal violations detected`, `0 double-bit errors`."""
+    words = found.string[max(0, found.start() - NEGATION_CHARACTERS) : found.start()]
+    # A hint weighs all words of its line, wherever they stand.
+    span = (0, len(found.string)) if sign.role is Role.HINT else _with_its_word(found)
+    if COUNTED.search(found.string, *span) is not None:
+        return True
+    return NEGATION.search(words) is not None and NUMBERED.search(words) is None
+
+
+def _with_its_word(found: re.Match[str]) -> tuple[int, int]:
+    """Where a find is, to the end of the word that it ends in."""
+    end = found.end()
+    while end < len(found.string) and found.string[end].isalpha():
+        end += 1
+    return found.start(), end
+
+
+def excerpt(text: str, at: int) -> str:
+    """The part of a long line around the find."""
+    if len(text) <= EVIDENCE_CHARACTERS:
+        return text
+    start = max(0, min(at - 80, len(text) - EVIDENCE_CHARACTERS))
+    return ("…" if start else "") + text[start : start + EVIDENCE_CHARACTERS - 2]
+
+
+def _read_kernel_line(
+    name: str, line: log_text.LogLine[Worth], facts: Facts, *, clock: line_prefix.Clock | None
+) -> line_prefix.Clock | None:
+    text = line.text
+    fact = kernel_log.read_line(text)
+    if fact is None:
+        return clock
+    clock = line_prefix.read_clock(text) or clock
+    fields: dict[str, str] = dict(line_prefix.read_prefix(text))
+    if isinstance(fact, kernel_log.GpuIdentity):
+        facts.add("gpu-identity", input=name, line=line.number, text=text, fields={"pci": fact.pci, "uuid": fact.uuid})
+        return clock
+    named = {"pci": fact.pci, "process": fact.process, "pid": None if fact.pid is None else str(fact.pid)}
+    fields.update({key: value for key, value in named.items() if value})
+    fields.update(fact.fields)
+    if fact.code is not None:
+        fields["code"] = str(fact.code)
+    sign = f"kernel-{fact.kind.value}"
+    facts.add(sign, input=name, line=line.number, text=text, fields=fields, clock=clock)
+    facts.add_event(_event(fact, line, name, fields=fields))
+    return clock
+
+
+def _event(
+    fact: kernel_log.KernelFact, line: log_text.LogLine[Worth], name: str, *, fields: Mapping[str, str]
+) -> dict[str, Any]:
+    at = line_prefix.read_time(line.text)
+    event: dict[str, Any] = {
+        "kind": fact.kind.value,
+        "code": fact.code,
+        "pci": fact.pci,
+        "pid": fact.pid,
+        "process": fact.process,
+        "at": None if at is None else at.isoformat(),
+        "node": fields.get("node"),
+        "input": name,
+        "line": line.number,
+    }
+    since_boot = line_prefix.read_seconds_since_boot(line.text) if at is None else None
+    return event if since_boot is None else event | {"seconds_since_boot": since_boot}

@@ -1,0 +1,64 @@
+"""All checks over one set of facts. A check is one function from facts to findings; what is common stands here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from watchkeeper.doctor.stack import kubernetes_checks, rule_checks, scrape_checks
+from watchkeeper.doctor.stack.facts import Finding, Stack
+
+Check = Callable[[Stack], Iterator[Finding]]
+
+# The gravest first: who is blind, then who is half blind, then what misleads.
+CHECKS: tuple[Check, ...] = (
+    kubernetes_checks.cluster_dns_down,
+    kubernetes_checks.api_unreachable,
+    kubernetes_checks.stuck_in_init,
+    kubernetes_checks.control_plane_taint,
+    kubernetes_checks.monitors_not_selected,
+    kubernetes_checks.monitors_without_service,
+    kubernetes_checks.wrong_port_names,
+    kubernetes_checks.services_without_pods,
+    kubernetes_checks.exporters_failing,
+    kubernetes_checks.host_ports_taken,
+    kubernetes_checks.gpu_nodes_without_exporter,
+    scrape_checks.no_gpu_target,
+    scrape_checks.targets_down,
+    scrape_checks.exporter_without_gpus,
+    scrape_checks.slow_scrapes,
+    rule_checks.broken_rules,
+    rule_checks.nobody_hears,
+    rule_checks.rules_that_never_fire,
+    rule_checks.recordings_without_input,
+    rule_checks.slow_groups,
+    scrape_checks.fields_missing,
+    scrape_checks.labels_renamed,
+    scrape_checks.gpus_twice,
+    rule_checks.dead_panels,
+)
+
+
+def examine(stack: Stack) -> list[Finding]:
+    return [finding for check in CHECKS for finding in check(stack)]
+
+
+def looked_at(stack: Stack) -> list[str]:
+    """What the verdict rests on, in words; a healthy one says what was seen."""
+    found = []
+    if stack.prometheus is not None:
+        server = stack.prometheus
+        found.append(
+            f"{server.url}: {len(server.targets)} targets, {len(server.rules)} rules, {len(server.names):,} metrics"
+        )
+        found += [f"not read: {path} ({why})" for path, why in server.unread.items()]
+    if stack.kubernetes is not None:
+        cluster = stack.kubernetes
+        found.append(
+            f"Kubernetes: {len(cluster.nodes)} nodes, {len(cluster.pods)} pods, {len(cluster.services)} services, "
+            f"{len(cluster.service_monitors) + len(cluster.pod_monitors)} monitors, "
+            f"{len(cluster.prometheuses)} Prometheus objects"
+        )
+        found += [f"not read: {path} ({why})" for path, why in cluster.unread.items()]
+    if stack.panels:
+        found.append(f"{len({panel.dashboard for panel in stack.panels})} dashboards: {len(stack.panels)} queries")
+    return found

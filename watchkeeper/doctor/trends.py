@@ -1,0 +1,87 @@
+"""Numbers over the length of a training log: growing memory, slow input, a loss that runs away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from watchkeeper.doctor.facts import Facts
+from watchkeeper.doctor.listing import Listing, add
+
+MIN_SAMPLES = 20
+MAX_LINES = 2000
+# Growth over a log of at least this share is more than a warm-up.
+GROWTH = 1.3
+DATA_SHARE = 0.5
+RUNAWAY = 3.0
+# allocated 41.20 GiB      cpu mem: 812.4 GB      rss=12034 MB
+MEMORY = re.compile(
+    r"(?i)\b(?:rss|host[ _]mem\w*|cpu[ _]mem\w*|(?:max[ _])?mem(?:ory)?(?:[ _](?:allocated|used|usage))?|allocated)\b"
+    r"[^\d\n]{0,16}(\d+(?:\.\d+)?) ?(gi?b|mi?b)\b"
+)
+# data_time: 0.912 … time: 1.104       data 0.9s batch 1.1s
+DATA_TIME = re.compile(r"(?i)\b(?:data(?:_|[ -])?(?:time|loading)?|load(?:er)?_time)\b\s*[:=]?\s*(\d+\.\d+)")
+STEP_TIME = re.compile(
+    r"(?i)(?<!data_)(?<!data )(?<!load_)\b(?:(?:batch|iter|step|iteration|total)(?:[_ ]?time)?|time)\b"
+    r"\s*[:=(]?\s*(\d+\.\d+)\s*(?:s\b|\||,|$|\()?"
+)
+LOSS = re.compile(r"(?i)\b(?:train_)?(?:lm )?loss\b\s*[:=]?\s*(\d+\.\d+(?:e[+-]?\d+)?)")
+KINDS = frozenset(
+    {"training_log", "application_log", "text", "system_log", "serving_log", "python_traceback", "cuda_error"}
+)
+
+
+def read(listing: Listing, facts: Facts) -> None:
+    if listing.kind not in KINDS:
+        return
+    lines = _sampled(listing.lines)
+    memory = _series(lines, MEMORY)
+    if len(memory) >= MIN_SAMPLES and _only_grows([value for _, value in memory]):
+        add(facts, listing, "memory-grows", line=memory[-1][0], fields={})
+    data, step = _series(lines, DATA_TIME), _series(lines, STEP_TIME)
+    steps = dict(step)
+    shares = [(line, value / steps[line]) for line, value in data if steps.get(line)]
+    if (
+        len(shares) >= 3
+        and _median([share for _, share in shares]) > DATA_SHARE
+        and all(share <= 1 for _, share in shares)
+    ):
+        add(facts, listing, "data-time-high", line=shares[-1][0], fields={})
+    loss = _series(lines, LOSS)
+    if len(loss) >= MIN_SAMPLES and _runs_away([value for _, value in loss]):
+        add(facts, listing, "loss-rises", line=loss[-1][0], fields={})
+
+
+def _sampled(lines: Sequence[str]) -> list[tuple[int, str]]:
+    """At most so many lines, evenly spread: a trend needs no more."""
+    step = max(1, len(lines) // MAX_LINES)
+    return [(at + 1, lines[at]) for at in range(0, len(lines), step)]
+
+
+def _runs_away(values: Sequence[float]) -> bool:
+    """The last fifth lies far above the best fifth, and above the first: a noisy but steady loss does not."""
+    fifth = len(values) // 5
+    medians = [_median(values[at * fifth : (at + 1) * fifth]) for at in range(5)]
+    return medians[4] > RUNAWAY * max(min(medians), 1e-3) and medians[4] > medians[0] and medians[3] <= medians[4]
+
+
+def _series(lines: Sequence[tuple[int, str]], pattern: re.Pattern[str]) -> list[tuple[int, float]]:
+    """The first number of each line that has one, with its line."""
+    found = []
+    for number, line in lines:
+        match = pattern.search(line[:2000])
+        if match is not None:
+            scale = 1024.0 if match.lastindex and match.lastindex > 1 and match[2].lower().startswith("g") else 1.0
+            found.append((number, float(match[1]) * scale))
+    return found
+
+
+def _only_grows(values: Sequence[float]) -> bool:
+    """Quarter by quarter higher, and not because of a warm-up in the first one."""
+    quarter = len(values) // 4
+    means = [sum(values[at * quarter : (at + 1) * quarter]) / quarter for at in range(4)]
+    return means[0] < means[1] < means[2] < means[3] and means[3] > GROWTH * means[1]
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,160 @@
+"""What a person reads when told about incidents, and what a program gets: one message, in words and as JSON.
+
+`delivery` composes one for each batch of the outbox and gives it to the receiver. The first line must be enough on
+the screen of a phone: how bad, what, where.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from watchkeeper.catalogue import causes
+from watchkeeper.incidents.correlate import lead
+from watchkeeper.kit import durations, wire
+from watchkeeper.model import actions, diagnosis
+from watchkeeper.model.alerts import Severity
+from watchkeeper.model.incidents import Incident
+from watchkeeper.model.notices import Notice, Occasion
+from watchkeeper.notify.outbox import Batch
+
+# What services cut off; the console has the rest.
+MOST_WORKLOADS_NAMED = 5
+MOST_IN_FULL = 5
+LONGEST_SEEN = 200
+PAYLOAD_VERSION = "1"
+MARK = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "INFO"}
+LEAD = {
+    Occasion.OPENED: "",
+    Occasion.WORSE: "worse: ",
+    Occasion.WIDER: "more than was told: ",
+    Occasion.REPEATED: "still open: ",
+    Occasion.ESCALATED: "nobody acknowledged: ",
+    Occasion.RESOLVED: "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What else is known about incidents: why, what to do, and where to look."""
+
+    diagnosis: Callable[[str], diagnosis.Diagnosis | None] = lambda _: None
+    plan: Callable[[str], actions.Plan | None] = lambda _: None
+    # Address of the console as people reach it; without one, messages carry no links.
+    console: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`key` is the same for every try to hand over the same notices."""
+
+    key: str
+    title: str
+    body: str
+    payload: dict[str, Any]
+
+
+def compose(batch: Batch, known: Known) -> Message:
+    """One message for a batch, the gravest first."""
+    pairs = sorted(zip(batch.notices, batch.incidents, strict=True), key=lambda pair: _order(*pair))
+    title = headline(*pairs[0]) if len(pairs) == 1 else _summary(pairs, batch.more)
+    full = ["\n".join(lines(*pair, known, now=batch.at)) for pair in pairs[:MOST_IN_FULL]]
+    rest = "\n".join(headline(*pair) for pair in pairs[MOST_IN_FULL:])
+    body = "\n\n".join([*full, rest] if rest else full)
+    payload = {
+        "version": PAYLOAD_VERSION,
+        "receiver": batch.receiver,
+        "title": title,
+        "notices": [entry(notice, incident, known) for notice, incident in pairs],
+    }
+    return Message(batch.key, title, body, payload)
+
+
+def headline(notice: Notice, incident: Incident) -> str:
+    if notice.occasion is Occasion.RESOLVED and incident.part_of is not None:
+        return f"[PART OF {incident.part_of}] {incident.title} ({incident.id})"
+    if notice.occasion is Occasion.RESOLVED:
+        return f"[RESOLVED] {'back by now: ' if incident.is_open else ''}{incident.title} ({incident.id})"
+    before = LEAD[notice.occasion] if incident.is_open else "over by now: "
+    return f"[{MARK[incident.severity]}] {before}{incident.title} ({incident.id})"
+
+
+def lines(notice: Notice, incident: Incident, known: Known, *, now: datetime) -> list[str]:
+    """One incident in a few lines: what, since when, what was seen, why, whom it hits, what to do, where to look."""
+    said = [headline(notice, incident)]
+    if notice.occasion is Occasion.RESOLVED and incident.part_of is not None:
+        said.append(f"Not over: it goes on as a part of {incident.part_of}")
+    elif notice.occasion is Occasion.RESOLVED and incident.resolved_at is not None:
+        lasted = (incident.resolved_at - incident.opened_at).total_seconds()
+        said.append(f"Lasted {durations.format_seconds(round(lasted))}")
+    else:
+        best, plan, row = _best(incident, known), known.plan(incident.id), causes.lookup(incident.cause)
+        said.append(_since(notice, incident, now))
+        if incident.members:
+            seen = lead(incident.members).text
+            said.append(f"Seen: {textwrap.shorten(seen, LONGEST_SEEN, placeholder=' …')}")
+        said.append(f"Why: {row.why if best is None else best.why}")
+        if incident.workloads:
+            rest = len(incident.workloads) - MOST_WORKLOADS_NAMED
+            more = f" and {rest} more" if rest > 0 else ""
+            said.append(f"Hits: {', '.join(incident.workloads[:MOST_WORKLOADS_NAMED])}{more}")
+        place = incident.place.node or (incident.place.domain or incident.place.cluster).replace("=", " ")
+        said.append(f"Next: {row.advice(place) if plan is None else plan.next_step}")
+        if incident.assignee is not None:
+            said.append(f"{incident.assignee} has it")
+    if known.console is not None:
+        said.append(link(incident, known.console))
+    return said
+
+
+def entry(notice: Notice, incident: Incident, known: Known) -> dict[str, Any]:
+    """One incident for a program; docs/reference/notifications.md lists the keys."""
+    best, plan = _best(incident, known), known.plan(incident.id)
+    plain: dict[str, Any] = wire.to_plain(incident)
+    plain.pop("members")
+    return {
+        "id": notice.id,
+        "occasion": notice.occasion.value,
+        "incident": plain,
+        "place": str(incident.place),
+        "why": best.why if best is not None else None,
+        "confidence": best.confidence if best is not None else None,
+        "next_step": plan.next_step if plan is not None else None,
+        "runbook": runbook(incident.cause),
+        "url": link(incident, known.console) if known.console is not None else None,
+    }
+
+
+def link(incident: Incident, console: str) -> str:
+    return f"{console.rstrip('/')}/incidents/{incident.id}"
+
+
+def runbook(cause: str) -> str:
+    """Where the cause's runbook lies in the documentation."""
+    return f"docs/runbooks/{causes.lookup(cause).runbook}.md"
+
+
+def _best(incident: Incident, known: Known) -> diagnosis.Finding | None:
+    found = known.diagnosis(incident.id)
+    return None if found is None else found.best
+
+
+def _since(notice: Notice, incident: Incident, now: datetime) -> str:
+    lasts = round((now - incident.opened_at).total_seconds() / 60) * 60
+    has_lasted = notice.occasion is not Occasion.OPENED and incident.is_open and lasts > 0
+    for_so_long = f", for {durations.format_seconds(lasts)}" if has_lasted else ""
+    return f"Since {incident.opened_at:%Y-%m-%d %H:%M} UTC{for_so_long}"
+
+
+def _summary(pairs: Sequence[tuple[Notice, Incident]], more: int) -> str:
+    over = sum(notice.occasion is Occasion.RESOLVED for notice, _ in pairs)
+    parts = [f"{len(pairs) - over} incidents" if len(pairs) > over else "", f"{over} resolved" if over else ""]
+    waiting = f" ({more} more wait)" if more else ""
+    return f"{', '.join(part for part in parts if part)}{waiting}: {headline(*pairs[0])}"
+
+
+def _order(notice: Notice, incident: Incident) -> tuple[bool, int, str]:
+    return notice.occasion is Occasion.RESOLVED, -incident.severity.rank, incident.id

@@ -1,0 +1,78 @@
+"""Which keys of a prometheus.yml count, which change nothing, and which cannot be kept.
+
+`prometheus_config` asks for each key of a table. A key that stands nowhere here is named with its line and left out.
+"""
+
+from __future__ import annotations
+
+from watchkeeper.scrape.page_forms import OPENMETRICS, PLAIN_TEXT
+
+# How the keys of service discovery end.
+SD = "_sd_configs"
+# Keys of `global` that are the defaults of every job.
+INHERITED = frozenset(
+    {
+        *("body_size_limit", "sample_limit", "label_limit", "label_name_length_limit", "label_value_length_limit"),
+        *("target_limit", "scrape_protocols", "scrape_native_histograms", "always_scrape_classic_histograms"),
+        *("convert_classic_histograms_to_nhcb", "metric_name_validation_scheme", "metric_name_escaping_scheme"),
+    }
+)
+# Prometheus 3's own order. Protobuf comes first where native histograms are asked for.
+PROTOCOLS = (OPENMETRICS, "OpenMetricsText0.0.1", "PrometheusText1.0.0", PLAIN_TEXT)
+# Until Prometheus 3 the first name.
+CLASSIC_KEYS = ("scrape_classic_histograms", "always_scrape_classic_histograms")
+# Keys whose value is Prometheus' default are as good as absent; with another one they would change what is kept, and
+# the file's reader must hear that they do not.
+NOT_KEPT = {
+    "convert_classic_histograms_to_nhcb": ("false", "classic histograms stay classic"),
+    "native_histogram_bucket_limit": ("0", "histograms keep all their buckets"),
+    "native_histogram_min_bucket_factor": ("0", "histograms keep their resolution"),
+    "track_timestamps_staleness": ("false", "series with times of their own end by the lookback only"),
+    "follow_redirects": ("true", "one redirect is followed"),
+}
+# Keys that change nothing here: a page without a type is read as text, and the rest is how, not what.
+IGNORED = frozenset(
+    {
+        *("fallback_scrape_protocol", "enable_compression", "enable_http2", "keep_dropped_targets"),
+        *("scrape_failure_log_file", "extra_scrape_metrics", "refresh_interval"),
+    }
+)
+CLIENT_KEYS = frozenset(
+    {
+        *("basic_auth", "authorization", "bearer_token", "bearer_token_file", "tls_config", "oauth2", "proxy_url"),
+        *("no_proxy", "follow_redirects", "http_headers"),
+    }
+)
+# What a request says of itself, and what other keys are for.
+OWN_HEADERS = frozenset({"authorization", "host", "accept", "accept-encoding", "connection", "content-length"})
+JOB_KEYS = CLIENT_KEYS | {
+    *("job_name", "scrape_interval", "scrape_timeout", "metrics_path", "scheme", "params", "honor_labels"),
+    *("honor_timestamps", "static_configs", "relabel_configs", "metric_relabel_configs"),
+    *CLASSIC_KEYS,
+    *INHERITED,
+    *NOT_KEPT,
+}
+# The keys of tables inside a job.
+KEYS = {
+    "basic_auth": frozenset({"username", "password", "password_file"}),
+    "authorization": frozenset({"type", "credentials", "credentials_file"}),
+    "tls_config": frozenset({"ca_file", "cert_file", "key_file", "server_name", "insecure_skip_verify"}),
+    "oauth2": frozenset(
+        {
+            *("token_url", "client_id", "client_secret", "client_secret_file", "scopes", "endpoint_params"),
+            *("tls_config", "proxy_url", "no_proxy"),
+        }
+    ),
+    "http_headers": frozenset({"values", "secrets", "files"}),
+    "static_configs": frozenset({"targets", "labels"}),
+    "file_sd_configs": frozenset({"files"}),
+    "http_sd_configs": CLIENT_KEYS | {"url"},
+    "dns_sd_configs": frozenset({"names", "type", "port"}),
+    "relabel rule": frozenset(
+        {"source_labels", "separator", "regex", "modulus", "target_label", "replacement", "action"}
+    ),
+}
+# What finds the same targets here.
+INSTEAD = {
+    "kubernetes_sd": "`fleet.kubernetes` watches the cluster and reads the pods of `fleet.kubernetes_targets`",
+}

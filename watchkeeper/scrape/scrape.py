@@ -1,0 +1,97 @@
+"""Reading every target on its schedule, a bounded number at a time.
+
+Each target is a `target_loop.TargetLoop`; here is when it is read. The hub passes in where samples go, what
+learns from them, and the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from watchkeeper.errors import StoreFull
+from watchkeeper.kit import clock, logs, own_metrics
+from watchkeeper.readers import exposition
+from watchkeeper.scrape import schedule
+from watchkeeper.scrape.fleet import Fleet
+from watchkeeper.scrape.jobs import Target
+from watchkeeper.scrape.target_loop import SYNTHESISED, Health, Line, ScrapeSettings, Sink, TargetLoop, TargetState
+
+__all__ = ["SYNTHESISED", "Health", "Line", "ScrapeSettings", "Scraper", "Sink", "TargetLoop", "TargetState"]
+
+log = logging.getLogger(__name__)
+
+
+class Scraper:
+    """All targets, each on its own place in the interval, a bounded number at a time."""
+
+    def __init__(
+        self,
+        settings: ScrapeSettings,
+        *,
+        time: clock.Clock,
+        sink: Sink,
+        known: Fleet,
+        metrics: own_metrics.Registry | None = None,
+    ) -> None:
+        self._settings, self._clock, self._sink, self._fleet = settings, time, sink, known
+        self._left_out = (metrics or own_metrics.Registry()).counter(
+            "watchkeeper_collect_samples_left_out_total", "Scraped samples that were not kept, by reason"
+        )
+        self._room = asyncio.Semaphore(settings.concurrency)
+        self._turn = asyncio.Lock()
+        self._loops: dict[Target, tuple[TargetLoop, asyncio.Task[None]]] = {}
+
+    def states(self) -> list[TargetState]:
+        return [loop.state for loop, _ in self._loops.values()]
+
+    def families(self) -> dict[str, exposition.Family]:
+        """What the exporters say about their metrics; where two differ, the last one watched counts."""
+        return {name: family for loop, _ in self._loops.values() for name, family in loop.families.items()}
+
+    async def watch(self, targets: Iterable[Target]) -> None:
+        """Scrape exactly these targets from now on; those already watched are not disturbed."""
+        wanted = dict.fromkeys(targets)
+        await self._end([target for target in self._loops if target not in wanted])
+        for target in wanted:
+            if target not in self._loops:
+                try:
+                    loop = TargetLoop(target, self._settings, sink=self._sink, known=self._fleet, turn=self._turn)
+                except StoreFull:
+                    # Not even `up` finds room. The hub says that its store is full; the next look tries again.
+                    continue
+                self._loops[target] = (loop, asyncio.create_task(self._run(loop, target.key)))
+
+    async def close(self) -> None:
+        await self._end(list(self._loops))
+
+    async def _end(self, targets: Iterable[Target]) -> None:
+        ended = [self._loops.pop(target) for target in targets]
+        for _, task in ended:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in ended), return_exceptions=True)
+        for loop, _ in ended:
+            await loop.close(clock.to_ms(self._clock.now()))
+
+    async def _run(self, loop: TargetLoop, key: str) -> None:
+        interval_ms = loop.interval_ms
+        offset = schedule.offset_ms(key, interval_ms)
+        slot = clock.to_ms(self._clock.now())
+        while True:
+            now_ms = clock.to_ms(self._clock.now())
+            slot = schedule.following(slot, now_ms, offset, interval_ms=interval_ms)
+            await self._clock.sleep((slot - now_ms) / 1000)
+            async with self._room:
+                now_ms = clock.to_ms(self._clock.now())
+                try:
+                    await loop.scrape(schedule.sample_time(slot, now_ms, interval_ms=interval_ms))
+                except Exception:
+                    # A fault of ours in one target must not blind us to it for good, nor to the others.
+                    log.exception("A scrape failed in an unforeseen way", extra=logs.fields(target=key))
+                self._count(loop)
+
+    def _count(self, loop: TargetLoop) -> None:
+        for reason, count in loop.left_out.items():
+            self._left_out.add(count, reason=reason)
+        loop.left_out.clear()

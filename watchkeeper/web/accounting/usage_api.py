@@ -1,0 +1,257 @@
+"""GET /api/usage and /api/cost: who used what, what it cost, what is left of a month's budgets, and its statements.
+
+`accounting.books` reads the ledger and the engine in a thread, one question at a time; the price book is the file that
+[cost] prices names, read again when it has changed. `watchkeeper usage` and `cost`, and other programs, ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from watchkeeper.accounting import books, budgets, cost, ledger, monthly, price_file, spans, summary, usage, waste
+from watchkeeper.catalogue import prices
+from watchkeeper.errors import CollectError
+from watchkeeper.kit import wire
+from watchkeeper.web import report_shapes, shapes
+from watchkeeper.web.answers import Asked, Bare, Endpoint, ok
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.prometheus import prometheus_form as form
+from watchkeeper.web.view import HubView
+
+LONGEST_SECONDS = 5 * 366 * 86_400.0
+MOST_NAMES = 4
+LEDGER = "usage"
+LINES = "application/x-ndjson"
+# Each holds a month of jobs while its pages are fetched.
+MOST_STATEMENTS = 2
+MONTH_ASKS = (
+    Asked("month", "such as 2026-11; this one unless given"),
+    Asked("zone", "whose month, such as Europe/Berlin; UTC unless given"),
+)
+POLICY_ASK = Asked("policy", "who pays for what nobody holds; none unless given", cost.Policy)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Month:
+    """A month of a zone; `until` is its end, or now."""
+
+    text: str
+    zone: ZoneInfo
+    start: float
+    end: float
+    until: float
+
+
+class UsageApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._ledger = ledger.Ledger(Path(hub.settings.hub.data) / LEDGER)
+        self._busy = asyncio.Lock()
+        # Taken and given back in threads of the answer, which `shedding.Places` is not made for.
+        self._places = threading.Semaphore(MOST_STATEMENTS)
+        chosen = hub.settings.cost
+        self._file = price_file.PriceFile(chosen.prices, fallback=chosen.dollars_per_gpu_hour)
+
+    async def hours(self, request: Request) -> Response:
+        by, of = _by(request), _of(request)
+        since, until = _window(request, self._hub.clock.now())
+        tables = await self._alone(lambda: self._read([(since, until)], {*by, *of}))
+        return ok(**summary.report(tables[0], by, of=of))
+
+    async def bill(self, request: Request) -> Response:
+        by, of = _by(request), _of(request)
+        whole = await self._bill(request, {*by, *of}, policy=_policy(request))
+        return ok(**cost.plain(cost.bounded(await asyncio.to_thread(cost.view, whole, by, of=of))))
+
+    async def waste(self, request: Request) -> Response:
+        """GPUs that are held and not used, with who holds them and what that costs."""
+        of, whole = _of(request), await self._bill(request, {"job"}, policy=cost.Policy.NONE)
+        found = await asyncio.to_thread(lambda: waste.wasted(whole, summary.rows_of(whole.table, of)))
+        return ok(since=whole.table.since, until=whole.table.until, currency=whole.book.currency, waste=found)
+
+    async def budgets(self, request: Request) -> Response:
+        month, book, policy = self._month(request), await self._prices(), _policy(request)
+        found = await self._alone(lambda: self._budgets(month, book, policy))
+        return ok(month=month.text, currency=book.currency, **found)
+
+    async def statements(self, request: Request) -> Response:
+        """Page by page, so that no more than one is held beside the table that all of them are made from."""
+        month, book, policy = self._month(request), await self._prices(), _policy(request)
+        teams, of = tuple(request.query_params.getlist("team")), _of(request)
+        lines = self._statements(month, book, policy=policy, teams=teams, of=of)
+        try:
+            # The first one brings all that is read; whoever cannot have any hears it now.
+            first = await self._alone(lambda: next(lines))
+        except CollectError as error:
+            raise HTTPException(404, str(error)) from error
+        return StreamingResponse(itertools.chain([first], lines), media_type=LINES)
+
+    def _statements(
+        self, month: _Month, book: prices.Book, *, policy: cost.Policy, teams: tuple[str, ...], of: dict[str, str]
+    ) -> Iterator[bytes]:
+        if not self._places.acquire(blocking=False):
+            raise HTTPException(429, f"{MOST_STATEMENTS} others are given their statements. Try again later")
+        try:
+            found = self._budgets(month, book, policy)["budgets"]
+            wanted = monthly.Wanted(month.text, month.zone, teams, of, {one["team"]: one for one in found})
+            pieces = self._read(book.stretches(month.start, month.until), {"job"})
+            for one in monthly.statements(cost.bill(pieces, book, policy=policy), wanted):
+                yield orjson.dumps(wire.to_plain(one)) + b"\n"
+        finally:
+            self._places.release()
+
+    def _budgets(self, month: _Month, book: prices.Book, policy: cost.Policy) -> dict[str, Any]:
+        days = [(since, until) for _, since, until in spans.days(month.start, month.until, month.zone)]
+        pieces = self._read(book.stretches(month.start, month.until), {"team"})
+        return budgets.of_month(cost.bill(pieces, book, policy=policy), self._read(days, {"team"}), ends=month.end)
+
+    def _month(self, request: Request) -> _Month:
+        zone, now = _zone(request), self._hub.clock.now()
+        text = request.query_params.get("month") or f"{now.astimezone(zone):%Y-%m}"
+        try:
+            start, end = spans.month(text, zone)
+        except ValueError as error:
+            raise HTTPException(400, f"month `{text[:40]}`: write it like 2026-11") from error
+        if start >= now.timestamp():
+            raise HTTPException(400, f"{text} has not begun")
+        return _Month(text, zone, start, end, min(end, now.timestamp()))
+
+    async def _bill(self, request: Request, names: set[str], *, policy: cost.Policy) -> cost.Bill:
+        since, until = _window(request, self._hub.clock.now())
+        book = await self._prices()
+        pieces = await self._alone(lambda: self._read(book.stretches(since, until), names))
+        return await asyncio.to_thread(cost.bill, pieces, book, policy=policy)
+
+    def _read(self, stretches: list[tuple[float, float]], names: set[str]) -> list[usage.Table]:
+        by_job = books.needs_jobs(frozenset(names))
+        return books.pieces(self._hub.engine, self._ledger, stretches, by_job=by_job)
+
+    async def _alone(self, work: Callable[[], T]) -> T:
+        async with self._busy:
+            return await asyncio.to_thread(work)
+
+    async def _prices(self) -> prices.Book:
+        return await asyncio.to_thread(self._file.book)
+
+
+def _window(request: Request, now: datetime) -> tuple[float, float]:
+    until_text, since_text = request.query_params.get("to"), request.query_params.get("from")
+    try:
+        until = now.timestamp() if until_text is None else form.read_time("to", until_text) / 1000
+        since = until - 86_400 if since_text is None else form.read_time("from", since_text) / 1000
+    except form.BadParameter as error:
+        raise HTTPException(400, str(error)) from error
+    # What has not happened yet is not unknown.
+    until = min(until, now.timestamp())
+    if not (math.isfinite(since) and since < until):
+        raise HTTPException(400, "`from` must be before `to`, and before now")
+    if until - since > LONGEST_SECONDS:
+        raise HTTPException(400, f"{(until - since) / 86_400:,.0f} days; the most is {LONGEST_SECONDS / 86_400:,.0f}")
+    return since, until
+
+
+def _by(request: Request) -> list[str]:
+    names = [name for text in request.query_params.getlist("by") for name in text.split(",") if name] or ["team"]
+    if len(names) > MOST_NAMES:
+        raise HTTPException(400, f"by {len(names)} dimensions; the most is {MOST_NAMES}")
+    try:
+        for name in names:
+            summary.dimension(name)
+    except CollectError as error:
+        raise HTTPException(400, str(error)) from error
+    return list(dict.fromkeys(names))
+
+
+def _of(request: Request) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in request.query_params.getlist("of"):
+        name, equals, value = text.partition("=")
+        if not equals or name not in usage.DIMENSIONS:
+            raise HTTPException(400, f"of `{text[:60]}`: write it like team=vision")
+        if name in found:
+            raise HTTPException(400, f"of `{text[:60]}`: {name} is asked for twice; ask for one at a time")
+        found[name] = value
+    return found
+
+
+def _policy(request: Request) -> cost.Policy:
+    text = request.query_params.get("policy", cost.Policy.NONE)
+    try:
+        return cost.Policy(text)
+    except ValueError as error:
+        raise HTTPException(400, f"policy `{text[:40]}`: there are {', '.join(cost.Policy)}") from error
+
+
+def _zone(request: Request) -> ZoneInfo:
+    text = request.query_params.get("zone", "UTC")
+    try:
+        return ZoneInfo(text)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise HTTPException(400, f"zone `{text[:40]}`: write it like Europe/Berlin") from error
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = UsageApi(hub)
+    return [
+        Endpoint(
+            ("GET",),
+            "/api/usage",
+            Role.VIEWER,
+            api.hours,
+            words="GPU-hours: who held them, used them, wasted them; idle, lost, unknown",
+            asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
+            gives=report_shapes.HOURS,
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/cost",
+            Role.VIEWER,
+            api.bill,
+            words="What it cost, by the price book",
+            asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_ASK),
+            gives=report_shapes.BILL,
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/cost/waste",
+            Role.VIEWER,
+            api.waste,
+            words="GPUs that are held and not used, with who holds them and what that costs",
+            asks=(shapes.FROM, shapes.TO, shapes.OF),
+            gives={"since": float, "until": float, "currency": str, "waste": list[waste.Waste]},
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/cost/budgets",
+            Role.VIEWER,
+            api.budgets,
+            words="What is left of the budgets of a month, and where they will end",
+            asks=(*MONTH_ASKS, POLICY_ASK),
+            gives={"month": str, "currency": str, "until": float, "budgets": list[budgets.Budget], "notes": list[str]},
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/cost/statements",
+            Role.VIEWER,
+            api.statements,
+            words="The statements of a month, one JSON object a line: team, money, currency and an HTML page",
+            asks=(*MONTH_ASKS, POLICY_ASK, shapes.OF, Asked("team", "only this team; all of them unless given")),
+            gives=Bare(monthly.Statement),
+            media=LINES,
+        ),
+    ]

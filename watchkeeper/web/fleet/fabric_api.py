@@ -1,0 +1,396 @@
+"""GET /api/fabric/map, /links and /port: the fabric port by port, with errors, congestion and the jobs on each link.
+
+The map is made in a thread, one at a time, and kept for some seconds: a fleet of ten thousand ports costs a dozen
+questions, and fifty viewers ask the same. The console's page Fabric asks; `fabric_map` decides what is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.catalogue import infiniband, tables
+from watchkeeper.errors import WatchkeeperError
+from watchkeeper.kit import clock, durations
+from watchkeeper.model import workloads
+from watchkeeper.model.labels import Labels
+from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.fleet import holders, inventory, topology
+from watchkeeper.web.fleet.fabric_map import DISCARDS, WAIT, HostKey, PortView, Reading, Sources, SwitchKey, ports
+from watchkeeper.web.fleet.topology import State
+from watchkeeper.web.fleet.topology_api import RATE_EXPR, STATE_EXPR
+from watchkeeper.web.view import HubView
+from watchkeeper.workloads import identity
+
+WINDOWS = ("15m", "1h", "6h")
+KEPT_SECONDS = 10.0
+MOST_LINKS = 1000
+# Counters of hosts that are asked for; the others say nothing about a cable or about congestion.
+HOST_COUNTERS = (
+    "SymbolErrorCounter",
+    "LinkErrorRecoveryCounter",
+    "LinkDownedCounter",
+    "PortRcvErrors",
+    "LocalLinkIntegrityErrors",
+    "ExcessiveBufferOverrunErrors",
+    DISCARDS,
+)
+STATES = tuple(State)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The fabric at one moment."""
+
+    at_ms: int
+    window: str
+    views: tuple[PortView, ...]
+    problem: str
+    answer: Mapping[str, Any]
+
+
+class FabricApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._busy = asyncio.Lock()
+        self._kept: dict[str, Made] = {}
+
+    async def map(self, request: Request) -> Response:
+        made = await self._made(request)
+        return ok(**made.answer)
+
+    async def links(self, request: Request) -> Response:
+        """Links with what is known of each, the worst first; `of` keeps those whose text has these words."""
+        made, form = await self._made(request), request.query_params
+        limit = whole_number(form.get("limit", "200"))
+        if limit is None or not 1 <= limit <= MOST_LINKS:
+            raise HTTPException(400, f"limit must be a number from 1 to {MOST_LINKS:,}")
+        row, job = form.get("row"), form.get("job")
+        words, only_trouble = form.get("of", "")[:200].lower().split(), form.get("trouble") == "1"
+        found = [
+            view
+            for view in made.views
+            if (row is None or row == (view.row or "") or (view.kind == "trunk" and row == view.peer))
+            and (job is None or job in view.jobs)
+            and (not only_trouble or view.trouble[0] < -State.UNKNOWN.rank)
+            and all(word in _text(view) for word in words)
+        ]
+        found.sort(key=lambda view: view.trouble)
+        return ok(now=clock.from_ms(made.at_ms), total=len(found), links=[plain(view) for view in found[:limit]])
+
+    async def port(self, request: Request) -> Response:
+        """One link with its counters, what each means, and where its lines are."""
+        made, id = await self._made(request), request.query_params.get("id", "")
+        view = next((one for one in made.views if one.id == id), None)
+        if view is None:
+            raise HTTPException(404, f"no link is called {id[:80]}")
+        counters = [_counter(name, value) for name, value in sorted(view.grown.items())]
+        open_now = await self._hub.read(self._hub.incidents)
+        related = [one for one in open_now if self._is_about(view, one.place)]
+        return ok(
+            now=clock.from_ms(made.at_ms),
+            window=made.window,
+            link=plain(view),
+            counters=counters,
+            series=_series(view),
+            incidents=[{"id": one.id, "title": one.title, "severity": one.severity} for one in related[:20]],
+        )
+
+    def _is_about(self, view: PortView, place: Any) -> bool:
+        if view.kind == "host" and place.node == view.peer:
+            return place.gpu is None and place.port in (None, view.device)
+        ends = {f"link={view.switch}/{view.switch_port}", f"link={view.peer}/{view.port}"}
+        return place.domain in {*ends, f"leaf={view.switch}", f"switch={view.switch}", f"switch={view.peer}"}
+
+    async def _made(self, request: Request) -> Made:
+        window = request.query_params.get("window", "1h")
+        if window not in WINDOWS:
+            raise HTTPException(400, f"window `{window[:20]}`: there are {', '.join(WINDOWS)}")
+        async with self._busy:
+            now_ms, kept = clock.to_ms(self._hub.clock.now()), self._kept.get(window)
+            if kept is None or not 0 <= now_ms - kept.at_ms < KEPT_SECONDS * 1000:
+                kept = self._kept[window] = await self._make(window, now_ms)
+            return kept
+
+    async def _make(self, window: str, now_ms: int) -> Made:
+        hub, asked = self._hub, _Asked(self._hub, now_ms)
+        stock = inventory.take(hub.fleet)
+        watched = hub.fabric if hub.fabric is not None and hub.fabric.is_fresh(now_ms) else None
+        held = await holders.ask(hub)
+        names = frozenset(node.name for node in stock.nodes)
+        told = topology.told_links((await asked.all(STATE_EXPR)).items(), (await asked.all(RATE_EXPR)).items(), names)
+        sources = Sources(
+            watched,
+            told,
+            await asked.by_host(window),
+            await asked.by_switch(window) if watched is not None else {},
+            {node.name: node.domains.get("leaf") or node.domains.get("rack") for node in stock.nodes},
+            _jobs(held),
+            durations.parse_seconds(window) / 3600,
+        )
+        problem = asked.problem or held.problem or ""
+
+        def work() -> Made:
+            views = tuple(ports(sources))
+            answer = self._answer(views, window, now_ms, problem=problem)
+            # A node that is silent, or has no such ports, tells of no link; none of them is known to be up.
+            answer["counts"]["mute_nodes"] = len(names - {view.peer for view in views})
+            return Made(now_ms, window, views, problem, answer)
+
+        return await asyncio.to_thread(work)
+
+    def _answer(self, views: tuple[PortView, ...], window: str, now_ms: int, *, problem: str) -> dict[str, Any]:
+        watched = self._hub.fabric
+        is_fresh = watched is not None and watched.is_fresh(now_ms)
+        switches = topology.switches(watched, is_fresh=is_fresh)
+        swept = None if watched is None or watched.fabric is None else watched.fabric
+        return {
+            "now": clock.from_ms(now_ms),
+            "window": window,
+            "source": "sweep" if is_fresh else "hosts" if views else None,
+            "swept_at": None if swept is None else clock.from_ms(swept.at_ms),
+            "problem": problem or ("" if watched is None else watched.problem),
+            "counts": _counts(views),
+            "spines": [
+                {"name": one.name, "state": one.state, "links": one.links, "trouble": one.trouble[:5]}
+                for one in switches
+                if one.role == "spine"
+            ],
+            "states": list(State),
+            "rows": _rows(views, {one.name: one for one in switches}),
+        }
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Questions to the engine at one time; what cannot be asked costs its numbers and is said."""
+
+    hub: HubView
+    at_ms: int
+    problem: str = ""
+
+    async def all(self, expr: str) -> Mapping[Labels, float]:
+        try:
+            return (await self.hub.ask(expr, self.at_ms)).latest()
+        except WatchkeeperError as error:
+            self.problem = str(error)
+            return {}
+
+    async def by_host(self, window: str) -> dict[HostKey, Reading]:
+        found: dict[HostKey, Reading] = defaultdict(Reading)
+        for counter in HOST_COUNTERS:
+            metric = _metric(counter)
+            for labels, value in (await self.all(f"increase({metric}[{window}])")).items():
+                _reading(found, labels).grown[counter] = value
+        for labels, value in (await self.all(f"rate({_metric(WAIT)}[5m])")).items():
+            _reading(found, labels).wait_per_second = value
+        for metric in ("node_infiniband_port_data_transmitted_bytes_total", _metric("PortRcvData")):
+            for labels, value in (await self.all(f"rate({metric}[5m])")).items():
+                reading = _reading(found, labels)
+                reading.bytes_per_second = max(value, reading.bytes_per_second or 0.0)
+        return found
+
+    async def by_switch(self, window: str) -> dict[SwitchKey, Reading]:
+        found: dict[SwitchKey, Reading] = defaultdict(Reading)
+        for labels, value in (await self.all(f"increase(watchkeeper_fabric_port_errors_total[{window}])")).items():
+            reading, counter = found[_switch_key(labels)], labels.get("counter", "")
+            if counter == WAIT:
+                reading.wait_per_second = value / durations.parse_seconds(window)
+            else:
+                reading.grown[counter] = value
+        for labels, value in (await self.all("rate(watchkeeper_fabric_port_data_bytes_total[5m])")).items():
+            reading = found[_switch_key(labels)]
+            reading.bytes_per_second = max(value, reading.bytes_per_second or 0.0)
+        return found
+
+
+def _metric(counter: str) -> str:
+    row = tables.counter(counter)
+    assert row is not None, counter
+    return infiniband.families()["counters", row.sysfs_name].name
+
+
+def _reading(found: dict[HostKey, Reading], labels: Labels) -> Reading:
+    node = labels.get("Hostname") or labels.get("instance", "").rsplit(":", 1)[0]
+    return found[node, labels.get("device", ""), whole_number(labels.get("port", "")) or 0]
+
+
+def _switch_key(labels: Labels) -> SwitchKey:
+    return labels.get("switch", ""), whole_number(labels.get("port", "")) or 0
+
+
+def _jobs(held: holders.Holders) -> dict[str, list[str]]:
+    by_node: dict[str, dict[str, None]] = defaultdict(dict)
+    for those in held.by_gpu.values():
+        for holder in those:
+            by_node[holder.node][_job(holder)] = None
+    return {node: sorted(names) for node, names in by_node.items()}
+
+
+def _job(holder: holders.Holder) -> str:
+    """The job as its own page calls it; pods of one job are one job."""
+    name = identity.job_name(holder.name) if holder.kind == workloads.WorkloadKind.POD else holder.name
+    return workloads.called(holder.namespace, name)
+
+
+def _counts(views: Iterable[PortView]) -> dict[str, int]:
+    states = Counter(view.state for view in views)
+    return {
+        "links": sum(states.values()),
+        "down": states[State.DOWN] + states[State.GONE],
+        "slow": states[State.SLOW],
+        "unknown": states[State.UNKNOWN],
+        "errs": sum(view.errs for view in views),
+        "waits": sum(view.waits for view in views),
+        "uncounted": sum(view.errors is None for view in views),
+        "jobs": len({job for view in views for job in view.jobs if view.trouble[0] < -State.UNKNOWN.rank}),
+    }
+
+
+def _rows(views: Iterable[PortView], switches: Mapping[str, topology.SwitchView]) -> list[dict[str, Any]]:
+    """A leaf or a rack with its cells; a cell is [id, state, errs, waits, load, errors, times the usual wait]."""
+    rows: dict[str | None, list[PortView]] = defaultdict(list)
+    for view in views:
+        rows[view.row].append(view)
+    shown = []
+    for name in sorted(rows, key=lambda one: (one is None, inventory.natural(one or ""))):
+        switch = switches.get(name or "")
+        own = rows[name]
+        own.sort(key=lambda view: (view.kind != "trunk", inventory.natural(view.peer), inventory.natural(view.device)))
+        shown.append(
+            {
+                "name": name,
+                "is_switch": switch is not None,
+                "state": topology.worst(view.state for view in own) if switch is None else switch.state,
+                "why": [] if switch is None else switch.trouble[:5],
+                "cells": [_cell(view) for view in own],
+                "trunks": sum(view.kind == "trunk" for view in own),
+            }
+        )
+    return shown
+
+
+def _cell(view: PortView) -> list[Any]:
+    numbers = (view.load, view.errors, view.wait_times)
+    shown = [None if number is None else float(f"{number:.3g}") for number in numbers]
+    return [view.id, STATES.index(view.state), int(view.errs), int(view.waits), *shown]
+
+
+def plain(view: PortView) -> dict[str, Any]:
+    return {
+        "id": view.id,
+        "kind": view.kind,
+        "row": view.row,
+        "switch": view.switch,
+        "switch_port": view.switch_port,
+        "peer": view.peer,
+        "device": view.device or None,
+        "port": view.port,
+        "state": view.state,
+        "why": view.why,
+        "gbps": view.gbps,
+        "down_since": None if view.down_since_ms is None else clock.from_ms(view.down_since_ms),
+        "load": view.load,
+        "errors": view.errors,
+        "errs": view.errs,
+        "waits": view.waits,
+        "wait_per_second": view.wait,
+        "wait_times": view.wait_times,
+        "discards": view.grown.get(DISCARDS),
+        "jobs": list(view.jobs),
+    }
+
+
+def _counter(name: str, value: float) -> dict[str, Any]:
+    row = tables.counter(name)
+    return {
+        "name": name,
+        "grown": value,
+        "meaning": None if row is None else row.meaning,
+        "action": None if row is None else row.action,
+    }
+
+
+def _series(view: PortView) -> dict[str, str]:
+    """PromQL of the link's lines; where both ends count, the end that counts more."""
+    ends: list[dict[str, str]] = []
+    if view.switch is not None:
+        where = f"switch={_quoted(view.switch)},port={_quoted(str(view.switch_port))}"
+        errors = f'watchkeeper_fabric_port_errors_total{{{where},counter!~"{WAIT}|{DISCARDS}"}}'
+        wait = f'watchkeeper_fabric_port_errors_total{{{where},counter="{WAIT}"}}'
+        traffic = f"watchkeeper_fabric_port_data_bytes_total{{{where}}}"
+        ends.append(_lines(traffic, f"sum(increase({errors}[5m]))", wait))
+    if view.kind == "host":
+        where = f"{{Hostname={_quoted(view.peer)},device={_quoted(view.device)},port={_quoted(str(view.port))}}}"
+        counted = (_metric(name) + where for name in ("SymbolErrorCounter", "PortRcvErrors"))
+        grown = " + ".join(f"sum(increase({metric}[5m]))" for metric in counted)
+        ends.append(_lines(f"node_infiniband_port_data_transmitted_bytes_total{where}", grown, _metric(WAIT) + where))
+    if len(ends) == 1:
+        return ends[0]
+    marked = {
+        name: [f'label_replace({end[name]}, "end", "{at}", "", "")' for at, end in enumerate(ends)] for name in ends[0]
+    }
+    return {name: f"max({' or '.join(exprs)})" for name, exprs in marked.items()}
+
+
+def _lines(traffic: str, grown: str, wait: str) -> dict[str, str]:
+    return {"traffic": f"max(rate({traffic}[5m]))", "errors": grown, "wait": f"sum(rate({wait}[5m]))"}
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def _text(view: PortView) -> str:
+    parts = (view.id, view.row or "", view.switch or "", view.peer, view.device, view.state, view.why, *view.jobs)
+    return " ".join(parts).lower()
+
+
+WINDOW_ASK = Asked("window", f"over which errors are counted: {', '.join(WINDOWS)}; 1h unless given")
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = FabricApi(hub)
+    return [
+        Endpoint(
+            ("GET",),
+            "/api/fabric/map",
+            Role.VIEWER,
+            api.map,
+            words="The fabric row by row: every port with its link, load, errors and waiting",
+            asks=(WINDOW_ASK,),
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/fabric/links",
+            Role.VIEWER,
+            api.links,
+            words="Links with their errors, congestion and jobs, the worst first",
+            asks=(
+                WINDOW_ASK,
+                Asked("row", "only of this leaf or rack"),
+                Asked("job", "only links of nodes on which this job runs"),
+                Asked("of", "only links whose text has these words"),
+                Asked("trouble", "1: only what is down, slow, has errors or waits"),
+                Asked("limit", f"how many at most; 200 unless given, at most {MOST_LINKS}", int),
+            ),
+            gives={"now": datetime, "total": int, "links": list[dict[str, Any]]},
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/fabric/port",
+            Role.VIEWER,
+            api.port,
+            words="One link: its counters with their meaning, its incidents, and PromQL of its lines",
+            asks=(WINDOW_ASK, Asked("id", "as the map or the list call it", is_required=True)),
+        ),
+    ]

@@ -1,0 +1,418 @@
+"""The hub's own API: status, inventory, incidents, events, one GPU, and drills on a simulated fleet.
+
+The console, the command line and agents use it. Every answer is `{"ok": true, …}`; nothing is decided
+here, a request is checked, handed to the hub, and its answer written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.errors import CollectError, WatchkeeperError, WireError
+from watchkeeper.kit import clock, own_metrics, wire
+from watchkeeper.model import events as happenings
+from watchkeeper.model import fleet
+from watchkeeper.model.incidents import Incident
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Asked, Bare, Endpoint, check_node, ok, read_body, read_object, whole_number
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.fleet import frames, stock_answer
+from watchkeeper.web.incidents import about_incident, cards, stories
+from watchkeeper.web.prometheus import slo_api
+from watchkeeper.web.view import HubView
+
+EVENT_LIMIT = 1000
+EVENT_LIMIT_BYTES = 1024 * 1024
+SMALL_BODY_BYTES = 64 * 1024
+# The kernel's own records end at 8 KiB; nothing that is one event is longer.
+EVENT_TEXT_LIMIT = 16_384
+LIST_LIMIT = 1000
+# Pushes that wait for their commit at the same time, by number, by size, and by how long the first has waited; agents
+# keep the rest in their spool. They give up after 10 s and push again: whoever waited longer would be served in vain.
+PUSHES_IN_FLIGHT, PUSHED_BYTES_IN_FLIGHT, PUSH_WAIT_SECONDS = 2000, 64 << 20, 3.0
+# Those who are refused together do not come again together.
+RETRY_AFTER_SECONDS = range(2, 11)
+# The second is of a GPU that is divided, which has no utilisation of its own.
+GPU_METRICS = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_TEMP")
+
+
+class FleetApi:
+    def __init__(self, hub: HubView, stock: stock_answer.StockAnswer) -> None:
+        self._hub = hub
+        # When each push that waits for its commit came, the oldest first, and its size.
+        self._pushes: dict[object, tuple[float, int]] = {}
+        self._retries = itertools.cycle(RETRY_AFTER_SECONDS)
+        self._stock = stock
+        self._refused = hub.metrics.counter("watchkeeper_web_pushes_refused_total", "Event pushes answered with 429")
+
+    async def status(self, _: Request) -> Response:
+        hub = self._hub
+        return ok(
+            version=hub.version,
+            cluster=hub.settings.fleet.cluster,
+            mode=hub.settings.remediate.mode,
+            now=hub.clock.now(),
+            ready=hub.is_ready,
+            not_ready_because=hub.not_ready_because,
+            degraded=hub.degraded(),
+            simulated=hub.simulator_url is not None,
+            dollars_per_gpu_hour=hub.settings.cost.dollars_per_gpu_hour,
+            docs_url=hub.settings.render.docs_url,
+            rules={"owner": hub.settings.rules.owner, **slo_api.outcome(hub.last_reload())},
+            colours={
+                name: {"title": c.title, "unit": c.unit, "low": c.low, "high": c.high, "metric": c.metric}
+                for name, c in frames.COLOURS.items()
+            },
+        )
+
+    async def fleet(self, request: Request) -> Response:
+        """The inventory in heat-map order, and who holds which GPU now."""
+        return await self._stock.answer(request)
+
+    async def incidents(self, request: Request) -> Response:
+        open_only = request.query_params.get("open", "1") not in ("0", "false")
+        text = request.query_params.get("limit", "200")
+        limit = whole_number(text)
+        if limit is None or not 1 <= limit <= LIST_LIMIT:
+            raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {LIST_LIMIT}")
+
+        def listed() -> list[dict[str, Any]]:
+            return [cards.card(self._hub, one) for one in self._hub.incidents(open_only=open_only, limit=limit)]
+
+        return ok(incidents=await self._hub.read(listed))
+
+    async def incident(self, request: Request) -> Response:
+        incident = await about_incident.named(self._hub, request)
+        return ok(**await cards.told(self._hub, incident), blast=await stories.blast_of(self._hub, incident))
+
+    async def acknowledge(self, request: Request) -> Response:
+        incident = await about_incident.named(self._hub, request)
+        await self._hub.acknowledge(incident.id, request.state.caller.name)
+        return ok(**await cards.told(self._hub, incident))
+
+    async def resolve(self, request: Request) -> Response:
+        incident, why = await about_incident.named(self._hub, request), await self._said(request, "why")
+        await self._hub.resolve(incident.id, request.state.caller.name, why)
+        return ok(**await cards.told(self._hub, incident))
+
+    async def note(self, request: Request) -> Response:
+        incident, text = await about_incident.named(self._hub, request), await self._said(request, "text")
+        await self._hub.note(incident.id, request.state.caller.name, text)
+        return ok(**await cards.told(self._hub, incident))
+
+    async def _said(self, request: Request, name: str) -> str:
+        return about_incident.text(await read_object(request, about_incident.BODY_BYTES), name)
+
+    async def events(self, request: Request) -> Response:
+        """Take a batch of an agent; 200 means it is on disk, so the agent may forget it."""
+        # Before anything is read: a thousand agents that are refused must cost next to nothing.
+        self._refuse_more(0)
+        body = await read_body(request, EVENT_LIMIT_BYTES)
+        batch = read_events(body)
+        check_node(request.state.caller, *{event.place.node for event in batch})
+        self._refuse_more(len(body))
+        mine = object()
+        self._pushes[mine] = asyncio.get_running_loop().time(), len(body)
+        try:
+            return ok(kept=await self._hub.take_events(batch))
+        finally:
+            del self._pushes[mine]
+
+    def _refuse_more(self, size: int) -> None:
+        """429 when a push of this size would wait for too many, too much, or too long."""
+        now = asyncio.get_running_loop().time()
+        waits = now - next(iter(self._pushes.values()), (now, 0))[0]
+        waiting = sum(held for _, held in self._pushes.values())
+        is_full = len(self._pushes) >= PUSHES_IN_FLIGHT or waiting + size > PUSHED_BYTES_IN_FLIGHT
+        if is_full or waits > PUSH_WAIT_SECONDS:
+            self._refused.add()
+            raise HTTPException(
+                429,
+                f"{len(self._pushes)} pushes of {waiting:,} bytes wait for their commit, the first for {waits:.1f} s;"
+                f" the limits are {PUSHES_IN_FLIGHT}, {PUSHED_BYTES_IN_FLIGHT:,} and {PUSH_WAIT_SECONDS:g} s."
+                " Try again later",
+                headers={"Retry-After": str(next(self._retries))},
+            )
+
+    async def nodes(self, request: Request) -> Response:
+        """Take an agent's word about its node; where it can be read is the address that this request came from."""
+        try:
+            told = wire.loads(fleet.NodeRegistration, await read_body(request, SMALL_BODY_BYTES))
+            check_node(request.state.caller, told.node)
+            self._hub.register_node(told, "" if request.client is None else request.client.host)
+        except (WireError, CollectError) as error:
+            raise HTTPException(400, str(error)) from error
+        return ok()
+
+    async def gpu(self, request: Request) -> Response:
+        """One GPU: where it is, who holds it, what its exporter says of it, and what happened to it."""
+        hub, uuid = self._hub, request.path_params["uuid"]
+        seen = next((one for one in hub.fleet.gpus() if one.gpu.uuid == uuid), None)
+        node = None if seen is None else _node(hub, seen.cluster, seen.node)
+        around = () if node is None else (node.place, *node.enclosing())
+        about, shown = await hub.read(lambda: _about_gpu(hub, uuid, around))
+        happened = [(incident, m) for incident in about for m in incident.members if m.place.gpu == uuid]
+        if seen is None and not happened:
+            raise HTTPException(404, f"no GPU {uuid[:60]} has reported to this hub")
+        # One that broke before its first page is known by what is told of it.
+        where = happened[0][1].place if seen is None else fleet.Place(seen.cluster, node=seen.node)
+        node = node or _node(hub, where.cluster, where.node)
+        return ok(
+            gpu=fleet.Gpu(uuid) if seen is None else seen.gpu,
+            node=node or {"name": where.node},
+            labels=await self._labels(uuid),
+            events=[wire.to_plain(member) | {"incident": incident.id} for incident, member in happened],
+            incidents=shown,
+        )
+
+    async def _labels(self, uuid: str) -> dict[str, str] | None:
+        """The labels its newest sample carries, or None when it does not report."""
+        try:
+            own = f'{{UUID="{own_metrics.escape(uuid)}"}}'
+            expr = " or on (UUID) ".join(f"{name}{own}" for name in GPU_METRICS)
+            answer = await self._hub.ask(expr, clock.to_ms(self._hub.clock.now()))
+        except WatchkeeperError:
+            return None
+        return next((dict(labels.without("__name__")) for labels in answer.latest()), None)
+
+    async def simulator(self, request: Request) -> Response:
+        """Drills: hand a request to the simulated fleet, where there is one."""
+        if self._hub.simulator_url is None:
+            raise HTTPException(404, "this fleet is real: there is no simulator behind this hub")
+        body = await read_body(request, SMALL_BODY_BYTES)
+        path = quote(request.url.path.removeprefix("/api/sim"))
+        status, answer = await self._hub.simulator_request(request.method, path, body or None)
+        return Response(answer, status_code=status, media_type="application/json")
+
+
+def read_events(body: bytes) -> list[happenings.Event]:
+    """A pushed batch, checked completely before anything is kept."""
+    try:
+        plain: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from error
+    if not isinstance(plain, list):
+        raise HTTPException(400, "the body must be a JSON array of events")
+    if len(plain) > EVENT_LIMIT:
+        raise HTTPException(400, f"the batch has {len(plain):,} events, the limit is {EVENT_LIMIT:,}. Send it in parts")
+    try:
+        batch = wire.from_plain(list[happenings.Event], plain)
+    except WireError as error:
+        shown = error.problems[:5]
+        rest = f" (and {len(error.problems) - 5} more)" if len(error.problems) > 5 else ""
+        raise HTTPException(400, "; ".join(shown) + rest) from error
+    problems = [f"[{at}]: {problem}" for at, event in enumerate(batch) for problem in event_problems(event)]
+    if problems:
+        raise HTTPException(400, "; ".join(problems[:5]))
+    return batch
+
+
+def event_problems(event: happenings.Event) -> list[str]:
+    """What the types cannot say: names that would break a table, and texts that would break a page."""
+    names = {"id": event.id, "node": event.place.node or "", "gpu": event.place.gpu or ""}
+    problems = [f"{name} holds a control character" for name, text in names.items() if not text.isprintable()]
+    if not event.id:
+        problems.append("id is empty")
+    if event.place.node == "":
+        problems.append("place.node is empty")
+    sizes = {"id": len(event.id), "text": len(event.text), "fields": sum(map(len, event.fields.values()))}
+    problems += [
+        f"{name} has {size:,} characters, the limit is {EVENT_TEXT_LIMIT:,}"
+        for name, size in sizes.items()
+        if size > EVENT_TEXT_LIMIT
+    ]
+    return problems
+
+
+def _node(hub: HubView, cluster: str, name: str | None) -> fleet.Node | None:
+    return next((node for node in hub.fleet.nodes() if (node.cluster, node.name) == (cluster, name)), None)
+
+
+def _about_gpu(hub: HubView, uuid: str, around: Sequence[fleet.Place]) -> tuple[list[Incident], list[dict[str, Any]]]:
+    """The newest incidents that a GPU is a part of, or lies within while they are open, and their cards."""
+    about = [
+        one
+        for one in hub.incidents(open_only=False, limit=LIST_LIMIT)
+        if any(member.place.gpu == uuid for member in one.members) or (one.is_open and one.place in around)
+    ]
+    return about, [cards.card(hub, one) for one in about]
+
+
+# Deliberately one table: a row for each endpoint, with what the API's document says about it.
+def endpoints(hub: HubView, stock: stock_answer.StockAnswer) -> list[Endpoint]:
+    api = FleetApi(hub, stock)
+    get, post = ("GET",), ("POST",)
+    return [
+        Endpoint(
+            get,
+            "/api/status",
+            Role.VIEWER,
+            api.status,
+            words="The hub itself: version, cluster, mode, rules, and the colours of the map",
+            gives={
+                "version": str,
+                "cluster": str,
+                "mode": str,
+                "now": datetime,
+                "ready": bool,
+                "not_ready_because": str | None,
+                "degraded": list[str],
+                "simulated": bool,
+                "dollars_per_gpu_hour": float,
+                "docs_url": str | None,
+                "rules": shapes.RuleState,
+                "colours": dict[str, shapes.Colour],
+            },
+        ),
+        Endpoint(
+            get,
+            "/api/fleet",
+            Role.VIEWER,
+            api.fleet,
+            words="The inventory in the order of the map, and who holds which GPU now",
+            asks=(
+                Asked(
+                    "max_age",
+                    f"how many seconds old it may be, at most {stock_answer.OLDEST_SECONDS}; 10 unless given. "
+                    "Above 10 the inventory may have changed since: it is the one of the newest picture",
+                    int,
+                ),
+                Asked("workloads", "0: leave `workloads` empty, since each GPU names its own", int),
+            ),
+            gives={
+                "version": str,
+                "edition": str,
+                "nodes": list[fleet.NodeInFleet],
+                "workloads": dict[str, str] | None,
+                "teams": dict[str, str],
+            },
+        ),
+        Endpoint(
+            get,
+            "/api/gpu/{uuid}",
+            Role.VIEWER,
+            api.gpu,
+            words="One GPU: where it is, who holds it, what its exporter says of it, and what happened to it",
+            gives={
+                "gpu": fleet.Gpu,
+                "node": shapes.NODE_OR_NAME,
+                "labels": dict[str, str] | None,
+                "events": list[dict[str, Any]],
+                "incidents": list[shapes.Card],
+            },
+        ),
+        Endpoint(
+            get,
+            "/api/incidents",
+            Role.VIEWER,
+            api.incidents,
+            words="Incidents, newest first",
+            asks=(
+                Asked("open", "0: resolved ones too; 1 unless given"),
+                Asked("limit", f"at most {LIST_LIMIT}; 200 unless given", int),
+            ),
+            gives={"incidents": list[shapes.Card]},
+        ),
+        Endpoint(
+            get,
+            "/api/incidents/{id}",
+            Role.VIEWER,
+            api.incident,
+            words="One incident with its diagnosis, plan, timeline and whom it hits",
+            gives=shapes.FULL_DETAIL,
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/acknowledge",
+            Role.OPERATOR,
+            api.acknowledge,
+            changes=True,
+            words="Say that somebody works on it",
+            gives=shapes.DETAIL,
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/resolve",
+            Role.OPERATOR,
+            api.resolve,
+            changes=True,
+            words="Close an incident, with the reason",
+            body={"why": str},
+            gives=shapes.DETAIL,
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/note",
+            Role.OPERATOR,
+            api.note,
+            changes=True,
+            words="Write a note into the timeline",
+            body={"text": str},
+            gives=shapes.DETAIL,
+        ),
+        Endpoint(
+            post,
+            "/api/events",
+            Role.AGENT,
+            api.events,
+            changes=True,
+            words="Take a batch of events of an agent; 200 means that it is on disk",
+            body=list[happenings.Event],
+            gives={"kept": int},
+        ),
+        Endpoint(
+            post,
+            "/api/nodes",
+            Role.AGENT,
+            api.nodes,
+            changes=True,
+            words="Take an agent's word about its node",
+            body=fleet.NodeRegistration,
+            gives={},
+        ),
+        Endpoint(
+            get,
+            "/api/sim/scenarios",
+            Role.VIEWER,
+            api.simulator,
+            words="Faults that the simulated fleet can have; 404 where the fleet is real",
+            gives=Bare(list[dict[str, Any]]),
+        ),
+        Endpoint(
+            get,
+            "/api/sim/faults",
+            Role.VIEWER,
+            api.simulator,
+            words="Faults that the simulated fleet has now",
+            gives=Bare(list[shapes.Fault]),
+        ),
+        Endpoint(
+            post,
+            "/api/sim/faults",
+            Role.OPERATOR,
+            api.simulator,
+            changes=True,
+            words="Inject a fault into the simulated fleet",
+            body={"scenario": str},
+            gives=Bare(shapes.Fault),
+        ),
+        Endpoint(
+            ("DELETE",),
+            "/api/sim/faults/{id}",
+            Role.OPERATOR,
+            api.simulator,
+            changes=True,
+            words="End a fault of the simulated fleet",
+            gives=Bare(shapes.Fault),
+        ),
+    ]

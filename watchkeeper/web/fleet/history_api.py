@@ -1,0 +1,130 @@
+"""GET /api/history: what happened at a node or a GPU in the last weeks, with what each Xid means.
+
+The console's pages of a node and of a GPU draw it into their charts and list it. Incidents have the signals that
+belong to them; this has every event, also those nobody was told about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.catalogue import xid
+from watchkeeper.kit import wire
+from watchkeeper.model import alerts, events, fleet
+from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.view import HubView
+
+USUAL_DAYS, MOST_DAYS = 90, 366
+# A node that repeats one line for days has thousands; the newest say enough, and the counts have all.
+MOST_SHOWN = 500
+
+
+class Shown(TypedDict):
+    """An event, with the catalogue's words for it; both are None where it has no number."""
+
+    id: str
+    at: str
+    kind: str
+    code: int | None
+    text: str
+    gpu: str | None
+    process: str | None
+    meaning: str | None
+    severity: str | None
+
+
+class Counted(TypedDict):
+    kind: str
+    code: int | None
+    events: int
+    newest: str
+    meaning: str | None
+
+
+class HistoryApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+
+    async def history(self, request: Request) -> Response:
+        asked = request.query_params
+        node, gpu, days = (
+            asked.get("node", ""),
+            asked.get("gpu") or None,
+            whole_number(asked.get("days", str(USUAL_DAYS))),
+        )
+        if not node:
+            raise HTTPException(400, "name a node: /api/history?node=…, and perhaps gpu=UUID")
+        if days is None or not 1 <= days <= MOST_DAYS:
+            raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
+        clusters = {one.cluster for one in self._hub.fleet.nodes() if one.name == node}
+        cluster = asked.get("cluster") or (clusters.pop() if len(clusters) == 1 else self._hub.settings.fleet.cluster)
+        now = self._hub.clock.now()
+        place = fleet.Place(cluster, node=node, gpu=gpu)
+        found = await self._hub.read(lambda: self._hub.events_at(place, now - timedelta(days=days), now))
+        newest = sorted(found, key=lambda event: event.at, reverse=True)
+        return ok(
+            now=now, days=days, total=len(found), events=[show(e) for e in newest[:MOST_SHOWN]], counts=count(newest)
+        )
+
+
+def show(event: events.Event) -> Shown:
+    row = xid.lookup(event.code) if event.kind is events.EventKind.XID and event.code is not None else None
+    process = event.process
+    return {
+        "id": event.id,
+        "at": wire.format_time(event.at),
+        "kind": event.kind.value,
+        "code": event.code,
+        "text": event.text,
+        "gpu": event.place.gpu,
+        "process": None if process is None else " ".join(str(part) for part in (process.name, process.pid) if part),
+        "meaning": None if row is None else row.name,
+        "severity": (alerts.Severity.WARNING if row is None else row.severity).value,
+    }
+
+
+def count(newest: Sequence[events.Event]) -> list[Counted]:
+    """How often each kind and number came, the most frequent first; `newest` has the newest event first."""
+    often = Counter((event.kind, event.code) for event in newest)
+    last: dict[tuple[events.EventKind, int | None], datetime] = {}
+    for event in newest:
+        last.setdefault((event.kind, event.code), event.at)
+    return [
+        {
+            "kind": kind.value,
+            "code": code,
+            "events": times,
+            "newest": wire.format_time(last[kind, code]),
+            "meaning": xid.lookup(code).name if kind is events.EventKind.XID and code is not None else None,
+        }
+        for (kind, code), times in often.most_common()
+    ]
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = HistoryApi(hub)
+    gives: dict[str, Any] = {"now": datetime, "days": int, "total": int, "events": list[Shown], "counts": list[Counted]}
+    return [
+        Endpoint(
+            ("GET",),
+            "/api/history",
+            Role.VIEWER,
+            api.history,
+            words="What happened at a node or a GPU, newest first, with what each Xid means",
+            asks=(
+                Asked("node", "the node's name", is_required=True),
+                Asked("gpu", "only events of the GPU with this UUID"),
+                Asked("cluster", "where two clusters have a node of this name"),
+                Asked("days", f"how far back, at most {MOST_DAYS}; {USUAL_DAYS} unless given", int),
+            ),
+            gives=gives,
+        )
+    ]

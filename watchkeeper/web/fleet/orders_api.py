@@ -1,0 +1,274 @@
+"""Work orders over HTTP: agents fetch theirs by long poll and answer, people give harmless ones and look.
+
+    GET  /api/orders?cluster=…&node=…&wait=…    an agent: what waits for this node, as soon as there is something
+    POST /api/orders/{id}/receipt               an agent: what came of it; answered after commit
+    POST /api/orders                            an operator: {"node", "kind", "arguments", "cluster", "seconds", "why"}
+    GET  /api/orders/recent, /api/orders/{id}   a viewer: the newest, or one
+
+A poll that waits is one future and one timer; it holds no thread and reads no disk, however many agents there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.errors import ActionRefused, WireError
+from watchkeeper.kit import wire
+from watchkeeper.model import orders
+from watchkeeper.remediate.orders import Address, Outbox, Wanted
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body, whole_number
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.view import HubView
+
+LONGEST_WAIT_SECONDS = 60
+# One poll for each node of the largest fleet.
+MOST_POLLS = 20_000
+# Receipts that wait for their commit at the same time; agents keep theirs and come again.
+MOST_RECEIPTS = 64
+RETRY_AFTER_SECONDS = 2
+GIVE_BYTES = 64 * 1024
+# JSON in JSON: every quote of the output takes two characters more.
+RECEIPT_BYTES = 4 * orders.MOST_OUTPUT_BYTES
+MOST_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a person sends; `cluster` None is the hub's own, `seconds` is how long the order may wait."""
+
+    node: str
+    kind: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    cluster: str | None = None
+    seconds: float = orders.USUAL_LIFE.total_seconds()
+    why: str = ""
+
+
+class Polls:
+    """Who waits for orders: at most one poll for each node, woken by name."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._waiting: dict[Address, asyncio.Future[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_ended = False
+        outbox.on_news(self._news)
+
+    @property
+    def count(self) -> int:
+        return len(self._waiting)
+
+    async def wait(self, address: Address, seconds: float) -> None:
+        """Until there is news for this node, the time is over, or the same node asks again."""
+        self._loop = asyncio.get_running_loop()
+        self._wake(address)
+        if self._is_ended:
+            return
+        future = self._waiting[address] = self._loop.create_future()
+        timer = self._loop.call_later(seconds, _end, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            if self._waiting.get(address) is future:
+                del self._waiting[address]
+
+    def _news(self, address: Address | None) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, address)
+
+    def _wake(self, address: Address | None) -> None:
+        """One node, or everyone when the hub stops."""
+        self._is_ended |= address is None
+        for woken in [*self._waiting] if address is None else [address]:
+            future = self._waiting.pop(woken, None)
+            if future is not None:
+                _end(future)
+
+
+def _end(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class OrdersApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self.polls = None if hub.orders is None else Polls(hub.orders)
+        self._receipts = 0
+        self._waiting = hub.metrics.gauge("watchkeeper_web_order_polls", "Agents that wait for work orders now")
+
+    @property
+    def _outbox(self) -> Outbox:
+        if self._hub.orders is None:
+            raise HTTPException(409, "this hub gives no work orders: [hub] order_key_file is not set")
+        return self._hub.orders
+
+    async def fetch(self, request: Request) -> Response:
+        """What waits for a node; with `wait`, only once there is something or the seconds are over."""
+        outbox, polls = self._outbox, self.polls
+        assert polls is not None
+        node = request.query_params.get("node", "")
+        if not node:
+            raise HTTPException(400, "`node` is needed: whose orders?")
+        check_node(request.state.caller, node)
+        address = (request.query_params.get("cluster") or self._hub.settings.fleet.cluster, node)
+        text = request.query_params.get("wait", "0")
+        seconds = whole_number(text)
+        if seconds is None or seconds > LONGEST_WAIT_SECONDS:
+            raise HTTPException(400, f"wait `{text[:20]}` is not a number of seconds from 0 to {LONGEST_WAIT_SECONDS}")
+        found = outbox.waiting(*address, now=self._hub.clock.now())
+        if not found and seconds:
+            if polls.count >= MOST_POLLS:
+                raise _later(f"{polls.count} agents wait for orders, the limit is {MOST_POLLS}")
+            self._waiting.set(polls.count + 1)
+            try:
+                await polls.wait(address, seconds)
+            finally:
+                self._waiting.set(polls.count)
+            found = outbox.waiting(*address, now=self._hub.clock.now())
+        return ok(orders=found)
+
+    async def answer(self, request: Request) -> Response:
+        """Keep what came of an order; 200 means that it is on disk, so the agent may forget it."""
+        outbox, id = self._outbox, request.path_params["id"]
+        try:
+            envelope = wire.loads(orders.Envelope, await read_body(request, RECEIPT_BYTES))
+        except WireError as error:
+            raise HTTPException(400, str(error)) from error
+        if self._receipts >= MOST_RECEIPTS:
+            raise _later(f"{self._receipts} receipts wait for their commit, the limit is {MOST_RECEIPTS}")
+        self._receipts += 1
+        try:
+            known = await self._hub.read(lambda: outbox.order(id))
+            if known is not None:
+                check_node(request.state.caller, known.order.node)
+                known = await asyncio.to_thread(outbox.take, id, envelope, now=self._hub.clock.now())
+        except WireError as error:
+            raise HTTPException(400, str(error)) from error
+        except ActionRefused as error:
+            raise HTTPException(422, str(error)) from error
+        finally:
+            self._receipts -= 1
+        if known is None:
+            raise _unknown(id)
+        return ok()
+
+    async def give(self, request: Request) -> Response:
+        """Order something harmless; what touches a machine comes from a plan with its guards, and only from there."""
+        outbox = self._outbox
+        try:
+            given = wire.loads(Given, await read_body(request, GIVE_BYTES))
+        except WireError as error:
+            raise HTTPException(400, str(error)) from error
+        kind = orders.KINDS.get(given.kind)
+        if kind is not None and not kind.is_harmless:
+            raise HTTPException(400, f"{given.kind} touches a machine; only a plan may order it")
+        wanted = Wanted(
+            given.cluster or self._hub.settings.fleet.cluster,
+            given.node,
+            given.kind,
+            given.arguments,
+            given.why,
+            timedelta(seconds=min(max(given.seconds, 0.0), 2 * orders.LONGEST_LIFE.total_seconds())),
+        )
+        now, actor = self._hub.clock.now(), request.state.caller.name
+        try:
+            tracked = await asyncio.to_thread(outbox.give, wanted, now=now, actor=actor)
+        except ActionRefused as error:
+            raise HTTPException(400, str(error)) from error
+        return ok(**self._plain(tracked))
+
+    async def one(self, request: Request) -> Response:
+        id = request.path_params["id"]
+        tracked = await self._hub.read(lambda: self._outbox.order(id))
+        if tracked is None:
+            raise _unknown(id)
+        return ok(**self._plain(tracked))
+
+    async def recent(self, request: Request) -> Response:
+        text = request.query_params.get("limit", "100")
+        limit = whole_number(text)
+        if limit is None or not 1 <= limit <= MOST_LISTED:
+            raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {MOST_LISTED}")
+        found = await self._hub.read(lambda: self._outbox.latest(limit))
+        return ok(orders=[self._plain(tracked) for tracked in found])
+
+    def _plain(self, tracked: orders.Tracked) -> dict[str, Any]:
+        """Without the nonce, which is the agent's business."""
+        plain = wire.to_plain(tracked)
+        del plain["order"]["nonce"]
+        return {**plain, "state": tracked.state(self._hub.clock.now())}
+
+
+def _later(problem: str) -> HTTPException:
+    return HTTPException(429, f"{problem}. Try again later", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+
+
+def _unknown(id: str) -> HTTPException:
+    return HTTPException(404, f"there is no order {id[:40]}")
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = OrdersApi(hub)
+    get, post = ("GET",), ("POST",)
+    return [
+        Endpoint(
+            get,
+            "/api/orders",
+            Role.AGENT,
+            api.fetch,
+            words="What waits for a node, as soon as there is something",
+            asks=(
+                Asked("node", "whose orders", is_required=True),
+                shapes.CLUSTER,
+                Asked("wait", f"seconds to wait for one, at most {LONGEST_WAIT_SECONDS}; 0 unless given", int),
+            ),
+            gives={"orders": list[orders.Envelope]},
+        ),
+        Endpoint(
+            post,
+            "/api/orders",
+            Role.OPERATOR,
+            api.give,
+            changes=True,
+            words="Have something harmless done by the agent of a node",
+            body=Given,
+            gives=shapes.GivenOrder,
+        ),
+        Endpoint(
+            get,
+            "/api/orders/recent",
+            Role.VIEWER,
+            api.recent,
+            words="The newest orders and what came of them",
+            asks=(Asked("limit", f"at most {MOST_LISTED}; 100 unless given", int),),
+            gives={"orders": list[shapes.GivenOrder]},
+        ),
+        Endpoint(
+            get,
+            "/api/orders/{id}",
+            Role.VIEWER,
+            api.one,
+            words="One order, its state, and its receipt once there is one",
+            gives=shapes.GivenOrder,
+        ),
+        Endpoint(
+            post,
+            "/api/orders/{id}/receipt",
+            Role.AGENT,
+            api.answer,
+            changes=True,
+            words="Take what came of an order; 200 means that it is on disk",
+            body=orders.Envelope,
+            gives={},
+        ),
+    ]

@@ -1,0 +1,150 @@
+"""GET /api/topology: the fleet as a tree with states. POST /api/fabric: a sweep that another host made.
+
+`watchkeeper topology` asks the first; `watchkeeper fabric sweep --push`, on a host with an InfiniBand adapter, brings
+the second, because the hub need not have one. What the tree says is decided in `topology`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.errors import WatchkeeperError, WireError
+from watchkeeper.kit import clock, wire
+from watchkeeper.model import fabric
+from watchkeeper.scrape import target_loop
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.fleet import inventory, topology
+from watchkeeper.web.view import HubView
+
+STATE_EXPR = "node_infiniband_state_id"
+RATE_EXPR = "node_infiniband_rate_bytes_per_second"
+# A port is about 400 bytes of JSON: room for 80,000 of them.
+SWEEP_LIMIT_BYTES = 32 << 20
+
+
+class TopologyApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+
+    async def tree(self, request: Request) -> Response:
+        asked = {name: request.query_params.get(name) or None for name in ("rack", "leaf", "node")}
+        chosen = topology.Chosen(**asked)
+        hub = self._hub
+        stock = inventory.take(hub.fleet)
+        facts = topology.Facts(
+            stock,
+            await hub.read(lambda: hub.incidents(open_only=True)),
+            silent=self._silent_nodes(),
+            gone=frozenset(seen.gpu.uuid for seen in hub.fleet.gpus() if seen.gone_since_ms is not None),
+            watched=hub.fabric if self._is_fresh() else None,
+            told=await self._told(frozenset(node.name for node in stock.nodes)),
+        )
+        # A large fleet takes a moment; the loop has others to serve.
+        racks = await asyncio.to_thread(topology.build, facts, chosen)
+        if any(asked.values()) and not racks:
+            named = ", ".join(f"{name} {value[:60]}" for name, value in asked.items() if value)
+            raise HTTPException(404, f"no node is in {named}")
+        return ok(
+            cluster=hub.settings.fleet.cluster,
+            now=hub.clock.now(),
+            fabric=self._fabric(frozenset(node.name for node in stock.nodes)),
+            racks=wire.to_plain(racks),
+            switches=wire.to_plain(topology.switches(hub.fabric, is_fresh=self._is_fresh())),
+            unmapped=topology.unmapped(stock, racks),
+        )
+
+    def _is_fresh(self) -> bool:
+        return self._hub.fabric is not None and self._hub.fabric.is_fresh(clock.to_ms(self._hub.clock.now()))
+
+    def _silent_nodes(self) -> frozenset[tuple[str, str]]:
+        """Nodes, by cluster and name, of which every target that was tried did not answer."""
+        answers: dict[tuple[str, str], list[bool]] = {}
+        for state in self._hub.targets():
+            cluster, name = state.target.cluster, state.target.node
+            if name is not None and state.health is not target_loop.Health.UNKNOWN:
+                answers.setdefault((cluster, name), []).append(state.health is target_loop.Health.UP)
+        return frozenset(name for name, were_up in answers.items() if not any(were_up))
+
+    async def _told(self, nodes: frozenset[str]) -> dict[str, list[topology.LinkView]]:
+        """What nodes say about their own ports; an engine that cannot answer costs the links and not the tree."""
+        at_ms = clock.to_ms(self._hub.clock.now())
+        try:
+            states, rates = await self._hub.ask(STATE_EXPR, at_ms), await self._hub.ask(RATE_EXPR, at_ms)
+        except WatchkeeperError:
+            return {}
+        return topology.told_links(states.latest().items(), rates.latest().items(), nodes)
+
+    def _fabric(self, nodes: frozenset[str]) -> dict[str, Any] | None:
+        watched = self._hub.fabric
+        if watched is None or (watched.fabric is None and not watched.problem):
+            return None
+        found = watched.fabric
+        links = watched.known.links
+        age = "" if found is None or self._is_fresh() else "the last sweep is too old to speak for now"
+        return {
+            "source": None if found is None else found.source,
+            "at": None if found is None else clock.from_ms(found.at_ms),
+            "seconds": None if found is None else found.seconds,
+            "problem": "; ".join(filter(None, (age, watched.problem, *(() if found is None else found.unread)))),
+            "links": len(links),
+            "links_down": sum(link.down_since_ms is not None for link in links),
+            "unlisted_hosts": sorted(watched.leaf_of().keys() - nodes, key=inventory.natural),
+            "unnamed_hosts": 0 if watched.layout is None else len(watched.layout.unnamed_hosts()),
+        }
+
+    async def take_sweep(self, request: Request) -> Response:
+        """Take a sweep of another host; 200 means that what changed with it is on disk."""
+        check_node(request.state.caller, None)
+        watched = self._hub.fabric
+        if watched is None:
+            raise HTTPException(409, "this is a recording: it takes no sweeps")
+        if watched.settings.is_watched:
+            raise HTTPException(409, "this hub looks at the fabric itself; unset `fabric.sweep` and `fabric.ufm_url`")
+        try:
+            found = wire.loads(fabric.Fabric, await read_body(request, SWEEP_LIMIT_BYTES))
+        except WireError as error:
+            raise HTTPException(400, f"this is no sweep: {error.problems[0]}") from error
+        changed = await asyncio.to_thread(watched.take, found, self._hub.clock.now())
+        if changed:
+            await self._hub.take_events(changed)
+        return ok(changes=len(changed), problem=watched.problem)
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = TopologyApi(hub)
+    return [
+        Endpoint(
+            ("GET",),
+            "/api/topology",
+            Role.VIEWER,
+            api.tree,
+            words="Racks, leaves, nodes, GPUs and links with their states",
+            asks=tuple(Asked(name, f"only this {name}") for name in ("rack", "leaf", "node")),
+            gives={
+                "cluster": str,
+                "now": datetime,
+                "fabric": shapes.Swept | None,
+                "racks": list[topology.RackView],
+                "switches": list[topology.SwitchView],
+                "unmapped": dict[str, int],
+            },
+        ),
+        Endpoint(
+            ("POST",),
+            "/api/fabric",
+            Role.AGENT,
+            api.take_sweep,
+            changes=True,
+            words="Take a sweep of the InfiniBand fabric that another host made",
+            body=fabric.Fabric,
+            gives={"changes": int, "problem": str},
+        ),
+    ]

@@ -1,0 +1,257 @@
+"""Repairs over HTTP: list, explain, approve, reject, stop and go on, and the audit of it all.
+
+Nothing is decided here: a request is checked, handed to the hub's repairs, and its answer written. Reading needs a
+viewer, every word that lets a machine be touched an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.errors import SettingsError
+from watchkeeper.hub.repair_loop import RepairLoop
+from watchkeeper.kit import wire
+from watchkeeper.model.repairs import Repair, Switch
+from watchkeeper.remediate import explanation, policy
+from watchkeeper.store.journal import chain
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Asked, Endpoint, ok, read_object, whole_number
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.incidents import about_incident
+from watchkeeper.web.view import HubView
+
+POLICY_BYTES = 1024 * 1024
+MOST_PAST, MOST_ENTRIES = 100, 10_000
+
+
+class ActApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+
+    @property
+    def _repairs(self) -> RepairLoop:
+        if self._hub.repairs is None:
+            raise HTTPException(404, "nothing is repaired here: this is a recording")
+        return self._hub.repairs
+
+    async def list(self, request: Request) -> Response:
+        loop = self._repairs
+        found = await self._hub.read(loop.repairs.all)
+        if request.query_params.get("all") == "1":
+            known = {one.id for one in found}
+            past = await self._hub.read(lambda: loop.past(MOST_PAST))
+            found += [one for one in past if one.id not in known]
+        return ok(repairs=[_shown(one) for one in found], switch=_switch(loop.repairs.switch))
+
+    async def explain(self, request: Request) -> Response:
+        incident, loop = await about_incident.named(self._hub, request), self._hub.repairs
+        if loop is None:
+            return ok(incident=incident.id, repair=None)
+        told = await loop.in_thread(lambda: loop.explain(incident))
+        plain: dict[str, Any] = wire.to_plain(told)
+        return ok(
+            **plain | {"repair": None if told.repair is None else _shown(told.repair)},
+            switch=_switch(loop.repairs.switch),
+        )
+
+    async def approve(self, request: Request) -> Response:
+        id, body = (
+            (await about_incident.named(self._hub, request)).id,
+            await read_object(request, about_incident.BODY_BYTES),
+        )
+        digest = about_incident.line(body, "digest")
+        return await self._say(
+            request, lambda actor: self._repairs.people.approve(id, digest, actor=actor, now=self._hub.clock.now())
+        )
+
+    async def reject(self, request: Request) -> Response:
+        id = (await about_incident.named(self._hub, request)).id
+        why = about_incident.line(await read_object(request, about_incident.BODY_BYTES), "why")
+        return await self._say(
+            request, lambda actor: self._repairs.people.reject(id, why, actor=actor, now=self._hub.clock.now())
+        )
+
+    async def step_done(self, request: Request) -> Response:
+        id = (await about_incident.named(self._hub, request)).id
+        return await self._say(
+            request, lambda actor: self._repairs.people.step_done(id, actor=actor, now=self._hub.clock.now())
+        )
+
+    async def again(self, request: Request) -> Response:
+        id = (await about_incident.named(self._hub, request)).id
+        return await self._say(request, lambda actor: self._repairs.again(id, actor))
+
+    async def _say(self, request: Request, work: Callable[[str], Repair]) -> Response:
+        actor = request.state.caller.name
+        changed = await self._repairs.in_thread(lambda: work(actor))
+        self._repairs.follow_soon(changed)
+        return ok(repair=_shown(changed))
+
+    async def stop(self, request: Request) -> Response:
+        why = about_incident.line(await read_object(request, about_incident.BODY_BYTES), "why")
+        return await self._turn(
+            request, lambda actor: self._repairs.people.stop(why, actor=actor, now=self._hub.clock.now())
+        )
+
+    async def resume(self, request: Request) -> Response:
+        return await self._turn(
+            request, lambda actor: self._repairs.people.resume(actor=actor, now=self._hub.clock.now())
+        )
+
+    async def reset(self, request: Request) -> Response:
+        return await self._turn(
+            request, lambda actor: self._repairs.people.reset(actor=actor, now=self._hub.clock.now())
+        )
+
+    async def _turn(self, request: Request, work: Callable[[str], Switch]) -> Response:
+        actor = request.state.caller.name
+        # In a thread of its own: to stop everything must not wait behind calls that hang.
+        return ok(switch=_switch(await self._repairs.at_once(lambda: work(actor))))
+
+    async def log(self, request: Request) -> Response:
+        limit = whole_number(request.query_params.get("limit", "1000"))
+        if limit is None or not 1 <= limit <= MOST_ENTRIES:
+            raise HTTPException(400, f"limit must be a number from 1 to {MOST_ENTRIES:,}")
+        return ok(entries=await self._repairs.at_once(lambda: self._repairs.audit(limit)))
+
+    async def test(self, request: Request) -> Response:
+        """Which plan every past incident would have got under the policy in the body."""
+        text = (await read_object(request, POLICY_BYTES)).get("policy")
+        if not isinstance(text, str):
+            raise HTTPException(400, 'the body needs the policy as TOML text: {"policy": "…"}')
+        try:
+            chosen = policy.parse(text, where="policy", over=policy.load())
+        except SettingsError as error:
+            raise HTTPException(400, str(error)) from error
+        return ok(incidents=await self._repairs.at_once(lambda: self._repairs.rehearse(chosen)))
+
+
+def _shown(repair: Repair) -> dict[str, Any]:
+    plain: dict[str, Any] = wire.to_plain(repair)
+    action = repair.action
+    return plain | {
+        "action": None if action is None else action.kind,
+        "incidents": list(repair.openings),
+        "is_running": repair.is_running,
+        "is_held": repair.is_held,
+    }
+
+
+def _switch(switch: Switch) -> dict[str, Any]:
+    plain: dict[str, Any] = wire.to_plain(switch)
+    return plain | {"is_stopped": switch.is_stopped, "is_tripped": switch.is_tripped}
+
+
+# Deliberately one table: a row for each endpoint, with what the API's document says about it.
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = ActApi(hub)
+    get, post = ("GET",), ("POST",)
+    return [
+        Endpoint(
+            get,
+            "/api/repairs",
+            Role.VIEWER,
+            api.list,
+            words="Repairs that wait, run or hold a node",
+            asks=(Asked("all", "1: the newest that ended too"),),
+            gives={"repairs": list[shapes.ShownRepair], "switch": shapes.ShownSwitch},
+        ),
+        Endpoint(
+            get,
+            "/api/repairs/log",
+            Role.VIEWER,
+            api.log,
+            words="The audit of repairs, oldest first",
+            asks=(Asked("limit", f"the newest so many, at most {MOST_ENTRIES:,}; 1000 unless given", int),),
+            gives={"entries": list[chain.Entry]},
+        ),
+        Endpoint(
+            post,
+            "/api/repairs/test",
+            Role.OPERATOR,
+            api.test,
+            changes=True,
+            words="Which plan every past incident would have got under another policy",
+            body={"policy": str},
+            gives={"incidents": list[explanation.Rehearsed]},
+        ),
+        Endpoint(
+            post,
+            "/api/repairs/stop",
+            Role.OPERATOR,
+            api.stop,
+            changes=True,
+            words="Stop all repairs at once",
+            body={"why": str},
+            gives={"switch": shapes.ShownSwitch},
+        ),
+        Endpoint(
+            post,
+            "/api/repairs/resume",
+            Role.OPERATOR,
+            api.resume,
+            changes=True,
+            words="Let repairs go on",
+            gives={"switch": shapes.ShownSwitch},
+        ),
+        Endpoint(
+            post,
+            "/api/repairs/reset",
+            Role.OPERATOR,
+            api.reset,
+            changes=True,
+            words="Close the circuit breaker again",
+            gives={"switch": shapes.ShownSwitch},
+        ),
+        Endpoint(
+            get,
+            "/api/incidents/{id}/repair",
+            Role.VIEWER,
+            api.explain,
+            words="Why an incident has this plan and this mode, who would object now, and how far its repair is",
+            gives=shapes.ExplainedRepair,
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/approve",
+            Role.OPERATOR,
+            api.approve,
+            changes=True,
+            words="Approve the plan that this digest names",
+            gives={"repair": shapes.ShownRepair},
+            body={"digest": str},
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/reject",
+            Role.OPERATOR,
+            api.reject,
+            changes=True,
+            words="Reject the plan",
+            gives={"repair": shapes.ShownRepair},
+            body={"why": str},
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/step-done",
+            Role.OPERATOR,
+            api.step_done,
+            changes=True,
+            words="Say that a step which a person does is done",
+            gives={"repair": shapes.ShownRepair},
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/again",
+            Role.OPERATOR,
+            api.again,
+            changes=True,
+            words="Try the repair once more",
+            gives={"repair": shapes.ShownRepair},
+        ),
+    ]

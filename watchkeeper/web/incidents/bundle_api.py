@@ -1,0 +1,65 @@
+"""GET /api/bundle: everything the hub knows about an incident or a node as one file, for whoever repairs the machine.
+
+`watchkeeper bundle` saves what comes from here; `remediate.evidence` says what is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Asked, Endpoint
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.view import HubView
+
+# Each holds some ten MiB while it is made.
+BUNDLES_AT_ONCE = 2
+
+
+class BundleApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._running = 0
+
+    async def make(self, request: Request) -> Response:
+        sources, asked = self._hub.evidence, request.query_params
+        incident, node = asked.get("incident"), asked.get("node")
+        if (incident is None) == (node is None):
+            raise HTTPException(400, "either `incident` or `node` is needed: evidence about what?")
+        subject = incident or node or ""
+        if sources is None:
+            raise HTTPException(409, "a recording that is played has no journal to take evidence from")
+        if self._running >= BUNDLES_AT_ONCE:
+            raise HTTPException(429, f"{self._running} bundles are being made, the limit is {BUNDLES_AT_ONCE}")
+        now, hides = self._hub.clock.now(), asked.get("hide_names") == "1"
+        self._running += 1
+        try:
+            if incident is not None:
+                made = await asyncio.to_thread(sources.of_incident, subject, now=now, hides_names=hides)
+            else:
+                cluster = asked.get("cluster")
+                made = await asyncio.to_thread(sources.of_node, subject, cluster=cluster, now=now, hides_names=hides)
+        finally:
+            self._running -= 1
+        if made is None:
+            raise HTTPException(404, f"there is no {'node' if incident is None else 'incident'} {subject[:80]}")
+        return Response(made, media_type="application/gzip")
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    # Not for viewers: names of users, and what was printed on machines.
+    asks = (
+        Asked("incident", "evidence about this incident; either this or `node`"),
+        Asked("node", "evidence about this node"),
+        shapes.CLUSTER,
+        Asked("hide_names", "1: names of users and machines become placeholders"),
+    )
+    words = "Everything known about an incident or a node as a tar.gz, for whoever repairs the machine"
+    make = BundleApi(hub).make
+    return [
+        Endpoint(("GET",), "/api/bundle", Role.OPERATOR, make, words=words, asks=asks, media="application/gzip"),
+    ]

@@ -1,0 +1,139 @@
+"""What people say about causes, how often we were right, and which nodes break again and again.
+
+POST /api/incidents/{id}/cause corrects or confirms a cause; GET /api/accuracy counts; GET /api/lemons ranks nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timedelta
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.catalogue import causes
+from watchkeeper.clusters import inventory
+from watchkeeper.diagnose import lemons, lessons
+from watchkeeper.errors import WatchkeeperError
+from watchkeeper.kit import clock
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Asked, Endpoint, ok, read_object, whole_number
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.incidents import about_incident, cards
+from watchkeeper.web.view import HubView
+
+MOST_INCIDENTS = 100_000
+MOST_DAYS = 366
+MOST_LEMONS = 100
+
+
+class CausesApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._judged = hub.metrics.counter(
+            "watchkeeper_diagnose_judged_total", "Causes that a person confirmed or corrected, by cause and verdict"
+        )
+        for said in hub.corrections():
+            self._count(said)
+
+    async def correct(self, request: Request) -> Response:
+        incident = await about_incident.named(self._hub, request)
+        body = await read_object(request, about_incident.BODY_BYTES)
+        cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
+        if causes.lookup(cause).cause != cause:
+            near = ", ".join(row.cause for row in causes.all() if row.family == incident.family)
+            raise HTTPException(400, f"`{cause[:60]}` is no cause; of the family {incident.family} there are {near}")
+        if len(why) > about_incident.TEXT_LIMIT:
+            raise HTTPException(400, f"why has {len(why):,} characters, the limit is {about_incident.TEXT_LIMIT:,}")
+        said = await self._hub.correct(incident.id, request.state.caller.name, cause, why)
+        self._count(said)
+        return ok(correction=said, **await cards.told(self._hub, incident))
+
+    async def accuracy(self, _: Request) -> Response:
+        return ok(accuracy=await self._hub.read(self._accuracy, is_long=True))
+
+    async def lemon_nodes(self, request: Request) -> Response:
+        days = whole_number(request.query_params.get("days", "90"))
+        if days is None or not 1 <= days <= MOST_DAYS:
+            raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
+        since, found, unseen = await self._hub.read(lambda: self._lemons(days), is_long=True)
+        return ok(
+            since=since,
+            lemons=found[:MOST_LEMONS],
+            left_out=max(0, len(found) - MOST_LEMONS),
+            unmapped=inventory.unmapped(self._hub.fleet.nodes()),
+            unseen=unseen,
+        )
+
+    def _accuracy(self) -> list[lessons.Accuracy]:
+        said = self._hub.corrections()
+        first = {one.incident: one.was for one in said}
+        named: Counter[str] = Counter()
+        for incident in self._hub.incidents(open_only=False, limit=MOST_INCIDENTS):
+            found = self._hub.diagnosis(incident.id) if incident.id not in first else None
+            best = found.best if found is not None else None
+            named[first.get(incident.id) or (best.cause if best is not None else incident.cause)] += 1
+        return lessons.accuracy(named, said)
+
+    def _since(self, days: int) -> datetime:
+        """The journal of a hub that is younger than the window knows nothing of the time before its first incident."""
+        now = self._hub.clock.now()
+        return max(now - timedelta(days=days), self._hub.first_opened_at() or now)
+
+    def _lemons(self, days: int) -> tuple[datetime, list[lemons.Lemon], list[str]]:
+        hub, now, since = self._hub, self._hub.clock.now(), self._since(days)
+        nodes = [node.place for node in hub.fleet.nodes()]
+        happened = hub.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since)
+        units = lemons.histories(happened, nodes, since=since, now=now)
+        trends, unseen = [], []
+        for metric, expr in lemons.trend_questions().items():
+            try:
+                answer = hub.engine.instant(expr, clock.to_ms(now)).latest()
+            except WatchkeeperError as error:
+                unseen.append(f"{metric}: {error}")
+                continue
+            trends += [lemons.trend(labels.get("Hostname", ""), metric, value) for labels, value in answer.items()]
+        return since, lemons.rank(units, trends), unseen
+
+    def _count(self, said: lessons.Correction) -> None:
+        self._judged.add(cause=said.was, verdict="right" if said.confirms else "wrong")
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = CausesApi(hub)
+    return [
+        Endpoint(
+            ("POST",),
+            "/api/incidents/{id}/cause",
+            Role.OPERATOR,
+            api.correct,
+            changes=True,
+            words="Correct a cause, or confirm it with the same one",
+            body={"cause": str, "why": str},
+            gives={"correction": lessons.Correction, **shapes.DETAIL},
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/accuracy",
+            Role.VIEWER,
+            api.accuracy,
+            words="For each cause how often it was named, judged by a person, and right",
+            gives={"accuracy": list[lessons.Accuracy]},
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/lemons",
+            Role.VIEWER,
+            api.lemon_nodes,
+            words="Nodes by how often they break against the fleet, the most hazardous first",
+            asks=(Asked("days", f"of the last so many days, at most {MOST_DAYS}; 90 unless given", int),),
+            gives={
+                "since": datetime,
+                "lemons": list[lemons.Lemon],
+                "left_out": int,
+                "unmapped": dict[str, int],
+                "unseen": list[str],
+            },
+        ),
+    ]

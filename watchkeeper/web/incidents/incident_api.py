@@ -1,0 +1,255 @@
+"""Working on incidents over HTTP: assign, silence, report, digest; and Alertmanager's webhook.
+
+`fleet_api` lists and shows incidents; what people do to them beyond a note is here. Nothing is decided here: a
+request is checked, handed to the hub, and its answer written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any, Literal, NotRequired, TypedDict
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.errors import StoreError, WireError
+from watchkeeper.incidents import subject
+from watchkeeper.kit import durations, wire
+from watchkeeper.model.incidents import Incident
+from watchkeeper.model.notices import Notice
+from watchkeeper.model.silences import Matcher, Silence, parse_matcher
+from watchkeeper.notify import alertmanager, digest, report, silencing
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body, read_object, whole_number
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.incidents import about_incident, stories
+from watchkeeper.web.view import HubView
+
+# A group of Alertmanager's may hold thousands of alerts.
+WEBHOOK_BYTES = 16 * 1024 * 1024
+WEBHOOKS_IN_FLIGHT = 32
+MOST_MATCHERS = 20
+MOST_DAYS = 366
+
+
+class SilencedFor(TypedDict):
+    """The body of a silence: `for` such as 2h, or `ends_at`."""
+
+    reason: str
+    ends_at: NotRequired[str]
+    starts_at: NotRequired[str]
+    maintenance: NotRequired[bool]
+
+
+class NewSilence(SilencedFor):
+    matchers: list[str]
+
+
+class IncidentApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._webhooks = 0
+
+    async def assign(self, request: Request) -> Response:
+        incident, body = (
+            await about_incident.named(self._hub, request),
+            await read_object(request, about_incident.BODY_BYTES),
+        )
+        changed = await self._hub.assign(incident.id, request.state.caller.name, about_incident.line(body, "to"))
+        return ok(incident=changed)
+
+    async def silence_incident(self, request: Request) -> Response:
+        """Silence everything at the place of an incident for some time."""
+        incident, body = (
+            await about_incident.named(self._hub, request),
+            await read_object(request, about_incident.BODY_BYTES),
+        )
+        made = await self._hub.silence(self._wish(request, body, subject.place_matchers(incident.place)))
+        return ok(silence=_shown(made))
+
+    async def silences(self, _: Request) -> Response:
+        now = self._hub.clock.now()
+        shown = [_shown(one) | {"active": one.is_active(now)} for one in self._hub.silences()]
+        return ok(silences=shown, problem=self._hub.silences_problem())
+
+    async def add_silence(self, request: Request) -> Response:
+        body = await read_object(request, about_incident.BODY_BYTES)
+        listed = body.get("matchers")
+        if not isinstance(listed, list) or not 0 < len(listed) <= MOST_MATCHERS:
+            raise HTTPException(400, f'matchers: expected 1 to {MOST_MATCHERS} texts such as node="gpu-r01-01"')
+        try:
+            matchers = tuple(parse_matcher(str(text)) for text in listed)
+        except ValueError as error:
+            raise HTTPException(400, f"matchers: {error}") from error
+        made = await self._hub.silence(self._wish(request, body, matchers))
+        return ok(silence=_shown(made))
+
+    async def end_silence(self, request: Request) -> Response:
+        ended = await self._hub.unsilence(request.path_params["id"], request.state.caller.name)
+        return ok(silence=_shown(ended))
+
+    async def report(self, request: Request) -> Response:
+        """The whole story, as Markdown or JSON."""
+        story = await stories.story_of(self._hub, await about_incident.named(self._hub, request))
+        if request.query_params.get("format", "markdown") == "json":
+            return ok(**report.plain(story))
+        return Response(report.text(story), media_type="text/markdown; charset=utf-8")
+
+    async def digest(self, request: Request) -> Response:
+        days = whole_number(request.query_params.get("days", "7"))
+        if days is None or not 1 <= days <= MOST_DAYS:
+            raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
+        until = self._hub.clock.now()
+        made = await stories.digest_of(self._hub, until - timedelta(days=days), until)
+        return ok(digest=made, text="\n".join(digest.lines(made)))
+
+    async def notices(self, request: Request) -> Response:
+        """Who was told about an incident, when, and what they answered."""
+        id = (await about_incident.named(self._hub, request)).id
+        return ok(notices=await self._hub.read(lambda: self._hub.notices(id)))
+
+    async def webhook(self, request: Request) -> Response:
+        """Alertmanager tells us about alerts of somebody else's rules; the token of one node is not enough."""
+        check_node(request.state.caller, None)
+        if self._webhooks >= WEBHOOKS_IN_FLIGHT:
+            # Alertmanager tries again after a 5xx, and only then.
+            problem = f"{self._webhooks} calls are being taken, the limit is {WEBHOOKS_IN_FLIGHT}"
+            raise HTTPException(503, problem, headers={"Retry-After": "1"})
+        self._webhooks += 1
+        try:
+            return await self._take_webhook(await read_body(request, WEBHOOK_BYTES))
+        finally:
+            self._webhooks -= 1
+
+    async def _take_webhook(self, body: bytes) -> Response:
+        now, known = self._hub.clock.now(), self._hub.alert_causes()
+        stale = timedelta(seconds=self._hub.settings.notify.webhook_silence_seconds)
+        try:
+            # Thousands of alerts take a while to read; the loop has other things to do.
+            found = await asyncio.to_thread(alertmanager.read_webhook, body, now, known=known, stale=stale)
+        except WireError as error:
+            raise HTTPException(400, "; ".join(error.problems)) from error
+        try:
+            await self._hub.take_foreign_alerts(found.alerts)
+        except StoreError as error:
+            # Alertmanager brings them again after a 5xx, and only then; a conflict of two hubs would be a 409.
+            raise HTTPException(503, str(error)) from error
+        return ok(taken=len(found.alerts), problems=found.problems)
+
+    def _wish(self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]) -> silencing.Wish:
+        now = self._hub.clock.now()
+        try:
+            starts_at = wire.parse_time(body["starts_at"]) if body.get("starts_at") else now
+            ends_at = wire.parse_time(body["ends_at"]) if body.get("ends_at") else starts_at + _lasting(body)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise HTTPException(400, f"a silence needs `for` such as 2h, or `ends_at`: {error}") from error
+        return silencing.Wish(
+            matchers,
+            request.state.caller.name,
+            about_incident.line(body, "reason"),
+            starts_at,
+            ends_at,
+            is_maintenance=body.get("maintenance") is True,
+        )
+
+
+def _lasting(body: dict[str, Any]) -> timedelta:
+    return timedelta(milliseconds=durations.parse_ms(str(body.get("for", ""))))
+
+
+def _shown(silence: Silence) -> dict[str, Any]:
+    plain: dict[str, Any] = wire.to_plain(silence)
+    return plain | {"matchers": [str(matcher) for matcher in silence.matchers]}
+
+
+# Deliberately one table: a row for each endpoint, with what the API's document says about it.
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = IncidentApi(hub)
+    get, post = ("GET",), ("POST",)
+    return [
+        Endpoint(
+            post,
+            "/api/incidents/{id}/assign",
+            Role.OPERATOR,
+            api.assign,
+            changes=True,
+            words="Give an incident to somebody",
+            body={"to": str},
+            gives={"incident": Incident},
+        ),
+        Endpoint(
+            post,
+            "/api/incidents/{id}/silence",
+            Role.OPERATOR,
+            api.silence_incident,
+            changes=True,
+            words="Silence everything at the place of an incident for some time",
+            body=SilencedFor,
+            gives={"silence": shapes.ShownSilence},
+        ),
+        Endpoint(
+            get,
+            "/api/incidents/{id}/report",
+            Role.VIEWER,
+            api.report,
+            words="The whole story of an incident, as Markdown or JSON",
+            asks=(Asked("format", "markdown unless given", Literal["markdown", "json"]),),
+            media="text/markdown",
+        ),
+        Endpoint(
+            get,
+            "/api/incidents/{id}/notices",
+            Role.VIEWER,
+            api.notices,
+            words="Who was told about an incident, when, and what they answered",
+            gives={"notices": list[Notice]},
+        ),
+        Endpoint(
+            get,
+            "/api/silences",
+            Role.VIEWER,
+            api.silences,
+            words="Silences that are, will be, or were in force within the last day",
+            gives={"silences": list[shapes.ListedSilence], "problem": str},
+        ),
+        Endpoint(
+            post,
+            "/api/silences",
+            Role.OPERATOR,
+            api.add_silence,
+            changes=True,
+            words="Silence what fits all matchers",
+            body=NewSilence,
+            gives={"silence": shapes.ShownSilence},
+        ),
+        Endpoint(
+            ("DELETE",),
+            "/api/silences/{id}",
+            Role.OPERATOR,
+            api.end_silence,
+            changes=True,
+            words="End a silence now",
+            gives={"silence": shapes.ShownSilence},
+        ),
+        Endpoint(
+            get,
+            "/api/digest",
+            Role.VIEWER,
+            api.digest,
+            words="A review of the incidents of some days, with a text for people",
+            asks=(Asked("days", f"at most {MOST_DAYS}; 7 unless given", int),),
+            gives={"digest": digest.Digest, "text": str},
+        ),
+        Endpoint(
+            post,
+            "/api/alertmanager",
+            Role.AGENT,
+            api.webhook,
+            changes=True,
+            words="Take alerts of somebody else's rules, in the form of Alertmanager's webhook",
+            body=dict[str, Any],
+            gives={"taken": int, "problems": list[str]},
+        ),
+    ]

@@ -1,0 +1,192 @@
+"""GET /api/journal, /api/journal/verify and /api/journal.jsonl: the audit with filters, its chain, and its export.
+
+A page is at most a thousand entries, a search looks at a bounded part of the journal and says how far it got. The
+chain is read in a thread of its own, one reading at a time, and its verdict kept for some minutes. The console's page
+Journal asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from watchkeeper.kit import clock, wire
+from watchkeeper.store.journal import journal_search
+from watchkeeper.store.journal.chain import Entry
+from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.prometheus import prometheus_form as form
+from watchkeeper.web.view import HubView
+
+MOST_ENTRIES = 1000
+# An export of the whole: about 100 MB, streamed page by page.
+MOST_EXPORTED = 200_000
+MOST_KINDS, MOST_WORDS, LONGEST_WORD = 50, 8, 100
+KEPT_SECONDS = 300.0
+
+
+class JournalApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._busy = asyncio.Lock()
+        self._verdict: tuple[float, dict[str, Any]] | None = None
+
+    def _where(self) -> journal_search.Where:
+        if self._hub.repairs is None:
+            raise HTTPException(404, "this is a recording: it has no journal")
+        settings = self._hub.settings
+        return journal_search.Where(settings.journal_path, settings.journal.url_file)
+
+    async def entries(self, request: Request) -> Response:
+        where, wanted = self._where(), _wanted(request)
+
+        def look() -> tuple[journal_search.Found, list[dict[str, Any]]]:
+            found = journal_search.search(where, wanted)
+            return found, [plain(entry) for entry in found.entries]
+
+        found, entries = await self._hub.read(look)
+        return ok(
+            now=self._hub.clock.now(),
+            entries=entries,
+            first=found.first,
+            last=found.last,
+            looked_back_to=found.looked_back_to,
+            kinds=found.kinds,
+        )
+
+    async def verify(self, request: Request) -> Response:
+        """Read the whole chain again where the last verdict is old, or where `again` asks for it."""
+        where, now = self._where(), self._hub.clock.now()
+        is_wanted = request.query_params.get("again") == "1"
+        async with self._busy:
+            kept = self._verdict
+            if kept is None or is_wanted or not 0 <= now.timestamp() - kept[0] < KEPT_SECONDS:
+                broken, count = await asyncio.to_thread(journal_search.first_broken, where)
+                verdict = {"checked_at": now, "entries": count, "is_intact": broken is None, "first_broken": broken}
+                kept = self._verdict = (now.timestamp(), verdict)
+        return ok(**kept[1])
+
+    async def export(self, request: Request) -> Response:
+        """Every entry that fits, newest first, one JSON object a line, with its hash."""
+        where, wanted = self._where(), _wanted(request)
+        name = f"journal-{self._hub.clock.now():%Y%m%dT%H%M%SZ}.jsonl"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return StreamingResponse(_lines(where, wanted), media_type="application/x-ndjson", headers=headers)
+
+
+def _lines(where: journal_search.Where, wanted: journal_search.Wanted) -> Iterator[bytes]:
+    left, before = MOST_EXPORTED, wanted.before
+    while left > 0:
+        page = journal_search.search(where, replace(wanted, before=before, limit=min(left, MOST_ENTRIES)))
+        for entry in page.entries:
+            yield orjson.dumps(plain(entry) | {"prev": entry.prev}, default=wire.to_plain) + b"\n"
+        left -= len(page.entries)
+        if page.looked_back_to <= page.first:
+            return
+        before = page.looked_back_to
+
+
+def plain(entry: Entry) -> dict[str, Any]:
+    return {
+        "seq": entry.seq,
+        "at": wire.format_time(entry.at),
+        "actor": entry.actor,
+        "kind": entry.kind,
+        "subject": entry.subject,
+        "text": entry.text,
+        "body": {name: value for name, value in entry.body.items() if name != "text"},
+        "epoch": entry.epoch,
+        "hash": entry.hash,
+    }
+
+
+def _wanted(request: Request) -> journal_search.Wanted:
+    asked = request.query_params
+    limit, before = whole_number(asked.get("limit", "200")), asked.get("before")
+    if limit is None or not 1 <= limit <= MOST_ENTRIES:
+        raise HTTPException(400, f"limit must be a number from 1 to {MOST_ENTRIES:,}")
+    number = None if before is None else whole_number(before)
+    if before is not None and number is None:
+        raise HTTPException(400, "before must be the number of an entry")
+    words, kinds = tuple(asked.get("q", "").split()), tuple(asked.getlist("kind"))
+    if len(words) > MOST_WORDS or len(kinds) > MOST_KINDS or any(len(word) > LONGEST_WORD for word in words):
+        raise HTTPException(400, f"at most {MOST_WORDS} words of {LONGEST_WORD} characters, and {MOST_KINDS} kinds")
+    return journal_search.Wanted(
+        kinds,
+        asked.get("subject", ""),
+        asked.get("actor", ""),
+        words,
+        _time(asked.get("from"), "from"),
+        _time(asked.get("to"), "to"),
+        number,
+        limit,
+    )
+
+
+def _time(text: str | None, name: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        return clock.from_ms(form.read_time(name, text))
+    except form.BadParameter as error:
+        raise HTTPException(400, str(error)) from error
+
+
+FILTERS = (
+    Asked("kind", "only entries of this kind; may be given several times"),
+    Asked("subject", "only about this, such as INC-17"),
+    Asked("actor", "only by this person or program"),
+    Asked("q", "only entries with all of these words"),
+    Asked("from", "not before this time"),
+    Asked("to", "not after this time"),
+    Asked("before", "older than the entry of this number, for the next page", int),
+    Asked("limit", f"how many at most; 200 unless given, at most {MOST_ENTRIES}", int),
+)
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = JournalApi(hub)
+    return [
+        Endpoint(
+            ("GET",),
+            "/api/journal",
+            Role.VIEWER,
+            api.entries,
+            words="The audit, newest first: who did what to which subject",
+            asks=FILTERS,
+            gives={
+                "now": datetime,
+                "entries": list[dict[str, Any]],
+                "first": int,
+                "last": int,
+                "looked_back_to": int,
+                "kinds": dict[str, int],
+            },
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/journal/verify",
+            Role.VIEWER,
+            api.verify,
+            words="Whether every entry of the audit is as it was written",
+            asks=(Asked("again", "1: read it now, whatever was found before"),),
+            gives={"checked_at": datetime, "entries": int, "is_intact": bool, "first_broken": int | None},
+        ),
+        Endpoint(
+            ("GET",),
+            "/api/journal.jsonl",
+            Role.VIEWER,
+            api.export,
+            words="The audit as a file, one JSON object a line, with the hashes of its chain",
+            asks=FILTERS,
+            media="application/x-ndjson",
+        ),
+    ]

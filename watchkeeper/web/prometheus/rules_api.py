@@ -1,0 +1,236 @@
+"""GET /api/rules and POST /api/rules/replay: alerting rules with their states, and what one would have fired before.
+
+The list has counts and a bounded number of alerts, however many GPUs misbehave. A replay asks the hub's own samples
+and writes nothing: what a rule would record is thrown away, so a rule reads what the hub had recorded. One replay at a
+time, in a thread. The console's page of objectives and rules asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import yaml
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.kit import clock, durations, wire
+from watchkeeper.model import alerts
+from watchkeeper.model.labels import Labels
+from watchkeeper.query import engine as engines
+from watchkeeper.rules import evaluate, replay, rulefile
+from watchkeeper.web.answers import Endpoint, ok, read_object
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.prometheus import prometheus_form as form
+from watchkeeper.web.shedding import Places
+from watchkeeper.web.view import HubView
+
+BODY_BYTES = 256 * 1024
+MOST_ALERTS = 200
+MOST_RULES = 20
+MOST_EPISODES = 500
+# A day at a step of 15 s is 5,760 questions' worth of one rule.
+LONGEST_SECONDS, MOST_STEPS = 7 * 86_400.0, 11_000
+
+
+class OnlyRead:
+    """The hub's engine for a replay: everything is asked of it, nothing is written to it."""
+
+    def __init__(self, behind: engines.Engine) -> None:
+        self._behind = behind
+
+    def instant(self, expr: str, at_ms: int) -> engines.Answer:
+        return self._behind.instant(expr, at_ms)
+
+    def range(self, expr: str, span: engines.Span) -> engines.Answer:
+        return self._behind.range(expr, span)
+
+    def series(self, matchers: Sequence[Sequence[engines.Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
+        return self._behind.series(matchers, start_ms, end_ms)
+
+    def label_names(self, matchers: Sequence[Sequence[engines.Matcher]], start_ms: int, end_ms: int) -> list[str]:
+        return self._behind.label_names(matchers, start_ms, end_ms)
+
+    def label_values(
+        self, name: str, matchers: Sequence[Sequence[engines.Matcher]], *, start_ms: int, end_ms: int
+    ) -> list[str]:
+        return self._behind.label_values(name, matchers, start_ms=start_ms, end_ms=end_ms)
+
+    def metadata(self) -> dict[str, tuple[str, str, str]]:
+        return self._behind.metadata()
+
+    def append(self, samples: Iterable[engines.AnySample], *, together: str | None = None) -> engines.Appended:  # noqa: ARG002
+        return engines.Appended(0, {})
+
+    def limits(self) -> engines.Limits:
+        return self._behind.limits()
+
+
+class RulesApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+        self._busy, self._places = asyncio.Lock(), Places("replays of rules")
+
+    async def rules(self, _: Request) -> Response:
+        return ok(now=self._hub.clock.now(), **await asyncio.to_thread(self._listed))
+
+    def _listed(self) -> dict[str, Any]:
+        shown = [
+            rule_line(group, rule, states.get(evaluate.rule_key(group, rule), evaluate.RuleState()))
+            for group, states in self._hub.rule_groups()
+            for rule in group.rules
+            if isinstance(rule, rulefile.AlertingRule)
+        ]
+        active = [
+            one for one in self._hub.alerts() if one.state in (alerts.AlertState.PENDING, alerts.AlertState.FIRING)
+        ]
+        active.sort(key=lambda one: (one.state is not alerts.AlertState.FIRING, one.active_at))
+        return {"rules": shown, "alerts": [_alert(one) for one in active[:MOST_ALERTS]], "alerts_total": len(active)}
+
+    async def replay(self, request: Request) -> Response:
+        with self._places:
+            return await self._replay(request)
+
+    async def _replay(self, request: Request) -> Response:
+        body = await read_object(request, BODY_BYTES)
+        window = _window(body, self._hub.clock.now())
+        # A file of 256 KiB takes seconds to read.
+        rule_set = await asyncio.to_thread(_rule_set, body)
+        async with self._busy:
+            found = await asyncio.to_thread(replay.run, rule_set, OnlyRead(self._hub.engine), window)
+        fired = found.fired
+        waited = [one for one in found.episodes if one.fired_at is None]
+        return ok(
+            since=clock.from_ms(window.from_ms),
+            until=clock.from_ms(window.to_ms),
+            steps=found.steps,
+            fired=len(fired),
+            waited=len(waited),
+            episodes=wire.to_plain([*fired, *waited][:MOST_EPISODES]),
+            failures=wire.to_plain(found.failures),
+        )
+
+
+def rule_line(group: rulefile.Group, rule: rulefile.AlertingRule, state: evaluate.RuleState) -> dict[str, Any]:
+    states = [one.state for one in state.alerts.values()]
+    return {
+        "name": rule.name,
+        "group": group.name,
+        "file": rule.path.rsplit("/", 1)[-1],
+        "line": rule.line,
+        "expr": rule.expr,
+        "for_seconds": rule.hold_seconds,
+        "keep_firing_seconds": rule.keep_firing_seconds,
+        "severity": template_text(rule.labels, "severity"),
+        "cause": template_text(rule.labels, "cause"),
+        "summary": template_text(rule.annotations, "summary") or template_text(rule.annotations, "description"),
+        "firing": states.count(alerts.AlertState.FIRING),
+        "pending": states.count(alerts.AlertState.PENDING),
+        "health": state.health,
+        "problem": state.last_error,
+        "evaluated_at": state.evaluated_at,
+        "seconds": state.duration_seconds,
+    }
+
+
+def template_text(found: rulefile.Templates, name: str) -> str:
+    template = found.get(name)
+    return "" if template is None else template.text
+
+
+def _alert(one: alerts.Alert) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "labels": dict(one.labels.without("alertname")),
+        "state": one.state,
+        "active_at": one.active_at,
+        "fired_at": one.fired_at,
+        "value": one.value,
+        "summary": one.annotations.get("summary") or one.annotations.get("description", ""),
+    }
+
+
+def _rule_set(body: dict[str, Any]) -> rulefile.RuleSet:
+    """Rules as YAML in `rules`, or one alert as `expr` and `for`."""
+    text = body.get("rules")
+    if text is None:
+        expr, hold = body.get("expr"), body.get("for", "0s")
+        if not isinstance(expr, str) or not expr.strip() or not isinstance(hold, str):
+            raise HTTPException(
+                400, 'the body needs a rule: {"expr": "…", "for": "5m"}, or {"rules": "YAML of a file"}'
+            )
+        try:
+            form.parse("expr", expr)
+        except form.BadParameter as error:
+            raise HTTPException(400, str(error)) from error
+        name = body.get("name") if isinstance(body.get("name"), str) else "Replayed"
+        rule = {"alert": name, "expr": expr, "for": hold}
+        text = yaml.safe_dump({"groups": [{"name": "replay", "rules": [rule]}]}, allow_unicode=True)
+    if not isinstance(text, str):
+        raise HTTPException(400, "`rules` must be the text of a rule file")
+    try:
+        found = rulefile.read({"rules": text})
+    except rulefile.RuleFileProblems as error:
+        raise HTTPException(400, str(error)) from error
+    if not 1 <= len(found.rules) <= MOST_RULES:
+        raise HTTPException(400, f"{len(found.rules)} rules; from 1 to {MOST_RULES} can be replayed at once")
+    return found
+
+
+def _window(body: dict[str, Any], now: datetime) -> replay.Window:
+    try:
+        until = clock.to_ms(now) if body.get("to") is None else form.read_time("to", str(body["to"]))
+        since = until - 21_600_000 if body.get("from") is None else form.read_time("from", str(body["from"]))
+        step = durations.parse_seconds(str(body.get("interval", "15s")))
+    except (form.BadParameter, ValueError) as error:
+        raise HTTPException(400, str(error)) from error
+    until = min(until, clock.to_ms(now))
+    seconds = (until - since) / 1000
+    if not 0 < seconds <= LONGEST_SECONDS:
+        raise HTTPException(400, f"`from` must be before `to`, by at most {LONGEST_SECONDS / 86_400:g} days")
+    if step <= 0 or seconds / step > MOST_STEPS:
+        least = durations.format_seconds(-(-seconds // MOST_STEPS))
+        raise HTTPException(
+            400, f"{seconds / max(step, 1e-3):,.0f} steps; the most is {MOST_STEPS:,}. Take {least} or longer"
+        )
+    return replay.Window(since, until, step)
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = RulesApi(hub)
+    return [
+        Endpoint(
+            ("GET",),
+            "/api/rules",
+            Role.VIEWER,
+            api.rules,
+            words="Alerting rules with their state and health, and the alerts that are pending or fire",
+            gives={
+                "now": datetime,
+                "rules": list[dict[str, Any]],
+                "alerts": list[dict[str, Any]],
+                "alerts_total": int,
+            },
+        ),
+        Endpoint(
+            ("POST",),
+            "/api/rules/replay",
+            Role.VIEWER,
+            api.replay,
+            changes=True,
+            words="What a rule would have fired over the samples that are kept; nothing is written and nobody is told",
+            body={"expr": str, "for": str, "name": str, "rules": str, "from": str, "to": str, "interval": str},
+            gives={
+                "since": datetime,
+                "until": datetime,
+                "steps": int,
+                "fired": int,
+                "waited": int,
+                "episodes": list[replay.Episode],
+                "failures": list[replay.Failure],
+            },
+        ),
+    ]

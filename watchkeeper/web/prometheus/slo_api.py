@@ -1,0 +1,85 @@
+"""GET /api/slos and POST /-/reload: what is left of each error budget, and rules that are read once more.
+
+The console's page of objectives, `watchkeeper slo` and `watchkeeper rules reload` ask here.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.config import settings
+from watchkeeper.kit import clock, durations, wire
+from watchkeeper.model.incidents import Incident
+from watchkeeper.rules import budgets, reload
+from watchkeeper.web import shapes
+from watchkeeper.web.answers import Endpoint, json_answer, ok
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.view import HubView
+
+
+class SloApi:
+    def __init__(self, hub: HubView) -> None:
+        self._hub = hub
+
+    async def slos(self, _: Request) -> Response:
+        """Every objective as it is now; a number without samples is null."""
+        hub, now = self._hub, self._hub.clock.now()
+        answer = await hub.ask(budgets.RECORDED, clock.to_ms(now))
+        found = budgets.budgets(hub.slos(), answer.latest(), hub.alerts())
+        open_now = await hub.read(hub.incidents)
+        return ok(now=now, slos=[self._plain(budget, open_now) for budget in found])
+
+    def _plain(self, budget: budgets.Budget, open_now: list[Incident]) -> dict[str, Any]:
+        refs = {str(labels) for labels in budget.alerts}
+        told = [one.id for one in open_now if any(member.ref in refs for member in one.members)]
+        return {**wire.to_plain(budget), "covered": self._covered(budget.window), "incidents": told}
+
+    def _covered(self, window: str) -> str | None:
+        """How much of the window the samples reach back at most; a server keeps its own, which is unknown here."""
+        query = self._hub.settings.query
+        if query.engine is not settings.QueryEngine.EMBEDDED:
+            return None
+        return durations.format_seconds(min(durations.parse_seconds(window), query.retention_seconds))
+
+    async def reload(self, _: Request) -> Response:
+        found = await self._hub.reload_rules()
+        if found.is_successful:
+            return ok(**outcome(found))
+        count = len(found.problems)
+        problem = (
+            f"{count} problem{'s' * (count > 1)} in the rule files; the {found.rules} rules of before stay in force"
+        )
+        content = {"ok": False, "error": problem, "errors": found.problems, "status": 422, **outcome(found)}
+        return json_answer(content, status=422)
+
+
+def outcome(found: reload.Reload) -> dict[str, Any]:
+    """The last reading of the rule files as /api/status and /-/reload show it."""
+    return {**wire.to_plain(found), "is_successful": found.is_successful}
+
+
+def endpoints(hub: HubView) -> list[Endpoint]:
+    api = SloApi(hub)
+    return [
+        Endpoint(
+            ("GET",),
+            "/api/slos",
+            Role.VIEWER,
+            api.slos,
+            words="What is left of each error budget, and how fast it burns",
+            gives={"now": datetime, "slos": list[shapes.ShownBudget]},
+        ),
+        Endpoint(
+            ("POST",),
+            "/-/reload",
+            Role.ADMIN,
+            api.reload,
+            changes=True,
+            words="Read the rule files again; 422 with every problem if they cannot be used",
+            gives=shapes.Outcome,
+        ),
+    ]

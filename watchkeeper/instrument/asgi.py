@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from watchkeeper.instrument import tracing
-from watchkeeper.instrument.inference import ANSWERED, CLIENT_GONE, FAILED, InferenceMonitor, Request, working_on
 from watchkeeper.instrument.page import Page
+from watchkeeper.instrument.serving_request import ANSWERED, CLIENT_GONE, FAILED, Request, working_on
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -22,11 +22,21 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+class ServingMonitor(Protocol):
+    """What the middleware needs of an `inference.InferenceMonitor`."""
+
+    spans: tracing.Spans
+
+    def begin(self, carrier: tracing.Carrier | None = None) -> Request: ...
+
+    def write(self, page: Page) -> None: ...
+
+
 class InferenceMiddleware:
     """`paths` are the beginnings of paths that count, or all without any; `metrics_path` answers with the page."""
 
     def __init__(
-        self, app: App, monitor: InferenceMonitor, *, paths: Sequence[str] = (), metrics_path: str | None = None
+        self, app: App, monitor: ServingMonitor, *, paths: Sequence[str] = (), metrics_path: str | None = None
     ) -> None:
         self._app, self._monitor = app, monitor
         self._paths, self._metrics_path = tuple(paths), metrics_path

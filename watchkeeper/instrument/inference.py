@@ -16,15 +16,18 @@ import os
 import threading
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextvars import ContextVar
 from functools import wraps
 from time import perf_counter, time
 from typing import Any
 
 from watchkeeper.instrument import exports as exporting
 from watchkeeper.instrument import placement, tracing
+from watchkeeper.instrument.asgi import InferenceMiddleware
 from watchkeeper.instrument.page import Exemplar, Page, braces
+from watchkeeper.instrument.serving_request import ANSWERED, CLIENT_GONE, FAILED, Request, current_request, working_on
 from watchkeeper.instrument.tallies import Counters, Histograms
+
+__all__ = ["InferenceMonitor", "current_request"]
 
 # The guides' bounds up to ten seconds, and what long answers of language models take between and beyond.
 DURATION_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0)
@@ -33,9 +36,6 @@ FIRST_TOKEN_BOUNDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip
 PER_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-# nginx' code for a client that went away, which is no error of the server.
-CLIENT_GONE, FAILED, ANSWERED = 499, 500, 200
-_current: ContextVar[Request | None] = ContextVar("watchkeeper_request", default=None)
 
 
 class InferenceMonitor:
@@ -80,8 +80,6 @@ class InferenceMonitor:
 
     def asgi(self, app: Any, *, paths: Sequence[str] = (), metrics_path: str | None = None) -> Any:
         """The same application, measured; see `asgi.InferenceMiddleware`."""
-        from watchkeeper.instrument.asgi import InferenceMiddleware
-
         return InferenceMiddleware(app, self, paths=paths, metrics_path=metrics_path)
 
     def begin(self, carrier: tracing.Carrier | None = None) -> Request:
@@ -116,18 +114,15 @@ class InferenceMonitor:
     def request(self, carrier: tracing.Carrier | None = None) -> Iterator[Request]:
         """One request as a `with` block; an error inside counts as 500 and goes on to the program."""
         made = self.begin(carrier)
-        token = _current.set(made)
         code = FAILED
         try:
-            yield made
+            with working_on(made):
+                yield made
             code = ANSWERED
         except (GeneratorExit, CancelledError):
             code = CLIENT_GONE
             raise
         finally:
-            # A generator may be closed from another context than it began in.
-            with contextlib.suppress(ValueError):
-                _current.reset(token)
             made.end(code)
 
     def write(self, page: Page) -> None:
@@ -170,95 +165,6 @@ class InferenceMonitor:
             self._prompt.add(self.model, request.prompt_tokens)
         if request.generated_tokens is not None:
             self._generated.add(self.model, request.generated_tokens)
-
-
-class Request:
-    """One request on its way: queued, then prefilled until its first piece, then decoded until its last."""
-
-    def __init__(self, monitor: InferenceMonitor, carrier: tracing.Carrier) -> None:
-        self._monitor = monitor
-        self._began = monitor.clock()
-        self._queued: tuple[float, float] | None = None
-        self._first: float | None = None
-        self._last = self._began
-        self._pieces = 0
-        self._is_over = False
-        self.prompt_tokens: int | None = None
-        self.generated_tokens: int | None = None
-        self.span = monitor.spans.begin(f"inference {monitor.model[0]}", carrier)
-        self.trace_id = monitor.spans.trace_id(self.span, carrier)
-
-    @contextlib.contextmanager
-    def queueing(self) -> Iterator[None]:
-        """Around the wait for a free place in the program's own queue or batch."""
-        since = self._monitor.clock()
-        self._monitor.queue(1)
-        try:
-            yield
-        finally:
-            self._monitor.queue(-1)
-            self._queued = (since, self._monitor.clock())
-
-    def piece(self) -> None:
-        """A piece of a streamed answer leaves; the first one ends the prefill."""
-        self._last = self._monitor.clock()
-        self._pieces += 1
-        if self._first is None:
-            self._first = self._last
-
-    def used(self, *, prompt_tokens: int | None = None, generated_tokens: int | None = None) -> None:
-        """Tokens as the model counts them; without it each piece of a stream counts as one token of the answer."""
-        self.prompt_tokens = self.prompt_tokens if prompt_tokens is None else prompt_tokens
-        self.generated_tokens = self.generated_tokens if generated_tokens is None else generated_tokens
-
-    def end(self, code: int) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        ended = self._monitor.clock()
-        self.seconds = ended - self._began
-        if self.generated_tokens is None and self._pieces:
-            self.generated_tokens = self._pieces
-        self._monitor.count(self, code)
-        told = {"gen_ai.usage.input_tokens": self.prompt_tokens, "gen_ai.usage.output_tokens": self.generated_tokens}
-        attributes: dict[str, str | int] = {name: number for name, number in told.items() if number is not None}
-        attributes |= {"gen_ai.request.model": self._monitor.model[0], "http.response.status_code": code}
-        self._monitor.spans.end(
-            self.span, self._phases(ended), attributes=attributes, error=str(code) if code >= FAILED else ""
-        )
-
-    @property
-    def first_token_seconds(self) -> float | None:
-        return None if self._first is None else self._first - self._began
-
-    @property
-    def seconds_per_token(self) -> float | None:
-        tokens = self.generated_tokens or self._pieces
-        return None if self._first is None or tokens < 2 else (self._last - self._first) / (tokens - 1)
-
-    def _phases(self, ended: float) -> Iterator[tuple[str, float, float]]:
-        """Name, and how long before the end each phase began and ended."""
-        begun = self._began
-        if self._queued is not None:
-            since, begun = self._queued
-            yield "queue", ended - since, ended - begun
-        if self._first is not None:
-            yield "prefill", ended - begun, ended - self._first
-            yield "decode", ended - self._first, ended - self._last
-
-
-def current_request() -> Request | None:
-    """The request that this task or thread works on."""
-    return _current.get()
-
-
-@contextlib.contextmanager
-def working_on(request: Request) -> Iterator[None]:
-    token = _current.set(request)
-    try:
-        yield
-    finally:
-        _current.reset(token)
 
 
 def _stream(monitor: InferenceMonitor, call: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:

@@ -29,8 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_CLICK = """
 import asyncio, sys
 from pathlib import Path
-from watchkeeper import agent
-from watchkeeper.collect import agent_server
+from watchkeeper.agent import agent, agent_server
 from watchkeeper.kit import clock
 hub, spool, kmsg, port, interval = sys.argv[1:]
 settings = agent.AgentSettings(hub, Path(spool), kmsg=Path(kmsg), interval_seconds=float(interval),

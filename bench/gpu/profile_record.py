@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 # The recorder as it is, but PCIe's own counters and energy are read for each row too: 46 ms of it.
 RECORDER = """
-from watchkeeper.probe import gpu_reader, recorder_child
+from watchkeeper.probe.profile import gpu_reader, recorder_child
 recorder_child.SLOW_SECONDS = 0.0
 gpu_reader.SLOW += gpu_reader.WITHOUT_GPM
 recorder_child.main()

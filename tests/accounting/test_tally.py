@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.accounting.histories import empty_engine
 from watchkeeper.accounting import books, ledger, recorded, summary, usage
-from watchkeeper.accounting.tally import HOUR, nobody
+from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, nobody
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
@@ -70,7 +70,9 @@ def test_windows_that_tile_a_time_sum_to_it(
     edges = [DAY, *(DAY + cut * 60 for cut in cuts if 0 < cut < 31 * 60), DAY + 31 * HOUR]
     pieces = [totals(engine, since, until) for since, until in itertools.pairwise(edges)]
     whole = totals(engine, edges[0], edges[-1])
-    assert np.sum(pieces, axis=0) == pytest.approx(whole, rel=1e-6, abs=1e-6)
+    # The end of a gap that a cut leaves over is jitter below LEAST_GAP_SECONDS, for at most 16 GPUs at each cut.
+    cut_off = (len(pieces) - 1) * 16 * LEAST_GAP_SECONDS / HOUR
+    assert np.sum(pieces, axis=0) == pytest.approx(whole, rel=1e-6, abs=1e-6 + cut_off)
 
 
 def test_a_gap_is_unknown_and_never_idle_and_both_are_said() -> None:

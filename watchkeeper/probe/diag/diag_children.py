@@ -49,7 +49,7 @@ class Program:
 
 
 def module(name: str, *arguments: str, python: str = sys.executable) -> Program:
-    """A module of this package as a program, with whichever interpreter."""
+    """A module of `probe` as a program, with whichever interpreter."""
     return Program(("-u", "-c", LAUNCH, str(ROOT), f"watchkeeper.probe.{name}", *arguments), python)
 
 

@@ -24,7 +24,7 @@ here = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared corpus is not 
 def test_the_right_cause_comes_first_in_nearly_all_labelled_cases() -> None:
     results = list(corpus.measure(SHARED / "cases"))
     sure = [result for result in results if result.sureness == "high"]
-    # What the doctor reached when 15 cases came that it had not seen: 32 of 39 sure ones, 67 of 76, 2 confidently wrong.
+    # With 15 cases that it had not seen: 32 of 39 sure ones, 67 of 76 in all, 2 confidently wrong.
     assert sum(result.is_right for result in sure) >= 0.82 * len(sure)
     assert sum(result.is_right for result in results) >= 0.88 * len(results)
     assert sum(result.is_among_three for result in results) >= 0.88 * len(results)

@@ -23,9 +23,10 @@ from statistics import median
 from typing import Any
 
 from bench import repair
-from tests import kubernetes_server, servers
-from tests.kubernetes_server import Cluster
+from tests import servers
 from tests.remediate.drivers import kubernetes_story as story
+from tests.support.clusters import kubernetes_server
+from tests.support.clusters.kubernetes_server import Cluster
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.remediate.drivers.kubernetes import Kubernetes
 from watchkeeper.remediate.drivers.kubernetes_client import Answer, ApiClient, Call

@@ -10,8 +10,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import postgres_server
-from tests.fake_nvml import driver
+from tests.support import postgres_server
+from tests.support.fake_nvml import driver
 
 # Derandomised where a failure must mean the commit and not the dice; on a desk new examples are welcome.
 # How long an example takes is no property of ours on a machine that others use as well.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tests.fake_nvml import driver
+from tests.support.fake_nvml import driver
 from watchkeeper.agent.gpus.reader_link import ReaderLink
 from watchkeeper.agent.gpus.reader_watch import Limits
 from watchkeeper.agent.gpus.sampler import DriverFact, Sampler, SamplerSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scrape.loopback import Heard, reply, serve, until
+from tests.support.loopback import Heard, reply, serve, until
 from watchkeeper.agent import agent, agent_server, node_facts
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.kit.clock import ScaledClock

@@ -16,8 +16,8 @@ import pytest
 from tests.agent.conftest import MakeFake
 from tests.agent.reading import UUID
 from tests.agent.test_agent import events, machine, settings
-from tests.fake_nvml import driver
-from tests.scrape.loopback import Loopback, reply, serve, until
+from tests.support.fake_nvml import driver
+from tests.support.loopback import Loopback, reply, serve, until
 from watchkeeper.agent import agent, agent_server
 from watchkeeper.agent.gpus import driver_events
 from watchkeeper.kit.clock import ScaledClock

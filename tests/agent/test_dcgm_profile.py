@@ -13,7 +13,7 @@ from tests.agent.conftest import MakeFake
 from tests.agent.reading import UUID
 from tests.agent.test_agent import machine as make_machine
 from tests.agent.test_agent_gpus import running
-from tests.scrape.loopback import until
+from tests.support.loopback import until
 from watchkeeper.agent.gpus.dcgm_profile import ROUNDS_WITHOUT, DcgmProfile
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.readers import dcgmi

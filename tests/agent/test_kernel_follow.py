@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scrape.loopback import Heard, reply, serve, until
+from tests.support.loopback import Heard, reply, serve, until
 from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, ask_proc, ask_simulator
 from watchkeeper.agent.kernel.kernel_follow import (
     FloodGate,

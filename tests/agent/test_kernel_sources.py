@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.agent.test_agent import UUID, events, machine, settings
-from tests.scrape.loopback import reply, serve, until
+from tests.support.loopback import reply, serve, until
 from watchkeeper.agent import agent
 from watchkeeper.agent.kernel import kernel_sources
 from watchkeeper.agent.kernel.file_follow import OpenFile

@@ -12,8 +12,8 @@ from tests.agent.conftest import MakeFake
 from tests.agent.reading import UUID
 from tests.agent.test_agent import machine as prepared
 from tests.agent.test_agent_gpus import running
-from tests.fake_nvml import driver
-from tests.scrape.loopback import until
+from tests.support.fake_nvml import driver
+from tests.support.loopback import until
 from watchkeeper.agent.control import ControlSettings
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Snapshot
 from watchkeeper.agent.log_context import AgentContext

@@ -10,7 +10,7 @@ import pytest
 
 from tests.agent.conftest import MakeFake
 from tests.agent.reading import UUID, reader
-from tests.fake_nvml import driver
+from tests.support.fake_nvml import driver
 from watchkeeper.readers.nvml import choice
 from watchkeeper.readers.nvml.calls import CALLS
 

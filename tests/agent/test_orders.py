@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scrape.loopback import Heard, reply, serve
+from tests.support.loopback import Heard, reply, serve
 from watchkeeper.agent import profiling, push
 from watchkeeper.agent.orders import order_ledger, order_work, orders
 from watchkeeper.kit import wire

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scrape.loopback import Heard, Loopback, reply, serve, until
+from tests.support.loopback import Heard, Loopback, reply, serve, until
 from watchkeeper.agent import spool as spool_module
 from watchkeeper.agent.push import Hub, Verdict, after_answer, push_forever
 from watchkeeper.agent.spool import Spool

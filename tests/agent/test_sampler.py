@@ -11,7 +11,7 @@ import pytest
 
 from tests.agent.conftest import MakeFake
 from tests.agent.reading import UUID, causes, sampling, shown, until
-from tests.fake_nvml import driver
+from tests.support.fake_nvml import driver
 from watchkeeper.agent.gpus.reader_watch import Limits
 from watchkeeper.agent.gpus.sampler import DriverFact, Sampler
 

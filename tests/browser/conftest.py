@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests import servers
-from tests.product.running import Product, await_that, up
+from tests.support.running_product import Product, await_that, up
 
 # What a page is expected to show is awaited for that long: two slow cores may have a hub, a browser and other tests.
 PATIENCE_SECONDS = 45.0

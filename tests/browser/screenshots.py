@@ -16,10 +16,11 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from tests import servers
-from tests.product.running import Product, await_that, up
+from tests.support.paths import ROOT
+from tests.support.running_product import Product, await_that, up
 from watchkeeper.client.hub import HubClient
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+IMAGES = ROOT / "docs" / "images"
 GPUS = 512
 FLEET = ("--gpus", str(GPUS), "--mode", "ask", "--seed", "1")
 HISTORY = timedelta(minutes=16)

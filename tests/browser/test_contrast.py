@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-CSS = Path(__file__).parents[2] / "console" / "src" / "console.css"
+from tests.support.paths import ROOT
+
+CSS = ROOT / "console" / "src" / "console.css"
 GROUNDS = ("bg", "panel", "raise")
 # SC 1.4.3 asks 4.5:1 for text, SC 1.4.11 asks 3:1 for shapes that carry a meaning.
 WRITTEN = ("ink", "dim", "accent", "ok-text", "warn-text", "bad-text")

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
-from tests.product.running import Product
+from tests.support.running_product import Product
 from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
 

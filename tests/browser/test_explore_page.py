@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
-from tests.product.running import Product
+from tests.support.running_product import Product
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 # Over a time, because a fleet at ten times the speed of life is read late on a busy machine.

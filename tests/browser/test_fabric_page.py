@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.test_console import COLOURS, browser, page  # noqa: F401 (fixtures)
-from tests.clusters.fabrics import leaf
+from tests.support.clusters.fabrics import leaf
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
 from tests.web.test_fabric_api import HOST, CountingHub, host_ports, swept

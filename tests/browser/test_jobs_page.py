@@ -11,7 +11,7 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import PATIENCE_SECONDS
 from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
-from tests.product.running import Product, await_that
+from tests.support.running_product import Product, await_that
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import PATIENCE_SECONDS
 from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
-from tests.product.running import Product, await_that
+from tests.support.running_product import Product, await_that
 from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
 

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.test_console import browser, open_fleet, page  # noqa: F401 (fixtures)
-from tests.product.running import Product, await_that
+from tests.support.running_product import Product, await_that
 from tests.web import stories
 from tests.web.fake_hub import Entry, FakeHub
 from tests.web.running import Site, serving

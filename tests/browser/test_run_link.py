@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 from tests import servers
 from tests.browser.conftest import PATIENCE_SECONDS
 from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
-from tests.product.running import WATCHKEEPER, await_that
+from tests.support.running_product import WATCHKEEPER, await_that
 from watchkeeper.instrument.exports import Exports
 from watchkeeper.instrument.mirrors import Run
 from watchkeeper.instrument.placement import Placement

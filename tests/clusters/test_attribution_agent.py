@@ -12,7 +12,7 @@ from tests.agent.reading import UUID, reader
 from tests.agent.test_agent import machine
 from tests.agent.test_agent_gpus import running
 from tests.clusters.test_slurm_node import make_program
-from tests.fake_nvml import driver
+from tests.support.fake_nvml import driver
 from watchkeeper.agent.attribution.attribution_page import Shown
 from watchkeeper.agent.attribution.node_holders import HolderSettings
 

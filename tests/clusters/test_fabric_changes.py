@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.clusters.fabrics import SPINE, fabric_of, host, leaf, without_device, without_link
+from tests.support.clusters.fabrics import SPINE, fabric_of, host, leaf, without_device, without_link
+from tests.support.paths import SHARED
 from watchkeeper.clusters.fabric import fabric_changes, fabric_sweep, fabric_watch
 from watchkeeper.config import settings as config
 from watchkeeper.errors import CollectError
@@ -21,7 +22,7 @@ from watchkeeper.model import events, fabric
 
 NOW = datetime(2026, 11, 15, 6, 0, tzinfo=UTC)
 NOW_MS = clock.to_ms(NOW)
-RECORDED = Path(__file__).parents[3] / "shared/corpus/recordings/ibsim"
+RECORDED = SHARED / "corpus/recordings/ibsim"
 
 
 def watch(kept: Path | None = None) -> fabric_watch.FabricWatch:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.clusters import ibsim
+from tests.support.clusters import ibsim
 from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
 from watchkeeper.cli.node import fabric as command

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.clusters.fabrics import fabric_of, leaf, without_device, without_link
+from tests.support.clusters.fabrics import fabric_of, leaf, without_device, without_link
 from tests.web import stories
 from tests.web.fake_hub import FakeHub, Seen
 from tests.web.running import Site, serving

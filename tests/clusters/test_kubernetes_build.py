@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests import kubernetes_server
-from tests.house.tree import ROOT
+from tests.support.clusters import kubernetes_server
+from tests.support.paths import ROOT
 
 
 def run(tmp_path: Path) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 from watchkeeper.clusters import cluster_series
 from watchkeeper.clusters.kubernetes import kubernetes_discovery
 from watchkeeper.config import loading

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.clusters.api_server import NODES, PODS, ApiServer, node, pod, serving, waiting
-from tests.scrape import loopback
+from tests.support import loopback
+from tests.support.clusters.api_server import NODES, PODS, ApiServer, node, pod, serving, waiting
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from watchkeeper.config import settings

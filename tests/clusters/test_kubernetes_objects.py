@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.clusters.api_server import Raw, node, pod, waiting
+from tests.support.clusters.api_server import Raw, node, pod, waiting
 from watchkeeper.clusters.kubernetes import kubernetes_view
 from watchkeeper.errors import CollectError
 from watchkeeper.model.workloads import WorkloadState

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import kubernetes_server
 from tests.clusters.fake_kubelet import Kubelet, gpu_pod, serving
 from tests.clusters.watched import running, until
-from tests.house.tree import ROOT
-from tests.kubernetes_server import Cluster
+from tests.support.clusters import kubernetes_server
+from tests.support.clusters.kubernetes_server import Cluster
+from tests.support.paths import ROOT
 from watchkeeper.agent.attribution.attribution import Attributor, NamedSource
 from watchkeeper.agent.attribution.kubelet import PodSource
 from watchkeeper.agent.gpus.gpu_samples import GpuSample

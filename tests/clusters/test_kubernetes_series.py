@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import watchkeeper
-from tests.clusters.api_server import EVENTS, JOBS, NODES, PODS, QUOTAS, Raw, node, pod, waiting
 from tests.clusters.watched import DEFAULTS, watched
+from tests.support.clusters.api_server import EVENTS, JOBS, NODES, PODS, QUOTAS, Raw, node, pod, waiting
 from watchkeeper.clusters import clusters
 from watchkeeper.clusters.kubernetes.kubernetes_source import KubernetesSource
 from watchkeeper.config.settings import KubernetesSeries

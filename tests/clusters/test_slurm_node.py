@@ -14,8 +14,8 @@ import pytest
 
 from tests.agent.test_agent import machine as agent_machine
 from tests.agent.test_agent_gpus import running
-from tests.clusters import slurm_cluster
-from tests.fake_nvml import driver
+from tests.support.clusters import slurm_cluster
+from tests.support.fake_nvml import driver
 from watchkeeper.agent import node_facts
 from watchkeeper.agent.attribution.programs import ProgramOwners
 from watchkeeper.agent.attribution.slurm_jobs import SlurmJobs

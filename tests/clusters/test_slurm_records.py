@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from tests.support.paths import SHARED
 from watchkeeper.errors import CollectError
 from watchkeeper.readers.clusters import hostlist, slurm_records
 
-RECORDINGS = Path(__file__).parents[3] / "shared" / "corpus" / "recordings" / "slurm_json"
+RECORDINGS = SHARED / "corpus" / "recordings" / "slurm_json"
 NODE_FILES = {"22.05": "sinfo.json", "24.11": "nodes.json", "26.05": "nodes.json"}
 NODE_TEXT = """NodeName=n2 Arch=x86_64 CoresPerSocket=1
    Gres=gpu:h200:8(S:0-1)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.clusters import slurm_cluster
+from tests.support.clusters import slurm_cluster
 from watchkeeper.clusters.slurm import slurm_ask
 from watchkeeper.clusters.slurm.slurm_watch import SlurmWatch, of_settings, view_of
 from watchkeeper.config import settings

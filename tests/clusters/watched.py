@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from tests.clusters.api_server import ApiServer, Raw, serving
+from tests.support.clusters.api_server import ApiServer, Raw, serving
 from watchkeeper.clusters.kubernetes.kubernetes_source import KubernetesSource
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.config import settings as config

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from tests.support.paths import ROOT
 from watchkeeper.catalogue import causes
 
-RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
+RUNBOOKS = ROOT / "docs" / "runbooks"
 PARTS = ("How it looks", "How to confirm", "How to fix", "How to prevent")
 
 

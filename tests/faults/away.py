@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tests import servers
 from tests.faults.world import Away, Ledger, Outcome, World, until
-from tests.house.tree import ROOT
-from tests.product.running import WATCHKEEPER
+from tests.support.paths import ROOT
+from tests.support.running_product import WATCHKEEPER
 from watchkeeper.kit import troubles
 
 STORIES = {

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from tests import servers
 from tests.faults.nursery import Forked, Nursery
-from tests.product.running import WATCHKEEPER
+from tests.support.running_product import WATCHKEEPER
 from watchkeeper.incidents import correlate
 from watchkeeper.kit import wire
 from watchkeeper.model import events, fleet

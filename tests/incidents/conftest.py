@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.incidents.stories import Room
+from tests.support.incident_stories import Room
 
 
 @pytest.fixture

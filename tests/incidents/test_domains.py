@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.incidents.stories import Room, alert, gpu, later, node, xid
+from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from watchkeeper.incidents.core import Incidents
 from watchkeeper.incidents.correlate import MOST_WORKLOADS
 from watchkeeper.incidents.domains import Domains

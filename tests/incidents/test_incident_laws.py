@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.incidents.stories import Room, alert, event, gpu, node, xid
+from tests.support.incident_stories import Room, alert, event, gpu, node, xid
 from watchkeeper.model import alerts, events, fleet
 from watchkeeper.model.incidents import INCIDENT_MOVES, Incident, IncidentState
 

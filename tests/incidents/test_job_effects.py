@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.incidents.stories import Room, alert, event, gpu, job, later, node, xid
+from tests.support.incident_stories import Room, alert, event, gpu, job, later, node, xid
 from watchkeeper.incidents.core import Incidents
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import NOWHERE, Footprint

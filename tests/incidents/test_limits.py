@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.incidents.stories import Room, alert, gpu, later, node, xid
 from tests.incidents.test_domains import NODES, Racked, rack  # noqa: F401 (fixture)
+from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from watchkeeper.errors import IllegalMove
 from watchkeeper.incidents import core, correlate
 from watchkeeper.model.incidents import IncidentState, MemberKind

@@ -13,8 +13,8 @@ from starlette.requests import Request as WebRequest
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from tests import torch_python
 from tests.instrument import pages
+from tests.support import torch_python
 from watchkeeper.instrument import tallies, tracing
 from watchkeeper.instrument.asgi import InferenceMiddleware
 from watchkeeper.instrument.exports import Exports

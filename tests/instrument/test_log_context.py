@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.fake_nvml import driver
+from tests.support.fake_nvml import driver
 from watchkeeper.instrument import gpu_reader, log_context
 from watchkeeper.instrument.gpu_states import GpuState
 from watchkeeper.instrument.log_context import GpuContext, is_wanted, visible

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import torch_python
 from tests.instrument import pages
+from tests.support import torch_python
 from watchkeeper.instrument import mirrors
 from watchkeeper.instrument.exports import Exports
 from watchkeeper.instrument.mirrors import Mirroring, Run

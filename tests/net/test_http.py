@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.scrape.loopback import Answer, Heard, Loopback, reply, serve
+from tests.support.loopback import Answer, Heard, Loopback, reply, serve
 from watchkeeper.errors import CollectError
 from watchkeeper.net.http import Connection, Request, Response
 

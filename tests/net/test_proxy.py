@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scrape.loopback import Heard, reply, serve
 from tests.scrape.test_prometheus_config import certificate  # noqa: F401 (a fixture)
+from tests.support.loopback import Heard, reply, serve
 from watchkeeper.errors import CollectError
 from watchkeeper.net.access import Access
 from watchkeeper.net.http import Connection, Request, Response

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.incidents.stories import Room, alert, gpu, later, node, xid
+from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from watchkeeper.incidents import subject
 from watchkeeper.model import notices, silences
 from watchkeeper.model.notices import NoticeState, Occasion

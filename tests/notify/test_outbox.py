@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.incidents.stories import Room, alert, gpu, later, node, xid
 from tests.incidents.test_domains import NODES, RACK, rack  # noqa: F401 (fixture)
 from tests.notify.test_notify import HOOK, LEAD, ROUTE, ROUTING, Mail
+from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from watchkeeper.errors import StoreError
 from watchkeeper.model.notices import NoticeState
 from watchkeeper.notify import message, routing

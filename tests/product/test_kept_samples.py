@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from tests.product.running import Product, await_that, command, up
+from tests.support.running_product import Product, await_that, command, up
 from watchkeeper.query import embedded
 from watchkeeper.store import backup
 from watchkeeper.store.head import head

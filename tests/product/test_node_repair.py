@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml.driver import FakeNvml
 from tests.remediate.drivers.test_node_driver import GPU, RESET
 from tests.remediate.test_orders import HUB_KEY, KEY
+from tests.support.fake_nvml.driver import FakeNvml
 from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
 from watchkeeper.errors import ActionRefused

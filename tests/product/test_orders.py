@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.fake_nvml import driver
-from tests.product.running import command
+from tests.support.fake_nvml import driver
+from tests.support.running_product import command
 from watchkeeper.client.hub import HubClient
 from watchkeeper.errors import HubError
 from watchkeeper.model.orders import node_key

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.product.running import SOON_SECONDS, WATCHKEEPER, Product, await_that, command, up
+from tests.support.running_product import SOON_SECONDS, WATCHKEEPER, Product, await_that, command, up
 
 
 @pytest.fixture(scope="module")

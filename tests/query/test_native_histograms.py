@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model import native_strategies as native
 from tests.query.loading import loaded
+from tests.support import native_strategies as native
 from watchkeeper import errors
 from watchkeeper.kit import durations
 from watchkeeper.model.histograms import Hint, Histogram

@@ -12,10 +12,11 @@ import pytest
 
 from tests import servers
 from tests.query.test_parser_errors import REFUSALS
+from tests.support.paths import SHARED
 from watchkeeper import errors
 from watchkeeper.query.promql import parser, printer
 
-DASHBOARDS = Path(__file__).parents[3] / "shared/corpus/dashboards/expressions.txt"
+DASHBOARDS = SHARED / "corpus/dashboards/expressions.txt"
 # What every Prometheus since 2.42, the oldest promtool we meet, reads.
 ACCEPTED = [
     "a + b * c ^ d ^ e - f / g % h",

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.query import contract, dashboards, engines
+from tests.query import contract, dashboards
+from tests.support import engines
 from watchkeeper import errors
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Appended, Engine, Span

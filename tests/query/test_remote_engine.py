@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.query import engines
 from tests.query.scripted import Asked, Reply, failure, serving, success, vector
+from tests.support import engines
 from watchkeeper import errors
 from watchkeeper.config.settings import Query, QueryEngine
 from watchkeeper.model.exemplars import Exemplar

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.query import engines
+from tests.support import engines
 from watchkeeper.kit import clock
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.labels import Labels

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.query import contract, engines
+from tests.query import contract
 from tests.query.scripted import Asked, Reply, Scripted, serving
+from tests.support import engines
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Kind
 from watchkeeper.query.remote import remote_write

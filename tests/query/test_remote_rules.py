@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests import servers
-from tests.query import engines
 from tests.query.scripted import Reply, serving, success
+from tests.support import engines
 from watchkeeper.config.settings import RuleOwner, Rules, Settings
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.model.alerts import AlertState

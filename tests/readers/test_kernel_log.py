@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.paths import SHARED
 from watchkeeper.model.events import EventKind
 from watchkeeper.readers.logs import kernel_log
 from watchkeeper.readers.logs.kernel_log import GpuIdentity, KernelFact
 
-CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
+CORPUS = SHARED / "corpus"
 XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 UUID = "GPU-509665ad-b600-ac93-3616-d754b23d636d"
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import SHARED
 from watchkeeper.incidents import signals
 from watchkeeper.model import fleet
 from watchkeeper.model.events import Event, EventKind
 from watchkeeper.readers.logs import kernel_log
 from watchkeeper.readers.logs.kernel_log import KernelFact
 
-CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
+CORPUS = SHARED / "corpus"
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 

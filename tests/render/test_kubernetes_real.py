@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import kubernetes_server
-from tests.kubernetes_server import Cluster
-from tests.render import render_tools
+from tests.support import render_tools
+from tests.support.clusters import kubernetes_server
+from tests.support.clusters.kubernetes_server import Cluster
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock, own_metrics

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scrape.loopback import reply, serve
 from tests.scrape.test_scrape import Kept
+from tests.support.loopback import reply, serve
 from watchkeeper.errors import CollectError
 from watchkeeper.net import access, http
 from watchkeeper.scrape import jobs, prometheus_config

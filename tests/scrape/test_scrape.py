@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scrape.loopback import Heard, Loopback, reply, serve, until
+from tests.support.loopback import Heard, Loopback, reply, serve, until
 from watchkeeper.errors import StoreFull
 from watchkeeper.kit.clock import ManualClock, settle
 from watchkeeper.model.fleet import Node

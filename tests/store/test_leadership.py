@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests import postgres_server
 from tests.store.test_journal import NOON, xid
+from tests.support import postgres_server
 from watchkeeper.cli.hub import store as store_command
 from watchkeeper.config import settings
 from watchkeeper.errors import ActionFailed, ActionRefused, NotLeading, StoreError

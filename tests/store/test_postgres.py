@@ -16,10 +16,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests import postgres_server
 from tests.store import places
 from tests.store.test_journal import GPU, NOON, an_incident, xid
 from tests.store.test_journal_tables import a_notice
+from tests.support import postgres_server
 from watchkeeper.errors import NotLeading, SettingsError, StoreError, WireError
 from watchkeeper.model import notices
 from watchkeeper.store.journal import election

@@ -12,8 +12,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
-from tests.fake_nvml import driver
-from tests.product import running as product
+from tests.support import running_product as product
+from tests.support.fake_nvml import driver
 from watchkeeper.agent import node_facts
 from watchkeeper.agent.gpus import scan_readings
 from watchkeeper.cli.fleet import top, top_sources

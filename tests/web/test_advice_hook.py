@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.remediate.drivers.scripted_server import Reply, Scripted, serving
+from tests.support.scripted_server import Reply, Scripted, serving
 from tests.web.fake_hub import FakeHub
 from watchkeeper.config import settings
 from watchkeeper.web.accounting.advice_hook import AdviceHook

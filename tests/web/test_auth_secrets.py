@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.product.running import WATCHKEEPER, await_that, command
+from tests.support.running_product import WATCHKEEPER, await_that, command
 from tests.web.fake_hub import FakeHub
 from watchkeeper.config import settings
 from watchkeeper.web.app import create_app

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.hub.stories import gpu, xid
+from tests.support.hub_stories import gpu, xid
 from watchkeeper.config import settings
 from watchkeeper.hub.hub import Hub
 from watchkeeper.kit.clock import ScaledClock

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.clusters.fabrics import fabric_of, leaf, without_link
+from tests.support.clusters.fabrics import fabric_of, leaf, without_link
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
 from watchkeeper.clusters.fabric import fabric_watch

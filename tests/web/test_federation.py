@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given
 
-from tests.model import native_strategies
+from tests.support import native_strategies
 from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample

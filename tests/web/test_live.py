@@ -15,7 +15,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from tests.product.running import await_that
+from tests.support.running_product import await_that
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving

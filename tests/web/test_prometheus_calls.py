@@ -7,13 +7,13 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
 from tests import servers
+from tests.support.paths import ROOT
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
 from watchkeeper.errors import StoreError
@@ -29,7 +29,7 @@ from watchkeeper.scrape import discovery, jobs, page_forms, scrape
 from watchkeeper.store.head import head
 from watchkeeper.web.prometheus.prometheus_form import read_label_name
 
-GRAFANA = Path(__file__).parents[2] / "docs/howto/grafana.md"
+GRAFANA = ROOT / "docs/howto/grafana.md"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 PROTOBUF = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"}
 RULES = """

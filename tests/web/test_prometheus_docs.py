@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
+from tests.support.paths import ROOT
 from tests.web.fake_hub import FakeHub
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
+PAGE = ROOT / "docs" / "reference" / "api.md"
 # | `/api/v1/query` | GET, POST |
 ROW = re.compile(r"^\| `(/(?:api/v1/|federate|api/recording)[^`]*)` \| ([A-Z, ]+) \|", re.MULTILINE)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.product.running import await_that
+from tests.support.running_product import await_that
 from tests.web.running import Site, serving
 from tests.web.stories import lose_gpu
 from tests.web.test_prometheus_calls import StoredHub

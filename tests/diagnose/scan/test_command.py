@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml import driver
+from tests.support.fake_nvml import driver
 from watchkeeper.cli.node.scan import EXIT_CODES, Caller
 from watchkeeper.diagnose.scan.verdicts import Verdict
 

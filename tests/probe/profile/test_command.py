@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml import driver
 from tests.probe.profile import loads
+from tests.support.fake_nvml import driver
 from watchkeeper.probe.profile import columns, profile_run, recorder, recording
 from watchkeeper.probe.profile.recording import Recording
 

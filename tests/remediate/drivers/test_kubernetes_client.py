@@ -14,7 +14,7 @@ from typing import cast
 
 import pytest
 
-from tests.remediate.drivers.scripted_server import Reply, Scripted, serving
+from tests.support.scripted_server import Reply, Scripted, serving
 from watchkeeper.errors import ActionFailed
 from watchkeeper.net import access
 from watchkeeper.readers.clusters import kubeconfig

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kubernetes_server import Cluster
 from tests.remediate.drivers import kubernetes_story as story
 from tests.remediate.drivers.kubernetes_story import action, add_pods, budget, driving, finished, running, until
+from tests.support.clusters.kubernetes_server import Cluster
 from watchkeeper.errors import ActionRefused
 from watchkeeper.model.actions import ActionKind
 from watchkeeper.model.fleet import Place

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.house.tree import ROOT
+from tests.support.paths import ROOT
 from watchkeeper.render.tree import File
 
 FETCH_SECONDS = 300

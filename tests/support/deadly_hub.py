@@ -1,6 +1,6 @@
 """A hub over a simulated fleet that dies by kill -9 before or after the next call of a kind, for tests of restarts.
 
-`python -m tests.remediate.deadly_hub SIMULATOR DATA PORT SPEED EPOCH DEATH [free]`, where DEATH is `never`, or such as
+`python -m tests.support.deadly_hub SIMULATOR DATA PORT SPEED EPOCH DEATH [free]`, where DEATH is `never`, or such as
 `before:drain`; `free` lifts every budget, for measurements.
 """
 

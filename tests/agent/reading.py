@@ -18,7 +18,6 @@ from watchkeeper.model import fleet
 from watchkeeper.readers.nvml import choice
 
 NODE = fleet.Place("main", node="n1")
-UUID = "GPU-00000000-0000-0000-0000-{:012d}".format
 EVERYTHING = ("fast", "profile", "slow", "rare")
 # Generous: a busy machine must not turn a slow child into a hung one.
 PATIENCE_SECONDS = 60.0

@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.agent.conftest import MakeFake
-from tests.agent.reading import UUID
-from tests.agent.test_agent import events, machine, settings
 from tests.support.fake_nvml import driver
-from tests.support.loopback import Loopback, reply, serve, until
-from watchkeeper.agent import agent, agent_server
+from tests.support.fake_nvml.driver import UUID
+from tests.support.loopback import until
+from tests.support.running_agent import machine, running
+from watchkeeper.agent import agent
 from watchkeeper.agent.gpus import driver_events
 from watchkeeper.kit.clock import ScaledClock
-from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.kit.wire import loads
-from watchkeeper.model.events import Event, EventKind
+from watchkeeper.model.events import EventKind
 from watchkeeper.model.fleet import NodeRegistration
 
 XID = "4,{},{},-;NVRM: Xid (PCI:0000:10:00): 31, pid=7, name=python, MMU Fault\n"
@@ -33,56 +29,6 @@ BURST_BYTES = 100 * 1024 * 1024
 @pytest.fixture
 def machine_of(library: Path, tmp_path: Path) -> MakeFake:
     return lambda gpus: driver.FakeNvml(library, tmp_path / "control", gpus=gpus)
-
-
-@dataclass
-class Running:
-    """An agent at work: its page, what the hub heard, and the pipe that is its kernel log."""
-
-    hub: Loopback
-    socket: Path
-    pipe: int
-
-    async def page(self) -> str:
-        reader, writer = await asyncio.open_unix_connection(self.socket)
-        writer.write(b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
-        text = (await reader.read()).decode()
-        writer.close()
-        await writer.wait_closed()
-        return text
-
-    async def until_page(self, has: Callable[[str], bool]) -> str:
-        while not has(text := await self.page()):
-            await asyncio.sleep(0.02)
-        return text
-
-    def told(self, kind: EventKind) -> list[Event]:
-        return [event for event in events(self.hub.heard) if event.kind is kind]
-
-
-@asynccontextmanager
-async def running(
-    root: Path, fake: driver.FakeNvml, *, wall: ScaledClock | None = None, **changed: object
-) -> AsyncIterator[Running]:
-    stop = asyncio.Event()
-    async with serve(lambda _: reply('{"ok":true}')) as hub:
-        chosen = replace(
-            settings(root, hub.origin),
-            reads_gpus=True,
-            interval_seconds=0.6,
-            environment=fake.environment,
-            listen=agent_server.Listen(socket=root / "socket"),
-            **changed,  # type: ignore[arg-type]
-        )
-        pipe = os.open(root / "kmsg", os.O_RDWR | os.O_NONBLOCK)
-        task = asyncio.create_task(agent.run(chosen, wall or ScaledClock(), stop, registry=Registry()))
-        try:
-            await until(lambda: task.done() or (root / "socket").exists())
-            yield Running(hub, root / "socket", pipe)
-        finally:
-            stop.set()
-            await task
-            os.close(pipe)
 
 
 def test_a_scrape_shows_gpus_host_and_the_agent_itself(tmp_path: Path, machine_of: MakeFake) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.agent.conftest import MakeFake
-from tests.agent.reading import UUID
-from tests.agent.test_agent import machine as make_machine
-from tests.agent.test_agent_gpus import running
+from tests.support.fake_nvml.driver import UUID
 from tests.support.loopback import until
+from tests.support.running_agent import machine as make_machine
+from tests.support.running_agent import running
 from watchkeeper.agent.gpus.dcgm_profile import ROUNDS_WITHOUT, DcgmProfile
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.readers import dcgmi

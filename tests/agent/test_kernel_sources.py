@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.agent.test_agent import UUID, events, machine, settings
 from tests.support.loopback import reply, serve, until
+from tests.support.running_agent import UUID, events, machine, settings
 from watchkeeper.agent import agent
 from watchkeeper.agent.kernel import kernel_sources
 from watchkeeper.agent.kernel.file_follow import OpenFile

@@ -9,11 +9,11 @@ from io import StringIO
 from pathlib import Path
 
 from tests.agent.conftest import MakeFake
-from tests.agent.reading import UUID
-from tests.agent.test_agent import machine as prepared
-from tests.agent.test_agent_gpus import running
 from tests.support.fake_nvml import driver
+from tests.support.fake_nvml.driver import UUID
 from tests.support.loopback import until
+from tests.support.running_agent import machine as prepared
+from tests.support.running_agent import running
 from watchkeeper.agent.control import ControlSettings
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Snapshot
 from watchkeeper.agent.log_context import AgentContext

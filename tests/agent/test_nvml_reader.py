@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.agent.conftest import MakeFake
-from tests.agent.reading import UUID, reader
+from tests.agent.reading import reader
 from tests.support.fake_nvml import driver
+from tests.support.fake_nvml.driver import UUID
 from watchkeeper.readers.nvml import choice
 from watchkeeper.readers.nvml.calls import CALLS
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.agent.conftest import MakeFake
-from tests.agent.test_orders import NOON
 from tests.support.fake_nvml.driver import FakeNvml
+from tests.support.node_orders import NOON
 from watchkeeper.agent.node_facts import Roots
 from watchkeeper.agent.orders import order_repairs, order_work
 from watchkeeper.agent.orders.order_bench import Bench, Done, Tools

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.conftest import MakeFake
-from tests.agent.test_orders import NOON
+from tests.support.node_orders import NOON
 from watchkeeper.agent.orders import order_bench, order_work
 from watchkeeper.agent.profiling import PauseFile
 from watchkeeper.errors import CollectError

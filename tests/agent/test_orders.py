@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.support.loopback import Heard, reply, serve
+from tests.support.node_orders import NOON
 from watchkeeper.agent import profiling, push
 from watchkeeper.agent.orders import order_ledger, order_work, orders
 from watchkeeper.kit import wire
@@ -19,7 +20,6 @@ from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.model.actions import Result
 from watchkeeper.model.orders import KINDS, Envelope, Order, OrderId, Purpose, Receipt, is_sealed, node_key, seal
 
-NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 KEY = node_key(b"h" * 32, "main", "n1")
 NODE = orders.Node("main", "n1", KEY)
 PAUSE = Order(

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.agent.conftest import MakeFake
-from tests.agent.reading import UUID, causes, sampling, shown, until
+from tests.agent.reading import causes, sampling, shown, until
 from tests.support.fake_nvml import driver
+from tests.support.fake_nvml.driver import UUID
 from watchkeeper.agent.gpus.reader_watch import Limits
 from watchkeeper.agent.gpus.sampler import DriverFact, Sampler
 

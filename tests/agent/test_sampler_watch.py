@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 
-from tests.agent.reading import UUID
+from tests.support.fake_nvml.driver import UUID
 from watchkeeper.agent.gpus.reader_watch import Limits, ReaderWatch
 from watchkeeper.readers.nvml.families import Cadence
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.support.web.stored_hub import StoredHub
 from tests.web.running import Site, serving
-from tests.web.test_prometheus_calls import StoredHub
 from watchkeeper.cli.hub.query import command
 from watchkeeper.model import histograms
 from watchkeeper.model.labels import Labels

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.reading import UUID, reader
-from tests.agent.test_agent import machine
-from tests.agent.test_agent_gpus import running
-from tests.clusters.test_slurm_node import make_program
+from tests.agent.reading import reader
+from tests.clusters.programs import make_program
 from tests.support.fake_nvml import driver
+from tests.support.fake_nvml.driver import UUID
+from tests.support.running_agent import machine, running
 from watchkeeper.agent.attribution.attribution_page import Shown
 from watchkeeper.agent.attribution.node_holders import HolderSettings
 

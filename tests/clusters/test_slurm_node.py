@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.test_agent import machine as agent_machine
-from tests.agent.test_agent_gpus import running
+from tests.clusters.programs import make_program
 from tests.support.clusters import slurm_cluster
 from tests.support.fake_nvml import driver
+from tests.support.running_agent import machine as agent_machine
+from tests.support.running_agent import running
 from watchkeeper.agent import node_facts
 from watchkeeper.agent.attribution.programs import ProgramOwners
 from watchkeeper.agent.attribution.slurm_jobs import SlurmJobs
@@ -25,17 +26,6 @@ from watchkeeper.kit import commands
 from watchkeeper.model.workloads import Holding, Workload, WorkloadKind
 
 CONTAINER = "c0ffee" + "0" * 58
-
-
-def make_program(proc: Path, pid: int, *, cgroup: str = "0::/\n", environ: str = "", **more: str) -> None:
-    folder = proc / str(pid)
-    (folder / "task" / str(pid)).mkdir(parents=True)
-    name = more.get("name", "python3")
-    files = {"status": f"Name:\t{name}\nUid:\t1000\t1000\t1000\t1000\n", "comm": f"{name}\n", "cgroup": cgroup}
-    files |= {"environ": environ.replace(" ", "\0"), "cmdline": more.get("cmdline", f"{name}\0"), **more}
-    for file in ("status", "comm", "cgroup", "environ", "cmdline"):
-        (folder / file).write_text(files[file])
-    (folder / "task" / str(pid) / "children").write_text(more.get("children", ""))
 
 
 def machine(root: Path) -> ProgramOwners:

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from tests.incidents.test_services import Web, running
 from tests.support.hub_stories import HOT, NOON, gpu, xid
+from tests.support.webhooks import Web, running
 from watchkeeper.config import settings
 from watchkeeper.hub.diagnosis_queue import DIAGNOSIS_TRIES
 from watchkeeper.hub.hub import Hub

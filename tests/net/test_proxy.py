@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.scrape.test_prometheus_config import certificate  # noqa: F401 (a fixture)
 from tests.support.loopback import Heard, reply, serve
 from watchkeeper.errors import CollectError
 from watchkeeper.net.access import Access
@@ -42,7 +41,7 @@ def test_a_plain_request_is_relayed_in_full_with_the_proxys_password() -> None:
     asyncio.run(story())
 
 
-def test_tls_goes_through_a_tunnel_and_the_proxy_sees_no_request(certificate: tuple[Path, Path]) -> None:  # noqa: F811
+def test_tls_goes_through_a_tunnel_and_the_proxy_sees_no_request(certificate: tuple[Path, Path]) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*certificate)
     asked: list[bytes] = []

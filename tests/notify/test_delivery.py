@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import pytest
 
-from tests.incidents.test_services import Web, running
 from tests.support.incident_stories import Room, gpu, xid
+from tests.support.webhooks import Web, running
 from watchkeeper.config import settings
 from watchkeeper.incidents import subject
 from watchkeeper.kit import clock, own_metrics

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.notify.test_notify import Mail
+from tests.notify.mail import Mail
 from tests.support.incident_stories import Room, alert, gpu, later, node, xid
 from watchkeeper.model.incidents import IncidentState
 from watchkeeper.notify import message

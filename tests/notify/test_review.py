@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.incidents.test_services import Web, running
 from tests.support.incident_stories import NOON, Room, gpu, later, xid
+from tests.support.webhooks import Web, running
 from watchkeeper.incidents import subject
 from watchkeeper.kit import clock
 from watchkeeper.notify import review, routing

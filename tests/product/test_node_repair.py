@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.remediate.drivers.test_node_driver import GPU, RESET
-from tests.remediate.test_orders import HUB_KEY, KEY
 from tests.support.fake_nvml.driver import FakeNvml
+from tests.support.node_orders import GPU, HUB_KEY, KEY, RESET
 from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
 from watchkeeper.errors import ActionRefused

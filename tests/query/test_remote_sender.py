@@ -2,56 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.query.scripted import Asked, Reply, Scripted, serving
+from tests.query.remote_writing import TAKEN, arrived, refusing, writing
+from tests.query.scripted import Asked, Reply, serving
 from tests.support import engines
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.engine import Appended
-from watchkeeper.query.remote import http, remote_write
-from watchkeeper.query.remote.sender import BATCH_SAMPLES, Sender, reason_of
+from watchkeeper.query.remote.sender import BATCH_SAMPLES, reason_of
 
-TAKEN = Reply(204)
 SERIES = Labels({"__name__": "x"})
-
-
-@contextlib.contextmanager
-def writing(
-    *replies: Reply | Callable[[Asked], Reply], max_queued: int = 10_000, retries: int = 0
-) -> Iterator[tuple[Scripted, Sender]]:
-    with serving(*replies) as server:
-        client = http.Client(engines.settings(server.url, retries=retries, timeout="60s"), server.url)
-        sender = Sender(client, max_queued=max_queued)
-        try:
-            yield server, sender
-        finally:
-            sender.close()
 
 
 def numbered(count: int, first: int = 0) -> list[Sample]:
     return [Sample(SERIES, first + number, float(first + number)) for number in range(count)]
-
-
-def arrived(server: Scripted) -> list[float]:
-    """Values in the order in which the server got them."""
-    requests = [remote_write.decode(asked.body).series for asked in server.asked]
-    return [value for series in requests for _, _, values in series for value in values.tolist()]
-
-
-def refusing(*unwanted: float) -> Callable[[Asked], Reply]:
-    """A server that keeps nothing of a request with one of these values in it, as Prometheus does."""
-
-    def answer(asked: Asked) -> Reply:
-        values = {value for _, _, row in remote_write.decode(asked.body).series for value in row.tolist()}
-        return Reply(400, b"out of order sample") if values & set(unwanted) else TAKEN
-
-    return answer
 
 
 def test_samples_are_sent_in_batches_and_in_order() -> None:

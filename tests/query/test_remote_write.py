@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.query.loading import instant
+from tests.query.remote_writing import AT_MS, label_sets, points
 from watchkeeper import errors
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
@@ -22,10 +23,6 @@ from watchkeeper.query.remote import remote_write, sender
 from watchkeeper.query.remote.remote_write import WriteLimits
 from watchkeeper.store.head.head import Head
 
-AT_MS = 1_705_276_800_000
-names = st.text(min_size=1, max_size=8)
-label_sets = st.dictionaries(names, names, max_size=4).map(lambda pairs: Labels({**pairs, "__name__": "x"}))
-points = st.tuples(st.integers(-(2**63), 2**63 - 1) | st.integers(2**35, 2**42 - 1), st.floats())
 written = st.lists(st.tuples(label_sets, st.lists(points, min_size=1, max_size=5)), max_size=5)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests import servers
-from tests.scrape.test_scrape import Kept
+from tests.support.scraped import Kept
 from watchkeeper.scrape.discovery import Discovery, Found
 from watchkeeper.scrape.fleet import Fleet
 from watchkeeper.scrape.scrape import SYNTHESISED, ScrapeSettings, TargetLoop

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.loopback import Heard, Loopback, reply, serve, until
-from watchkeeper.errors import StoreFull
+from tests.support.loopback import Heard, reply, serve, until
+from tests.support.scraped import OWN, Kept, target, with_pages
 from watchkeeper.kit.clock import ManualClock, settle
 from watchkeeper.model.fleet import Node
 from watchkeeper.model.labels import Labels
-from watchkeeper.model.samples import is_stale
 from watchkeeper.net.http import Request, Response
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.readers.exposition import Family
@@ -28,70 +27,6 @@ from watchkeeper.scrape.scrape import SYNTHESISED, Health, Scraper, ScrapeSettin
 from watchkeeper.store.head.head import Head
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
-OWN = {"job": "gpu", "instance": "n1", "cluster": "sim"}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    dropped: dict[str, int]
-
-
-@dataclass
-class Kept:
-    """A sink that remembers every append."""
-
-    known: dict[Labels, int] = field(default_factory=dict)
-    appends: list[tuple[str, Sequence[int], int, Sequence[float]]] = field(default_factory=list)
-    forgotten: set[int] = field(default_factory=set)
-    max_series: int = 1000
-    asked: int = 0
-
-    def series_id(self, label_set: Labels) -> int:
-        self.asked += 1
-        if len(self.known) >= self.max_series and label_set not in self.known:
-            raise StoreFull(f"{len(self.known)} series, the limit is {self.max_series}")
-        return self.known.setdefault(label_set, len(self.known) + len(self.forgotten))
-
-    def append_scrape(self, group_key: str, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Outcome:
-        assert len(ids) == len(set(ids)) == len(values)
-        self.appends.append((group_key, ids, at_ms, values))
-        return Outcome({"forgotten": forgotten} if (forgotten := len(self.forgotten.intersection(ids))) else {})
-
-    def forget(self, name: str) -> None:
-        """Let a series go, as a store does after its retention: its id means nothing from now on."""
-        for labels in [labels for labels in self.known if labels.name == name]:
-            self.forgotten.add(self.known.pop(labels))
-
-    def told(self, append: int = -1) -> dict[str, float | str]:
-        """One append as `metric{labels of the exporter}` to value."""
-        names = {number: str(labels.without(*OWN)) for labels, number in self.known.items()}
-        _, ids, _, values = self.appends[append]
-        pairs = {names[n]: "stale" if is_stale(v) else v for n, v in zip(ids, values, strict=True)}
-        return {name: value for name, value in pairs.items() if name != "scrape_duration_seconds"}
-
-
-Story = Callable[[TargetLoop, Kept, Fleet], Awaitable[None]]
-
-
-def with_pages(*pages: bytes, settings: ScrapeSettings | None = None) -> Callable[[Story], None]:
-    """Run a story with a target that serves these pages one after another."""
-    remaining = list(pages)
-
-    def run(story: Story) -> None:
-        async def told() -> None:
-            async with serve(lambda _: remaining.pop(0)) as server:
-                sink, known = Kept(), Fleet()
-                loop = TargetLoop(target(server), settings or ScrapeSettings(), sink=sink, known=known)
-                await story(loop, sink, known)
-                await loop.close(99_000)
-
-        asyncio.run(told())
-
-    return run
-
-
-def target(server: Loopback, path: str = "/metrics") -> Target:
-    return Target(server.address, server.origin + path, Labels(OWN), "sim", node="n1")
 
 
 def test_a_page_is_appended_with_what_prometheus_says_about_a_scrape() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.store.durables import named, scraped
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample, is_stale
@@ -18,10 +19,6 @@ from watchkeeper.store import columns
 from watchkeeper.store.head import head
 
 HOUR = 3_600_000
-
-
-def named(name: str, **labels: str) -> Labels:
-    return Labels({"__name__": name, **labels})
 
 
 def equals(name: str, value: str) -> Matcher:
@@ -41,10 +38,6 @@ def read(store: head.Head, name: str, *, start: int = -1, end: int = 10**15) -> 
             if time != columns.NEVER_MS and not empty
         ]
     return out
-
-
-def scraped(store: head.Head, series: list[Labels]) -> np.ndarray:
-    return np.array([store.series_id(labels) for labels in series], dtype=np.int64)
 
 
 def test_a_scrape_gives_every_series_a_sample_at_the_same_time() -> None:

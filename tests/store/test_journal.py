@@ -5,40 +5,15 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 import threading
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.store import places
+from tests.store.journal_rows import GPU, NOON, an_incident, minutes, xid
 from watchkeeper.errors import JournalConflict, NotLeading, StoreError
-from watchkeeper.model import actions, alerts, diagnosis, events, fleet, incidents, labels, trust
+from watchkeeper.model import actions, alerts, diagnosis, fleet, incidents, labels, trust
 from watchkeeper.store.journal.journal import Journal
-
-NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
-GPU = fleet.Place("main", node="n1", gpu="GPU-1")
-
-
-def minutes(count: float) -> datetime:
-    return NOON + timedelta(minutes=count)
-
-
-def xid(seq: int, *, at: datetime = NOON, place: fleet.Place = GPU, code: int = 79) -> events.Event:
-    return events.Event(f"main/n1/boot/kmsg/{seq}", events.EventKind.XID, code, place, at, f"Xid {code}")
-
-
-def an_incident(id: str = "INC-1") -> incidents.Incident:
-    return incidents.Incident(
-        id=incidents.IncidentId(id),
-        place=GPU,
-        title="GPU 1 on n1 fell off the bus",
-        severity=alerts.Severity.CRITICAL,
-        state=incidents.IncidentState.OPEN,
-        opened_at=NOON,
-        cause="gpu_fell_off_bus",
-        family="gpu_lost",
-        members=(),
-    )
 
 
 def test_a_retried_push_is_the_same_event_and_counted_once(journal: Journal) -> None:

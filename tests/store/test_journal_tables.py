@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from tests.store import places
-from tests.store.test_journal import GPU, NOON, an_incident, minutes, xid
+from tests.store.journal_rows import GPU, NOON, a_notice, an_incident, minutes, xid
 from watchkeeper.model import actions, alerts, fleet, incidents, notices, orders, repairs, silences, trust
 from watchkeeper.store.journal.journal import Journal
 
@@ -35,10 +35,6 @@ def a_repair(id: str, state: repairs.RepairState, *, has_cordon: bool = False) -
         openings={incident: 0},
         has_cordon=has_cordon,
     )
-
-
-def a_notice(id: str, state: notices.NoticeState) -> notices.Notice:
-    return notices.Notice(id, "INC-1", "pager", notices.Occasion.OPENED, alerts.Severity.CRITICAL, state, NOON, NOON)
 
 
 def test_open_incidents_are_found_by_node_and_counted_by_severity(journal: Journal) -> None:

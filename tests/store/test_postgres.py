@@ -17,8 +17,7 @@ import psycopg
 import pytest
 
 from tests.store import places
-from tests.store.test_journal import GPU, NOON, an_incident, xid
-from tests.store.test_journal_tables import a_notice
+from tests.store.journal_rows import GPU, NOON, a_notice, an_incident, xid
 from tests.support import postgres_server
 from watchkeeper.errors import NotLeading, SettingsError, StoreError, WireError
 from watchkeeper.model import notices

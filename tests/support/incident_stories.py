@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import pytest
 
 from watchkeeper.incidents.core import Incidents
 from watchkeeper.incidents.domains import Domains
@@ -118,3 +120,35 @@ class Room:
 
     def steps(self, id: str = "INC-1") -> list[str]:
         return [entry.kind for entry in self.journal.timeline(id)]
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Room]:
+    room = Room(tmp_path)
+    yield room
+    room.journal.close()
+
+
+RACK = fleet.Place("main", domain="rack=r1")
+LEAF = fleet.Place("main", domain="leaf=l1")
+NODES = [node(f"n{at}") for at in range(1, 65)]
+
+
+class Racked(Room):
+    """64 nodes in one rack; the first 32 behind one leaf switch."""
+
+    def _start(self, now: object) -> Incidents:
+        behind = {place: (RACK, LEAF) if at < 32 else (RACK,) for at, place in enumerate(NODES)}
+        domains = Domains(
+            of=lambda place: behind.get(place, ()),
+            nodes=lambda domain: [place for place, around in behind.items() if domain in around],
+        )
+        names = lambda place: (place.domain or "").replace("=", " ") or str(place.node)  # noqa: E731
+        return Incidents(self.journal, now=later(0), names=names, domains=domains, workloads=self._workloads_at)
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Racked]:
+    room = Racked(tmp_path)
+    yield room
+    room.journal.close()

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.web.fake_hub import FakeHub
+from tests.web.pushed import event
 from tests.web.running import Site, serving
-from tests.web.test_fleet_api import event
 from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import auth, proxy

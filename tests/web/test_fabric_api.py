@@ -3,67 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from tests.support.clusters.fabrics import fabric_of, leaf, without_link
-from tests.web.fake_hub import START, FakeHub
+from tests.support.clusters.fabrics import leaf
+from tests.support.web.fabric_hub import HOST, CountingHub, host_ports, swept
 from tests.web.running import Site, serving
-from watchkeeper.clusters.fabric import fabric_watch
-from watchkeeper.config import settings as config
-from watchkeeper.kit import clock
-from watchkeeper.model.labels import Labels
-from watchkeeper.model.samples import Sample
-from watchkeeper.query import embedded, engine
-from watchkeeper.store.head import head
 from watchkeeper.web.fleet import fabric_map
 from watchkeeper.web.fleet.topology import State
-
-NOW_MS = clock.to_ms(START)
-HOST = {"Hostname": "gpu-r01-01", "port": "1"}
-
-
-class CountingHub(FakeHub):
-    """A hub whose engine holds what a test has put into it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.clock = clock.ManualClock(START)
-        self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))  # type: ignore[assignment]
-
-    async def ask(self, expr: str, at_ms: int) -> engine.Answer:
-        return self.engine.instant(expr, at_ms)
-
-    def count(self, metric: str, labels: dict[str, str], *, per_minute: float) -> None:
-        """An hour of a counter that grows steadily."""
-        series = Labels({**labels, "__name__": metric})
-        self.engine.append(
-            [Sample(series, NOW_MS - 60_000 * back, (60 - back) * per_minute) for back in range(60, -1, -1)]
-        )  # type: ignore[arg-type]
-
-    def tell(self, metric: str, labels: dict[str, str], value: float) -> None:
-        self.engine.append([Sample(Labels({**labels, "__name__": metric}), NOW_MS, value)])  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
     with serving(CountingHub()) as running:
         yield running
-
-
-def host_ports(hub: CountingHub, *devices: str) -> None:
-    for device in devices:
-        hub.tell("node_infiniband_state_id", HOST | {"device": device}, 4.0)
-        hub.tell("node_infiniband_rate_bytes_per_second", HOST | {"device": device}, 50e9)
-
-
-def swept(hub: CountingHub, **changes: Any) -> None:
-    hub.fabric = fabric_watch.FabricWatch(config.Fabric(), "main")
-    hub.fabric.take(fabric_of(), START - timedelta(seconds=20))
-    if changes.get("dark"):
-        hub.fabric.take(without_link(fabric_of(), changes["dark"]), START - timedelta(seconds=10))
 
 
 def test_a_fleet_without_a_fabric_has_no_links_and_says_so(site: Site) -> None:

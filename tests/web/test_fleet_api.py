@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
+from tests.web.pushed import event
 from tests.web.running import Site, serving
 from watchkeeper.kit import clock, wire
-from watchkeeper.model import events, fleet
+from watchkeeper.model import events
 from watchkeeper.web.fleet import fleet_api
 
 
@@ -26,12 +26,6 @@ from watchkeeper.web.fleet import fleet_api
 def site() -> Iterator[Site]:
     with serving(FakeHub(simulator_url="http://127.0.0.1:1")) as running:
         yield running
-
-
-def event(number: int) -> dict[str, Any]:
-    place, at = fleet.Place("main", node="gpu-r01-01"), datetime(2026, 1, 31, tzinfo=UTC)
-    plain: dict[str, Any] = wire.to_plain(events.Event(f"e{number}", events.EventKind.XID, 79, place, at, "NVRM: Xid"))
-    return plain
 
 
 def test_the_status_says_who_watches_what(site: Site) -> None:

@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 import pytest
 
 from tests import servers
+from tests.support.web.stored_hub import FORM, StoredHub
 from tests.web.running import Site, ask_json, serving
-from tests.web.test_prometheus_calls import FORM, StoredHub
 
 pytestmark = pytest.mark.servers
 RANGE = "start=1700000000&end=1700000030&step=5"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.running_product import await_that
+from tests.support.web.stored_hub import StoredHub
 from tests.web.running import Site, serving
 from tests.web.stories import lose_gpu
-from tests.web.test_prometheus_calls import StoredHub
 from watchkeeper.config.settings import Settings
 from watchkeeper.kit import clock
 from watchkeeper.store import recording

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from tests.rules.test_slo import FILE
+from tests.support.slo_file import FILE
+from tests.support.web.tokens import SECRETS, TOKENS
 from tests.web.fake_hub import START, FakeHub
 from tests.web.running import Site, serving
-from tests.web.test_access import SECRETS, TOKENS
 from watchkeeper.cli import processes
 from watchkeeper.cli.hub import rules as rules_command
 from watchkeeper.cli.hub import slo as slo_command

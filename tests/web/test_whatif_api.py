@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tests.support.web.job_tables import JOBS
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
 from watchkeeper.capacity import hub_jobs
@@ -16,10 +17,6 @@ from watchkeeper.cli.accounting.capacity import command
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import Answer, Frame, Kind, Span
-
-# Eight jobs of 8 GPUs that all come at once, an hour each: a fleet of 32 GPUs takes two rounds.
-LINES = "".join(f"j{at},8,1000,1000,4600\n" for at in range(8))
-JOBS = f"id,gpus,submitted,started,ended\n{LINES}"
 
 
 @pytest.fixture(scope="module")

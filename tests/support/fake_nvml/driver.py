@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
+UUID = "GPU-00000000-0000-0000-0000-{:012d}".format
 NOT_SUPPORTED = "!3"
 DRIVER_NOT_LOADED = "!9"
 GPU_IS_LOST = "!15"

@@ -1,0 +1,52 @@
+"""Tests share what lies in tests/support or beside them, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tests.house.tree import ROOT, Source, sources
+
+TESTS = ROOT / "tests"
+# The fake hub is the view behind every page, and each folder that asks a page imports it.
+FAKE_HUB = {"tests.web.fake_hub", "tests.web.running", "tests.web.stories"}
+
+
+def module_name(source: Source) -> str:
+    return source.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+MODULES = {module_name(source) for source in sources(TESTS)}
+
+
+def imported(source: Source) -> Iterator[str]:
+    """Modules of tests that it imports."""
+    for node in ast.walk(source.syntax):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = {f"{node.module}.{name.name}" for name in node.names} & MODULES
+            yield from inner or {node.module} & MODULES
+
+
+def is_test(module: str) -> bool:
+    return module.rpartition(".")[2].startswith("test_")
+
+
+def is_shared(module: str, importer: str) -> bool:
+    """Whether a module lies in the kit, beside the importer, or in a folder above it."""
+    folder = module.rpartition(".")[0]
+    return module.startswith("tests.support.") or module in FAKE_HUB or importer.startswith(f"{folder}.")
+
+
+def test_no_test_module_is_imported() -> None:
+    assert not [f"{source.name}: {name}" for source in sources() for name in imported(source) if is_test(name)]
+
+
+def test_what_several_folders_of_tests_share_lies_in_the_kit() -> None:
+    assert not [
+        f"{source.name}: {name}"
+        for source in sources(TESTS)
+        for name in imported(source)
+        if not is_shared(name, module_name(source))
+    ], "move it to tests/support"

@@ -1,13 +1,17 @@
-"""Tests share what lies in tests/support or beside them, and nothing else."""
+"""Tests mirror the package in small folders, and share what lies in tests/support or beside them, and nothing else."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 
-from tests.house.tree import ROOT, Source, sources
+from tests.house.tree import PACKAGE, ROOT, Source, sources
 
 TESTS = ROOT / "tests"
+FOLDER_MODULES = 25
+# What is tested in them is no package of the product, or all of it.
+OWN_FOLDERS = {"bench", "browser", "examples", "faults", "fuzz", "house", "packaging", "product", "support"}
 # The fake hub is the view behind every page, and each folder that asks a page imports it.
 FAKE_HUB = {"tests.web.fake_hub", "tests.web.running", "tests.web.stories"}
 
@@ -50,3 +54,18 @@ def test_what_several_folders_of_tests_share_lies_in_the_kit() -> None:
         for name in imported(source)
         if not is_shared(name, module_name(source))
     ], "move it to tests/support"
+
+
+def test_a_folder_holds_few_modules() -> None:
+    modules = [source.path for source in sources(TESTS) if source.path.stem not in ("__init__", "conftest")]
+    counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in modules)
+    assert not {folder: count for folder, count in counts.items() if count > FOLDER_MODULES}
+
+
+def test_folders_of_tests_mirror_the_package() -> None:
+    folders = {source.path.parent.relative_to(TESTS) for source in sources(TESTS)}
+    assert not [
+        str(folder)
+        for folder in folders
+        if folder.parts[:1] and folder.parts[0] not in OWN_FOLDERS and not (PACKAGE / folder).is_dir()
+    ]

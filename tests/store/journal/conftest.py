@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store import places
+from tests.store.journal import places
 from watchkeeper.store.journal.journal import Journal
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.query.refusals import REFUSALS
+from tests.query.promql.refusals import REFUSALS
 from watchkeeper import errors
 from watchkeeper.query.promql import parser
 

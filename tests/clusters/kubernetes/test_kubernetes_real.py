@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.clusters.fake_kubelet import Kubelet, gpu_pod, serving
-from tests.clusters.watched import running, until
+from tests.clusters.kubernetes.watched import running, until
 from tests.support.clusters import kubernetes_server
+from tests.support.clusters.fake_kubelet import Kubelet, gpu_pod, serving
 from tests.support.clusters.kubernetes_server import Cluster
 from tests.support.paths import ROOT
 from watchkeeper.agent.attribution.attribution import Attributor, NamedSource

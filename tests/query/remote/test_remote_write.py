@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.query.loading import instant
-from tests.query.remote_writing import AT_MS, label_sets, points
+from tests.query.remote.remote_writing import AT_MS, label_sets, points
 from watchkeeper import errors
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels

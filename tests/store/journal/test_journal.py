@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.store import places
-from tests.store.journal_rows import GPU, NOON, an_incident, minutes, xid
+from tests.store.journal import places
+from tests.store.journal.journal_rows import GPU, NOON, an_incident, minutes, xid
 from watchkeeper.errors import JournalConflict, NotLeading, StoreError
 from watchkeeper.model import actions, alerts, diagnosis, fleet, incidents, labels, trust
 from watchkeeper.store.journal.journal import Journal

@@ -16,8 +16,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.store import places
-from tests.store.journal_rows import GPU, NOON, a_notice, an_incident, xid
+from tests.store.journal import places
+from tests.store.journal.journal_rows import GPU, NOON, a_notice, an_incident, xid
 from tests.support import postgres_server
 from watchkeeper.errors import NotLeading, SettingsError, StoreError, WireError
 from watchkeeper.model import notices
@@ -250,7 +250,7 @@ def test_an_event_that_no_server_can_keep_is_refused_as_such(journal: Journal) -
 WRITER = """
 import sys
 from tests.store import places
-from tests.store.test_journal import NOON, xid
+from tests.store.journal.test_journal import NOON, xid
 journal = places.Database(sys.argv[1]).lead()
 seq = int(sys.argv[2]) * 1000
 while True:

@@ -11,7 +11,7 @@ import promql_parser
 import pytest
 
 from tests import servers
-from tests.query.refusals import REFUSALS
+from tests.query.promql.refusals import REFUSALS
 from tests.support.paths import SHARED
 from watchkeeper import errors
 from watchkeeper.query.promql import parser, printer

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.query.remote_writing import TAKEN, arrived, refusing, writing
+from tests.query.remote.remote_writing import TAKEN, arrived, refusing, writing
 from tests.query.scripted import Asked, Reply, serving
 from tests.support import engines
 from watchkeeper import errors

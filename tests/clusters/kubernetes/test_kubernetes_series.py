@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import watchkeeper
-from tests.clusters.watched import DEFAULTS, watched
+from tests.clusters.kubernetes.watched import DEFAULTS, watched
 from tests.support.clusters.api_server import EVENTS, JOBS, NODES, PODS, QUOTAS, Raw, node, pod, waiting
 from watchkeeper.clusters import clusters
 from watchkeeper.clusters.kubernetes.kubernetes_source import KubernetesSource

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.clusters.watched import DEFAULTS, watched, watching
+from tests.clusters.kubernetes.watched import DEFAULTS, watched, watching
 from tests.support.clusters.api_server import NODES, PODS, Raw, node, pod
 from watchkeeper.clusters.kubernetes import kubernetes_discovery
 from watchkeeper.errors import SettingsError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.clusters.watched import running, until
+from tests.clusters.kubernetes.watched import running, until
 from tests.support.clusters.api_server import CLAIMS, EVENTS, JOBS, NODES, PODS, QUOTAS, ApiServer, node, pod, serving
 from watchkeeper.clusters.kubernetes import kubernetes_kind, kubernetes_view, kubernetes_watch
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch

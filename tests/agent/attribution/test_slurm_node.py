@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.programs import make_program
+from tests.agent.attribution.programs import make_program
 from tests.support.clusters import slurm_cluster
 from tests.support.fake_nvml import driver
 from tests.support.running_agent import machine as agent_machine

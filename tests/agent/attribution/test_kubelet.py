@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.clusters.fake_kubelet import Container, Kubelet, Pod, encode, gpu_pod, part, serving
+from tests.support.clusters.fake_kubelet import Container, Kubelet, Pod, encode, gpu_pod, part, serving
 from watchkeeper.agent.attribution.kubelet import PodSource
 from watchkeeper.errors import CollectError
 from watchkeeper.model.workloads import Holding, Workload, WorkloadKind

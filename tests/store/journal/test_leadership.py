@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.store.journal_rows import NOON, xid
+from tests.store.journal.journal_rows import NOON, xid
 from tests.support import postgres_server
 from watchkeeper.cli.hub import store as store_command
 from watchkeeper.config import settings

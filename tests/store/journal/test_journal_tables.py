@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from tests.store import places
-from tests.store.journal_rows import GPU, NOON, a_notice, an_incident, minutes, xid
+from tests.store.journal import places
+from tests.store.journal.journal_rows import GPU, NOON, a_notice, an_incident, minutes, xid
 from watchkeeper.model import actions, alerts, fleet, incidents, notices, orders, repairs, silences, trust
 from watchkeeper.store.journal.journal import Journal
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.attribution.programs import make_program
 from tests.agent.reading import reader
-from tests.clusters.programs import make_program
 from tests.support.fake_nvml import driver
 from tests.support.fake_nvml.driver import UUID
 from tests.support.running_agent import machine, running

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.query.remote_writing import AT_MS, TAKEN, arrived, label_sets, points, refusing, writing
+from tests.query.remote.remote_writing import AT_MS, TAKEN, arrived, label_sets, points, refusing, writing
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.remote import remote_write
 from watchkeeper.query.remote.parcel import Parcel

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import select
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,13 +68,6 @@ def sampling(fake: driver.FakeNvml, limits: Limits, facts: list[DriverFact] | No
         yield sampler
     finally:
         sampler.stop()
-
-
-def until(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
 
 
 def shown(sampler: Sampler, name: str = "DCGM_FI_DEV_GPU_TEMP") -> dict[str, float]:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.loopback import reply, serve, until
+from tests.support.loopback import reply, serve
 from tests.support.running_agent import UUID, events, machine, settings
+from tests.support.waiting import until_async
 from watchkeeper.agent import agent, agent_server
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.kit.clock import ScaledClock
@@ -27,7 +28,7 @@ async def run_until(root: Path, hub: str, lines: list[str], *, done: Callable[[R
     os.write(pipe, "".join(lines).encode())
     running = asyncio.create_task(agent.run(settings(root, hub), ScaledClock(), stop, registry=registry))
     try:
-        await until(lambda: running.done() or (bool(registry.metrics) and done(registry)))
+        await until_async(lambda: running.done() or (bool(registry.metrics) and done(registry)))
     finally:
         stop.set()
         await running
@@ -94,7 +95,7 @@ def test_an_agent_that_may_not_read_the_kernel_log_says_so_and_goes_on(
         stop, registry = asyncio.Event(), Registry()
         listening = replace(settings(root, "http://127.0.0.1:9"), listen=agent_server.Listen(port=0))
         running = asyncio.create_task(agent.run(listening, ScaledClock(), stop, registry=registry))
-        await until(lambda: "The kernel log is not followed" in caplog.text)
+        await until_async(lambda: "The kernel log is not followed" in caplog.text)
         assert registry.metrics["watchkeeper_agent_kernel_log_readable"].values == {(): 0}
         assert not running.done()
         stop.set()
@@ -129,7 +130,7 @@ def test_a_kernel_log_that_breaks_while_it_is_read_does_not_end_the_agent(
         running = asyncio.create_task(
             agent.run(settings(root, "http://127.0.0.1:9"), ScaledClock(), stop, registry=registry)
         )
-        await until(lambda: "The kernel log is not followed" in caplog.text)
+        await until_async(lambda: "The kernel log is not followed" in caplog.text)
         assert not running.done()
         stop.set()
         await running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 from tests.agent.conftest import MakeFake
 from tests.support.fake_nvml import driver
 from tests.support.fake_nvml.driver import UUID
-from tests.support.loopback import until
 from tests.support.running_agent import machine, running
+from tests.support.waiting import until_async
 from watchkeeper.agent import agent
 from watchkeeper.agent.gpus import driver_events
 from watchkeeper.kit.clock import ScaledClock
@@ -37,7 +38,7 @@ def test_a_scrape_shows_gpus_host_and_the_agent_itself(tmp_path: Path, machine_o
             page = await node.until_page(lambda text: text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2 and "_host_" in text)
             assert 'watchkeeper_host_disk_bytes{path="/"' not in page, "this /proc has no mounts"
             assert "watchkeeper_agent_kernel_log_readable 1" in page
-            await until(lambda: any(one.path == "/api/nodes" and b'"GPU-' in one.body for one in node.hub.heard))
+            await until_async(lambda: any(one.path == "/api/nodes" and b'"GPU-' in one.body for one in node.hub.heard))
             body = [one.body for one in node.hub.heard if one.path == "/api/nodes"][-1]
             told = loads(NodeRegistration, body)
             assert (told.node, len(told.gpus), told.metrics_port) == ("n1", 2, None)
@@ -72,9 +73,9 @@ def test_the_two_reports_about_one_xid_become_one_event(
             fake.raise_event(0, 8, 31)
             await node.until_page(lambda text: 'driver_events_total{kind="xid"} 1' in text)
             os.write(node.pipe, XID.format(9, int(time.monotonic() * 1e6)).encode())
-            await until(lambda: bool(node.told(EventKind.XID)))
+            await until_async(lambda: bool(node.told(EventKind.XID)))
             fake.raise_event(0, 8, 48)
-            await until(lambda: len(node.told(EventKind.XID)) == 2)
+            await until_async(lambda: len(node.told(EventKind.XID)) == 2)
             first, second = node.told(EventKind.XID)
             assert (first.code, first.fields["also_reported_by"], first.fields["policy"]) == (31, "nvml", "xid")
             assert first.place.gpu == UUID(0)
@@ -90,7 +91,7 @@ def test_a_fault_of_the_driver_is_told_with_its_cause(tmp_path: Path, machine_of
         async with running(machine(tmp_path), fake) as node:
             await node.until_page(lambda text: text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2)
             fake.tell(1, all=driver.GPU_IS_LOST)
-            await until(lambda: bool(node.told(EventKind.DRIVER_FAULT)))
+            await until_async(lambda: bool(node.told(EventKind.DRIVER_FAULT)))
             (event,) = node.told(EventKind.DRIVER_FAULT)
             assert (event.fields["cause"], event.code, event.place.gpu) == ("gpu_fell_off_bus", 15, UUID(1))
 
@@ -104,7 +105,7 @@ def test_a_violated_policy_is_told_with_both_numbers(tmp_path: Path, machine_of:
 
     async def story() -> None:
         async with running(machine(tmp_path), fake) as node:
-            await until(lambda: bool(node.told(EventKind.POLICY_VIOLATION)))
+            await until_async(lambda: bool(node.told(EventKind.POLICY_VIOLATION)))
             event = node.told(EventKind.POLICY_VIOLATION)[0]
             assert (event.fields["policy"], event.fields["cause"], event.code) == ("thermal", "thermal_throttle", 8)
             assert (event.fields["value"], event.fields["limit"]) == ("-6", "0")
@@ -150,7 +151,7 @@ def test_a_clock_that_jumps_by_a_day_hides_no_number_and_no_fault(
             fake.tell(0, Temperature=61)
             await node.until_page(lambda text: "} 61\n" in text)
             fake.tell(1, all=driver.GPU_IS_LOST)
-            await until(lambda: bool(node.told(EventKind.DRIVER_FAULT)))
+            await until_async(lambda: bool(node.told(EventKind.DRIVER_FAULT)))
             assert abs(node.told(EventKind.DRIVER_FAULT)[0].at - wall.now()) < timedelta(minutes=1)
 
     asyncio.run(story())
@@ -183,5 +184,5 @@ def pour(pipe: int, block: bytes) -> int:
         try:
             written += os.write(pipe, block)
         except BlockingIOError:
-            time.sleep(0.0005)
+            select.select([], [pipe], [], 1.0)
     return written

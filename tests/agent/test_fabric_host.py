@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import servers
+from tests.support.waiting import until_async
 from watchkeeper.agent import agent, agent_server, fabric_page, port_counters
 from watchkeeper.agent.fabric_page import FabricPage
 from watchkeeper.agent.node_facts import Roots
@@ -263,15 +264,16 @@ def test_the_agents_page_has_the_ports_of_its_machine(machine: Path) -> None:
             listen=agent_server.Listen(socket=socket),
             reads_gpus=False,
         )
+
+        async def page_with_ports() -> bytes:
+            return text if b"node_infiniband_state_id" in (text := await fetch(socket)) else b""
+
         running = asyncio.create_task(agent.run(wanted, clock.ScaledClock(), stop))
         try:
-            async with asyncio.timeout(60):
-                while b"node_infiniband_state_id" not in (text := await fetch(socket)):
-                    await asyncio.sleep(0.05)
+            return await until_async(page_with_ports)
         finally:
             stop.set()
             await running
-        return text
 
     text = asyncio.run(page()).decode()
     assert 'node_infiniband_symbol_error_total{device="mlx5_0",port="1",Hostname="n1"} 7\n' in text

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from tests import servers
+from tests.support import waiting
 from tests.support.paths import ROOT
 from tests.support.running_product import Product, await_that, up
 from watchkeeper.client.hub import HubClient
@@ -63,16 +63,16 @@ def live_through(hub: HubClient, product: Product) -> None:
     until(hub, HISTORY)
     for fault in BROKEN:
         hub.simulator("POST", "/faults", dict(fault))
-    while not all(found(product, str(fault["node"])) for fault in BROKEN):
-        time.sleep(LOOK_SECONDS)
+    for fault in BROKEN:
+        node = str(fault["node"])
+        await_that(lambda node=node: found(product, node), within_seconds=PATIENCE_SECONDS)
     until(hub, AFTERWARDS)
 
 
 def until(hub: HubClient, later: timedelta) -> None:
     """Wait until the fleet's own clock has gone that far; asked now and then, because the hub has enough to do."""
     end = clock(hub) + later
-    while clock(hub) < end:
-        time.sleep(LOOK_SECONDS)
+    waiting.until(lambda: clock(hub) >= end, timeout_seconds=PATIENCE_SECONDS, interval_seconds=LOOK_SECONDS)
 
 
 def clock(hub: HubClient) -> datetime:

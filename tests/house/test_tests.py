@@ -12,6 +12,21 @@ TESTS = ROOT / "tests"
 FOLDER_MODULES = 25
 # What is tested in them is no package of the product, or all of it.
 OWN_FOLDERS = {"bench", "browser", "examples", "faults", "fuzz", "house", "packaging", "product", "support"}
+WAITING = "tests/support/waiting.py"
+# Each passes time that is not waited for: what is tested is how long something takes, or that nothing happens.
+MAY_SLEEP = {
+    "tests/faults/clocks.py": "a clock stands still for some real seconds",
+    "tests/faults/lines.py": "a log is written at a program's pace",
+    "tests/faults/wire.py": "a wire that delays",
+    "tests/hub/test_rule_loops.py": "threads that know nothing of the clock that the test moves",
+    "tests/instrument/test_llm_trace.py": "a model that takes its time",
+    "tests/net/test_http_tls.py": "a client gives up after some real time",
+    "tests/notify/test_review.py": "calls in threads have time between two moves of the clock, also if none is made",
+    "tests/product/one_of_several.py": "a signal reaches this thread after the others",
+    "tests/remediate/test_repair_loop.py": "nothing is done within a second",
+    "tests/scrape/test_scrape_bad_input.py": "a target drips",
+}
+SLEEPS = {"time.sleep", "asyncio.sleep", "sleep"}
 # The fake hub is the view behind every page, and each folder that asks a page imports it.
 FAKE_HUB = {"tests.web.fake_hub", "tests.web.running", "tests.web.stories"}
 
@@ -69,3 +84,13 @@ def test_folders_of_tests_mirror_the_package() -> None:
         for folder in folders
         if folder.parts[:1] and folder.parts[0] not in OWN_FOLDERS and not (PACKAGE / folder).is_dir()
     ]
+
+
+def test_tests_wait_for_conditions_and_sleep_nowhere() -> None:
+    found = {
+        source.name
+        for source in sources(TESTS)
+        for node in ast.walk(source.syntax)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in SLEEPS
+    }
+    assert found == {WAITING, *MAY_SLEEP}, "waiting.until, waiting.until_async or waiting.turns"

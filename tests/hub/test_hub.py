@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.support.hub_stories import HOT, NOON, gpu, xid
+from tests.support.waiting import until_async
 from tests.support.webhooks import Web, running
 from watchkeeper.config import settings
 from watchkeeper.hub.diagnosis_queue import DIAGNOSIS_TRIES
@@ -41,10 +42,13 @@ def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:
         hub.open()
         loop = asyncio.create_task(hub._repeat("diagnosis", hub._undiagnosed.work, 0.0))
         await hub.take_events([xid(79, gpu(0), 0)])
-        while not any(entry.kind in ("plan", "noted") for entry in hub.timeline("INC-1")):
+
+        # The diagnosis runs in a thread of its own, which knows nothing of this clock.
+        async def is_planned() -> bool:
             await time.advance(1)
-            # The diagnosis runs in a thread of its own, which knows nothing of this clock.
-            await asyncio.sleep(0.01)
+            return any(entry.kind in ("plan", "noted") for entry in hub.timeline("INC-1"))
+
+        await until_async(is_planned)
         told = [entry.text for entry in hub.timeline("INC-1")]
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
@@ -119,13 +123,10 @@ def test_an_alertmanager_is_told_although_the_journal_could_not_be_read_at_first
         hub.open()
         hub.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
         loops = [asyncio.create_task(loop) for loop in hub._leading_loops()]
-        async with asyncio.timeout(60):
-            while not any(loop.done() for loop in loops) and not hub._failures.get(loop="alertmanager"):
-                await asyncio.sleep(0.01)
-            hub.journal._connection.execute("ALTER TABLE unreadable RENAME TO incident")
-            await hub.take_events([replace(xid(79, gpu(0), 0), at=hub.clock.now())])
-            while not web.got:
-                await asyncio.sleep(0.01)
+        await until_async(lambda: any(loop.done() for loop in loops) or hub._failures.get(loop="alertmanager"))
+        hub.journal._connection.execute("ALTER TABLE unreadable RENAME TO incident")
+        await hub.take_events([replace(xid(79, gpu(0), 0), at=hub.clock.now())])
+        await until_async(lambda: web.got)
         for loop in loops:
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)

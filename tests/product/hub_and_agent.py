@@ -6,11 +6,11 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests import servers
+from tests.support.waiting import PROGRAM_SECONDS, until
 from watchkeeper.client.hub import HubClient
 from watchkeeper.errors import HubError
 from watchkeeper.model.orders import node_key
@@ -57,11 +57,10 @@ class Place:
 
 def await_that(true: Callable[[], dict[str, object] | None]) -> dict[str, object]:
     """What it gives once it gives something; a hub that is away may come back."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
+
+    def answer() -> dict[str, object] | None:
         with contextlib.suppress(HubError):
-            found = true()
-            if found:
-                return found
-        time.sleep(0.05)
-    raise AssertionError("it never came true")
+            return true()
+        return None
+
+    return until(answer, timeout_seconds=PATIENCE_SECONDS, interval_seconds=PROGRAM_SECONDS)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.remediate.cluster import Machine, TestCluster, nodes
 from tests.remediate.world import NOON
+from tests.support.waiting import until_async
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import SettingsError, StoreError
 from watchkeeper.hub.hub import Hub
@@ -165,11 +166,12 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
         incident = hub.incidents()[0]
         hub._pipeline.diagnose(incident, NOON)
         before = hub.repairs.keeps_cause(incident)
-        for _ in range(6000):
-            if "reboot n1" in cluster.calls:
-                break
-            await asyncio.sleep(0.01)
+
+        async def is_rebooted() -> bool:
             await time.advance(0.5)
+            return "reboot n1" in cluster.calls
+
+        await until_async(is_rebooted, interval_seconds=0.01)
         after = [hub.repairs.keeps_cause(incident) for _ in range(2)][-1]
         told = [entry.text for entry in hub.timeline("INC-1")]
         hub.close()

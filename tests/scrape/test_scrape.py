@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.loopback import Heard, reply, serve, until
+from tests.support.loopback import Heard, reply, serve
 from tests.support.scraped import OWN, Kept, target, with_pages
+from tests.support.waiting import turns, until_async
 from watchkeeper.kit.clock import ManualClock, settle
 from watchkeeper.model.fleet import Node
 from watchkeeper.model.labels import Labels
@@ -68,7 +69,7 @@ def test_whoever_asks_the_hub_waits_for_one_page_and_not_for_all_that_came_toget
         ]
         read = asyncio.gather(*(loop.scrape(1000) for loop in loops))
         while not read.done():
-            await asyncio.sleep(0)
+            await turns()
             before, most = len(sink.appends), max(most, len(sink.appends) - before)
         assert (len(sink.appends), most) == (40, 1)
 
@@ -85,7 +86,7 @@ def test_a_page_about_a_whole_cluster_is_met_in_slices() -> None:
             TargetLoop(one, ScrapeSettings(), sink=sink, known=Fleet(), line=Rushed(page)).scrape(1000)
         )
         while not read.done():
-            await asyncio.sleep(0)
+            await turns()
             before, most = len(sink.known), max(most, len(sink.known) - before)
         assert read.result().samples == 10_000
         assert most <= target_loop.SLICE_SERIES
@@ -306,7 +307,7 @@ async def pass_time(clock: ManualClock, seconds: float, done: Callable[[], bool]
     # Tasks that have just been started must first get to their sleep.
     await settle()
     await clock.advance(seconds)
-    await until(done)
+    await until_async(done)
 
 
 def test_every_target_is_read_once_in_each_interval_at_its_own_slot() -> None:
@@ -391,7 +392,7 @@ def test_no_more_targets_are_read_at_once_than_allowed() -> None:
         async def slow(_: Heard) -> bytes:
             nonlocal running, most
             running, most = running + 1, max(most, running + 1)
-            await asyncio.sleep(0.002)
+            await turns(100)
             running -= 1
             return reply("a 1\n")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -90,11 +89,3 @@ def started(name: str, folder: Path) -> Iterator[Started]:
 def flush_victoria(url: str) -> None:
     with urllib.request.urlopen(f"{url}/internal/force_flush", timeout=60):
         pass
-
-
-def wait_for(is_so: Callable[[], bool], *, seconds: float = 60.0) -> None:
-    """Wait until a condition holds that another program brings about."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not so within {seconds:g} s"
-        time.sleep(0.05)

@@ -88,9 +88,3 @@ async def serve(answer: Answer, *, tls: ssl.SSLContext | None = None) -> AsyncIt
             task.cancel()
             writer.close()
         await asyncio.gather(*talks, return_exceptions=True)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Wait until something has become true; the test's own timeout is the limit."""
-    while not true():
-        await asyncio.sleep(0.001)

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from pathlib import Path
 import psycopg
 
 from tests import servers
+from tests.support.waiting import PROGRAM_SECONDS, until
 
 SETTINGS = {
     "fsync": "off",
@@ -49,12 +49,17 @@ class Cluster:
             self._process = subprocess.Popen(
                 [*map(str, command), "-k", str(self.folder), *options], stdout=log, stderr=log, user=owner()
             )
-        deadline = time.monotonic() + servers.READY_SECONDS
-        while time.monotonic() < deadline:
-            with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self.address("postgres")):
-                return
-            time.sleep(0.05)
-        raise RuntimeError(f"PostgreSQL did not start:\n{(self.folder / 'log').read_text()[-2000:]}")
+        until(
+            self._answers,
+            what=lambda: (self.folder / "log").read_text()[-2000:],
+            timeout_seconds=servers.READY_SECONDS,
+            interval_seconds=PROGRAM_SECONDS,
+        )
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self.address("postgres")):
+            return True
+        return False
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """SIGINT ends all connections and stops; SIGQUIT does not even write down that it did."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support.fake_nvml import driver
-from tests.support.loopback import Heard, Loopback, reply, serve, until
+from tests.support.loopback import Heard, Loopback, reply, serve
+from tests.support.waiting import until_async
 from watchkeeper.agent import agent, agent_server, node_facts
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
@@ -67,9 +68,10 @@ class Running:
         return text
 
     async def until_page(self, has: Callable[[str], bool]) -> str:
-        while not has(text := await self.page()):
-            await asyncio.sleep(0.02)
-        return text
+        async def page() -> str:
+            return text if has(text := await self.page()) else ""
+
+        return await until_async(page)
 
     def told(self, kind: EventKind) -> list[Event]:
         return [event for event in events(self.hub.heard) if event.kind is kind]
@@ -92,7 +94,7 @@ async def running(
         pipe = os.open(root / "kmsg", os.O_RDWR | os.O_NONBLOCK)
         task = asyncio.create_task(agent.run(chosen, wall or ScaledClock(), stop, registry=Registry()))
         try:
-            await until(lambda: task.done() or (root / "socket").exists())
+            await until_async(lambda: task.done() or (root / "socket").exists())
             yield Running(hub, root / "socket", pipe)
         finally:
             stop.set()

@@ -6,7 +6,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import servers
+from tests.support.waiting import PROGRAM_SECONDS, until
 
 WATCHKEEPER = [sys.executable, "-m", "watchkeeper.cli.main"]
 # Long for a test that waits in vain and free for all others: two busy cores may need a minute for a second's work.
@@ -62,10 +62,4 @@ def up(folder: Path, *arguments: str) -> Iterator[Product]:
 
 def await_that(condition: Callable[[], Any], *, within_seconds: float = SOON_SECONDS) -> Any:
     """The condition's first true answer; AssertionError when it stays false."""
-    deadline = time.monotonic() + within_seconds
-    while time.monotonic() < deadline:
-        answer = condition()
-        if answer:
-            return answer
-        time.sleep(0.05)
-    raise AssertionError(f"not true within {within_seconds:g} s")
+    return until(condition, timeout_seconds=within_seconds, interval_seconds=PROGRAM_SECONDS)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from tests.support.waiting import until_async
 from watchkeeper.agent.attribution import attribution
 from watchkeeper.agent.attribution.attribution import Attributor, Holders, NamedSource, Running, Told, attribute
 from watchkeeper.agent.attribution.attribution_page import Shown, holder_labels, render
@@ -185,7 +186,10 @@ def test_a_program_whose_files_hang_costs_one_thread_and_is_said(monkeypatch: py
             assert found["GPU-0"].detail.startswith("programs: no answer within")
         assert len(asked) == 1
         is_over.set()
-        while (await attributor.refresh([gpu(0, programs=[Program(7)])], 6.0))["GPU-0"].reason is not None:
-            await asyncio.sleep(0)
+
+        async def is_known() -> bool:
+            return (await attributor.refresh([gpu(0, programs=[Program(7)])], 6.0))["GPU-0"].reason is None
+
+        await until_async(is_known)
 
     asyncio.run(story())

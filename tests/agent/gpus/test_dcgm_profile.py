@@ -11,9 +11,9 @@ import pytest
 
 from tests.agent.conftest import MakeFake
 from tests.support.fake_nvml.driver import UUID
-from tests.support.loopback import until
 from tests.support.running_agent import machine as make_machine
 from tests.support.running_agent import running
+from tests.support.waiting import until_async
 from watchkeeper.agent.gpus.dcgm_profile import ROUNDS_WITHOUT, DcgmProfile
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.readers import dcgmi
@@ -101,7 +101,7 @@ def test_numbers_of_dcgm_fill_what_nvml_lacks_and_vanish_when_dcgmi_ends(tmp_pat
 
     async def story() -> None:
         task = asyncio.create_task(profile.look(lambda: False))
-        await until(lambda: bool(profile.profiled(gpu).values))
+        await until_async(lambda: bool(profile.profiled(gpu).values))
         seen = profile.profiled(gpu)
         assert dict(seen.values) == {NAMES[0]: 0.984, NAMES[1]: 0.93, NAMES[2]: 1048576}
         assert isinstance(seen.values[NAMES[2]], int)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.agent.conftest import MakeFake
-from tests.agent.reading import causes, sampling, shown, until
+from tests.agent.reading import causes, sampling, shown
 from tests.support.fake_nvml import driver
 from tests.support.fake_nvml.driver import UUID
+from tests.support.waiting import until
 from watchkeeper.agent.gpus.reader_watch import Limits
 from watchkeeper.agent.gpus.sampler import DriverFact, Sampler
 
@@ -37,9 +38,8 @@ def test_one_gpu_that_hangs_costs_the_other_fifteen_not_one_sample(machine: Make
         (fault,) = sampler.faults()
         assert (fault.cause, fault.place.gpu) == ("driver_call_hung", UUID(7))
         assert fault.evidence.startswith(f"nvmlDeviceGetTemperature on {UUID(7)}")
-        while time.monotonic() < hung_at + 4 * LIMITS.interval:
-            assert rest_is_shown(sampler)
-            time.sleep(0.01)
+        until(lambda: not rest_is_shown(sampler) or time.monotonic() >= hung_at + 4 * LIMITS.interval)
+        assert rest_is_shown(sampler)
         assert set(shown(sampler)) == FIFTEEN, "an old number was repeated"
 
 
@@ -155,9 +155,9 @@ def test_memory_stays_flat_over_fifty_readers(machine: MakeFake) -> None:
         return len(seen) >= count
 
     with sampling(machine(2), Limits(interval=0.05, renewal=0.0)) as sampler:
-        until(lambda: readers(10), seconds=120)
+        until(lambda: readers(10), timeout_seconds=120)
         memory, files = resident_kib(), len(os.listdir("/proc/self/fd"))
-        until(lambda: readers(60), seconds=240)
+        until(lambda: readers(60), timeout_seconds=240)
         assert resident_kib() - memory < 2048
         assert abs(len(os.listdir("/proc/self/fd")) - files) <= 6
         assert shown(sampler)

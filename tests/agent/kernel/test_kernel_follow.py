@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.loopback import Heard, reply, serve, until
+from tests.support.loopback import Heard, reply, serve
+from tests.support.waiting import until_async
 from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, ask_proc, ask_simulator
 from watchkeeper.agent.kernel.kernel_follow import (
     FloodGate,
@@ -226,10 +227,10 @@ def test_records_of_a_pipe_arrive_as_they_are_written(tmp_path: Path) -> None:
         await settle()
         writer = os.open(tmp_path / "kmsg", os.O_WRONLY | os.O_NONBLOCK)
         os.write(writer, b"6,1,90000000,-;known already\n6,2,90000000,-;first\n SUBSYSTEM=pci\n6,3,95000")
-        await until(lambda: len(found) == 1)
+        await until_async(lambda: len(found) == 1)
         os.write(writer, b"000,-;second\n")
         os.close(writer)
-        await until(lambda: len(found) == 2)
+        await until_async(lambda: len(found) == 2)
         task.cancel()
         assert [(record.seq, record.at) for record in found] == [
             (2, START - timedelta(seconds=10)),

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.loopback import reply, serve, until
+from tests.support.loopback import reply, serve
 from tests.support.running_agent import UUID, events, machine, settings
+from tests.support.waiting import until_async
 from watchkeeper.agent import agent
 from watchkeeper.agent.kernel import kernel_sources
 from watchkeeper.agent.kernel.file_follow import OpenFile
@@ -84,7 +85,7 @@ def test_the_agent_tells_the_hub_what_the_journal_says(tmp_path: Path, monkeypat
         async with serve(lambda _: reply('{"ok":true}')) as hub:
             chosen = replace(settings(machine(tmp_path), hub.origin), kernel_log="journald")
             task = asyncio.create_task(agent.run(chosen, ScaledClock(), stop, registry=Registry()))
-            await until(lambda: bool(events(hub.heard)))
+            await until_async(lambda: bool(events(hub.heard)))
             stop.set()
             await task
         (event,) = events(hub.heard)
@@ -108,7 +109,7 @@ def test_a_journalctl_that_ends_is_started_again_behind_the_last_line(
 
     async def story() -> None:
         async with following(journal(tmp_path), ScaledClock(speed=100)) as found:
-            await until(lambda: len(found) == 2)
+            await until_async(lambda: len(found) == 2)
 
     asyncio.run(story())
     first, *others = (tmp_path / "asked").read_text().splitlines()
@@ -126,7 +127,7 @@ def test_a_cursor_that_the_journal_no_longer_knows_starts_it_from_the_beginning(
     async def story() -> None:
         known = Position("journald", 1, 1, "s=gone;i=1")
         async with following(journal(tmp_path, known), ScaledClock(speed=100)) as found:
-            await until(lambda: len(found) == 1)
+            await until_async(lambda: len(found) == 1)
             assert found[0].mark == "s=a;i=8"
 
     asyncio.run(story())
@@ -285,7 +286,7 @@ def test_lines_of_the_boot_before_this_one_are_passed_over(tmp_path: Path) -> No
         old = datetime.now(UTC) - timedelta(seconds=time.monotonic() + 3600)
         path.write_text(f"{old.isoformat()} n1 kernel: {XID}\n{datetime.now(UTC).isoformat()} n1 kernel: {XID} new\n")
         async with following(kernel_sources.KernelLog(str(path), "n1", "b"), clock) as found:
-            await until(lambda: bool(found))
+            await until_async(lambda: bool(found))
             assert [record.record.partition(";")[2] for record in found] == [f"{XID} new"]
 
     asyncio.run(story())
@@ -297,13 +298,13 @@ def test_another_source_goes_on_where_the_one_before_ended(tmp_path: Path, monke
 
     async def story() -> None:
         async with following(journal(tmp_path, Position("kmsg", 1042, 6)), ScaledClock()) as found:
-            await until(lambda: bool(found))
+            await until_async(lambda: bool(found))
             assert [record.mark for record in found] == ["s=a;i=7"]
         (tmp_path / "kmsg").write_text("4,1042,6,-;known\n4,1043,7,-;new\n")
         back = kernel_sources.KernelLog("kmsg", "n1", "b", kmsg=tmp_path / "kmsg", position=Position("journald", 1, 6))
         back = replace(back, needles=())
         async with following(back, ScaledClock()) as found:
-            await until(lambda: bool(found))
+            await until_async(lambda: bool(found))
             assert [record.seq for record in found] == [1043]
 
     asyncio.run(story())

@@ -11,6 +11,7 @@ import pytest
 
 from tests.agent.conftest import MakeFake
 from tests.support.node_orders import NOON
+from tests.support.waiting import until_async
 from watchkeeper.agent.orders import order_bench, order_work
 from watchkeeper.agent.profiling import PauseFile
 from watchkeeper.errors import CollectError
@@ -42,8 +43,7 @@ def test_a_program_ends_with_the_order_that_started_it(tmp_path: Path) -> None:
 
     async def story() -> None:
         work = asyncio.create_task(order_bench.ask([sys.executable, "-c", program], None))
-        while not (note.exists() and note.read_text()):
-            await asyncio.sleep(0.005)
+        await until_async(lambda: note.exists() and note.read_text())
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 

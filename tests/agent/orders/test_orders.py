@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.loopback import Heard, reply, serve
 from tests.support.node_orders import NOON
+from tests.support.waiting import until_async
 from watchkeeper.agent import profiling, push
 from watchkeeper.agent.orders import order_ledger, order_work, orders
 from watchkeeper.kit import wire
@@ -194,10 +195,13 @@ async def follow(agent: Setup, url: str, *, done: asyncio.Event) -> None:
     """Run the loop while its pauses pass at once."""
     hub = push.Hub(url, "secret")
     task = asyncio.create_task(orders.follow_orders(hub, agent.desk, time=agent.clock))
-    while not done.is_set():
+
+    async def is_done() -> bool:
         assert not task.done(), task.exception()
-        await asyncio.sleep(0.001)
         await agent.clock.advance(1)
+        return done.is_set()
+
+    await until_async(is_done)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

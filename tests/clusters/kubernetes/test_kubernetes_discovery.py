@@ -10,6 +10,7 @@ import pytest
 
 from tests.clusters.kubernetes.watched import DEFAULTS, watched, watching
 from tests.support.clusters.api_server import NODES, PODS, Raw, node, pod
+from tests.support.waiting import until_async
 from watchkeeper.clusters.kubernetes import kubernetes_discovery
 from watchkeeper.errors import SettingsError
 from watchkeeper.model import fleet as fleet_model
@@ -92,8 +93,8 @@ def test_a_gpu_that_falls_out_is_still_expected_until_the_machine_is_another() -
             for raw in (machine(7, "a", "H100"), machine(4, "a", "B200"), machine(2, "b", "B200")):
                 source.found(Found())
                 server.put(NODES, raw)
-                while source.watch.nodes() != [objects.node(raw)]:
-                    await asyncio.sleep(0.005)
+                now = [objects.node(raw)]
+                await until_async(lambda now=now: source.watch.nodes() == now)
                 counts.append(source.found(Found()).nodes[0].expected_gpus)
         return counts
 
@@ -146,8 +147,7 @@ def test_a_node_that_leaves_the_cluster_is_gone_and_not_forgotten() -> None:
         async with watching({NODES: [node("n1"), node("n2")]}) as (server, source):
             known.expect(source.found(Found()).nodes, 1_000)
             server.delete(NODES, "n2")
-            while len(source.watch.nodes()) != 1:
-                await asyncio.sleep(0.005)
+            await until_async(lambda: len(source.watch.nodes()) == 1)
             known.expect(source.found(Found()).nodes, 2_000)
         assert [(gone.name, since) for gone, since in known.gone_nodes()] == [("n2", 2_000)]
 
@@ -158,8 +158,7 @@ def test_an_api_server_that_is_away_takes_no_node_out_of_the_fleet() -> None:
     async def story() -> None:
         async with watching({NODES: [node("n1")]}) as (server, source):
             await server.stop()
-            while not source.problems():
-                await asyncio.sleep(0.005)
+            await until_async(source.problems)
             assert [one.name for one in source.found(Found()).nodes] == ["n1"]
             assert source.view().problem.endswith("What was known before stays")
             await server.start()

@@ -12,6 +12,7 @@ import yaml
 
 from tests.support import loopback
 from tests.support.clusters.api_server import NODES, PODS, ApiServer, node, pod, serving, waiting
+from tests.support.waiting import PROGRAM_SECONDS, until_async
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from watchkeeper.config import settings
@@ -50,10 +51,12 @@ async def watched(server: ApiServer, folder: Path) -> AsyncIterator[Hub]:
 
 async def answer(hub: Hub, expr: str) -> dict[str, float]:
     """What the hub says, as soon as it says anything."""
-    async with asyncio.timeout(60):
-        while not (found := (await hub.ask(expr, clock.to_ms(hub.clock.now()))).latest()):
-            await asyncio.sleep(0.05)
-    return {str(labels): value for labels, value in found.items()}
+
+    async def latest() -> dict[str, float]:
+        found = await hub.ask(expr, clock.to_ms(hub.clock.now()))
+        return {str(labels): value for labels, value in found.latest().items()}
+
+    return await until_async(latest, interval_seconds=PROGRAM_SECONDS)
 
 
 def test_an_incident_is_routed_to_the_team_that_the_inventory_names(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.clusters.kubernetes.watched import running, until
+from tests.clusters.kubernetes.watched import running
 from tests.support.clusters import kubernetes_server
 from tests.support.clusters.fake_kubelet import Kubelet, gpu_pod, serving
 from tests.support.clusters.kubernetes_server import Cluster
 from tests.support.paths import ROOT
+from tests.support.waiting import until_async
 from watchkeeper.agent.attribution.attribution import Attributor, NamedSource
 from watchkeeper.agent.attribution.kubelet import PodSource
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
@@ -58,7 +59,7 @@ def clean(cluster: Cluster) -> Iterator[None]:
 async def watching(reached: kubeconfig.ApiServer) -> AsyncIterator[KubernetesWatch]:
     watch = KubernetesWatch(reached, cluster="main", time=clock.ScaledClock(), metrics=own_metrics.Registry())
     async with running(watch):
-        await until(lambda: watch.is_known or any(watch.problems()))
+        await until_async(lambda: watch.is_known or any(watch.problems()))
         yield watch
 
 
@@ -84,10 +85,10 @@ def test_hollow_nodes_are_seen_with_their_gpus(cluster: Cluster) -> None:
             assert sorted(nodes) == ["hollow-0", "hollow-1"]
             assert [(node.gpus, node.state, node.is_schedulable) for node in nodes.values()] == [(8, "Ready", True)] * 2
             cluster.cordon("hollow-1")
-            await until(lambda: not _node(watch, "hollow-1").is_schedulable)
+            await until_async(lambda: not _node(watch, "hollow-1").is_schedulable)
             assert _node(watch, "hollow-1").state == "Ready,SchedulingDisabled"
             cluster.cordon("hollow-1", cordoned=False)
-            await until(lambda: _node(watch, "hollow-1").is_schedulable)
+            await until_async(lambda: _node(watch, "hollow-1").is_schedulable)
 
     asyncio.run(story())
 
@@ -103,7 +104,7 @@ def test_a_pod_that_starts_is_attributed_within_five_seconds(cluster: Cluster, t
             async with watching(cluster.reached()) as watch:
                 began = time.monotonic()
                 await asyncio.to_thread(cluster.create_pod, "train", gpus=8)
-                await until(lambda: is_on_a_node(watch, "train"))
+                await until_async(lambda: is_on_a_node(watch, "train"))
                 seen = time.monotonic() - began
                 kubelet.pods = [gpu_pod("train", GPU, namespace="default")]
                 held = (await holders.refresh([gpu], time.monotonic()))[GPU].holdings
@@ -120,15 +121,15 @@ def test_a_pod_that_finds_no_gpus_says_why_it_waits(cluster: Cluster) -> None:
         async with watching(cluster.reached()) as watch:
             for name in ("one", "two"):
                 cluster.create_pod(name, gpus=8)
-            await until(lambda: is_on_a_node(watch, "one") and is_on_a_node(watch, "two"))
+            await until_async(lambda: is_on_a_node(watch, "one") and is_on_a_node(watch, "two"))
             cluster.create_pod("three", gpus=8)
-            await until(lambda: getattr(workload(watch, "three"), "reason", "") == "Insufficient nvidia.com/gpu")
+            await until_async(lambda: getattr(workload(watch, "three"), "reason", "") == "Insufficient nvidia.com/gpu")
             waits = workload(watch, "three")
             assert waits is not None
             assert waits.state is WorkloadState.PENDING
             assert "0/2 nodes are available" in waits.detail
             cluster.delete_pod("one")
-            await until(lambda: is_on_a_node(watch, "three"))
+            await until_async(lambda: is_on_a_node(watch, "three"))
 
     asyncio.run(story())
 
@@ -144,10 +145,10 @@ def test_a_job_that_a_quota_holds_back_waits_with_that_reason(cluster: Cluster) 
     async def story() -> None:
         async with watching(cluster.reached()) as watch:
             await asyncio.to_thread(cluster.await_quota, "team-a")
-            await until(lambda: _quota_used(watch) == 0)
+            await until_async(lambda: _quota_used(watch) == 0)
             cluster.create("/apis/batch/v1/namespaces/team-a/jobs", job)
             # One of its three pods may start, and counts only once the job's controller has seen it.
-            await until(lambda: getattr(workload(watch, "sweep"), "gpus", 0) == 2 and _quota_used(watch) == 1)
+            await until_async(lambda: getattr(workload(watch, "sweep"), "gpus", 0) == 2 and _quota_used(watch) == 1)
             held = workload(watch, "sweep")
             assert held is not None
             assert (held.reason, held.queue) == ("exceeded quota", "team-a")
@@ -158,16 +159,16 @@ def test_a_job_that_a_quota_holds_back_waits_with_that_reason(cluster: Cluster) 
 def test_an_api_server_that_restarts_is_watched_again_with_one_list_at_most(cluster: Cluster) -> None:
     async def story() -> None:
         async with watching(cluster.reached()) as watch:
-            await until(lambda: all(lists(watch).values()))
+            await until_async(lambda: all(lists(watch).values()))
             before = lists(watch)
             cluster.kill_api_server()
             try:
-                await until(lambda: any(problem.startswith("nodes, pods,") for problem in watch.problems()))
+                await until_async(lambda: any(problem.startswith("nodes, pods,") for problem in watch.problems()))
                 assert len(kubernetes_view.view_of(watch).nodes) == 2
             finally:
                 await asyncio.to_thread(cluster.start_api_server)
             await asyncio.to_thread(cluster.create_pod, "after", gpus=1)
-            await until(lambda: workload(watch, "after") is not None and not any(watch.problems()))
+            await until_async(lambda: workload(watch, "after") is not None and not any(watch.problems()))
             # A server that has just started may not know older versions; more than one list it never needs.
             assert all(count <= before[name] + 1 for name, count in lists(watch).items())
 
@@ -182,7 +183,7 @@ def test_the_role_of_the_how_to_is_enough_and_without_it_nothing_is_seen(cluster
 
     async def problems() -> list[str]:
         async with watching(hub) as watch:
-            await until(lambda: all(kind.is_known or kind.problem for kind in watch.kinds))
+            await until_async(lambda: all(kind.is_known or kind.problem for kind in watch.kinds))
             return list(watch.problems())
 
     (problem,) = asyncio.run(problems())

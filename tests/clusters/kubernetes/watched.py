@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from tests.support.clusters.api_server import ApiServer, Raw, serving
+from tests.support.waiting import until_async
 from watchkeeper.clusters.kubernetes.kubernetes_source import KubernetesSource
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
 from watchkeeper.config import settings as config
@@ -26,12 +27,6 @@ async def running(watch: KubernetesSource | KubernetesWatch) -> AsyncIterator[No
             await task
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 @asynccontextmanager
 async def watching(
     objects: Mapping[str, Sequence[Raw]], fleet: config.Fleet = DEFAULTS
@@ -44,7 +39,7 @@ async def watching(
         )
         async with running(source):
             await source.first_look()
-            await until(lambda: all(kind.is_known for kind in source.watch.kinds))
+            await until_async(lambda: all(kind.is_known for kind in source.watch.kinds))
             yield server, source
 
 

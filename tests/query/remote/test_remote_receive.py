@@ -14,6 +14,7 @@ from tests import servers
 from tests.query import contract
 from tests.query.scripted import Asked, Reply, Scripted, serving
 from tests.support import engines
+from tests.support.waiting import until
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Kind
 from watchkeeper.query.remote import remote_write
@@ -72,7 +73,7 @@ def test_what_prometheus_writes_to_us_is_what_it_answers_itself(hub: tuple[Hub, 
     quick = "queue_config: {batch_send_deadline: 100ms}"
     write = f"remote_write: [{{url: '{server.url}/api/v1/write', {quick}}}]\n"
     with engines.prometheus(tmp_path, config(server) + write) as url, engines.engine_of(url) as theirs:
-        engines.wait_for(lambda: ours.count('temp{gpu="0"}') >= 8)
+        until(lambda: ours.count('temp{gpu="0"}') >= 8)
         at_ms = ours.engine.head.newest_ms or 0
         for expr in ("temp[1h]", "energy_total[1h]", "up[1h]", 'scrape_samples_scraped{job="gpu"}[1h]'):
             mine, other = ours.engine.instant(expr, at_ms), theirs.instant(expr, at_ms)
@@ -87,9 +88,9 @@ def test_a_series_that_ends_at_prometheus_ends_here(hub: tuple[Hub, Scripted], t
     quick = "queue_config: {batch_send_deadline: 100ms}"
     write = f"remote_write: [{{url: '{server.url}/api/v1/write', {quick}}}]\n"
     with engines.prometheus(tmp_path, config(server) + write):
-        engines.wait_for(lambda: ours.count("temp") >= 6)
+        until(lambda: ours.count("temp") >= 6)
         ours.is_well.clear()
-        engines.wait_for(lambda: 0.0 in ours.engine.instant("up", ours.engine.head.newest_ms or 0).latest().values())
+        until(lambda: 0.0 in ours.engine.instant("up", ours.engine.head.newest_ms or 0).latest().values())
     assert ours.engine.instant("temp", ours.engine.head.newest_ms or 0).latest() == {}
 
 
@@ -110,7 +111,7 @@ def test_vmagent_writes_to_us(hub: tuple[Hub, Scripted], tmp_path: Path) -> None
     with contextlib.ExitStack() as opened:
         ready = f"http://127.0.0.1:{port}/health"
         opened.enter_context(servers.running(command, ready_url=ready, log=tmp_path / "vmagent.log"))
-        engines.wait_for(lambda: ours.count('temp{gpu="0"}') >= 5)
+        until(lambda: ours.count('temp{gpu="0"}') >= 5)
     [(labels, _, values)] = ours.engine.instant('temp{gpu="0"}[1h]', ours.engine.head.newest_ms or 0).frame.rows()
     assert labels["name"] == 'a "quoted" näme'
     assert values.tolist() == [values[0] + turn for turn in range(len(values))]

@@ -13,6 +13,7 @@ import pytest
 from tests import servers
 from tests.query.scripted import Reply, serving, success
 from tests.support import engines
+from tests.support.waiting import until
 from watchkeeper.config.settings import RuleOwner, Rules, Settings
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.model.alerts import AlertState
@@ -158,7 +159,7 @@ def test_real_servers_tell_their_alerts(name: str, tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(RULE_FILE)
     started = engines.prometheus(tmp_path, "rule_files: [rules.yml]\n") if name == "prometheus" else vmalert(tmp_path)
     with started as url, contextlib.closing(client(url)) as asked:
-        engines.wait_for(lambda: bool(rules.read(asked, ScaledClock().now()).alerts))
+        until(lambda: bool(rules.read(asked, ScaledClock().now()).alerts))
         reading = rules.read(asked, ScaledClock().now())
     [hot] = reading.alerts
     assert (hot.name, hot.state, hot.value, hot.annotations["summary"]) == ("Hot", "firing", 91.0, "at 91")

@@ -9,6 +9,7 @@ import pytest
 from tests.query.remote.remote_writing import TAKEN, arrived, refusing, writing
 from tests.query.scripted import Asked, Reply, serving
 from tests.support import engines
+from tests.support.waiting import until
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
@@ -79,7 +80,7 @@ def test_a_full_queue_loses_its_oldest_samples_and_counts_them() -> None:
 
     with writing(hold, TAKEN, max_queued=20) as (server, sender):
         sender.offer(numbered(1))
-        engines.wait_for(lambda: bool(server.asked))
+        until(lambda: bool(server.asked))
         assert sender.offer(numbered(15, first=100)) == Appended(15, {})
         assert sender.offer(numbered(15, first=200)) == Appended(0, {"queue_full": 15})
         gate.set()
@@ -91,7 +92,7 @@ def test_a_full_queue_loses_its_oldest_samples_and_counts_them() -> None:
 def test_the_queue_waits_for_a_server_that_is_away() -> None:
     with writing(Reply(500), Reply(500), TAKEN) as (server, sender):
         sender.offer(numbered(3))
-        engines.wait_for(lambda: sender.problem is not None)
+        until(lambda: sender.problem is not None)
         assert sender.flush(60)
         assert (arrived(server)[-3:], sender.problem, sender.kept) == ([0.0, 1.0, 2.0], None, 3)
 
@@ -99,7 +100,7 @@ def test_the_queue_waits_for_a_server_that_is_away() -> None:
 def test_closing_does_not_wait_for_a_server_that_is_away_and_counts_what_is_lost() -> None:
     with writing(Reply(500)) as (server, sender):
         sender.offer(numbered(3))
-        engines.wait_for(lambda: bool(server.asked))
+        until(lambda: bool(server.asked))
         sender.close()
         assert sender.dropped == {"closed": 3}
         assert sender.offer(numbered(1)) == Appended(0, {"closed": 1})

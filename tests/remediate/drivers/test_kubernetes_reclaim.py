@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from tests.remediate.drivers import kubernetes_story as story
-from tests.remediate.drivers.kubernetes_story import action, add_pods, driving, finished, running, until
+from tests.remediate.drivers.kubernetes_story import action, add_pods, driving, finished, running
 from tests.support.clusters.kubernetes_server import Cluster
 from tests.support.paths import ROOT
+from tests.support.waiting import until
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.model.actions import ActionKind
 

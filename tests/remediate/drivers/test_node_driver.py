@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_orders import GPU, HUB_KEY, KEY, NOON, RESET
+from tests.support.waiting import until_async
 from watchkeeper.agent import profiling
 from watchkeeper.agent.node_facts import Roots
 from watchkeeper.agent.orders import order_bench, order_ledger
@@ -209,8 +210,7 @@ class Rebooting:
 
     async def work_until_the_machine_goes_down(self, envelope: orders.Envelope) -> None:
         work = asyncio.create_task(self.desk().take(envelope))
-        while not (self.root / "called").exists():
-            await asyncio.sleep(0.01)
+        await until_async((self.root / "called").exists)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from tests.store.journal.journal_rows import NOON, xid
 from tests.support import postgres_server
+from tests.support.waiting import until_async
 from watchkeeper.cli.hub import store as store_command
 from watchkeeper.config import settings
 from watchkeeper.errors import ActionFailed, ActionRefused, NotLeading, StoreError
@@ -104,8 +105,7 @@ def test_a_hub_that_cannot_read_the_journal_lets_another_one_lead(url_file: Path
             await at_work.wait()
             assert first._connection is not None
             first._connection.cut()
-            while "readable" not in str(first.not_leading_because):
-                await asyncio.sleep(0.01)
+            await until_async(lambda: "readable" in str(first.not_leading_because))
             stop.set()
             await running
             second.open().close()

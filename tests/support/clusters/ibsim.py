@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests import servers
+from tests.support.waiting import PROGRAM_SECONDS, until
 
 READY_SECONDS = 60.0
 # Where Debian and Fedora keep the library that stands in for libibumad.
@@ -138,11 +138,12 @@ class Fabric:
 
     def wait(self, state: str = "Active") -> None:
         """Wait until the first host's port has this state."""
-        deadline = time.monotonic() + READY_SECONDS
-        while f"State: {state}" not in self.ask("ibstat"):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the simulated port is not {state} after {READY_SECONDS:g} s")
-            time.sleep(0.05)
+        until(
+            lambda: f"State: {state}" in self.ask("ibstat"),
+            what=f"the simulated port is {state}",
+            timeout_seconds=READY_SECONDS,
+            interval_seconds=PROGRAM_SECONDS,
+        )
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ import ssl
 import struct
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ import pytest
 import yaml
 
 from tests import servers
+from tests.support.waiting import PROGRAM_SECONDS, until
 from watchkeeper.net import access
 from watchkeeper.readers.clusters.kubeconfig import ApiServer
 
@@ -209,13 +209,10 @@ def hollow_nodes(cluster: Cluster, *, nodes: int, gpus: int) -> Iterator[None]:
 
 
 def wait_until(condition: Callable[[], bool], what: str, log: Path) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.05)
-    said = log.read_text(errors="replace")[-2000:] if log.exists() else "nothing"
-    pytest.fail(f"{what}: not there within {READY_SECONDS:g} s; the log says:\n{said}", pytrace=False)
+    def end_of_log() -> str:
+        return f"{what}; the log says:\n{log.read_text(errors='replace')[-2000:] if log.exists() else 'nothing'}\n"
+
+    until(condition, what=end_of_log, timeout_seconds=READY_SECONDS, interval_seconds=PROGRAM_SECONDS)
 
 
 def _are_ready(cluster: Cluster, names: list[str]) -> bool:

@@ -14,7 +14,6 @@ import secrets
 import signal
 import stat
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import NoReturn
 import pytest
 
 from tests import servers
+from tests.support import waiting
 
 # Four seconds on a quiet machine, database included; the rest is for a busy one.
 READY_SECONDS = 90.0
@@ -266,10 +266,8 @@ def _prints(cluster: Cluster, *command: str) -> str:
 
 
 def until(condition: Callable[[], object], folder: Path | None = None, *, seconds: float = READY_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            logs = sorted((*folder.glob("*.out"), *folder.glob("*.log"))) if folder is not None else []
-            said = "\n".join(f"{path.name}: {path.read_text(errors='replace')[-600:]}" for path in logs)
-            pytest.fail(f"it did not come true within {seconds:g} s\n{said}", pytrace=False)
-        time.sleep(0.05)
+    def ends_of_logs() -> str:
+        logs = sorted((*folder.glob("*.out"), *folder.glob("*.log"))) if folder is not None else []
+        return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-600:]}" for path in logs)
+
+    waiting.until(condition, what=ends_of_logs, timeout_seconds=seconds, interval_seconds=waiting.PROGRAM_SECONDS)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.scripted_server import Reply, Scripted, serving
+from tests.support.waiting import until_async
 from tests.web.fake_hub import FakeHub
 from watchkeeper.config import settings
 from watchkeeper.web.accounting.advice_hook import AdviceHook
@@ -88,9 +89,7 @@ def test_the_running_hub_sends_what_its_own_api_says() -> None:
 
         async def run() -> None:
             async with app.router.lifespan_context(app):
-                async with asyncio.timeout(30):
-                    while not server.bodies:
-                        await asyncio.sleep(0.05)
+                await until_async(lambda: server.bodies)
 
         asyncio.run(run())
         assert bodies(server)[0]["kind"] == "watchkeeper.capacity.advice"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.waiting import until, until_async
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
 from watchkeeper.errors import SettingsError
@@ -47,13 +46,6 @@ def answer(site: Site, id: str, node: str = "n1", result: Result = Result.DONE) 
     key = orders.node_key(HUB_KEY, "main", node)
     receipt = orders.Receipt(orders.OrderId(id), site.hub.clock.now(), result, "words", '{"verdict": "healthy"}')
     return site.ask(f"/api/orders/{id}/receipt", method="POST", body=wire.to_plain(orders.seal(receipt, key)))
-
-
-def until(true: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.002)
 
 
 def polls(site: Site) -> float:
@@ -118,8 +110,7 @@ def test_a_thousand_agents_that_wait_hold_no_thread(site: Site) -> None:
         await asyncio.to_thread(site.ask, "/api/orders?node=n1")
         before = threading.active_count()
         waiting = [asyncio.create_task(ask(f"n{number}")) for number in range(1000)]
-        while polls(site) < 1000:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: polls(site) >= 1000)
         # The hub's own loops may take another one of the pool meanwhile.
         assert threading.active_count() <= before + 4
         await asyncio.to_thread(give, site, "n7")

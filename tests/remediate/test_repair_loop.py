@@ -151,8 +151,7 @@ def test_a_rule_for_a_cause_that_nobody_knows_is_refused() -> None:
 
 
 def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: Path) -> None:
-    inventory = nodes(8)
-    cluster = TestCluster({node.name: Machine() for node in inventory})
+    cluster = TestCluster({node.name: Machine() for node in nodes(8)})
 
     async def story() -> tuple[bool, bool, list[str]]:
         chosen, time = replace(settings.Remediate(), mode=Mode.ACT), ManualClock(NOON)
@@ -160,7 +159,7 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
         hub.build()
         hub.driver = cluster
         hub.open()
-        hub.fleet.expect(inventory, to_ms(NOON))
+        hub.fleet.expect(nodes(8), to_ms(NOON))
         place = fleet.Place("main", node="n1", gpu="GPU-1")
         await hub.take_events([events.Event("e1", events.EventKind.XID, 79, place, NOON, "Xid 79")])
         incident = hub.incidents()[0]

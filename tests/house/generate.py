@@ -35,7 +35,6 @@ from watchkeeper.web.auth.auth import Auth
 
 REFERENCE = ROOT / "docs" / "reference"
 RULE_FILES = PACKAGE / "packs" / "rules"
-TREE_START, TREE_END = "<!-- tree: written by make golden -->\n```\n", "```\n<!-- end of tree -->\n"
 ADDED_SERIES = {
     "watchkeeper_node_info": "1 for each expected node; its pool and failure domains such as rack and leaf are labels",
     "watchkeeper_node_expected_gpus": "GPUs that the inventory expects in a node; absent where that is unknown",
@@ -256,22 +255,21 @@ def _api_parameter(parameter: dict[str, Any]) -> str:
     return f"`{parameter['name']}`{' (needed)' if parameter['required'] else ''}: {parameter['description']}"
 
 
-def tree_block() -> str:
-    """Every package and module of watchkeeper with the first sentence of its docstring."""
-    lines = []
-    for source in sorted(sources(PACKAGE), key=lambda source: (source.path.parent.as_posix(), source.path.name)):
-        parts = source.path.relative_to(ROOT).parts
-        is_package = parts[-1] == "__init__.py"
-        depth = len(parts) - (2 if is_package else 1)
-        name = f"{parts[-2]}/" if is_package else parts[-1]
-        lines.append(f"{'  ' * depth + name:<26} {summary(ast.get_docstring(source.syntax) or '')}".rstrip())
-    return "\n".join(lines) + "\n"
+def modules_page() -> str:
+    """A section for each folder of watchkeeper/ with its law, and each module with its first sentence."""
+    law = "Each module, by the first sentence of its docstring. Start with [the map](../../ARCHITECTURE.md)."
+    by_folder: dict[str, list[Source]] = {}
+    for source in sources(PACKAGE):
+        by_folder.setdefault(source.path.parent.relative_to(ROOT).as_posix(), []).append(source)
+    parts = [_folder(name, modules) for name, modules in sorted(by_folder.items())]
+    return "\n".join([HEAD.format(title="Modules", law=law), *parts])
 
 
-def architecture() -> str:
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    before, rest = text.split(TREE_START)
-    return before + TREE_START + tree_block() + TREE_END + rest.split(TREE_END)[1]
+def _folder(name: str, modules: list[Source]) -> str:
+    told = {source.path.name: ast.get_docstring(source.syntax) or "" for source in modules}
+    law = told.pop("__init__.py", "")
+    rows = [f"- `{module}`: {summary(docstring)}" for module, docstring in sorted(told.items())]
+    return "\n".join([f"## {name}/", "", law, "", *rows, *([""] if rows else [])])
 
 
 def slo_rules() -> str:
@@ -280,13 +278,13 @@ def slo_rules() -> str:
 
 
 WRITTEN: dict[Path, Callable[[], str]] = {
-    ROOT / "ARCHITECTURE.md": architecture,
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "metrics.md": metrics_page,
     REFERENCE / "alerts.md": alerts_page,
     REFERENCE / "cli.md": cli_page,
     REFERENCE / "causes.md": causes_page,
     REFERENCE / "api.md": api_page,
+    REFERENCE / "modules.md": modules_page,
     RULE_FILES / "slo.yaml": slo_rules,
     PACKAGE / "client" / "promised.json": promised,
 }

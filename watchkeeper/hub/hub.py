@@ -577,7 +577,7 @@ class Hub:
         """The cause that each of our alert rules names, by the alert's name."""
         rules = (rule for group in self._rules.rules.groups for rule in group.rules)
         own = (rule for rule in rules if isinstance(rule, rulefile.AlertingRule) and "cause" in rule.labels)
-        return {rule.name: str(getattr(rule.labels["cause"], "text", rule.labels["cause"])) for rule in own}
+        return {rule.name: rule.labels["cause"].text for rule in own}
 
     async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         """Pass a request on to the simulated fleet; HubError where the fleet is real."""

@@ -37,18 +37,18 @@ def probes(syntax: ast.AST) -> Iterator[str]:
 
 
 def test_no_engine_and_no_store_is_probed() -> None:
-    found = [
+    calls = [
         f"{source.name}: {probe}"
         for stage in STAGES
         for source in sources(PACKAGE / stage)
         for probe in probes(source.syntax)
         if probe not in FOREIGN
     ]
-    assert not found, "declare it in store/interfaces.py or query/engine.py, None where it is absent"
+    assert not calls, "declare it in store/interfaces.py or query/engine.py, None where it is absent"
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         ('getattr(engine, "append", None)', ["getattr(engine, 'append', None)"]),
         ('hasattr(engine, "append")', ["hasattr(engine, 'append')"]),
@@ -56,5 +56,5 @@ def test_no_engine_and_no_store_is_probed() -> None:
         ("getattr(status, name)", []),
     ],
 )
-def test_a_probe_is_told_from_a_field_by_its_name(line: str, found: list[str]) -> None:
-    assert list(probes(ast.parse(line))) == found
+def test_a_field_read_by_its_name_is_no_probe(line: str, expected: list[str]) -> None:
+    assert list(probes(ast.parse(line))) == expected

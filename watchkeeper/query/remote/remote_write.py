@@ -195,8 +195,8 @@ def receive(
         for at_ms, value in zip(times.tolist(), values.tolist(), strict=True)
         if latest_ms is None or at_ms <= latest_ms
     )
-    found = _with_histograms(numbers, decoded.histograms, latest_ms) if decoded.histograms else numbers
-    taken = appender.append(found)
+    samples = _with_histograms(numbers, decoded.histograms, latest_ms) if decoded.histograms else numbers
+    taken = appender.append(samples)
     return Appended(taken.kept, dict(Counter(taken.dropped) + left_out))
 
 

@@ -74,7 +74,7 @@ class ExplainApi:
 
         def look() -> list[Trouble]:
             diagnosed = ((incident, self.hub.diagnosis(incident.id)) for incident in meant)
-            return [(incident, None if told is None else told.best) for incident, told in diagnosed]
+            return [(incident, None if result is None else result.best) for incident, result in diagnosed]
 
         return await self.hub.read(look)
 

@@ -32,7 +32,7 @@ def engine_of(recorded_hours: dict[int, tuple[float, float, int]], *, offset: fl
         at = round((DAY + (hour + 1) * HOUR + offset) * 1000)
         share = minutes / 60
         team = {METRIC_NAME: "watchkeeper:team_gpu_hours:sum", "cluster": "main", "modelName": "NVIDIA H200"}
-        engine.append(
+        engine.appender.append(
             [
                 Sample(Labels({METRIC_NAME: "watchkeeper:usage_minutes:count", "cluster": "main"}), at, float(minutes)),
                 Sample(Labels({**team, "team": "vision", "part": "allocated"}), at, held * share),
@@ -87,7 +87,7 @@ def test_a_gap_is_unknown_and_never_idle_and_both_are_said() -> None:
 
 def test_hours_that_overlap_after_a_restart_count_once() -> None:
     engine = engine_of({0: (8.0, 0.0, 60), 1: (8.0, 0.0, 60)})
-    engine.append(engine_with_offset_hour())
+    engine.appender.append(engine_with_offset_hour())
     assert totals(engine, DAY, DAY + 3 * HOUR)[usage.ALLOCATED] == pytest.approx(8 * 2.5, rel=1e-3)
 
 
@@ -213,7 +213,7 @@ def test_what_nobody_saw_of_a_cluster_of_two_models_is_of_neither() -> None:
     engine = engine_of(dict.fromkeys((0, 1, 4), (4, 2, 60)))
     other = {METRIC_NAME: "watchkeeper:team_gpu_hours:sum", "cluster": "main", "modelName": "NVIDIA L4"}
     at = round((DAY + 5 * HOUR + 0.4) * 1000)
-    engine.append([Sample(Labels({**other, "team": usage.NOBODY, "part": "idle"}), at, 1.0)])
+    engine.appender.append([Sample(Labels({**other, "team": usage.NOBODY, "part": "idle"}), at, 1.0)])
     table = books.table(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
     unknown = [key for key, row in zip(table.keys, table.amounts, strict=True) if row[usage.UNKNOWN]]
     assert unknown == [nobody(cluster="main")]

@@ -82,8 +82,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     of_hub = dataclasses.replace(hub.settings.hub, data=str(folder))
     of_cost = dataclasses.replace(hub.settings.cost, prices=str(folder / "book.toml"))
     hub.settings = dataclasses.replace(hub.settings, hub=of_hub, cost=of_cost)
-    hub.engine = CountedEngine(head.Head(retention_ms=400 * 86_400_000))  # type: ignore[assignment]
-    hub.engine.append(sorted(recorded(), key=lambda sample: sample.at_ms))
+    hub.engine = CountedEngine(head.Head(retention_ms=400 * 86_400_000))
+    hub.engine.appender.append(sorted(recorded(), key=lambda sample: sample.at_ms))
     with serving(hub) as running:
         yield running
 

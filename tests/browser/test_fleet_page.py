@@ -209,6 +209,6 @@ def test_the_chart_counts_who_holds_gpus_as_the_tile_does(
         open_fleet(page, site)
     (expr,) = urllib.parse.parse_qs(urllib.parse.urlsplit(asked.value.url).query)["query"]
     engine = embedded.EmbeddedEngine(head.Head())
-    engine.append([Sample(notation.labels(name), 1_000, value) for name, value in {**POWER, **held}.items()])
+    engine.appender.append([Sample(notation.labels(name), 1_000, value) for name, value in {**POWER, **held}.items()])
     found = {labels.get("strip"): value for labels, value in engine.instant(expr, 1_000).latest().items()}
     assert found["0"] == share

@@ -32,9 +32,9 @@ def a_hub(folder: Path, rules: str) -> tuple[settings.Settings, hub.Hub]:
     )
     kept = hub.Hub(chosen, time=clock.ManualClock(clock.from_ms(NOW_MS)))
     kept.open()
-    kept.engine.append([Sample(Labels({"__name__": "temp", "gpu": "0"}), NOW_MS, 70.0)])
-    assert isinstance(kept.engine.head, durable.DurableStore)
-    kept.engine.head.sync()
+    kept.engine.appender.append([Sample(Labels({"__name__": "temp", "gpu": "0"}), NOW_MS, 70.0)])
+    assert isinstance(kept.engine.appender, durable.DurableStore)
+    kept.engine.appender.sync()
     kept.close()
     return chosen, hub.Hub(chosen, time=clock.ManualClock(clock.from_ms(NOW_MS)))
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.web import stories
-from tests.web.fake_hub import START, FakeHub, Seen
+from tests.web.fake_hub import START, FakeEngine, FakeHub, Seen
 from tests.web.running import Site, serving
 from watchkeeper.cli.main import main, watchkeeper
 from watchkeeper.clusters.inventory import Inventory
@@ -90,7 +90,7 @@ def test_the_exit_code_says_whether_all_is_well(site: Site, hub: FakeHub) -> Non
 
 def pod_of(hub: FakeHub, node: str) -> str:
     seen = next(one for one in hub.fleet.seen if one.node == node)
-    labels = hub.engine._labels(seen)
+    labels = FakeEngine(hub)._labels(seen)
     return f"{labels['namespace']}/{labels['pod']}"
 
 

@@ -163,7 +163,7 @@ class running:
 def embedded() -> EmbeddedEngine:
     engine = EmbeddedEngine(Head(retention_ms=10**10))
     for labels, row in fleet().items():
-        engine.append(Sample(labels, at, value) for at, value in row)
+        engine.appender.append(Sample(labels, at, value) for at, value in row)
     return engine
 
 

@@ -89,7 +89,7 @@ def engine_of(histories: list[list[tuple[int, float]]]) -> tuple[EmbeddedEngine,
         for wait, value in history:
             at += wait
             own.append((at, value))
-        engine.append(Sample(Labels({"__name__": "x", "row": str(row)}), at, value) for at, value in own)
+        engine.appender.append(Sample(Labels({"__name__": "x", "row": str(row)}), at, value) for at, value in own)
         samples.append([(at, value) for at, value in own if not is_stale(value)])
     return engine, samples
 

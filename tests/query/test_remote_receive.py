@@ -42,7 +42,7 @@ class Hub:
             return Reply(200, PAGE.format(turn=next(self.turns)).encode()) if self.is_well.is_set() else Reply(500)
         problem = remote_write.refusal(asked.headers.get("Content-Type"), asked.headers.get("Content-Encoding"))
         assert problem is None, problem
-        status, text = remote_write.reply(remote_write.receive(asked.body, self.engine))
+        status, text = remote_write.reply(remote_write.receive(asked.body, self.engine.appender))
         self.refused += [text] if text else []
         return Reply(status, text.encode())
 

@@ -13,9 +13,9 @@ from tests.query.scripted import Asked, Reply, Scripted, serving
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import Appended
 from watchkeeper.query.remote import http, remote_write
 from watchkeeper.query.remote.sender import BATCH_SAMPLES, Sender, reason_of
+from watchkeeper.store.interfaces import Appended
 
 TAKEN = Reply(204)
 SERIES = Labels({"__name__": "x"})
@@ -139,14 +139,16 @@ def test_closing_does_not_wait_for_a_server_that_is_away_and_counts_what_is_lost
 
 def test_a_scrape_is_queued_and_forgotten_ids_are_told() -> None:
     with serving(TAKEN) as server, engines.engine_of(server.url, max_series=2) as engine:
-        ids = [engine.series_id(SERIES.having(gpu=gpu)) for gpu in ("0", "1")]
-        assert engine.series_id(SERIES.having(gpu="0")) == ids[0]
-        assert engine.append_scrape("node", ids, 1000, [5.0, 6.0]) == Appended(2, {})
-        assert engine.sender is not None
-        assert engine.sender.flush(60)
-        third = engine.series_id(SERIES.having(gpu="2"))
-        assert engine.append_scrape("node", [*ids, third], 2000, [5.0, 6.0, 7.0]) == Appended(1, {"forgotten": 2})
-        assert engine.sender.flush(60)
+        ids = [engine.appender.series_id(SERIES.having(gpu=gpu)) for gpu in ("0", "1")]
+        assert engine.appender.series_id(SERIES.having(gpu="0")) == ids[0]
+        assert engine.appender.append_scrape("node", ids, 1000, [5.0, 6.0]) == Appended(2, {})
+        assert engine.remote.sender is not None
+        assert engine.remote.sender.flush(60)
+        third = engine.appender.series_id(SERIES.having(gpu="2"))
+        assert engine.appender.append_scrape("node", [*ids, third], 2000, [5.0, 6.0, 7.0]) == Appended(
+            1, {"forgotten": 2}
+        )
+        assert engine.remote.sender.flush(60)
     assert arrived(server) == [5.0, 6.0, 7.0]
 
 

@@ -70,7 +70,7 @@ def test_a_burning_budget_asks_for_half_as_many_replicas_more_at_most(share: flo
         (f'slo:error_ratio:rate5m{{slo="inference-latency",{about}}}', share),
         (f"inference_requests_waiting{{{about}}}", 70),
     ):
-        engine.append([Sample(notation.labels(name), 60_000, value)])
+        engine.appender.append([Sample(notation.labels(name), 60_000, value)])
     waiting, _, late = keda.signals(
         keda.Service("serving", "llama", "llama-3-8b"), keda.latency_objectives(SETTINGS), "prod-1"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -25,26 +25,26 @@ from watchkeeper.scrape import schedule, target_loop
 from watchkeeper.scrape.discovery import Target
 from watchkeeper.scrape.fleet import Fleet
 from watchkeeper.scrape.scrape import SYNTHESISED, Health, Scraper, ScrapeSettings, TargetLoop
+from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.head.head import Head
+from watchkeeper.store.interfaces import AnySample, Appended
+from watchkeeper.store.metadata import Metadata
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 OWN = {"job": "gpu", "instance": "n1", "cluster": "sim"}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    dropped: dict[str, int]
-
-
 @dataclass
 class Kept:
-    """A sink that remembers every append."""
+    """An appender that remembers every scrape, and takes no histograms."""
 
     known: dict[Labels, int] = field(default_factory=dict)
     appends: list[tuple[str, Sequence[int], int, Sequence[float]]] = field(default_factory=list)
     forgotten: set[int] = field(default_factory=set)
     max_series: int = 1000
     asked: int = 0
+    metadata: Metadata | None = None
+    exemplars: Exemplars | None = None
 
     def series_id(self, label_set: Labels) -> int:
         self.asked += 1
@@ -52,10 +52,20 @@ class Kept:
             raise StoreFull(f"{len(self.known)} series, the limit is {self.max_series}")
         return self.known.setdefault(label_set, len(self.known) + len(self.forgotten))
 
-    def append_scrape(self, group_key: str, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Outcome:
+    def append_scrape(self, group_key: Hashable, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Appended:
         assert len(ids) == len(set(ids)) == len(values)
-        self.appends.append((group_key, ids, at_ms, values))
-        return Outcome({"forgotten": forgotten} if (forgotten := len(self.forgotten.intersection(ids))) else {})
+        self.appends.append((str(group_key), ids, at_ms, values))
+        forgotten = len(self.forgotten.intersection(ids))
+        return Appended(len(ids) - forgotten, {"forgotten": forgotten} if forgotten else {})
+
+    def append(self, samples: Iterable[AnySample], *, together: str | None = None) -> Appended:
+        return Appended(0, {"histogram": len(list(samples))})
+
+    def lasting(self, group_key: Hashable, since_ms: int) -> Mapping[int, Labels]:
+        return {}
+
+    def sync(self) -> int:
+        return 0
 
     def forget(self, name: str) -> None:
         """Let a series go, as a store does after its retention: its id means nothing from now on."""
@@ -243,10 +253,10 @@ def test_a_page_with_bad_lines_is_up_and_names_them() -> None:
 def test_a_series_that_ended_while_the_hub_was_away_ends_with_the_first_scrape(answer: Rushed) -> None:
     async def story() -> None:
         one, engine = Target("n1", "http://n1/metrics", Labels(OWN), "sim", node="n1"), EmbeddedEngine(Head())
-        before = TargetLoop(one, ScrapeSettings(), sink=engine, known=Fleet(), line=Rushed(b"a 1\nb 1\n"))
+        before = TargetLoop(one, ScrapeSettings(), sink=engine.appender, known=Fleet(), line=Rushed(b"a 1\nb 1\n"))
         for second in (1000, 1015):
             await before.scrape(second * 1000)
-        after = TargetLoop(one, ScrapeSettings(), sink=engine, known=Fleet(), line=answer)
+        after = TargetLoop(one, ScrapeSettings(), sink=engine.appender, known=Fleet(), line=answer)
         assert len(engine.instant("b", 1_060_000).latest()) == 1
         for second in (1060, 1075):
             await after.scrape(second * 1000)

@@ -17,7 +17,7 @@ from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import Limits, Span
 from watchkeeper.store.head.head import Head
-from watchkeeper.store.reading import SampleStore
+from watchkeeper.store.interfaces import SampleStore
 
 LIMITS = dataclasses.replace(SETTINGS, memory_ms=MINUTE, retention_ms=10**12)
 VALUES = st.one_of(

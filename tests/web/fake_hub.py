@@ -16,13 +16,14 @@ from watchkeeper.diagnose import lessons
 from watchkeeper.errors import IllegalMove, QueryError, StoreError
 from watchkeeper.incidents import subject
 from watchkeeper.kit import broadcast, clock, own_metrics
-from watchkeeper.model import actions, alerts, diagnosis, events, fleet
+from watchkeeper.model import actions, alerts, diagnosis, events, exemplars, fleet
 from watchkeeper.model.incidents import Incident, IncidentState, move
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.silences import Silence
 from watchkeeper.notify import silencing
 from watchkeeper.query import engine
 from watchkeeper.rules import reload, slo
+from watchkeeper.store.head import head
 
 START = datetime(2026, 2, 12, 2, 14, 7, tzinfo=UTC)
 UNREADABLE = "many-to-many matching is not allowed"
@@ -96,8 +97,11 @@ class FakeFleet:
 class FakeEngine:
     """Answers every expression with a steady number per GPU, chosen by the metric it names."""
 
+    local = None
+
     def __init__(self, hub: FakeHub) -> None:
         self._hub = hub
+        self.appender = head.Head()
 
     def instant(self, expr: str, at_ms: int) -> engine.Answer:
         if "slo:" in expr:
@@ -135,8 +139,16 @@ class FakeEngine:
     def metadata(self) -> dict[str, tuple[str, str, str]]:
         return {"DCGM_FI_DEV_GPU_TEMP": ("gauge", "GPU temperature", "")}
 
-    def append(self, samples: object, *, together: str | None = None) -> engine.Appended:
-        raise NotImplementedError
+    def exemplars(
+        self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int
+    ) -> list[tuple[Labels, list[exemplars.Exemplar]]]:
+        return []
+
+    def for_rules(self) -> FakeEngine:
+        return self
+
+    def close(self) -> None:
+        return None
 
     def limits(self) -> engine.Limits:
         return engine.Limits()
@@ -204,7 +216,7 @@ class FakeHub:
 
     def __post_init__(self) -> None:
         self.fleet = FakeFleet(self.racks, self.per_rack)
-        self.engine = FakeEngine(self)
+        self.engine: engine.Engine = FakeEngine(self)
 
     async def ask(self, expr: str, at_ms: int) -> engine.Answer:
         if self.failing:

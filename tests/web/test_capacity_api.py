@@ -65,11 +65,11 @@ class Schedulers:
 def site() -> Iterator[Site]:
     hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     kept = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))
-    hub.engine, hub.clusters = kept, Schedulers()  # type: ignore[assignment]
+    hub.engine, hub.clusters = kept, Schedulers()
     for at_ms in range(clock.to_ms(START) - DAYS * 86_400_000, clock.to_ms(START) + 1, FIVE_MINUTES_MS):
         held = round(60 + 20 * math.sin(2 * math.pi * at_ms / 86_400_000))
         facts = {("watchkeeper_scheduler_gpus", "allocated"): held, ("watchkeeper_scheduler_gpus", "in_service"): 96}
-        kept.append(
+        kept.appender.append(
             Sample(Labels({"__name__": name, "cluster": "main", "state": state}), at_ms, float(value))
             for (name, state), value in facts.items()
         )
@@ -152,15 +152,15 @@ def held_since(minutes: int, *, cluster_name: str = "main", gpu: str) -> Iterato
 
 def small_hub() -> FakeHub:
     hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
-    hub.engine = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))  # type: ignore[assignment]
+    hub.engine = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))
     return hub
 
 
 def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
     hub = small_hub()
     for at, minutes in enumerate((1500, 400, 30, 2)):
-        hub.engine.append(held_since(minutes, gpu=f"GPU-{at}"))
-    hub.engine.append(held_since(1499, cluster_name="other", gpu="GPU-9"))
+        hub.engine.appender.append(held_since(minutes, gpu=f"GPU-{at}"))
+    hub.engine.appender.append(held_since(1499, cluster_name="other", gpu="GPU-9"))
     with serving(hub) as running:
         found = running.ask("/api/capacity/now?cluster=main").json["rightsizing"]
     fits = {one["name"]: (one["fit"], one["why"]) for one in found}
@@ -175,15 +175,17 @@ def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
 
 def test_what_is_held_now_has_not_done_the_work_of_gpus_that_were_given_back() -> None:
     hub, silent_ms = small_hub(), clock.to_ms(START) - 600_000
-    hub.engine.append(held_since(1500, gpu="GPU-0"))
-    hub.engine.append(one for one in held_since(1499, gpu="GPU-1") if one.at_ms < silent_ms)
+    hub.engine.appender.append(held_since(1500, gpu="GPU-0"))
+    hub.engine.appender.append(one for one in held_since(1499, gpu="GPU-1") if one.at_ms < silent_ms)
     with serving(hub) as running:
         assert running.ask("/api/capacity/now").json["use"]["used_gpus"] == pytest.approx(0.9)
 
 
 def test_a_hub_whose_rules_have_not_yet_run_judges_nobody() -> None:
     hub = small_hub()
-    hub.engine.append(one for one in held_since(30, gpu="GPU-0") if one.labels.name != "watchkeeper:gpu_holder:group")
+    hub.engine.appender.append(
+        one for one in held_since(30, gpu="GPU-0") if one.labels.name != "watchkeeper:gpu_holder:group"
+    )
     with serving(hub) as running:
         found = running.ask("/api/capacity/now").json["rightsizing"]
     assert [(one["name"], one["fit"]) for one in found] == [("job-30", "unknown")]
@@ -211,9 +213,9 @@ def exported(pod: str, active: float, *, ago: range, slice: str = "") -> Iterato
 def judged(*told: Iterator[Sample]) -> tuple[dict[str, tuple[str, str]], float]:
     hub = small_hub()
     for samples in told:
-        hub.engine.append(samples)
+        hub.engine.appender.append(samples)
     accounted = Labels({"__name__": "watchkeeper:gpus_accounted:sum", "cluster": "main"})
-    hub.engine.append(Sample(accounted, clock.to_ms(START) - ago * 60_000, 8.0) for ago in range(120, -1, -1))
+    hub.engine.appender.append(Sample(accounted, clock.to_ms(START) - ago * 60_000, 8.0) for ago in range(120, -1, -1))
     with serving(hub) as running:
         found = running.ask("/api/capacity/now?window=2h").json
     return {one["name"]: (one["fit"], one["profile"]) for one in found["rightsizing"]}, found["use"]["used_gpus"]

@@ -39,12 +39,12 @@ class CountingHub(FakeHub):
     def count(self, metric: str, labels: dict[str, str], *, per_minute: float) -> None:
         """An hour of a counter that grows steadily."""
         series = Labels({**labels, "__name__": metric})
-        self.engine.append(
+        self.engine.appender.append(
             [Sample(series, NOW_MS - 60_000 * back, (60 - back) * per_minute) for back in range(60, -1, -1)]
-        )  # type: ignore[arg-type]
+        )
 
     def tell(self, metric: str, labels: dict[str, str], value: float) -> None:
-        self.engine.append([Sample(Labels({**labels, "__name__": metric}), NOW_MS, value)])  # type: ignore[arg-type]
+        self.engine.appender.append([Sample(Labels({**labels, "__name__": metric}), NOW_MS, value)])
 
 
 @pytest.fixture

@@ -47,21 +47,22 @@ class StoredHub(FakeHub):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.engine = embedded.EmbeddedEngine(head.Head())  # type: ignore[assignment]
+        kept = head.Head()
+        self.engine = embedded.EmbeddedEngine(kept)
         self.now_ms = clock.to_ms(self.clock.now()) // 1000 * 1000
         for ago in range(10, 0, -1):
             self.add("temp", self.now_ms - ago * 15_000, 50.0 + ago, node="n1")
         self.add("temp", self.now_ms - 60_000, 70.0, node="n2")
         self.add("temp", self.now_ms - 45_000, STALE, node="n2")
         self.add("watts", self.now_ms - 200_000, 600.0, node="n1")
-        self.engine.note_metadata("temp", "gauge", help="Temperature", unit="celsius")  # type: ignore[attr-defined]
+        kept.metadata.note("temp", "gauge", help="Temperature", unit="celsius")
         work = Labels({"__name__": "work_total", "node": "n1"})
         trace = exemplars.Exemplar(Labels({"trace_id": "ab"}), 2.5, 4500)
-        self.engine.note_exemplar(work, trace)  # type: ignore[attr-defined]
+        kept.exemplars.note(work, trace)
         self.groups = rulefile.read({"heat.yaml": RULES}).groups
 
     def add(self, name: str, at_ms: int, value: float, **labels: str) -> None:
-        self.engine.append([Sample(Labels({"__name__": name, **labels}), at_ms, value)])  # type: ignore[arg-type]
+        self.engine.appender.append([Sample(Labels({"__name__": name, **labels}), at_ms, value)])
 
     def rule_groups(self) -> list[Any]:
         return [(group, {}) for group in self.groups]
@@ -286,7 +287,7 @@ def test_federation_hands_on_living_series_with_their_own_time(site: Site) -> No
 def test_federation_says_how_many_native_histograms_it_leaves_out(site: Site) -> None:
     series = Labels({"__name__": "took", "node": "n1"})
     sample = histograms.HistogramSample(series, site.hub.now_ms, histograms.Histogram(count=1.0))  # type: ignore[attr-defined]
-    site.hub.engine.append([sample])
+    site.hub.engine.appender.append([sample])
     first, *others = site.ask("/federate?match[]=took&match[]=temp").body.decode().splitlines()
     assert first == "# 1 series of native histograms are left out: text has none, protobuf and remote write do."
     assert len(others) == 2
@@ -295,7 +296,7 @@ def test_federation_says_how_many_native_histograms_it_leaves_out(site: Site) ->
 def test_a_scraper_that_asks_for_protobuf_gets_them_from_federation(site: Site) -> None:
     series = Labels({"__name__": "waited", "node": "n1"})
     observed = histograms.Histogram(count=3.0, sum=4.5, positive=((1, 3.0),))
-    site.hub.engine.append([histograms.HistogramSample(series, site.hub.now_ms, observed)])  # type: ignore[attr-defined]
+    site.hub.engine.appender.append([histograms.HistogramSample(series, site.hub.now_ms, observed)])
     accept = {"Accept": page_forms.accept_header(wants_native=True)}
     reply = site.ask("/federate?match[]=waited&match[]=temp", headers=accept)
     pages = page_forms.PageForms(max_series=10)
@@ -340,13 +341,13 @@ def test_a_native_histogram_is_kept_and_answered_as_prometheus_does() -> None:
 class FullDisk(head.Head):
     """A store whose disk takes nothing more."""
 
-    def sync(self) -> None:
+    def sync(self) -> int:
         raise StoreError("samples cannot be written: No space left on device")
 
 
 def test_a_write_that_the_disk_refuses_is_to_be_sent_again() -> None:
     hub = StoredHub()
-    hub.engine = embedded.EmbeddedEngine(FullDisk())  # type: ignore[assignment]
+    hub.engine = embedded.EmbeddedEngine(FullDisk())
     with serving(hub) as running:
         body = remote_write.encode([(Labels({"__name__": "x"}), [hub.now_ms], [1.0])])
         reply = running.ask("/api/v1/write", method="POST", body=body, headers=PROTOBUF)

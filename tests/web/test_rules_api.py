@@ -46,7 +46,7 @@ class HotHub(FakeHub):
             readings = [
                 Sample(series, NOW_MS - 60_000 * back, 95.0 if back in hot else 60.0) for back in range(60, -1, -1)
             ]
-            self.engine.append(readings)  # type: ignore[arg-type]
+            self.engine.appender.append(readings)
 
     def rule_groups(self) -> list[Any]:
         (group,) = rulefile.read({"heat.yaml": RULES}).groups

@@ -46,8 +46,8 @@ def told(series: Mapping[str, float], hub: FakeHub | None = None) -> Iterator[Si
     engine = embedded.EmbeddedEngine(head.Head())
     at, own = clock.to_ms(hub.clock.now()) - 1000, f'cluster="{hub.settings.fleet.cluster}"'
     rows = {name.replace('cluster="c"', own): value for name, value in series.items()}
-    engine.append([Sample(notation.labels(name), at, value) for name, value in rows.items()])
-    hub.engine = engine  # type: ignore[assignment]
+    engine.appender.append([Sample(notation.labels(name), at, value) for name, value in rows.items()])
+    hub.engine = engine
     with serving(hub) as running:
         yield running
 

@@ -238,7 +238,7 @@ class Hub:
         """Watch the fleet until `stop` is set."""
         interval = self.settings.fleet.scrape_interval_seconds
         self._scraper = scrape.Scraper(
-            self._scrape_settings(), time=self.clock, sink=self.engine, known=self.fleet, metrics=self.metrics
+            self._scrape_settings(), time=self.clock, sink=self.engine.appender, known=self.fleet, metrics=self.metrics
         )
         existing = self.settings.fleet.prometheus_config
         self._discovery = discovery.Discovery(
@@ -355,7 +355,7 @@ class Hub:
             await asyncio.sleep(0)
             found += self._standing[name].samples(make(), at_ms)
         # A remote engine writes over the network.
-        await asyncio.to_thread(lambda: self.engine.append(found, together="standing series"))
+        await asyncio.to_thread(lambda: self.engine.appender.append(found, together="standing series"))
 
     def _scrape_settings(self) -> scrape.ScrapeSettings:
         return scrape.ScrapeSettings(
@@ -514,8 +514,8 @@ class Hub:
         return await self._at(self._askers, lambda: self.engine.instant(expr, at_ms))
 
     async def ask_range(self, expr: str, span: engine.Span) -> engine.Answer:
-        at_hand = getattr(self.engine, "range_at_hand", None)
-        found: engine.Answer | None = None if at_hand is None else at_hand(expr, span)
+        local = self.engine.local
+        found = None if local is None else local.range_at_hand(expr, span)
         if found is not None:
             return found
         return await self._at(self._askers, lambda: self.engine.range(expr, span))
@@ -577,7 +577,7 @@ class Hub:
         """The cause that each of our alert rules names, by the alert's name."""
         rules = (rule for group in self._rules.rules.groups for rule in group.rules)
         own = (rule for rule in rules if isinstance(rule, rulefile.AlertingRule) and "cause" in rule.labels)
-        return {rule.name: str(getattr(rule.labels["cause"], "text", rule.labels["cause"])) for rule in own}
+        return {rule.name: rule.labels["cause"].text for rule in own}
 
     async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         """Pass a request on to the simulated fleet; HubError where the fleet is real."""

@@ -76,9 +76,7 @@ class Pipeline:
     def __init__(self, parts: Parts, *, now: datetime) -> None:
         self._parts = parts
         self._rules = parts.rules
-        # An engine may answer rules from nearer by than all others.
-        for_rules = getattr(parts.engine, "for_rules", None)
-        self._rule_engine: engines.Engine = parts.engine if for_rules is None else for_rules()
+        self._rule_engine = parts.engine.for_rules()
         self._now = now
         runs_on = footprint.Footprints(parts.engine, lambda: self._now)
         self.incidents = core.Incidents(
@@ -133,7 +131,7 @@ class Pipeline:
         """Stale markers for what gone rules wrote; where they cannot be appended now, the next evaluation tries."""
         if self._ended_series:
             try:
-                self._parts.engine.append(self._ended_series)
+                self._parts.engine.appender.append(self._ended_series)
             except WatchkeeperError as error:
                 log.warning("Series of rules that are gone are not ended yet", extra=fields(error=error))
                 return
@@ -157,7 +155,7 @@ class Pipeline:
         states: dict[str, evaluate.RuleState] = {}
         try:
             for result in evaluate.evaluate_each(group, self._rule_engine, self.rule_state, now=now):
-                self._parts.engine.append(result.samples, together=_together(result.key))
+                self._parts.engine.appender.append(result.samples, together=_together(result.key))
                 states[result.key] = result.state
                 changed += result.changes
         finally:
@@ -170,8 +168,9 @@ class Pipeline:
 
     def _wrote(self, key: str, *, now: datetime) -> Iterable[labels.Labels]:
         """What a rule wrote before a restart and nobody has ended; a server does not tell."""
-        lasting = getattr(self._parts.engine, "lasting", None)
-        return () if lasting is None else lasting(_together(key), clock.to_ms(now)).values()
+        engine = self._parts.engine
+        since_ms = clock.to_ms(now) - engine.limits().lookback_ms
+        return engine.appender.lasting(_together(key), since_ms).values()
 
     def _hold_alerts(self, group: rulefile.Group, now: datetime) -> None:
         """Before a group's first evaluation: alerts from before this start do not end at once."""

@@ -60,10 +60,9 @@ def load_engine(tape: recording.Recording, *, progress: Any = None) -> embedded.
     kept = head.Head(retention_ms=span_ms, max_series=max(1, 2 * (len(tape.series) + len(tape.native))))
     recording.pour(tape.series, kept, until_ms=tape.header.to_ms, progress=progress)
     recording.pour_native(tape.native, kept, until_ms=tape.header.to_ms)
-    answers = embedded.EmbeddedEngine(kept)
     for metric in tape.metrics:
-        answers.note_metadata(metric.name, metric.type, help=metric.help, unit=metric.unit)
-    return answers
+        kept.metadata.note(metric.name, metric.type, help=metric.help, unit=metric.unit)
+    return embedded.EmbeddedEngine(kept)
 
 
 class PlayedHub:

@@ -142,7 +142,13 @@ def replay(
         tape.series = [one for one in tape.series if one[0].name not in written]
         on = played.load_engine(tape, progress=lambda part: progress.say(f"Loading: {part:.0%}"))
         window = replays.Window(clock.to_ms(since), clock.to_ms(until), durations.parse_seconds(interval))
-        found = replays.run(rule_set, on, window, progress=lambda at, of: progress.say(f"Rule {at + 1} of {of}"))
+        found = replays.run(
+            rule_set,
+            on,
+            window,
+            appender=on.appender,
+            progress=lambda at, of: progress.say(f"Rule {at + 1} of {of}"),
+        )
     finally:
         progress.done()
     _print(found, since, until, as_json=as_json)

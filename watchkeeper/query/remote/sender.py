@@ -20,10 +20,10 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import AnySample, Appended
 from watchkeeper.query.remote import answers, remote_write
 from watchkeeper.query.remote.http import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Client, Request
 from watchkeeper.query.remote.parcel import Parcel
+from watchkeeper.store.interfaces import AnySample, Appended
 
 log = logging.getLogger(__name__)
 

@@ -71,9 +71,12 @@ class ExplainApi:
     async def _troubles(self, is_meant: Callable[[incidents.Incident], bool]) -> list[Trouble]:
         """Open incidents, each with the best finding."""
         meant = [incident for incident in await self._open() if is_meant(incident)]
-        return await self.hub.read(
-            lambda: [(incident, getattr(self.hub.diagnosis(incident.id), "best", None)) for incident in meant]
-        )
+
+        def look() -> list[Trouble]:
+            diagnosed = ((incident, self.hub.diagnosis(incident.id)) for incident in meant)
+            return [(incident, None if result is None else result.best) for incident, result in diagnosed]
+
+        return await self.hub.read(look)
 
     def _namespaces(self, name: str, open_now: Iterable[incidents.Incident]) -> list[str]:
         """Where something of that name is: by clusters, kube-state-metrics or an open incident."""

@@ -95,8 +95,7 @@ class PrometheusApi:
         """The exemplars of every series that a selector of the expression means."""
         selectors = form.selectors_in(_expression(asked))
         start_ms, end_ms = _read_times(asked, 0, clock.to_ms(self._hub.clock.now()))
-        ask = getattr(self._hub.engine, "exemplars", None)
-        found = [] if ask is None else await asyncio.to_thread(ask, selectors, start_ms, end_ms)
+        found = await asyncio.to_thread(self._hub.engine.exemplars, selectors, start_ms, end_ms)
         return success([form.write_exemplars(series, kept) for series, kept in found])
 
     async def series(self, asked: Form) -> Response:
@@ -139,11 +138,10 @@ class PrometheusApi:
         # In Prometheus 0 is the usual one, too.
         if lookback_ms <= 0:
             return None
-        embedded: Any = self._hub.engine
-        if not hasattr(embedded, "with_lookback"):
+        local = self._hub.engine.local
+        if local is None:
             raise form.BadParameter('invalid parameter "lookback_delta": the server behind this hub sets its own')
-        seen: engine.Engine = embedded.with_lookback(lookback_ms)
-        return seen
+        return local.with_lookback(lookback_ms)
 
     def _selectors(self, asked: Form) -> tuple[Sequence[Sequence[engine.Matcher]], tuple[int, int]]:
         selectors = [form.matchers("match[]", text) for text in asked.all("match[]")]

@@ -18,6 +18,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, printer
 from watchkeeper.query.remote import remote_write
+from watchkeeper.store import interfaces
 from watchkeeper.web.answers import check_node, read_body
 from watchkeeper.web.prometheus import federation
 from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, matchers
@@ -46,13 +47,13 @@ class Exchange:
         chosen = federation.form_for(asked.accept)
         return Response(await asyncio.to_thread(federation.write, found, chosen), media_type=chosen.media_type)
 
-    def _newest(self, selectors: list[Matchers], at_ms: int) -> list[engine.AnySample]:
+    def _newest(self, selectors: list[Matchers], at_ms: int) -> list[interfaces.AnySample]:
         """The newest sample of each series; an engine elsewhere tells the value but not its time."""
-        newest = getattr(self._hub.engine, "newest", None)
-        found: dict[object, engine.AnySample] = {}
+        local = self._hub.engine.local
+        found: dict[object, interfaces.AnySample] = {}
         for each in selectors:
-            if newest is not None:
-                found |= {sample.labels: sample for sample in newest(each, at_ms)}
+            if local is not None:
+                found |= {sample.labels: sample for sample in local.newest(each, at_ms)}
                 continue
             expr = printer.to_text(ast.Selector(None, each))
             answer = self._hub.engine.instant(expr, at_ms)
@@ -61,12 +62,11 @@ class Exchange:
             found |= {labels: HistogramSample(labels, at_ms, value) for labels, value in native}
         return sorted(found.values(), key=lambda sample: (sample.labels.name, sample.labels))
 
-    def _keep(self, body: bytes, now_ms: int) -> engine.Appended:
+    def _keep(self, body: bytes, now_ms: int) -> interfaces.Appended:
         """Append a body and wait for the disk: what is acknowledged must outlive us. StoreError if the disk refuses."""
-        taken = remote_write.receive(body, self._hub.engine, now_ms=now_ms)
-        sync = getattr(self._hub.engine, "sync", None)
-        if sync is not None:
-            sync()
+        appender = self._hub.engine.appender
+        taken = remote_write.receive(body, appender, now_ms=now_ms)
+        appender.sync()
         return taken
 
     async def write(self, request: Request) -> Response:

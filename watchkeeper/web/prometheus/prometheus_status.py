@@ -20,7 +20,6 @@ from watchkeeper.model import alerts
 from watchkeeper.query.promql import patterns
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import scrape
-from watchkeeper.store import index
 from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, matchers, write_value
 from watchkeeper.web.view import HubView
 
@@ -186,18 +185,16 @@ class StatusPages:
 
     def tsdb(self, asked: Form) -> dict[str, Any]:
         most = min(asked.limit(least=1) or TOP_TEN, MOST_CARDINALITY)
-        count = getattr(self._hub.engine, "cardinality", None)
-        if count is None:
+        local = self._hub.engine.local
+        if local is None:
             raise BadParameter("the samples are kept by a server; ask it for its /api/v1/status/tsdb")
-        found: index.Cardinality = count(most)
-        head = getattr(self._hub.engine, "head", None)
-        newest = getattr(head, "newest_ms", None)
+        found, newest = local.head.cardinality(most), local.head.newest_ms
         return {
             "headStats": {
                 "numSeries": found.series,
                 "numLabelPairs": found.pairs,
                 "chunkCount": 0,
-                "minTime": 0 if newest is None else newest - getattr(head, "retention_ms", 0),
+                "minTime": 0 if newest is None else newest - local.head.retention_ms,
                 "maxTime": newest or 0,
             },
             "seriesCountByMetricName": _counts(found.by_metric),

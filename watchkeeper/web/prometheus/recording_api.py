@@ -85,7 +85,7 @@ class RecordingApi:
         """Metric by metric; a series that two selectors mean is written once."""
         on, known = self._hub.engine, self._hub.engine.metadata()
         names = on.label_values(METRIC_NAME, selectors, start_ms=head.from_ms, end_ms=head.to_ms)
-        read = getattr(on, "raw", None) or _from_afar(on)
+        read = _from_afar(on) if on.local is None else on.local.raw
         for name in names:
             if name in known:
                 yield writer.add("metric", recording.Metric(name, *known[name]))

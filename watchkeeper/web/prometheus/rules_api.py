@@ -8,7 +8,6 @@ time, in a thread. The console's page of objectives and rules asks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,8 +18,6 @@ from starlette.responses import Response
 
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import alerts
-from watchkeeper.model.labels import Labels
-from watchkeeper.query import engine as engines
 from watchkeeper.rules import evaluate, replay, rulefile
 from watchkeeper.web.answers import Endpoint, ok, read_object
 from watchkeeper.web.auth.auth import Role
@@ -34,39 +31,6 @@ MOST_RULES = 20
 MOST_EPISODES = 500
 # A day at a step of 15 s is 5,760 questions' worth of one rule.
 LONGEST_SECONDS, MOST_STEPS = 7 * 86_400.0, 11_000
-
-
-class OnlyRead:
-    """The hub's engine for a replay: everything is asked of it, nothing is written to it."""
-
-    def __init__(self, behind: engines.Engine) -> None:
-        self._behind = behind
-
-    def instant(self, expr: str, at_ms: int) -> engines.Answer:
-        return self._behind.instant(expr, at_ms)
-
-    def range(self, expr: str, span: engines.Span) -> engines.Answer:
-        return self._behind.range(expr, span)
-
-    def series(self, matchers: Sequence[Sequence[engines.Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
-        return self._behind.series(matchers, start_ms, end_ms)
-
-    def label_names(self, matchers: Sequence[Sequence[engines.Matcher]], start_ms: int, end_ms: int) -> list[str]:
-        return self._behind.label_names(matchers, start_ms, end_ms)
-
-    def label_values(
-        self, name: str, matchers: Sequence[Sequence[engines.Matcher]], *, start_ms: int, end_ms: int
-    ) -> list[str]:
-        return self._behind.label_values(name, matchers, start_ms=start_ms, end_ms=end_ms)
-
-    def metadata(self) -> dict[str, tuple[str, str, str]]:
-        return self._behind.metadata()
-
-    def append(self, samples: Iterable[engines.AnySample], *, together: str | None = None) -> engines.Appended:  # noqa: ARG002
-        return engines.Appended(0, {})
-
-    def limits(self) -> engines.Limits:
-        return self._behind.limits()
 
 
 class RulesApi:
@@ -100,7 +64,7 @@ class RulesApi:
         # A file of 256 KiB takes seconds to read.
         rule_set = await asyncio.to_thread(_rule_set, body)
         async with self._busy:
-            found = await asyncio.to_thread(replay.run, rule_set, OnlyRead(self._hub.engine), window)
+            found = await asyncio.to_thread(replay.run, rule_set, self._hub.engine, window, appender=None)
         fired = found.fired
         waited = [one for one in found.episodes if one.fired_at is None]
         return ok(

@@ -102,32 +102,8 @@ class Hub:
             current=self.current,
             journal_thread=self._thread,
         )
-        self._health = health.Health(
-            [lambda: self.lead.not_leading_because, lambda: self.fleet.unread_because],
-            [
-                self.loops.problems,
-                self.fleet.problems,
-                samples.problems,
-                lambda: filter(None, [silences.silences_problem()]),
-            ],
-        )
-        self.services = services.Services(
-            runtime,
-            self._health,
-            samples.queries,
-            self._reader,
-            self.incidents,
-            silences,
-            self.rules,
-            self.fleet.fleet,
-            self.fleet,
-            self.fleet.clusters,
-            self.fleet.fabric,
-            None if simulator_url is None else simulator.Simulator(simulator_url),
-            self.repairs,
-            self._orders,
-            lambda: self.current.stages.evidence,
-        )
+        self._health = self._health_of(silences)
+        self.services = self._services(silences, simulator_url)
 
     def open(self) -> None:
         """Go on where the journal ends, over samples that are open; whoever cannot be opened holds nothing."""
@@ -172,6 +148,36 @@ class Hub:
         told = delivery.Desk(settings.notify, self._around_delivery(kept), now=now)
         sources = evidence.Sources(kept, self.samples.engine, self.fleet.fleet, self.runtime.version)
         self.current.replace(stages.Stages(kept, line, told, sources, outbox))
+
+    def _health_of(self, silences: silence_service.SilenceService) -> health.Health:
+        return health.Health(
+            [lambda: self.lead.not_leading_because, lambda: self.fleet.unread_because],
+            [
+                self.loops.problems,
+                self.fleet.problems,
+                self.samples.problems,
+                lambda: filter(None, [silences.silences_problem()]),
+            ],
+        )
+
+    def _services(self, silences: silence_service.SilenceService, simulator_url: str | None) -> services.Services:
+        return services.Services(
+            self.runtime,
+            self._health,
+            self.samples.queries,
+            self._reader,
+            self.incidents,
+            silences,
+            self.rules,
+            self.fleet.fleet,
+            self.fleet,
+            self.fleet.clusters,
+            self.fleet.fabric,
+            None if simulator_url is None else simulator.Simulator(simulator_url),
+            self.repairs,
+            self._orders,
+            lambda: self.current.stages.evidence,
+        )
 
     def _orders(self) -> orders.Outbox | None:
         return self.current.stages.orders if self.current.has_stages else None

@@ -59,11 +59,10 @@ LIVE_WORDS = (
 def create_app(offered: Services, auth: Auth | Doors, *, live_interval_seconds: float | None = None) -> Starlette:
     """The whole application; live pictures come every scrape interval unless told otherwise."""
     runtime, queries, journal, fleet = offered.runtime, offered.queries, offered.journal, offered.fleet
-    incidents, rules, targets, clusters = offered.incidents, offered.rules, offered.targets, offered.clusters
     doors = auth if isinstance(auth, Doors) else Doors(auth)
-    gate = Gate(runtime, doors, is_evaluating=lambda: rules.is_at_work)
+    gate = Gate(runtime, doors, is_evaluating=lambda: offered.rules.is_at_work)
     shown = cards.Cards(journal, offered.silences, fleet=fleet)
-    told = stories.Stories(runtime, queries, journal=journal, fleet=fleet, clusters=clusters)
+    told = stories.Stories(runtime, queries, journal=journal, fleet=fleet, clusters=offered.clusters)
     stock = stock_answer.StockAnswer(runtime, queries, fleet=fleet)
     live = Live(
         runtime,
@@ -74,27 +73,21 @@ def create_app(offered: Services, auth: Auth | Doors, *, live_interval_seconds: 
         stock=stock,
         interval_seconds=live_interval_seconds or runtime.settings.fleet.scrape_interval_seconds,
     )
-    capacity = capacity_api.CapacityApi(runtime, queries, fleet=fleet, clusters=clusters)
+    capacity = capacity_api.CapacityApi(runtime, queries, fleet=fleet, clusters=offered.clusters)
     advice = advice_hook.AdviceHook(runtime, offered.health, make=capacity.advise)
-    jobs = jobs_api.JobsApi(runtime, queries, journal=journal, rules=rules, fleet=fleet, clusters=clusters)
     table = [
         *own_endpoints(runtime, offered.health),
         *sign_in.endpoints(runtime, doors),
-        *prometheus_api.endpoints(
-            prometheus_api.PrometheusApi(runtime, queries),
-            prometheus_status.StatusPages(runtime, queries, rules=rules, targets=targets),
-            prometheus_exchange.Exchange(runtime, queries),
-        ),
-        *recording_api.endpoints(recording_api.RecordingApi(runtime, queries, journal=journal, fleet=fleet)),
+        *_about_samples(offered),
         *fleet_api.endpoints(
             fleet_api.FleetApi(
                 runtime,
                 queries,
                 journal=journal,
-                incidents=incidents,
-                rules=rules,
+                incidents=offered.incidents,
+                rules=offered.rules,
                 fleet=fleet,
-                targets=targets,
+                targets=offered.targets,
                 simulator=offered.simulator,
                 health=offered.health,
                 cards=shown,
@@ -102,45 +95,11 @@ def create_app(offered: Services, auth: Auth | Doors, *, live_interval_seconds: 
                 stock=stock,
             )
         ),
-        *history_api.endpoints(history_api.HistoryApi(runtime, journal, fleet=fleet)),
-        *incident_api.endpoints(
-            incident_api.IncidentApi(
-                runtime, journal, incidents=incidents, silences=offered.silences, rules=rules, stories=told
-            )
-        ),
-        *act_api.endpoints(act_api.ActApi(runtime, journal, repairs=offered.repairs)),
-        *bundle_api.endpoints(bundle_api.BundleApi(runtime, offered.evidence)),
-        *slo_api.endpoints(slo_api.SloApi(runtime, queries, journal=journal, rules=rules)),
-        *topology_api.endpoints(
-            topology_api.TopologyApi(
-                runtime,
-                queries,
-                journal=journal,
-                incidents=incidents,
-                fleet=fleet,
-                targets=targets,
-                fabric=offered.fabric,
-            )
-        ),
-        *fabric_api.endpoints(
-            fabric_api.FabricApi(runtime, queries, journal=journal, fleet=fleet, fabric=offered.fabric)
-        ),
-        *explore_api.endpoints(explore_api.ExploreApi(runtime, queries)),
-        *cluster_api.endpoints(
-            cluster_api.ClusterApi(runtime, queries, journal=journal, fleet=fleet, targets=targets, clusters=clusters)
-        ),
-        *explain_api.endpoints(explain_api.ExplainApi(runtime, queries, journal, fleet, clusters, jobs)),
-        *causes_api.endpoints(
-            causes_api.CausesApi(runtime, queries, journal=journal, incidents=incidents, fleet=fleet, cards=shown)
-        ),
-        *orders_api.endpoints(orders_api.OrdersApi(runtime, journal, orders=offered.orders)),
+        *_about_incidents(offered, shown, told),
+        *_about_fleet(offered),
         *capacity_api.endpoints(capacity),
-        *whatif_api.endpoints(whatif_api.WhatIfApi(runtime, queries, fleet=fleet, clusters=clusters)),
-        *journal_api.endpoints(journal_api.JournalApi(runtime, journal, repairs=offered.repairs)),
-        *rules_api.endpoints(rules_api.RulesApi(runtime, queries, rules=rules)),
-        *drills_api.endpoints(drills_api.DrillsApi(runtime, journal, simulator=offered.simulator)),
+        *whatif_api.endpoints(whatif_api.WhatIfApi(runtime, queries, fleet=fleet, clusters=offered.clusters)),
         *usage_api.endpoints(usage_api.UsageApi(runtime, queries)),
-        *jobs_api.endpoints(jobs),
         *live.endpoints(),
         *pages.endpoints(),
     ]
@@ -160,6 +119,70 @@ def create_app(offered: Services, auth: Auth | Doors, *, live_interval_seconds: 
     app = gate.application(table, [WebSocketRoute(LIVE_PATH, serve_live)], lifespan=lifespan)
     app.state.endpoints = table
     return app
+
+
+def _about_samples(offered: Services) -> list[Endpoint]:
+    """Questions to the engine, and what rules make of its answers."""
+    runtime, queries, journal, rules = offered.runtime, offered.queries, offered.journal, offered.rules
+    return [
+        *prometheus_api.endpoints(
+            prometheus_api.PrometheusApi(runtime, queries),
+            prometheus_status.StatusPages(runtime, queries, rules=rules, targets=offered.targets),
+            prometheus_exchange.Exchange(runtime, queries),
+        ),
+        *recording_api.endpoints(recording_api.RecordingApi(runtime, queries, journal=journal, fleet=offered.fleet)),
+        *slo_api.endpoints(slo_api.SloApi(runtime, queries, journal=journal, rules=rules)),
+        *explore_api.endpoints(explore_api.ExploreApi(runtime, queries)),
+        *rules_api.endpoints(rules_api.RulesApi(runtime, queries, rules=rules)),
+    ]
+
+
+def _about_incidents(offered: Services, shown: cards.Cards, told: stories.Stories) -> list[Endpoint]:
+    runtime, journal, incidents = offered.runtime, offered.journal, offered.incidents
+    return [
+        *incident_api.endpoints(
+            incident_api.IncidentApi(
+                runtime, journal, incidents=incidents, silences=offered.silences, rules=offered.rules, stories=told
+            )
+        ),
+        *act_api.endpoints(act_api.ActApi(runtime, journal, repairs=offered.repairs)),
+        *bundle_api.endpoints(bundle_api.BundleApi(runtime, offered.evidence)),
+        *causes_api.endpoints(
+            causes_api.CausesApi(
+                runtime, offered.queries, journal=journal, incidents=incidents, fleet=offered.fleet, cards=shown
+            )
+        ),
+        *journal_api.endpoints(journal_api.JournalApi(runtime, journal, repairs=offered.repairs)),
+    ]
+
+
+def _about_fleet(offered: Services) -> list[Endpoint]:
+    """Nodes, GPUs, links, schedulers, jobs and work orders."""
+    runtime, queries, journal, fleet = offered.runtime, offered.queries, offered.journal, offered.fleet
+    targets, clusters, fabric = offered.targets, offered.clusters, offered.fabric
+    jobs = jobs_api.JobsApi(runtime, queries, journal=journal, rules=offered.rules, fleet=fleet, clusters=clusters)
+    return [
+        *history_api.endpoints(history_api.HistoryApi(runtime, journal, fleet=fleet)),
+        *topology_api.endpoints(
+            topology_api.TopologyApi(
+                runtime,
+                queries,
+                journal=journal,
+                incidents=offered.incidents,
+                fleet=fleet,
+                targets=targets,
+                fabric=fabric,
+            )
+        ),
+        *fabric_api.endpoints(fabric_api.FabricApi(runtime, queries, journal=journal, fleet=fleet, fabric=fabric)),
+        *cluster_api.endpoints(
+            cluster_api.ClusterApi(runtime, queries, journal=journal, fleet=fleet, targets=targets, clusters=clusters)
+        ),
+        *explain_api.endpoints(explain_api.ExplainApi(runtime, queries, journal, fleet, clusters, jobs)),
+        *orders_api.endpoints(orders_api.OrdersApi(runtime, journal, orders=offered.orders)),
+        *drills_api.endpoints(drills_api.DrillsApi(runtime, journal, simulator=offered.simulator)),
+        *jobs_api.endpoints(jobs),
+    ]
 
 
 def own_endpoints(runtime: Runtime, health: Health) -> list[Endpoint]:

@@ -79,24 +79,8 @@ def create_app(offered: Services, auth: Auth | Doors, *, live_interval_seconds: 
         *own_endpoints(runtime, offered.health),
         *sign_in.endpoints(runtime, doors),
         *_about_samples(offered),
-        *fleet_api.endpoints(
-            fleet_api.FleetApi(
-                runtime,
-                queries,
-                journal=journal,
-                incidents=offered.incidents,
-                rules=offered.rules,
-                fleet=fleet,
-                targets=offered.targets,
-                simulator=offered.simulator,
-                health=offered.health,
-                cards=shown,
-                stories=told,
-                stock=stock,
-            )
-        ),
-        *_about_incidents(offered, shown, told),
-        *_about_fleet(offered),
+        *_about_fleet(offered, shown, told=told, stock=stock),
+        *_about_incidents(offered, shown, told=told),
         *capacity_api.endpoints(capacity),
         *whatif_api.endpoints(whatif_api.WhatIfApi(runtime, queries, fleet=fleet, clusters=offered.clusters)),
         *usage_api.endpoints(usage_api.UsageApi(runtime, queries)),
@@ -137,7 +121,7 @@ def _about_samples(offered: Services) -> list[Endpoint]:
     ]
 
 
-def _about_incidents(offered: Services, shown: cards.Cards, told: stories.Stories) -> list[Endpoint]:
+def _about_incidents(offered: Services, shown: cards.Cards, *, told: stories.Stories) -> list[Endpoint]:
     runtime, journal, incidents = offered.runtime, offered.journal, offered.incidents
     return [
         *incident_api.endpoints(
@@ -156,12 +140,30 @@ def _about_incidents(offered: Services, shown: cards.Cards, told: stories.Storie
     ]
 
 
-def _about_fleet(offered: Services) -> list[Endpoint]:
+def _about_fleet(
+    offered: Services, shown: cards.Cards, *, told: stories.Stories, stock: stock_answer.StockAnswer
+) -> list[Endpoint]:
     """Nodes, GPUs, links, schedulers, jobs and work orders."""
     runtime, queries, journal, fleet = offered.runtime, offered.queries, offered.journal, offered.fleet
     targets, clusters, fabric = offered.targets, offered.clusters, offered.fabric
     jobs = jobs_api.JobsApi(runtime, queries, journal=journal, rules=offered.rules, fleet=fleet, clusters=clusters)
     return [
+        *fleet_api.endpoints(
+            fleet_api.FleetApi(
+                runtime,
+                queries,
+                journal=journal,
+                incidents=offered.incidents,
+                rules=offered.rules,
+                fleet=fleet,
+                targets=targets,
+                simulator=offered.simulator,
+                health=offered.health,
+                cards=shown,
+                stories=told,
+                stock=stock,
+            )
+        ),
         *history_api.endpoints(history_api.HistoryApi(runtime, journal, fleet=fleet)),
         *topology_api.endpoints(
             topology_api.TopologyApi(

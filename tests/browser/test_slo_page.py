@@ -147,7 +147,7 @@ def test_a_rule_is_replayed_over_history_as_it_is_and_changed(page: Page) -> Non
 class TwiceHub(HotHub):
     """Two rules of one name, as an objective has them for each of its windows."""
 
-    def rule_groups(self) -> list[Any]:
+    def groups(self) -> list[Any]:
         second = "      - alert: GpuHot\n        expr: temperature > 99\n        labels: {severity: critical}\n"
         (group,) = rulefile.read({"heat.yaml": RULES + second}).groups
         return [(group, {})]

@@ -25,7 +25,7 @@ from watchkeeper.web import openapi
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth
 
-SCHEMAS = openapi.document(create_app(FakeHub(), Auth()).state.endpoints, version="")["components"]["schemas"]
+SCHEMAS = openapi.document(create_app(FakeHub().services, Auth()).state.endpoints, version="")["components"]["schemas"]
 # Which component of the document each of the client's own types reads.
 SHAPES: dict[type, str] = {
     answers.Card: "incidents.Card",

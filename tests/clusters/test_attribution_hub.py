@@ -11,7 +11,7 @@ from tests.scrape.test_scrape import Kept, with_pages
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.slurm.slurm_watch import SlurmWatch
 from watchkeeper.errors import CollectError
-from watchkeeper.hub.hub import HOLDER_EXPR
+from watchkeeper.hub.own_series import HOLDER_EXPR
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.model.fleet import Gpu, Node

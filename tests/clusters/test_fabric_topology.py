@@ -187,9 +187,10 @@ def test_a_sweep_that_is_none_is_refused(site: Site, body: Any) -> None:
     assert (answer.status, answer.json["error"][:16]) == (400, "this is no sweep")
 
 
-def test_a_hub_that_looks_itself_takes_no_sweep_of_others(site: Site) -> None:
-    site.hub.fabric = fabric_watch.FabricWatch(config.Fabric(sweep=True), "main")
-    assert site.ask("/api/fabric", method="POST", body=wire.to_plain(fabric_of())).status == 409
+def test_a_hub_that_looks_itself_takes_no_sweep_of_others() -> None:
+    hub = FakeHub(fabric=fabric_watch.FabricWatch(config.Fabric(sweep=True), "main"))
+    with serving(hub) as site:
+        assert site.ask("/api/fabric", method="POST", body=wire.to_plain(fabric_of())).status == 409
 
 
 def test_the_json_has_every_gpu_and_link(site: Site) -> None:

@@ -15,7 +15,7 @@ from tests.scrape import loopback
 from tests.web import stories
 from tests.web.fake_hub import FakeHub
 from watchkeeper.config import settings
-from watchkeeper.hub.hub import Hub
+from watchkeeper.hub.hub import Hub, opened
 from watchkeeper.incidents import subject
 from watchkeeper.kit import clock
 
@@ -37,8 +37,7 @@ async def watched(server: ApiServer, folder: Path) -> AsyncIterator[Hub]:
         hub=settings.Hub(data=str(folder / "data")),
         fleet=settings.Fleet(cluster="prod", kubeconfig=str(folder / "kubeconfig"), scrape_interval="1s"),
     )
-    hub, stop = Hub(wanted, time=clock.ScaledClock()), asyncio.Event()
-    hub.open()
+    hub, stop = opened(wanted, time=clock.ScaledClock()), asyncio.Event()
     task = asyncio.create_task(hub.run(stop))
     try:
         yield hub
@@ -51,7 +50,7 @@ async def watched(server: ApiServer, folder: Path) -> AsyncIterator[Hub]:
 async def answer(hub: Hub, expr: str) -> dict[str, float]:
     """What the hub says, as soon as it says anything."""
     async with asyncio.timeout(60):
-        while not (found := (await hub.ask(expr, clock.to_ms(hub.clock.now()))).latest()):
+        while not (found := (await hub.services.queries.instant(expr, clock.to_ms(hub.runtime.clock.now()))).latest()):
             await asyncio.sleep(0.05)
     return {str(labels): value for labels, value in found.items()}
 
@@ -61,10 +60,9 @@ def test_an_incident_is_routed_to_the_team_that_the_inventory_names(tmp_path: Pa
     wanted = settings.Settings(
         hub=settings.Hub(data=str(tmp_path / "data")), fleet=settings.Fleet(inventory=str(tmp_path / "fleet.toml"))
     )
-    hub = Hub(wanted, time=clock.ScaledClock())
-    hub.open()
+    hub = opened(wanted, time=clock.ScaledClock())
     try:
-        about = hub._desk_surroundings().inventory
+        about = hub._around_delivery(hub.current.stages.journal).inventory
         incident = replace(stories.lose_gpu(FakeHub()), workloads=("research/llm-0", "vision/detector-1", "4711"))
         assert subject.subject_of(incident, about)["team"] == {"language", "vision", "unmapped"}
     finally:
@@ -84,7 +82,7 @@ def test_a_hub_with_a_kubeconfig_finds_reads_and_attributes(tmp_path: Path) -> N
             async with watched(server, tmp_path) as hub:
                 (util,) = (await answer(hub, "DCGM_FI_DEV_GPU_UTIL")).values()
                 assert util == 97
-                assert [(one.name, one.expected_gpus) for one in hub.fleet.nodes()] == [("n1", 1)]
+                assert [(one.name, one.expected_gpus) for one in hub.fleet.fleet.nodes()] == [("n1", 1)]
                 (held,) = await answer(hub, "watchkeeper_gpu_workload_info")
                 assert 'workload="train"' in held
                 pending = await answer(hub, "watchkeeper_pending_gpus")

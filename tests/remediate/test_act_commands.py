@@ -20,7 +20,7 @@ from watchkeeper.cli.main import watchkeeper
 from watchkeeper.client.hub import HubClient
 from watchkeeper.config import settings
 from watchkeeper.errors import HubError, SettingsError
-from watchkeeper.hub.hub import Hub
+from watchkeeper.hub.hub import Hub, opened
 from watchkeeper.kit import clock
 from watchkeeper.model import events, fleet
 from watchkeeper.model.trust import Mode
@@ -41,7 +41,7 @@ class Desk:
         place = fleet.Place("main", node=node, gpu=f"GPU-{node}")
         now = datetime.now(UTC)
         event = events.Event(f"main/{node}/b/k/{code}", events.EventKind.XID, code, place, now, f"Xid {code}")
-        asyncio.run_coroutine_threadsafe(self.hub.take_events([event]), self.loop).result(60)
+        asyncio.run_coroutine_threadsafe(self.hub.incidents.take_events([event]), self.loop).result(60)
 
     def types(self, *words: str) -> Result:
         return CliRunner().invoke(watchkeeper, ["act", *words, "--hub", self.url], catch_exceptions=False)
@@ -64,20 +64,18 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         fleet=settings.Fleet(sd_files=(str(tmp_path / "sd.json"),)),
         remediate=replace(settings.Remediate(), mode=Mode.ASK),
     )
-    hub = Hub(chosen, time=clock.ScaledClock())
-    hub.build()
-    hub.driver = cluster = TestCluster({name: Machine() for name in names})
-    hub.open()
+    cluster = TestCluster({name: Machine() for name in names})
+    hub = opened(chosen, time=clock.ScaledClock(), driver=cluster)
 
     async def run() -> None:
         watching = asyncio.create_task(hub.run(stop))
         with contextlib.closing(listener):
-            await server.serve(create_app(hub, Auth()), listener, stop=stop)
+            await server.serve(create_app(hub.services, Auth()), listener, stop=stop)
         await watching
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
-    await_that(hub.fleet.nodes)
+    await_that(hub.fleet.fleet.nodes)
     yield Desk(hub, cluster, listener.getsockname()[1], loop)
     loop.call_soon_threadsafe(stop.set)
     thread.join(60)
@@ -159,4 +157,4 @@ def test_the_audit_is_json_with_who_what_and_why(desk: Desk) -> None:
     last = desk.client.repair_log()[-1]
     assert (last["actor"], last["kind"], last["subject"]) == ("local", "repair", id)
     assert last["body"]["text"] == "local rejected it: no"
-    assert desk.hub.journal.verify() is None
+    assert desk.hub.current.stages.journal.verify() is None

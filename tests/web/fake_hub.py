@@ -14,6 +14,7 @@ import numpy as np
 from watchkeeper.config import settings
 from watchkeeper.diagnose import lessons
 from watchkeeper.errors import IllegalMove, QueryError, StoreError
+from watchkeeper.hub import health, runtime, samples, services
 from watchkeeper.incidents import subject
 from watchkeeper.kit import broadcast, clock, own_metrics
 from watchkeeper.model import actions, alerts, diagnosis, events, exemplars, fleet
@@ -177,6 +178,18 @@ def answer(labels: list[Labels], times: list[int], values: Any) -> engine.Answer
     return engine.Answer(engine.Kind.VECTOR, frame)
 
 
+class FakeQueries(samples.Queries):
+    def __init__(self, hub: FakeHub) -> None:
+        super().__init__(hub.engine, hub.clock)
+        self._hub = hub
+
+    async def instant(self, expr: str, at_ms: int | None = None) -> engine.Answer:
+        return await self._hub.ask(expr, self.now_ms if at_ms is None else at_ms)
+
+    async def range(self, expr: str, span: engine.Span) -> engine.Answer:
+        return await self._hub.ask_range(expr, span)
+
+
 @dataclass
 class FakeHub:
     racks: int = 2
@@ -186,7 +199,6 @@ class FakeHub:
     version: str = "0.0.test"
     metrics: own_metrics.Registry = field(default_factory=own_metrics.Registry)
     changes: broadcast.Broadcast = field(default_factory=broadcast.Broadcast)
-    is_ready: bool = True
     not_ready_because: str | None = None
     simulator_url: str | None = None
     orders: Any = None
@@ -218,6 +230,16 @@ class FakeHub:
         self.fleet = FakeFleet(self.racks, self.per_rack)
         self.engine: engine.Engine = FakeEngine(self)
 
+    @property
+    def services(self) -> services.Services:
+        shared = runtime.Runtime(self.settings, self.clock, self.metrics, self.changes, self.version)
+        ready = health.Health([lambda: self.not_ready_because], [lambda: filter(None, [self.silences_unknown])])
+        simulated: Any = None if self.simulator_url is None else self
+        return services.Services(
+            shared, ready, FakeQueries(self), self, self, self, self, self.fleet, self,
+            self.clusters, self.fabric, simulated, self.repairs, lambda: self.orders, lambda: self.evidence,
+        )  # fmt: skip
+
     async def ask(self, expr: str, at_ms: int) -> engine.Answer:
         if self.failing:
             raise QueryError(UNREADABLE)
@@ -235,23 +257,28 @@ class FakeHub:
     def dropped_targets(self) -> list[Any]:
         return []
 
-    def rule_groups(self) -> list[Any]:
+    def groups(self) -> list[Any]:
         return []
 
     def alerts(self) -> list[alerts.Alert]:
         labels = Labels({"alertname": "GpuHot", "severity": "warning"})
         return [alerts.Alert(labels, alerts.AlertState.FIRING, START, 91.5, {"summary": "hot"})]
 
+    @property
     def slos(self) -> list[slo.Slo]:
         return self.objectives
 
+    @property
     def last_reload(self) -> reload.Reload:
         return self.reloaded
 
-    async def reload_rules(self) -> reload.Reload:
+    async def reload(self) -> reload.Reload:
         return self.reloaded
 
-    async def take_events(self, batch: list[events.Event]) -> int:
+    def register_node(self, registration: fleet.NodeRegistration, peer: str) -> None:
+        raise NotImplementedError
+
+    async def take_events(self, batch: Sequence[events.Event]) -> int:
         self.taken += batch
         return len(batch)
 
@@ -311,10 +338,10 @@ class FakeHub:
         self.silenced.remove(found)
         return replace(found, ended_by=actor)
 
-    async def take_foreign_alerts(self, found: Sequence[alerts.Alert]) -> None:
+    async def take_foreign_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
         if self.cannot_write is not None:
             raise self.cannot_write
-        self.foreign += found
+        self.foreign += pushed
 
     def notices(self, _: str) -> list[Any]:
         return []
@@ -326,11 +353,8 @@ class FakeHub:
         return self.silences_unknown
 
     @property
-    def is_evaluating(self) -> bool:
+    def is_at_work(self) -> bool:
         return False
-
-    def degraded(self) -> list[str]:
-        return [self.silences_unknown] if self.silences_unknown else []
 
     def silenced_by(self, incident: Incident) -> Silence | None:
         about = subject.subject_of(incident, subject.Inventory())
@@ -351,7 +375,7 @@ class FakeHub:
     def corrections(self) -> list[lessons.Correction]:
         return self.said
 
-    async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+    async def request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         self.drills.append(b"%s %s %s" % (method.encode(), path.encode(), body or b""))
         if path == "/scenarios":
             return 200, b'[{"name":"xid-79","title":"GPU falls off the bus","truth":{"cause":"gpu_fell_off_bus"}}]'

@@ -38,7 +38,7 @@ def local() -> Iterator[Site]:
 
 
 def all_rows() -> list[tuple[str, str, Role | None]]:
-    table = create_app(FakeHub(), Auth()).state.endpoints
+    table = create_app(FakeHub().services, Auth()).state.endpoints
     return [(method, row.path, row.role) for row in table for method in row.methods]
 
 
@@ -70,7 +70,7 @@ def test_an_agent_may_push_what_it_knows_fetch_its_orders_and_nothing_else() -> 
 
 
 def test_every_http_route_of_the_application_is_in_the_table() -> None:
-    app = create_app(FakeHub(), Auth())
+    app = create_app(FakeHub().services, Auth())
     assert {route.path for route in app.routes} == {row.path for row in app.state.endpoints} | {"/api/live"}
 
 

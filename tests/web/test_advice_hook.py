@@ -36,7 +36,7 @@ def hook(hub: FakeHub, *advice: dict[str, Any] | None) -> AdviceHook:
         piece = left.pop(0)
         return {"now": hub.clock.now(), "sentence": "Full soon.", "advice": [] if piece is None else [piece]}
 
-    return AdviceHook(hub, make)
+    return AdviceHook(hub.services.runtime, hub.services.health, make=make)
 
 
 def looks(found: AdviceHook, times: int) -> None:
@@ -84,7 +84,7 @@ def test_what_was_not_taken_is_sent_again() -> None:
 def test_the_running_hub_sends_what_its_own_api_says() -> None:
     with serving(Reply(ends=True)) as server:
         hub = hub_for(server.url)
-        app = create_app(hub, Auth())
+        app = create_app(hub.services, Auth())
 
         async def run() -> None:
             async with app.router.lifespan_context(app):

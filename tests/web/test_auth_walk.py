@@ -31,7 +31,7 @@ OPEN_TO_ALL = {"/api/login", "/api/logout", "/-/healthy", "/-/ready"}
 
 
 def table() -> list[Endpoint]:
-    endpoints: list[Endpoint] = create_app(FakeHub(), ACCESS).state.endpoints
+    endpoints: list[Endpoint] = create_app(FakeHub().services, ACCESS).state.endpoints
     return endpoints
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.hub.stories import gpu, xid
 from watchkeeper.config import settings
-from watchkeeper.hub.hub import Hub
+from watchkeeper.hub.hub import Hub, opened
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.web import server
 from watchkeeper.web.answers import Endpoint
@@ -63,11 +63,10 @@ def questions(table: list[Endpoint]) -> list[tuple[str, str]]:
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[tuple[Hub, str, list[Endpoint]]]:
     """A real hub with one incident, its address, and everything that it answers."""
-    hub = Hub(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=ScaledClock())
-    hub.open()
-    stop, listener, app = asyncio.Event(), server.listen("127.0.0.1", 0), create_app(hub, Auth())
+    hub = opened(settings.Settings(hub=settings.Hub(data=str(folder / "kept"))), time=ScaledClock())
+    stop, listener, app = asyncio.Event(), server.listen("127.0.0.1", 0), create_app(hub.services, Auth())
     tasks = [asyncio.create_task(hub.run(stop)), asyncio.create_task(server.serve(app, listener, stop=stop))]
-    await hub.take_events([xid(79, gpu(0), 0)])
+    await hub.incidents.take_events([xid(79, gpu(0), 0)])
     try:
         yield hub, f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.endpoints
     finally:
@@ -83,7 +82,7 @@ class Held:
         self.is_held, self.let_go = threading.Event(), threading.Event()
 
     def hold(self, hub: Hub) -> None:
-        with hub.journal.together():
+        with hub.current.stages.journal.together():
             self.is_held.set()
             self.let_go.wait(HELD_SECONDS)
 

@@ -26,12 +26,8 @@ class BrokenHub(FakeHub):
 
     faults: tuple[dict[str, object], ...] = ({**FAULT, "at": wire.format_time(START)},)
 
-    async def simulator_request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        return (
-            (200, orjson.dumps(self.faults))
-            if path == "/faults"
-            else await super().simulator_request(method, path, body)
-        )
+    async def request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        return (200, orjson.dumps(self.faults)) if path == "/faults" else await super().request(method, path, body)
 
 
 @pytest.fixture
@@ -51,7 +47,7 @@ def test_what_is_no_list_of_faults_is_said_and_nothing_breaks(site: Site, answer
     async def oddly(method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         return 200, answer
 
-    site.hub.simulator_request = oddly
+    site.hub.request = oddly
     said = site.ask("/api/drills")
     assert said.status == 503
     assert "what the simulator answers is no list of faults" in said.json["error"]

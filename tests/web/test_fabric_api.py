@@ -31,6 +31,7 @@ class CountingHub(FakeHub):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.clock = clock.ManualClock(START)
+        self.fabric = fabric_watch.FabricWatch(config.Fabric(), "main")
         self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))  # type: ignore[assignment]
 
     async def ask(self, expr: str, at_ms: int) -> engine.Answer:
@@ -60,7 +61,6 @@ def host_ports(hub: CountingHub, *devices: str) -> None:
 
 
 def swept(hub: CountingHub, **changes: Any) -> None:
-    hub.fabric = fabric_watch.FabricWatch(config.Fabric(), "main")
     hub.fabric.take(fabric_of(), START - timedelta(seconds=20))
     if changes.get("dark"):
         hub.fabric.take(without_link(fabric_of(), changes["dark"]), START - timedelta(seconds=10))

@@ -23,7 +23,7 @@ from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth, Role
 from watchkeeper.web.schema import Schemas, Shown
 
-APP = create_app(FakeHub(), Auth())
+APP = create_app(FakeHub().services, Auth())
 DOCUMENT = openapi.document(APP.state.endpoints, version="0.0.0")
 JSON = "application/json"
 

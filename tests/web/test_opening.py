@@ -38,8 +38,12 @@ class SlowHub(FakeHub):
 @contextlib.asynccontextmanager
 async def opened(hub: FakeHub, known: auth.Auth | None = None) -> AsyncIterator[tuple[opening.Opening, Site]]:
     """A server that has begun, on a hub that is not whole yet."""
-    listener = server.listen("127.0.0.1", 0)
-    first, stop, is_up = opening.Opening(hub, doors.Doors(known or auth.Auth())), asyncio.Event(), asyncio.Event()
+    listener, offered = server.listen("127.0.0.1", 0), hub.services
+    first, stop, is_up = (
+        opening.Opening(offered.runtime, offered.queries, doors=doors.Doors(known or auth.Auth())),
+        asyncio.Event(),
+        asyncio.Event(),
+    )
     served = asyncio.create_task(server.serve(first, listener, stop=stop, is_up=is_up))
     async with asyncio.timeout(ANSWER_SECONDS):
         await is_up.wait()
@@ -74,7 +78,7 @@ def test_everything_else_waits_and_is_not_refused(path: str) -> None:
             assert (await asked(site, QUESTION)).status == 200
             await asyncio.wait({waiting}, timeout=0.2)
             assert not waiting.done()
-            first.complete(app.create_app(hub, auth.Auth()))
+            first.complete(app.create_app(hub.services, auth.Auth()))
             assert (await waiting).status == 200
             assert (await asked(site, QUESTION)).status == 200
 

@@ -59,13 +59,13 @@ class StoredHub(FakeHub):
         work = Labels({"__name__": "work_total", "node": "n1"})
         trace = exemplars.Exemplar(Labels({"trace_id": "ab"}), 2.5, 4500)
         kept.exemplars.note(work, trace)
-        self.groups = rulefile.read({"heat.yaml": RULES}).groups
+        self.in_force = rulefile.read({"heat.yaml": RULES}).groups
 
     def add(self, name: str, at_ms: int, value: float, **labels: str) -> None:
         self.engine.appender.append([Sample(Labels({"__name__": name, **labels}), at_ms, value)])
 
-    def rule_groups(self) -> list[Any]:
-        return [(group, {}) for group in self.groups]
+    def groups(self) -> list[Any]:
+        return [(group, {}) for group in self.in_force]
 
     def targets(self) -> list[Any]:
         target = jobs.Target("n1:9400", "http://n1:9400/metrics", Labels({"job": "dcgm"}), "main", job=jobs.Job("dcgm"))

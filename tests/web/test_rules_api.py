@@ -48,7 +48,7 @@ class HotHub(FakeHub):
             ]
             self.engine.appender.append(readings)
 
-    def rule_groups(self) -> list[Any]:
+    def groups(self) -> list[Any]:
         (group,) = rulefile.read({"heat.yaml": RULES}).groups
         return [(group, {})]
 

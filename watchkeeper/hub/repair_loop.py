@@ -22,7 +22,7 @@ from watchkeeper.catalogue import causes
 from watchkeeper.clusters import cluster_series, clusters
 from watchkeeper.config import settings as config
 from watchkeeper.errors import IllegalMove, SettingsError, quote
-from watchkeeper.hub.rule_loops import Loop
+from watchkeeper.hub.loops import Loop
 from watchkeeper.incidents import signals
 from watchkeeper.kit import clock, durations, own_metrics, quiet_hours
 from watchkeeper.model import actions, alerts, events, trust

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from watchkeeper.accounting import books, budget_watch, ledger
 from watchkeeper.config import settings as config
-from watchkeeper.hub import rule_loops
+from watchkeeper.hub.loops import Loop
 from watchkeeper.kit import clock, own_metrics, troubles
 from watchkeeper.query import engine
 from watchkeeper.store import clock_check, durable
@@ -69,14 +69,14 @@ class Upkeep:
                 " each series, or drop labels that change often"
             )
 
-    def loops(self, said: troubles.Troubles) -> list[rule_loops.Loop]:
+    def loops(self, said: troubles.Troubles) -> list[Loop]:
         async def sync() -> None:
             await self._sync(said)
 
         return [
-            rule_loops.Loop("usage", self._keep_usage, LEDGER_SECONDS),
-            rule_loops.Loop("samples", sync, 0.0),
-            rule_loops.Loop("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
+            Loop("usage", self._keep_usage, LEDGER_SECONDS),
+            Loop("samples", sync, 0.0),
+            Loop("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
         ]
 
     async def _sync(self, said: troubles.Troubles) -> None:

@@ -25,12 +25,13 @@ from starlette.responses import Response, StreamingResponse
 from watchkeeper.accounting import books, budgets, cost, ledger, monthly, price_file, spans, summary, usage, waste
 from watchkeeper.catalogue import prices
 from watchkeeper.errors import CollectError
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import wire
 from watchkeeper.web import report_shapes, shapes
 from watchkeeper.web.answers import Asked, Bare, Endpoint, ok
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.prometheus import prometheus_form as form
-from watchkeeper.web.view import HubView
 
 LONGEST_SECONDS = 5 * 366 * 86_400.0
 MOST_NAMES = 4
@@ -58,18 +59,18 @@ class _Month:
 
 
 class UsageApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
-        self._ledger = ledger.Ledger(Path(hub.settings.hub.data) / LEDGER)
+    def __init__(self, runtime: Runtime, queries: Queries) -> None:
+        self._runtime, self._queries = runtime, queries
+        self._ledger = ledger.Ledger(Path(runtime.settings.hub.data) / LEDGER)
         self._busy = asyncio.Lock()
         # Taken and given back in threads of the answer, which `shedding.Places` is not made for.
         self._places = threading.Semaphore(MOST_STATEMENTS)
-        chosen = hub.settings.cost
+        chosen = runtime.settings.cost
         self._file = price_file.PriceFile(chosen.prices, fallback=chosen.dollars_per_gpu_hour)
 
     async def hours(self, request: Request) -> Response:
         by, of = _by(request), _of(request)
-        since, until = _window(request, self._hub.clock.now())
+        since, until = _window(request, self._runtime.clock.now())
         tables = await self._alone(lambda: self._read([(since, until)], {*by, *of}))
         return ok(**summary.report(tables[0], by, of=of))
 
@@ -121,7 +122,7 @@ class UsageApi:
         return budgets.of_month(cost.bill(pieces, book, policy=policy), self._read(days, {"team"}), ends=month.end)
 
     def _month(self, request: Request) -> _Month:
-        zone, now = _zone(request), self._hub.clock.now()
+        zone, now = _zone(request), self._runtime.clock.now()
         text = request.query_params.get("month") or f"{now.astimezone(zone):%Y-%m}"
         try:
             start, end = spans.month(text, zone)
@@ -132,14 +133,14 @@ class UsageApi:
         return _Month(text, zone, start, end, min(end, now.timestamp()))
 
     async def _bill(self, request: Request, names: set[str], *, policy: cost.Policy) -> cost.Bill:
-        since, until = _window(request, self._hub.clock.now())
+        since, until = _window(request, self._runtime.clock.now())
         book = await self._prices()
         pieces = await self._alone(lambda: self._read(book.stretches(since, until), names))
         return await asyncio.to_thread(cost.bill, pieces, book, policy=policy)
 
     def _read(self, stretches: list[tuple[float, float]], names: set[str]) -> list[usage.Table]:
         by_job = books.needs_jobs(frozenset(names))
-        return books.pieces(self._hub.engine, self._ledger, stretches, by_job=by_job)
+        return books.pieces(self._queries.engine, self._ledger, stretches, by_job=by_job)
 
     async def _alone(self, work: Callable[[], T]) -> T:
         async with self._busy:
@@ -205,8 +206,7 @@ def _zone(request: Request) -> ZoneInfo:
         raise HTTPException(400, f"zone `{text[:40]}`: write it like Europe/Berlin") from error
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = UsageApi(hub)
+def endpoints(api: UsageApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),

@@ -25,12 +25,14 @@ from starlette.responses import Response
 
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import WatchkeeperError, reason
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.simulator import Simulator
 from watchkeeper.kit import files, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
 from watchkeeper.web.answers import Endpoint, ok, read_object
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.view import HubView
 
 log = logging.getLogger(__name__)
 
@@ -103,24 +105,24 @@ class CauseScore:
 
 
 class DrillsApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, journal: services.Journal, *, simulator: Simulator | None) -> None:
+        self._runtime, self._journal, self._simulator = runtime, journal, simulator
         self._known: OrderedDict[str, Drill] = OrderedDict()
-        self._gauge = hub.metrics.gauge(
+        self._gauge = runtime.metrics.gauge(
             "watchkeeper_drill_causes", "Drills by the right cause and whether it was named (right, wrong, missed)"
         )
-        self._path = Path(hub.settings.hub.data) / "drills.json"
+        self._path = Path(runtime.settings.hub.data) / "drills.json"
         self._game_day = _kept(self._path)
         self._count([])
 
     async def drills(self, _: Request) -> Response:
-        if self._hub.simulator_url is None:
+        if self._simulator is None:
             raise HTTPException(404, "this fleet is real: there is no simulator behind this hub, and nothing to break")
         await self._look()
         judged = await self._judged()
         self._count(judged)
         return ok(
-            now=self._hub.clock.now(),
+            now=self._runtime.clock.now(),
             drills=[{**wire.to_plain(drill), "verdict": wire.to_plain(told)} for drill, told in judged],
             score=score([told for _, told in judged]),
         )
@@ -130,19 +132,18 @@ class DrillsApi:
         known = list(reversed(self._known.values()))
 
         def judge() -> list[tuple[Drill, Verdict]]:
-            found = self._hub.incidents(open_only=False, limit=MOST_INCIDENTS)
+            found = self._journal.incidents(open_only=False, limit=MOST_INCIDENTS)
             return [(drill, self.judge(drill, found)) for drill in known]
 
-        return await self._hub.read(judge) if known else []
+        return await self._journal.read(judge) if known else []
 
     async def accuracy(self, _: Request) -> Response:
-        if self._hub.simulator_url is not None:
-            await self._look()
+        await self._look()
         return ok(drills=self._count(await self._judged()), game_day_at=self._game_day.at)
 
     async def tell(self, request: Request) -> Response:
         """Keep the score of a game day; it takes the place of the one before."""
-        told = _game_day(await read_object(request, BODY_BYTES), self._hub.clock.now())
+        told = _game_day(await read_object(request, BODY_BYTES), self._runtime.clock.now())
         try:
             await asyncio.to_thread(files.write_whole, self._path, orjson.dumps(wire.to_plain(told)))
         except OSError as error:
@@ -164,10 +165,12 @@ class DrillsApi:
         return counted
 
     async def _look(self) -> None:
-        status, answer = await self._hub.simulator_request("GET", "/faults", None)
+        if self._simulator is None:
+            return
+        status, answer = await self._simulator.request("GET", "/faults", None)
         if status != 200:
             raise HTTPException(503, f"the simulator answered {status}")
-        now, active = self._hub.clock.now(), {drill.id: drill for drill in _drills(answer)}
+        now, active = self._runtime.clock.now(), {drill.id: drill for drill in _drills(answer)}
         for id, drill in self._known.items():
             if id not in active and drill.ended_at is None:
                 self._known[id] = replace(drill, ended_at=now)
@@ -184,7 +187,7 @@ class DrillsApi:
         return max(verdicts, key=lambda one: (one.is_right, one.cause_right is True), default=Verdict())
 
     def _verdict(self, drill: Drill, incident: Incident) -> Verdict:
-        told = self._hub.diagnosis(incident.id)
+        told = self._journal.diagnosis(incident.id)
         best = None if told is None else told.best
         is_gpu = drill.scope == "gpu"
         return Verdict(
@@ -283,8 +286,7 @@ def _kept(path: Path) -> GameDay:
         return GameDay()
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = DrillsApi(hub)
+def endpoints(api: DrillsApi) -> list[Endpoint]:
     counted = {"drills": list[CauseScore], "game_day_at": datetime | None}
     return [
         Endpoint(

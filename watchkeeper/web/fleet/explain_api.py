@@ -14,16 +14,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.kubernetes import kubernetes_source
 from watchkeeper.diagnose import explained, job, node, pending, pod, surroundings
 from watchkeeper.diagnose.checks import placing
+from watchkeeper.diagnose.job import Asked
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
+from watchkeeper.model.fleet import Place
 from watchkeeper.web.answers import Endpoint, ok
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import jobs_api
-from watchkeeper.web.view import HubView
 from watchkeeper.workloads import waiting
 
 MOST_INCIDENTS = 1000
@@ -33,7 +38,11 @@ Trouble = tuple[incidents.Incident, diagnosis.Finding | None]
 
 @dataclass(frozen=True, slots=True)
 class ExplainApi:
-    hub: HubView
+    runtime: Runtime
+    queries: Queries
+    journal: services.Journal
+    fleet: services.FleetView
+    clusters: Clusters | None
     jobs: jobs_api.JobsApi
 
     async def pod(self, request: Request) -> Response:
@@ -58,7 +67,7 @@ class ExplainApi:
         return next((one for one in known if one is not None), None) or self._by_series(namespace, name)
 
     async def _open(self) -> list[incidents.Incident]:
-        return list(await self.hub.read(lambda: self.hub.incidents(open_only=True, limit=MOST_INCIDENTS)))
+        return list(await self.journal.read(lambda: self.journal.incidents(open_only=True, limit=MOST_INCIDENTS)))
 
     async def _troubles_of(self, pods: Iterable[str], known: Iterable[str] = ()) -> list[Trouble]:
         """Open incidents about these pods, or that hit them, or of these ids."""
@@ -73,10 +82,10 @@ class ExplainApi:
         meant = [incident for incident in await self._open() if is_meant(incident)]
 
         def look() -> list[Trouble]:
-            diagnosed = ((incident, self.hub.diagnosis(incident.id)) for incident in meant)
+            diagnosed = ((incident, self.journal.diagnosis(incident.id)) for incident in meant)
             return [(incident, None if result is None else result.best) for incident, result in diagnosed]
 
-        return await self.hub.read(look)
+        return await self.journal.read(look)
 
     def _namespaces(self, name: str, open_now: Iterable[incidents.Incident]) -> list[str]:
         """Where something of that name is: by clusters, kube-state-metrics or an open incident."""
@@ -86,7 +95,7 @@ class ExplainApi:
         told_of = f'__name__=~"kube_pod_info|kube_pod_status_phase",pod="{own_metrics.escape(name)}"'
         expr = f"group by (namespace) ({{{told_of}}})"
         with contextlib.suppress(WatchkeeperError):
-            told = self.hub.engine.instant(expr, clock.to_ms(self.hub.clock.now())).latest()
+            told = self.queries.engine.instant(expr, clock.to_ms(self.runtime.clock.now())).latest()
             found |= {labels.get("namespace", "") for labels in told}
         for incident in open_now:
             kind, _, where = (incident.place.domain or "").partition("=")
@@ -96,7 +105,7 @@ class ExplainApi:
 
     async def node(self, request: Request) -> Response:
         asked = _checked(request.path_params["name"])
-        known = next((one for one in self.hub.fleet.nodes() if asked == one.name or asked in one.aliases), None)
+        known = next((one for one in self.fleet.nodes() if asked == one.name or asked in one.aliases), None)
         names = {asked} if known is None else {known.name, *known.aliases}
         words = [word for view in self._views() for word in view.nodes if word.name in names]
         if known is None and not words:
@@ -114,9 +123,9 @@ class ExplainApi:
         report = await self.jobs.report(name)
         line = None if report is None else report.job
         pods = job.parts_of(name, scheduled)
-        owner = pods[0].cluster if pods else self.hub.settings.fleet.cluster if line is None else line.cluster
+        owner = pods[0].cluster if pods else self.runtime.settings.fleet.cluster if line is None else line.cluster
         asked = job.Asked(owner, name, pods, "" if line is None else line.name)
-        found = await _job(self.hub, asked)
+        found = await self._job(asked)
         if found is None and report is not None:
             found = explained.Explained(name, report.why)
         elif found is not None and found.cause is None and report is not None and not asked.waiting:
@@ -130,14 +139,14 @@ class ExplainApi:
 
     def _node(
         self,
-        place: fleet.Place,
+        place: Place,
         words: list[cluster.ScheduledNode],
         *,
         expected: int | None,
         troubles: list[Trouble],
     ) -> explained.Explained:
-        hub, now = self.hub, clock.to_ms(self.hub.clock.now())
-        questions = surroundings.Questions(hub.engine, place, now, window=job.AROUND)
+        now = clock.to_ms(self.runtime.clock.now())
+        questions = surroundings.Questions(self.queries.engine, place, now, window=job.AROUND)
         around = surroundings.look(questions)
         reporting = questions.reporting("DCGM_FI_DEV_GPU_TEMP")
         node_name = place.node or ""
@@ -150,7 +159,7 @@ class ExplainApi:
         problems = [view.problem for view in self._views() if view.problem]
         return node.explain(
             node.Known(
-                hub.fleet.place_name(place),
+                self.fleet.place_name(place),
                 words,
                 sorted(held.items()),
                 None if reporting is None else len(reporting),
@@ -163,9 +172,9 @@ class ExplainApi:
 
     def _by_series(self, namespace: str, name: str) -> explained.Explained | None:
         """Without an API server: what kube-state-metrics says, through the same decisions."""
-        place = fleet.Place(self.hub.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
-        now = clock.to_ms(self.hub.clock.now())
-        around = surroundings.look(surroundings.Questions(self.hub.engine, place, now, window=job.AROUND))
+        place = fleet.Place(self.runtime.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
+        now = clock.to_ms(self.runtime.clock.now())
+        around = surroundings.look(surroundings.Questions(self.queries.engine, place, now, window=job.AROUND))
         if not around.rows("kube_pod_info") and not around.rows("kube_pod_status_phase"):
             return None
         subject = f"{namespace}/{name}"
@@ -182,28 +191,27 @@ class ExplainApi:
 
     def _waiting(self, known: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
         with contextlib.suppress(WatchkeeperError):
-            told = self.hub.engine.instant(waiting.QUESTION, clock.to_ms(self.hub.clock.now())).latest()
+            told = self.queries.engine.instant(waiting.QUESTION, clock.to_ms(self.runtime.clock.now())).latest()
             return waiting.pods(told, known)
         return []
 
     def _kubernetes(self) -> list[kubernetes_source.KubernetesSource]:
-        schedulers = () if self.hub.clusters is None else self.hub.clusters.schedulers
+        schedulers = () if self.clusters is None else self.clusters.schedulers
         return [one for one in schedulers if isinstance(one, kubernetes_source.KubernetesSource)]
 
     def _views(self) -> list[cluster.ClusterView]:
-        return [] if self.hub.clusters is None else self.hub.clusters.views()
+        return [] if self.clusters is None else self.clusters.views()
 
-
-async def _job(hub: HubView, asked: job.Asked) -> explained.Explained | None:
-    now = hub.clock.now()
-    looked = await asyncio.to_thread(job.look, hub.engine, asked, now)
-    if looked is None:
-        return None
-    since, nodes = now - job.AROUND, looked.nodes
-    happened = await hub.read(
-        lambda: [event for node in nodes for event in hub.events_at(node, since, now)], is_long=True
-    )
-    return await asyncio.to_thread(job.explain, asked, looked, now, happened=happened, names=hub.fleet.place_name)
+    async def _job(self, asked: Asked) -> explained.Explained | None:
+        now = self.runtime.clock.now()
+        looked = await asyncio.to_thread(job.look, self.queries.engine, asked, now)
+        if looked is None:
+            return None
+        since, nodes = now - job.AROUND, looked.nodes
+        happened = await self.journal.read(
+            lambda: [event for node in nodes for event in self.journal.events_at(node, since, now)], is_long=True
+        )
+        return await asyncio.to_thread(job.explain, asked, looked, now, happened=happened, names=self.fleet.place_name)
 
 
 def _cluster(source: kubernetes_source.KubernetesSource) -> pod.Cluster:
@@ -229,8 +237,7 @@ def _answer(found: explained.Explained) -> Response:
     return ok(explained=found, text="\n".join(explained.as_text(found)))
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = ExplainApi(hub, jobs_api.JobsApi(hub))
+def endpoints(api: ExplainApi) -> list[Endpoint]:
     gives = {"explained": explained.Explained, "text": str}
     return [
         Endpoint(("GET",), path, Role.VIEWER, answer, words=f"Why a {what} is as it is, in words", gives=gives)

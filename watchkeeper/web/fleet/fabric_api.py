@@ -18,7 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.catalogue import infiniband, tables
+from watchkeeper.clusters.fabric.fabric_watch import FabricWatch
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import workloads
 from watchkeeper.model.labels import Labels
@@ -28,7 +32,6 @@ from watchkeeper.web.fleet import holders, inventory, topology
 from watchkeeper.web.fleet.fabric_map import DISCARDS, WAIT, HostKey, PortView, Reading, Sources, SwitchKey, ports
 from watchkeeper.web.fleet.topology import State
 from watchkeeper.web.fleet.topology_api import RATE_EXPR, STATE_EXPR
-from watchkeeper.web.view import HubView
 from watchkeeper.workloads import identity
 
 WINDOWS = ("15m", "1h", "6h")
@@ -59,8 +62,17 @@ class Made:
 
 
 class FabricApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        runtime: Runtime,
+        queries: Queries,
+        *,
+        journal: services.Journal,
+        fleet: services.FleetView,
+        fabric: FabricWatch | None,
+    ) -> None:
+        self._runtime, self._queries, self._journal = runtime, queries, journal
+        self._fleet, self._fabric = fleet, fabric
         self._busy = asyncio.Lock()
         self._kept: dict[str, Made] = {}
 
@@ -94,7 +106,7 @@ class FabricApi:
         if view is None:
             raise HTTPException(404, f"no link is called {id[:80]}")
         counters = [_counter(name, value) for name, value in sorted(view.grown.items())]
-        open_now = await self._hub.read(self._hub.incidents)
+        open_now = await self._journal.read(self._journal.incidents)
         related = [one for one in open_now if self._is_about(view, one.place)]
         return ok(
             now=clock.from_ms(made.at_ms),
@@ -116,16 +128,16 @@ class FabricApi:
         if window not in WINDOWS:
             raise HTTPException(400, f"window `{window[:20]}`: there are {', '.join(WINDOWS)}")
         async with self._busy:
-            now_ms, kept = clock.to_ms(self._hub.clock.now()), self._kept.get(window)
+            now_ms, kept = clock.to_ms(self._runtime.clock.now()), self._kept.get(window)
             if kept is None or not 0 <= now_ms - kept.at_ms < KEPT_SECONDS * 1000:
                 kept = self._kept[window] = await self._make(window, now_ms)
             return kept
 
     async def _make(self, window: str, now_ms: int) -> Made:
-        hub, asked = self._hub, _Asked(self._hub, now_ms)
-        stock = inventory.take(hub.fleet)
-        watched = hub.fabric if hub.fabric is not None and hub.fabric.is_fresh(now_ms) else None
-        held = await holders.ask(hub)
+        asked = _Asked(self._queries, now_ms)
+        stock = inventory.take(self._fleet)
+        watched = self._fabric if self._fabric is not None and self._fabric.is_fresh(now_ms) else None
+        held = await holders.ask(self._queries)
         names = frozenset(node.name for node in stock.nodes)
         told = topology.told_links((await asked.all(STATE_EXPR)).items(), (await asked.all(RATE_EXPR)).items(), names)
         sources = Sources(
@@ -149,7 +161,7 @@ class FabricApi:
         return await asyncio.to_thread(work)
 
     def _answer(self, views: tuple[PortView, ...], window: str, now_ms: int, *, problem: str) -> dict[str, Any]:
-        watched = self._hub.fabric
+        watched = self._fabric
         is_fresh = watched is not None and watched.is_fresh(now_ms)
         switches = topology.switches(watched, is_fresh=is_fresh)
         swept = None if watched is None or watched.fabric is None else watched.fabric
@@ -174,13 +186,13 @@ class FabricApi:
 class _Asked:
     """Questions to the engine at one time; what cannot be asked costs its numbers and is said."""
 
-    hub: HubView
+    queries: Queries
     at_ms: int
     problem: str = ""
 
     async def all(self, expr: str) -> Mapping[Labels, float]:
         try:
-            return (await self.hub.ask(expr, self.at_ms)).latest()
+            return (await self.queries.instant(expr, self.at_ms)).latest()
         except WatchkeeperError as error:
             self.problem = str(error)
             return {}
@@ -358,8 +370,7 @@ def _text(view: PortView) -> str:
 WINDOW_ASK = Asked("window", f"over which errors are counted: {', '.join(WINDOWS)}; 1h unless given")
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = FabricApi(hub)
+def endpoints(api: FabricApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),

@@ -14,7 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.errors import SettingsError
+from watchkeeper.hub import services
 from watchkeeper.hub.repair_loop import RepairLoop
+from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model.repairs import Repair, Switch
 from watchkeeper.remediate import explanation, policy
@@ -23,33 +25,32 @@ from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Endpoint, ok, read_object, whole_number
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.incidents import about_incident
-from watchkeeper.web.view import HubView
 
 POLICY_BYTES = 1024 * 1024
 MOST_PAST, MOST_ENTRIES = 100, 10_000
 
 
 class ActApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, journal: services.Journal, *, repairs: RepairLoop | None) -> None:
+        self._runtime, self._journal, self._loop = runtime, journal, repairs
 
     @property
     def _repairs(self) -> RepairLoop:
-        if self._hub.repairs is None:
+        if self._loop is None:
             raise HTTPException(404, "nothing is repaired here: this is a recording")
-        return self._hub.repairs
+        return self._loop
 
     async def list(self, request: Request) -> Response:
         loop = self._repairs
-        found = await self._hub.read(loop.repairs.all)
+        found = await self._journal.read(loop.repairs.all)
         if request.query_params.get("all") == "1":
             known = {one.id for one in found}
-            past = await self._hub.read(lambda: loop.past(MOST_PAST))
+            past = await self._journal.read(lambda: loop.past(MOST_PAST))
             found += [one for one in past if one.id not in known]
         return ok(repairs=[_shown(one) for one in found], switch=_switch(loop.repairs.switch))
 
     async def explain(self, request: Request) -> Response:
-        incident, loop = await about_incident.named(self._hub, request), self._hub.repairs
+        incident, loop = await about_incident.named(self._journal, request), self._loop
         if loop is None:
             return ok(incident=incident.id, repair=None)
         told = await loop.in_thread(lambda: loop.explain(incident))
@@ -61,29 +62,29 @@ class ActApi:
 
     async def approve(self, request: Request) -> Response:
         id, body = (
-            (await about_incident.named(self._hub, request)).id,
+            (await about_incident.named(self._journal, request)).id,
             await read_object(request, about_incident.BODY_BYTES),
         )
         digest = about_incident.line(body, "digest")
         return await self._say(
-            request, lambda actor: self._repairs.people.approve(id, digest, actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.approve(id, digest, actor=actor, now=self._runtime.clock.now())
         )
 
     async def reject(self, request: Request) -> Response:
-        id = (await about_incident.named(self._hub, request)).id
+        id = (await about_incident.named(self._journal, request)).id
         why = about_incident.line(await read_object(request, about_incident.BODY_BYTES), "why")
         return await self._say(
-            request, lambda actor: self._repairs.people.reject(id, why, actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.reject(id, why, actor=actor, now=self._runtime.clock.now())
         )
 
     async def step_done(self, request: Request) -> Response:
-        id = (await about_incident.named(self._hub, request)).id
+        id = (await about_incident.named(self._journal, request)).id
         return await self._say(
-            request, lambda actor: self._repairs.people.step_done(id, actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.step_done(id, actor=actor, now=self._runtime.clock.now())
         )
 
     async def again(self, request: Request) -> Response:
-        id = (await about_incident.named(self._hub, request)).id
+        id = (await about_incident.named(self._journal, request)).id
         return await self._say(request, lambda actor: self._repairs.again(id, actor))
 
     async def _say(self, request: Request, work: Callable[[str], Repair]) -> Response:
@@ -95,17 +96,17 @@ class ActApi:
     async def stop(self, request: Request) -> Response:
         why = about_incident.line(await read_object(request, about_incident.BODY_BYTES), "why")
         return await self._turn(
-            request, lambda actor: self._repairs.people.stop(why, actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.stop(why, actor=actor, now=self._runtime.clock.now())
         )
 
     async def resume(self, request: Request) -> Response:
         return await self._turn(
-            request, lambda actor: self._repairs.people.resume(actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.resume(actor=actor, now=self._runtime.clock.now())
         )
 
     async def reset(self, request: Request) -> Response:
         return await self._turn(
-            request, lambda actor: self._repairs.people.reset(actor=actor, now=self._hub.clock.now())
+            request, lambda actor: self._repairs.people.reset(actor=actor, now=self._runtime.clock.now())
         )
 
     async def _turn(self, request: Request, work: Callable[[str], Switch]) -> Response:
@@ -148,8 +149,7 @@ def _switch(switch: Switch) -> dict[str, Any]:
 
 
 # Deliberately one table: a row for each endpoint, with what the API's document says about it.
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = ActApi(hub)
+def endpoints(api: ActApi) -> list[Endpoint]:
     get, post = ("GET",), ("POST",)
     return [
         Endpoint(

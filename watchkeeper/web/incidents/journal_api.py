@@ -18,13 +18,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from watchkeeper.hub import services
+from watchkeeper.hub.repair_loop import RepairLoop
+from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import clock, wire
 from watchkeeper.store.journal import journal_search
 from watchkeeper.store.journal.chain import Entry
 from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.prometheus import prometheus_form as form
-from watchkeeper.web.view import HubView
 
 MOST_ENTRIES = 1000
 # An export of the whole: about 100 MB, streamed page by page.
@@ -34,15 +36,15 @@ KEPT_SECONDS = 300.0
 
 
 class JournalApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, journal: services.Journal, *, repairs: RepairLoop | None) -> None:
+        self._runtime, self._journal, self._repairs = runtime, journal, repairs
         self._busy = asyncio.Lock()
         self._verdict: tuple[float, dict[str, Any]] | None = None
 
     def _where(self) -> journal_search.Where:
-        if self._hub.repairs is None:
+        if self._repairs is None:
             raise HTTPException(404, "this is a recording: it has no journal")
-        settings = self._hub.settings
+        settings = self._runtime.settings
         return journal_search.Where(settings.journal_path, settings.journal.url_file)
 
     async def entries(self, request: Request) -> Response:
@@ -52,9 +54,9 @@ class JournalApi:
             found = journal_search.search(where, wanted)
             return found, [plain(entry) for entry in found.entries]
 
-        found, entries = await self._hub.read(look)
+        found, entries = await self._journal.read(look)
         return ok(
-            now=self._hub.clock.now(),
+            now=self._runtime.clock.now(),
             entries=entries,
             first=found.first,
             last=found.last,
@@ -64,7 +66,7 @@ class JournalApi:
 
     async def verify(self, request: Request) -> Response:
         """Read the whole chain again where the last verdict is old, or where `again` asks for it."""
-        where, now = self._where(), self._hub.clock.now()
+        where, now = self._where(), self._runtime.clock.now()
         is_wanted = request.query_params.get("again") == "1"
         async with self._busy:
             kept = self._verdict
@@ -77,7 +79,7 @@ class JournalApi:
     async def export(self, request: Request) -> Response:
         """Every entry that fits, newest first, one JSON object a line, with its hash."""
         where, wanted = self._where(), _wanted(request)
-        name = f"journal-{self._hub.clock.now():%Y%m%dT%H%M%SZ}.jsonl"
+        name = f"journal-{self._runtime.clock.now():%Y%m%dT%H%M%SZ}.jsonl"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return StreamingResponse(_lines(where, wanted), media_type="application/x-ndjson", headers=headers)
 
@@ -152,8 +154,7 @@ FILTERS = (
 )
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = JournalApi(hub)
+def endpoints(api: JournalApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),

@@ -18,12 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.query.promql import functions
 from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.view import HubView
 
 MOST_WORDS = 40
 LONGEST_QUERY = 64 * 1024
@@ -110,8 +111,8 @@ def ranked(words: Iterable[str], typed: str) -> list[str]:
 
 
 class ExploreApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, queries: Queries) -> None:
+        self._runtime, self._queries = runtime, queries
 
     async def complete(self, request: Request) -> Response:
         text = request.query_params.get("query", "")
@@ -126,7 +127,7 @@ class ExploreApi:
         return ok(kind=here.kind, begins=at - len(here.typed), ends=at, words=words)
 
     def _words(self, here: Place) -> list[dict[str, Any]]:
-        engine, end = self._hub.engine, clock.to_ms(self._hub.clock.now())
+        engine, end = self._queries.engine, clock.to_ms(self._runtime.clock.now())
         if here.kind == "duration":
             return [_said(word, "duration") for word in DURATIONS if word.startswith(here.typed)]
         about = [[Matcher("__name__", MatchOp.EQUAL, here.metric)]] if here.metric else []
@@ -144,7 +145,7 @@ class ExploreApi:
         """Metrics first, because functions are few and known by heart sooner; nothing typed, nothing offered."""
         if not typed:
             return []
-        engine = self._hub.engine
+        engine = self._queries.engine
         metrics = engine.label_values("__name__", [], start_ms=end - RECENT_MS, end_ms=end)
         meaning = engine.metadata()
         own = [_said(name, "function", _signature(name)) for name in ranked(functions.FUNCTIONS, typed)]
@@ -169,8 +170,7 @@ def _signature(name: str) -> str:
     return f"({', '.join(kind.value for kind in functions.FUNCTIONS[name].args)})"
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = ExploreApi(hub)
+def endpoints(api: ExploreApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),

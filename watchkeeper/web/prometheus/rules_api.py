@@ -16,6 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from watchkeeper.hub import services
+from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import alerts
 from watchkeeper.rules import evaluate, replay, rulefile
@@ -23,7 +26,6 @@ from watchkeeper.web.answers import Endpoint, ok, read_object
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.prometheus import prometheus_form as form
 from watchkeeper.web.shedding import Places
-from watchkeeper.web.view import HubView
 
 BODY_BYTES = 256 * 1024
 MOST_ALERTS = 200
@@ -34,22 +36,22 @@ LONGEST_SECONDS, MOST_STEPS = 7 * 86_400.0, 11_000
 
 
 class RulesApi:
-    def __init__(self, hub: HubView) -> None:
-        self._hub = hub
+    def __init__(self, runtime: Runtime, queries: Queries, *, rules: services.Rules) -> None:
+        self._runtime, self._queries, self._rules = runtime, queries, rules
         self._busy, self._places = asyncio.Lock(), Places("replays of rules")
 
     async def rules(self, _: Request) -> Response:
-        return ok(now=self._hub.clock.now(), **await asyncio.to_thread(self._listed))
+        return ok(now=self._runtime.clock.now(), **await asyncio.to_thread(self._listed))
 
     def _listed(self) -> dict[str, Any]:
         shown = [
             rule_line(group, rule, states.get(evaluate.rule_key(group, rule), evaluate.RuleState()))
-            for group, states in self._hub.rule_groups()
+            for group, states in self._rules.groups()
             for rule in group.rules
             if isinstance(rule, rulefile.AlertingRule)
         ]
         active = [
-            one for one in self._hub.alerts() if one.state in (alerts.AlertState.PENDING, alerts.AlertState.FIRING)
+            one for one in self._rules.alerts() if one.state in (alerts.AlertState.PENDING, alerts.AlertState.FIRING)
         ]
         active.sort(key=lambda one: (one.state is not alerts.AlertState.FIRING, one.active_at))
         return {"rules": shown, "alerts": [_alert(one) for one in active[:MOST_ALERTS]], "alerts_total": len(active)}
@@ -60,11 +62,11 @@ class RulesApi:
 
     async def _replay(self, request: Request) -> Response:
         body = await read_object(request, BODY_BYTES)
-        window = _window(body, self._hub.clock.now())
+        window = _window(body, self._runtime.clock.now())
         # A file of 256 KiB takes seconds to read.
         rule_set = await asyncio.to_thread(_rule_set, body)
         async with self._busy:
-            found = await asyncio.to_thread(replay.run, rule_set, self._hub.engine, window, appender=None)
+            found = await asyncio.to_thread(replay.run, rule_set, self._queries.engine, window, appender=None)
         fired = found.fired
         waited = [one for one in found.episodes if one.fired_at is None]
         return ok(
@@ -163,8 +165,7 @@ def _window(body: dict[str, Any], now: datetime) -> replay.Window:
     return replay.Window(since, until, step)
 
 
-def endpoints(hub: HubView) -> list[Endpoint]:
-    api = RulesApi(hub)
+def endpoints(api: RulesApi) -> list[Endpoint]:
     return [
         Endpoint(
             ("GET",),

@@ -24,11 +24,11 @@ from urllib.parse import urlsplit
 
 from watchkeeper import __version__, errors
 from watchkeeper.config import settings
+from watchkeeper.kit import backoff
 
 # Someone else's trouble that may be over in a moment: too many requests, and a proxy without its server.
 PASSING = frozenset({429, 502, 503, 504})
-FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 10.0
+PAUSES = backoff.Backoff(0.2, 10.0)
 IDLE_CONNECTIONS = 8
 PIECE_BYTES = 256 * 1024
 BROKEN = (OSError, http.client.HTTPException, zlib.error)
@@ -92,7 +92,7 @@ class Client:
                 raise self._error(f"no answer within {timeout_seconds:g} s", turn) from error
             except BROKEN as error:
                 wait, cause = None, error
-            pause = wait if wait is not None else _pause_seconds(turn)
+            pause = wait if wait is not None else PAUSES.seconds(turn) * random.uniform(0.5, 1.0)
             is_last = turn == tries or time.monotonic() + pause >= deadline
             if is_last or self._closed.is_set() or isinstance(cause, ssl.SSLCertVerificationError):
                 if response is not None:
@@ -223,11 +223,6 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     except (ValueError, TypeError):
         return None
     return max(asked.total_seconds(), 0.0)
-
-
-def _pause_seconds(turn: int) -> float:
-    """Twice as long after each try, and not in step with other clients."""
-    return min(FIRST_PAUSE_SECONDS * 2.0 ** (turn - 1), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0)
 
 
 def _plain(error: BaseException | None) -> str:

@@ -9,7 +9,6 @@ last byte. Only the look-up of a name is left to the resolver's own limits.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import http.client
 import io
@@ -22,11 +21,11 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from watchkeeper.errors import CollectError, reason
 from watchkeeper.net import addresses
-from watchkeeper.net.access import NOTHING, Access
+from watchkeeper.net.access import NOTHING, Access, proxy_headers
 
 PIECE_BYTES = 256 * 1024
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -200,7 +199,7 @@ class Client:
     def _open_tunnel(self, wire: _Wire) -> None:
         host = f"[{self._host}]" if ":" in self._host else self._host
         target = f"{host}:{self._port}"
-        answer = wire.ask("CONNECT", target, {"Host": target, **_admission(self._proxy)})
+        answer = wire.ask("CONNECT", target, {"Host": target, **proxy_headers(self._proxy)})
         if answer.status >= 300:
             raise NoAnswer(f"the proxy answered {answer.status} to CONNECT {target}", where=self.where)
 
@@ -212,7 +211,7 @@ class Client:
         if self._parts.query:
             target += f"{'&' if '?' in target else '?'}{self._parts.query}"
         if self._proxy and self._parts.scheme == "http":
-            target, headers = f"{self.where}{target}", {**headers, **_admission(self._proxy)}
+            target, headers = f"{self.where}{target}", {**headers, **proxy_headers(self._proxy)}
         headers["Host"] = self._netloc or "localhost"
         return wire.ask(request.method, target, headers, request.body)
 
@@ -338,14 +337,6 @@ def _proxy_of_environment(url: str) -> str:
     parts = urlsplit(url)
     proxy = "" if request.proxy_bypass(parts.netloc) else request.getproxies().get(parts.scheme, "")
     return proxy if "://" in proxy or not proxy else f"http://{proxy}"
-
-
-def _admission(proxy: str) -> dict[str, str]:
-    parts = urlsplit(proxy)
-    if not parts.username:
-        return {}
-    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
 
 def _plain(error: BaseException) -> str:

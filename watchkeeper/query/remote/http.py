@@ -9,7 +9,6 @@ no message.
 
 from __future__ import annotations
 
-import base64
 import random
 import ssl
 import threading
@@ -107,8 +106,7 @@ class Client:
             headers["Authorization"] = f"Bearer {_one_line(access.bearer_token_file)}"
         elif access.username:
             password = _one_line(access.password_file) if access.password_file else ""
-            pair = base64.b64encode(f"{access.username}:{password}".encode()).decode()
-            headers["Authorization"] = f"Basic {pair}"
+            headers["Authorization"] = net_access.basic(access.username, password)
         return headers | dict(request.headers)
 
 

@@ -110,7 +110,7 @@ async def push_forever(spool: Spool, hub: Hub, *, time: clock.Clock, pushed: own
             try:
                 response = await connection.send(http.Request(address, "POST", headers=hub.headers, body=batch.body))
                 verdict, wait = after_answer(response, pause)
-                problem = f"answered {response.status}: {response.body[:200].decode('utf-8', 'replace')}"
+                problem = response.refusal
             except CollectError as error:
                 verdict, wait, problem = Verdict.LATER, pause, str(error)
             if verdict is Verdict.DELIVERED:

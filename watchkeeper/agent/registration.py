@@ -55,9 +55,7 @@ async def _send(connection: http.Connection, request: http.Request) -> str | Non
         response = await connection.send(request)
     except CollectError as error:
         return str(error)
-    if response.status == 200:
-        return None
-    return f"answered {response.status}: {response.body[:200].decode('utf-8', 'replace')}"
+    return None if response.status == 200 else response.refusal
 
 
 async def _until_new(

@@ -41,6 +41,11 @@ class Response:
     headers: Mapping[str, str]
     body: bytes = b""
 
+    @property
+    def refusal(self) -> str:
+        """The status and the beginning of the body, for a message about what was refused."""
+        return f"answered {self.status}: {self.body[:200].decode('utf-8', 'replace')}"
+
 
 class Refused(CollectError):
     """An endless answer that was refused with an HTTP status."""

@@ -285,8 +285,8 @@ class _Wire:
         writer.sock = cast(socket.socket, self)
         try:
             writer.request(method, target, body=body, headers=headers)
-        except ValueError:
-            # http.client's words hold the header, which may be a secret.
+        except (ValueError, http.client.InvalidURL):
+            # http.client's words hold the header or the path, which may be a secret.
             raise http.client.InvalidURL("a header or the path has characters that HTTP does not have") from None
         answer = http.client.HTTPResponse(cast(socket.socket, self), method=method)
         try:

@@ -213,7 +213,7 @@ class Line:
         response = await self._connection.send(http.Request(self._asked, headers=self._headers))
         if response.status != 200:
             kind = HubSaysNo if response.status in NO_ORDERS else CollectError
-            raise kind(_said(response), where=self._url)
+            raise kind(response.refusal, where=self._url)
         try:
             plain = wire.loads(dict, response.body)
             return wire.from_plain(list[orders.Envelope], plain.get("orders"))
@@ -228,9 +228,9 @@ class Line:
         if response.status == 200:
             return True
         if response.status in (400, 404, 413, 422):
-            log.error("The hub refuses a receipt", extra=logs.fields(order=id, error=_said(response)))
+            log.error("The hub refuses a receipt", extra=logs.fields(order=id, error=response.refusal))
             return False
-        raise CollectError(_said(response), where=address)
+        raise CollectError(response.refusal, where=address)
 
     async def close(self) -> None:
         await self._connection.aclose()
@@ -271,7 +271,3 @@ async def _deliver(line: Line, desk: Desk, receipts: dict[str, orders.Envelope])
     for id, receipt in receipts.items():
         await line.answer(id, receipt)
         desk.ledger.delivered(id)
-
-
-def _said(response: http.Response) -> str:
-    return f"answered {response.status}: {response.body[:200].decode('utf-8', 'replace')}"

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import ssl
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,9 @@ def test_a_plain_request_is_relayed_in_full_with_the_proxys_password() -> None:
     asyncio.run(story())
 
 
-def test_tls_goes_through_a_tunnel_and_the_proxy_sees_no_request(certificate: tuple[Path, Path]) -> None:  # noqa: F811
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(*certificate)
+@contextlib.asynccontextmanager
+async def tunnelling() -> AsyncIterator[tuple[str, list[bytes]]]:
+    """The address of a proxy that opens tunnels on this machine, and what it was asked for."""
     asked: list[bytes] = []
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,16 +61,24 @@ def test_tls_goes_through_a_tunnel_and_the_proxy_sees_no_request(certificate: tu
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         await asyncio.gather(pipe(reader, there[1]), pipe(there[0], writer))
 
+    proxy = await asyncio.start_server(tunnel, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}", asked
+    finally:
+        proxy.close()
+        await proxy.wait_closed()
+
+
+def test_tls_goes_through_a_tunnel_and_the_proxy_sees_no_request(certificate: tuple[Path, Path]) -> None:  # noqa: F811
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*certificate)
+
     async def story() -> None:
-        async with serve(lambda heard: reply(heard.path * 50_000), tls=tls) as server:
-            proxy = await asyncio.start_server(tunnel, "127.0.0.1", 0)
-            way = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        async with serve(lambda heard: reply(heard.path * 50_000), tls=tls) as server, tunnelling() as (way, asked):
             access = Access(proxy_url=way, ca_file=str(certificate[0]), server_name="n1.example")
             response = await send(f"{server.origin}/m", access, times=2)
             assert response.body == b"/m" * 50_000
             assert asked == [f"CONNECT {server.address} HTTP/1.1".encode()]
-            proxy.close()
-            await proxy.wait_closed()
 
     asyncio.run(story())
 

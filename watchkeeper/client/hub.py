@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import urllib.error
+import math
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from watchkeeper.client import promise
 from watchkeeper.client.address import DEFAULT_URL
-from watchkeeper.errors import HubError, reason
+from watchkeeper.errors import HubError
 from watchkeeper.kit import api_version
+from watchkeeper.net import sync_http
 from watchkeeper.net.access import NOTHING, Access
 
 # A query may scan hours of a large fleet; anything longer is the server's fault, not patience.
@@ -325,21 +325,18 @@ class HubClient:
         if body is not None:
             content = json.dumps(body).encode()
             headers["Content-Type"] = "application/json"
-        request = urllib.request.Request(self.url + path, data=content, headers=headers, method=method)  # noqa: S310
+        limits = sync_http.Limits(math.inf, wait_seconds=self._timeout_seconds)
+        request = sync_http.Request(method, body=content, headers=headers)
         try:
-            tls = self._access.tls() if self.url.startswith("https:") else None
-            with urllib.request.urlopen(request, timeout=self._timeout_seconds, context=tls) as answer:  # noqa: S310
+            with sync_http.follow(self.url + path, request, limits=limits, access=self._access) as answer:
                 self._check_version(answer.headers.get(api_version.HEADER))
+                if not 200 <= answer.status < 300:
+                    raise self._refusal(answer)
                 self._check_kind(answer.headers.get_content_type(), accept)
                 yield answer
-        except urllib.error.HTTPError as error:
-            with error:
-                self._check_version(error.headers.get(api_version.HEADER))
-                raise self._refusal(error) from error
-        except (OSError, http.client.HTTPException) as error:
-            cause = getattr(error, "reason", error)
+        except (sync_http.NoAnswer, sync_http.NoAddress) as error:
             remedy = "Start one with `watchkeeper up`, or name another with --hub URL"
-            raise HubError(f"no hub answers ({reason(cause)})", where=self.url, remedy=remedy) from error
+            raise HubError(f"no hub answers ({error.problem})", where=self.url, remedy=remedy) from error
 
     def _check_version(self, said: str | None) -> None:
         """HubError where the hub speaks another version of the API; one that says nothing is of the time before."""
@@ -352,12 +349,13 @@ class HubClient:
         if wanted not in (JSON, given):
             raise HubError(f"the answer is {given[:80]} and not {wanted}: {NOT_A_HUB}", where=self.url)
 
-    def _refusal(self, error: urllib.error.HTTPError) -> HubError:
+    def _refusal(self, refused: http.client.HTTPResponse) -> HubError:
         """What the hub said; words that are not a hub's have no `status`, as no hub has answered."""
         try:
-            answer = json.loads(error.read())
+            answer = json.loads(refused.read())
             problem = "\n".join([str(answer["error"]), *(str(one) for one in answer.get("errors", ()))])
         except (ValueError, KeyError, TypeError):
-            return HubError(f"answered {error.code} {error.reason}, not in a hub's words: {NOT_A_HUB}", where=self.url)
-        remedy = "Give a token with --token or WATCHKEEPER_TOKEN" if error.code == 401 else None
-        return HubError(problem, status=error.code, where=self.url, remedy=remedy)
+            problem = f"answered {refused.status} {refused.reason}, not in a hub's words: {NOT_A_HUB}"
+            return HubError(problem, where=self.url)
+        remedy = "Give a token with --token or WATCHKEEPER_TOKEN" if refused.status == 401 else None
+        return HubError(problem, status=refused.status, where=self.url, remedy=remedy)

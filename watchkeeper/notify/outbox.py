@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from watchkeeper.errors import StoreError
 from watchkeeper.incidents.subject import Subject
-from watchkeeper.kit import durations, wire
+from watchkeeper.kit import backoff, durations, wire
 from watchkeeper.model.incidents import Incident, IncidentId
 from watchkeeper.model.notices import Notice, NoticeState, Occasion
 from watchkeeper.notify.notify import decide, given_up, worth_knowing
@@ -23,8 +23,7 @@ from watchkeeper.store.journal import journal as journals
 
 # A message is read by a person on a phone; the rest of a storm is told in the next one.
 MOST_TOLD_TOGETHER = 50
-FIRST_PAUSE = timedelta(seconds=5)
-LONGEST_PAUSE = timedelta(minutes=10)
+PAUSES = backoff.Backoff(5.0, 600.0)
 # A receiver that has been away for so long has an operator who knows.
 GIVE_UP_AFTER = timedelta(days=3)
 MINUTE = timedelta(minutes=1)
@@ -134,7 +133,8 @@ class Outbox:
         # Times ahead of now are of a clock that was put back since; nothing waits for it.
         line.sent = [at for at in line.sent if abs(now - at) < MINUTE]
         limit = next(one.per_minute for one in self._routing.receivers if one.name == receiver)
-        has_pause = line.not_before is not None and now < line.not_before <= now + LONGEST_PAUSE
+        longest = timedelta(seconds=PAUSES.longest_seconds)
+        has_pause = line.not_before is not None and now < line.not_before <= now + longest
         if has_pause or len(line.sent) >= limit:
             return None
         all_due = [one for one in line.queue.values() if one.due_at <= now or one.made_at > now + MINUTE]
@@ -170,7 +170,7 @@ class Outbox:
         line = self._lines.get(batch.receiver)
         if line is not None:
             line.failures += 1
-            line.not_before = now + min(FIRST_PAUSE * 2 ** min(line.failures - 1, 10), LONGEST_PAUSE)
+            line.not_before = now + timedelta(seconds=PAUSES.seconds(line.failures))
         kept = []
         for notice in batch.notices:
             is_last = line is None or not may_retry or now - notice.made_at > GIVE_UP_AFTER

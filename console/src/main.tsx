@@ -2,15 +2,15 @@
 
 import { render, type ComponentType } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { RANGES } from "./charts";
+import { RANGES } from "./lib/charts";
 import "./console.css";
-import { FleetPage } from "./fleet";
-import { clock, many, utc, zone } from "./format";
-import { ask, connect, get, refreshStatus, set, useHub, useReturns } from "./hub";
-import { KeysDialog, useKeys } from "./keys";
-import { Chip, Empty, focus, Panel, Skeleton } from "./parts";
-import { followLinks, put, useAddress, type PageProps, type PageRow } from "./router";
-import { Search } from "./search";
+import { FleetPage } from "./pages/fleet";
+import { clock, many, utc, zone } from "./lib/format";
+import { ask, connect, get, refreshStatus, set, useHub, useReturns } from "./lib/hub";
+import { KeysDialog, useKeys } from "./components/keys";
+import { Chip, Empty, focus, Panel, Skeleton } from "./components/parts";
+import { followLinks, put, useAddress, type PageProps, type PageRow } from "./lib/router";
+import { Search } from "./components/search";
 import type { Status } from "./types";
 
 // The page that most people open comes with the shell, in one file: a busy hub takes as long for each file as for a large one.
@@ -18,17 +18,17 @@ const FLEET: PageRow = { path: "/", name: "Fleet", key: "f", group: "watch", loa
 // A page is one row. A path that ends with a slash is the page of one thing, and what follows is its `id`.
 const PAGES: PageRow[] = [
   FLEET,
-  { path: "/gpu/", name: "GPU", key: "", group: "watch", hidden: true, load: () => import("./gpu").then((m) => m.GpuPage) },
-  { path: "/node/", name: "Node", key: "", group: "watch", hidden: true, load: () => import("./node").then((m) => m.NodePage) },
-  { path: "/incidents", name: "Incidents", short: "Inc.", key: "i", group: "watch", load: () => import("./incidents").then((m) => m.IncidentsPage) },
-  { path: "/incidents/", name: "Incident", key: "", group: "watch", hidden: true, load: () => import("./incident").then((m) => m.IncidentPage) },
-  { path: "/fabric", name: "Fabric", key: "b", group: "watch", load: () => import("./fabric").then((m) => m.FabricPage) },
-  { path: "/jobs", name: "Jobs", key: "j", group: "watch", load: () => import("./jobs").then((m) => m.JobsPage) },
-  { path: "/explore", name: "Explore", key: "e", group: "understand", load: () => import("./explore").then((m) => m.ExplorePage) },
-  { path: "/cost", name: "Cost and capacity", short: "Cost", key: "c", group: "understand", load: () => import("./cost").then((m) => m.CostPage) },
-  { path: "/slo", name: "Objectives and rules", short: "SLO", key: "o", group: "understand", load: () => import("./slo").then((m) => m.SloPage) },
-  { path: "/journal", name: "Journal", key: "l", group: "understand", load: () => import("./journal").then((m) => m.JournalPage) },
-  { path: "/drills", name: "Drills", key: "d", group: "practise", load: () => import("./drills").then((m) => m.DrillsPage) },
+  { path: "/gpu/", name: "GPU", key: "", group: "watch", hidden: true, load: () => import("./pages/gpu").then((m) => m.GpuPage) },
+  { path: "/node/", name: "Node", key: "", group: "watch", hidden: true, load: () => import("./pages/node").then((m) => m.NodePage) },
+  { path: "/incidents", name: "Incidents", short: "Inc.", key: "i", group: "watch", load: () => import("./pages/incidents").then((m) => m.IncidentsPage) },
+  { path: "/incidents/", name: "Incident", key: "", group: "watch", hidden: true, load: () => import("./pages/incident").then((m) => m.IncidentPage) },
+  { path: "/fabric", name: "Fabric", key: "b", group: "watch", load: () => import("./pages/fabric").then((m) => m.FabricPage) },
+  { path: "/jobs", name: "Jobs", key: "j", group: "watch", load: () => import("./pages/jobs").then((m) => m.JobsPage) },
+  { path: "/explore", name: "Explore", key: "e", group: "understand", load: () => import("./pages/explore").then((m) => m.ExplorePage) },
+  { path: "/cost", name: "Cost and capacity", short: "Cost", key: "c", group: "understand", load: () => import("./pages/cost").then((m) => m.CostPage) },
+  { path: "/slo", name: "Objectives and rules", short: "SLO", key: "o", group: "understand", load: () => import("./pages/slo").then((m) => m.SloPage) },
+  { path: "/journal", name: "Journal", key: "l", group: "understand", load: () => import("./pages/journal").then((m) => m.JournalPage) },
+  { path: "/drills", name: "Drills", key: "d", group: "practise", load: () => import("./pages/drills").then((m) => m.DrillsPage) },
 ];
 const GROUPS = ["watch", "understand", "practise"] as const;
 const RANGED = ["", "gpu", "node"], PART_OF_FLEET = ["", "gpu", "node"];

@@ -1,9 +1,9 @@
 // The keyboard: where each key leads, and the list of them.
 
 import { useEffect, useRef } from "preact/hooks";
-import { acknowledge } from "./hub";
+import { acknowledge } from "../lib/hub";
 import { Panel } from "./parts";
-import { go, type PageRow } from "./router";
+import { go, type PageRow } from "../lib/router";
 
 const EVERYWHERE: [string, string][] = [["/", "search"], ["j k", "next, previous row or card"], ["Enter", "open it"], ["a", "acknowledge the incident"], ["n", "write a note"], ["e", "export the table or report"], ["t", "dark or light"], ["?", "these keys"], ["Esc", "close"]];
 const LEADER_MS = 2000;

@@ -1,7 +1,7 @@
 // A field for PromQL: completion at the cursor from the hub's own metrics and functions, and errors marked where they are.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ask } from "./hub";
+import { ask } from "../lib/hub";
 
 interface Word { word: string; kind: string; detail: string }
 /** `length` is that of the text it was made for: who types on is inside the word, which has grown by as much. */

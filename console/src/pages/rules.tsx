@@ -1,13 +1,13 @@
 // Rules: which alerts wait and fire, how each rule is, and what a rule would have fired over history before it is changed.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { ago, count, day, many, words } from "./format";
-import { ask, now, useAsk, useHub, type Refused } from "./hub";
-import { Chip, Choice, Empty, Level, Mark, Panel, Problem, Skeleton, Tile, Time } from "./parts";
-import { PromqlField } from "./promql_field";
-import { param, put, putAll, to, withParams, type PageProps } from "./router";
-import { Table, type Column } from "./table";
-import type { Severity } from "./types";
+import { ago, count, day, many, words } from "../lib/format";
+import { ask, now, useAsk, useHub, type Refused } from "../lib/hub";
+import { Chip, Choice, Empty, Level, Mark, Panel, Problem, Skeleton, Tile, Time } from "../components/parts";
+import { PromqlField } from "../components/promql_field";
+import { param, put, putAll, to, withParams, type PageProps } from "../lib/router";
+import { Table, type Column } from "../components/table";
+import type { Severity } from "../types";
 import { usePulse } from "./fabric";
 
 /** `id` is the name, with a number where a file has several rules of that name, as burn rates over several windows. */

@@ -1,7 +1,7 @@
 // The connection to the hub: requests, the live socket, and the one store that pages read.
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import type { Card, Fleet, Frame, News, Status } from "./types";
+import type { Card, Fleet, Frame, News, Status } from "../types";
 
 export interface State {
   status?: Status; fleet?: Fleet; frame?: Frame; open?: Card[]; closed?: Card[];

@@ -1,12 +1,12 @@
 // All incidents: open ones the gravest first, closed ones the newest; state, severity, order and words to look for are in the address.
 
-import { ago, percent, workloadName } from "./format";
-import { now, useAsk, useHub } from "./hub";
+import { ago, percent, workloadName } from "../lib/format";
+import { now, useAsk, useHub } from "../lib/hub";
 import { SilencedChip } from "./incident_work";
-import { Choice, Empty, GLYPH, Panel, Select, Time } from "./parts";
-import { param, put, putAll, to, type PageProps } from "./router";
-import { Table, type Column } from "./table";
-import type { Card } from "./types";
+import { Choice, Empty, GLYPH, Panel, Select, Time } from "../components/parts";
+import { param, put, putAll, to, type PageProps } from "../lib/router";
+import { Table, type Column } from "../components/table";
+import type { Card } from "../types";
 
 const STATES = [["", "open"], ["acknowledged", "acknowledged"], ["resolved", "closed"], ["all", "all"]] as const;
 const SEVERITIES = [["", "any severity"], ["critical", "critical"], ["warning", "warning"], ["info", "info"]] as const;

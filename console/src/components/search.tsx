@@ -1,12 +1,12 @@
 // The field on top of every page: a node, GPU, workload, team, incident or a query.
 
 import { useRef, useState } from "preact/hooks";
-import { jobOf } from "./charts";
-import { finder, LABELS, valuesOf } from "./find";
-import { many } from "./format";
-import { useHub } from "./hub";
-import { go, put, to } from "./router";
-import type { Card, Fleet } from "./types";
+import { jobOf } from "../lib/charts";
+import { finder, LABELS, valuesOf } from "../lib/find";
+import { many } from "../lib/format";
+import { useHub } from "../lib/hub";
+import { go, put, to } from "../lib/router";
+import type { Card, Fleet } from "../types";
 
 interface Hit { to: string; label: string; hint: string }
 const PLACEHOLDER = "Find a node, GPU, job, team, incident or PromQL";

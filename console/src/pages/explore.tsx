@@ -1,13 +1,13 @@
 // Explore: PromQL with completion, several expressions on one chart, the same as a table or JSON, and all of it in the address.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { Chart, TONES, type Line } from "./chart";
-import { count } from "./format";
-import { get, now, Refused, set, useHub, useReturns } from "./hub";
-import { Choice, Empty, Panel, Problem, Select, Skeleton } from "./parts";
-import { PromqlField } from "./promql_field";
-import { go, param, put, putAll, type PageProps } from "./router";
-import { Table } from "./table";
+import { Chart, TONES, type Line } from "../components/chart";
+import { count } from "../lib/format";
+import { get, now, Refused, set, useHub, useReturns } from "../lib/hub";
+import { Choice, Empty, Panel, Problem, Select, Skeleton } from "../components/parts";
+import { PromqlField } from "../components/promql_field";
+import { go, param, put, putAll, type PageProps } from "../lib/router";
+import { Table } from "../components/table";
 import "./pages.css";
 
 type Labels = Record<string, string>;

@@ -1,14 +1,14 @@
 // The fabric: every link with its state, load, errors and waiting, which jobs are on it, and one link in full.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { ago, count, many, percent } from "./format";
-import { now, useAsk, useHub } from "./hub";
-import { Chip, Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile, Time } from "./parts";
-import { heat } from "./heatmap";
-import { MARKS, markOf, MEASURES, PortMap, type Measure, type Row } from "./portmap";
-import { param, put, putAll, to, withParams, type PageProps } from "./router";
-import { Strips } from "./strips";
-import { Export, Table, type Column } from "./table";
+import { ago, count, many, percent } from "../lib/format";
+import { now, useAsk, useHub } from "../lib/hub";
+import { Chip, Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile, Time } from "../components/parts";
+import { heat } from "../components/heatmap";
+import { MARKS, markOf, MEASURES, PortMap, type Measure, type Row } from "../components/portmap";
+import { param, put, putAll, to, withParams, type PageProps } from "../lib/router";
+import { Strips } from "../components/strips";
+import { Export, Table, type Column } from "../components/table";
 import "./pages.css";
 
 interface Map {

@@ -1,16 +1,16 @@
 // The fleet page: figures with their meaning, the map or the same as a list, the last hour, and what is open.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { cardMarks, FLEET_STRIPS, spanOf } from "./charts";
-import { finder, type Fits } from "./find";
-import { clock, count, dollars, many, percent, quantity, utc, watts } from "./format";
-import { HeatMap, heat, scaled, type Cell, type Paint } from "./heatmap";
-import { ask, chooseColour, now, useAsk, useHub } from "./hub";
-import { Chip, Choice, Empty, IncidentCard, Panel, Skeleton, STATES, Tile } from "./parts";
-import { param, put, to, withParams, type PageProps } from "./router";
-import { Strips } from "./strips";
-import { Table, type Column } from "./table";
-import type { Fleet, FleetNode, Frame, Gpu, Status, Summary } from "./types";
+import { cardMarks, FLEET_STRIPS, spanOf } from "../lib/charts";
+import { finder, type Fits } from "../lib/find";
+import { clock, count, dollars, many, percent, quantity, utc, watts } from "../lib/format";
+import { HeatMap, heat, scaled, type Cell, type Paint } from "../components/heatmap";
+import { ask, chooseColour, now, useAsk, useHub } from "../lib/hub";
+import { Chip, Choice, Empty, IncidentCard, Panel, Skeleton, STATES, Tile } from "../components/parts";
+import { param, put, to, withParams, type PageProps } from "../lib/router";
+import { Strips } from "../components/strips";
+import { Table, type Column } from "../components/table";
+import type { Fleet, FleetNode, Frame, Gpu, Status, Summary } from "../types";
 
 interface Full { reason: string | null; full?: { full_at: string | null; earliest: string | null; latest: string | null }; sentence: string }
 function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; state: string }[]; price: number }) {

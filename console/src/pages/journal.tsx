@@ -1,12 +1,12 @@
 // The journal: who did what to which subject and when, whether the chain still holds, and all of it as a file.
 
 import { useEffect, useState } from "preact/hooks";
-import { ago, clock, count, many, words } from "./format";
-import { ask, now, useAsk, type Refused } from "./hub";
-import { Chip, Empty, Mark, Panel, Problem, Select, Time } from "./parts";
+import { ago, clock, count, many, words } from "../lib/format";
+import { ask, now, useAsk, type Refused } from "../lib/hub";
+import { Chip, Empty, Mark, Panel, Problem, Select, Time } from "../components/parts";
 import { usePulse } from "./fabric";
-import { param, put, putAll, to, type PageProps } from "./router";
-import { Table, type Column } from "./table";
+import { param, put, putAll, to, type PageProps } from "../lib/router";
+import { Table, type Column } from "../components/table";
 import "./pages.css";
 
 interface Entry { seq: number; at: string; actor: string; kind: string; subject: string; text: string; body: Record<string, unknown>; epoch: number; hash: string }

@@ -1,13 +1,13 @@
 // One GPU: who holds it, all layers on one clock, what happened to it before, and how it is divided.
 
 import { useMemo } from "preact/hooks";
-import { eventMarks, memberMarks, repairMarks, type History, type RepairRow } from "./charts";
-import { many, percent, words } from "./format";
-import { now, useAsk, useHub } from "./hub";
+import { eventMarks, memberMarks, repairMarks, type History, type RepairRow } from "../lib/charts";
+import { many, percent, words } from "../lib/format";
+import { now, useAsk, useHub } from "../lib/hub";
 import { called, HistoryPanel, LayersPanel, type GpuAnswer, type Holder } from "./node";
-import { Bar, Chip, Empty, Facts, IncidentCard, Panel, Skeleton, STATES } from "./parts";
-import { to, type PageProps } from "./router";
-import type { GpuDetail } from "./types";
+import { Bar, Chip, Empty, Facts, IncidentCard, Panel, Skeleton, STATES } from "../components/parts";
+import { to, type PageProps } from "../lib/router";
+import type { GpuDetail } from "../types";
 
 export function GpuPage({ id: uuid, address, theme }: PageProps) {
   const { fleet, frame, open } = useHub(), changed = `${open?.map((c) => c.id + c.state).join()} ${Math.floor(Date.parse(frame?.at ?? "0") / 30000)}`;

@@ -1,7 +1,7 @@
 // The fabric as cells: one per link, a row per leaf (or rack), trunks before hosts. State is a shape, colour is the metric.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { count, percent } from "./format";
+import { count, percent } from "../lib/format";
 import { heat } from "./heatmap";
 
 /** [id, state, has errors, waits, load, errors, times the usual wait] as fabric_api.py writes it. */

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Chart, type Mark, type Tone } from "./chart";
-import { ranges, type Points } from "./hub";
+import { ranges, type Points } from "../lib/hub";
 
 export type { Mark } from "./chart";
 export interface Strip { label: string; unit: string; expr: string; tone?: Tone; group?: string }

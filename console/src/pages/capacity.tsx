@@ -1,13 +1,13 @@
 // Capacity: when the fleet is full with how sure that is, what is free for whom now, and what a change would bring.
 
 import { useMemo, useState } from "preact/hooks";
-import { Chart, type Line } from "./chart";
-import { ago, count, day, many, percent, words } from "./format";
+import { Chart, type Line } from "../components/chart";
+import { ago, count, day, many, percent, words } from "../lib/format";
 import { usePulse } from "./fabric";
-import { ask, useAsk } from "./hub";
-import { Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "./parts";
-import { param, put, to, type PageProps } from "./router";
-import { Table, type Column } from "./table";
+import { ask, useAsk } from "../lib/hub";
+import { Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "../components/parts";
+import { param, put, to, type PageProps } from "../lib/router";
+import { Table, type Column } from "../components/table";
 
 interface Point { time: string; mean: number; low: number; high: number }
 interface Forecast {

@@ -1,17 +1,17 @@
 // One incident: what, why and what it is not, the time around it, the evidence, the plan, and what people did.
 
 import { useState } from "preact/hooks";
-import { layers, memberMarks } from "./charts";
-import type { Mark } from "./chart";
-import { ago, dollars, many, words, workloadName } from "./format";
-import { ask, now, set, useAsk, useHub } from "./hub";
+import { layers, memberMarks } from "../lib/charts";
+import type { Mark } from "../components/chart";
+import { ago, dollars, many, words, workloadName } from "../lib/format";
+import { ask, now, set, useAsk, useHub } from "../lib/hub";
 import { BeforePanel, BlastPanel, SilencedChip, ToldPanel, WorkLine } from "./incident_work";
-import { Bar, Chip, Empty, focus, Level, Panel, Problem, Skeleton, Time } from "./parts";
+import { Bar, Chip, Empty, focus, Level, Panel, Problem, Skeleton, Time } from "../components/parts";
 import { PlanPanel } from "./repair";
-import { param, type PageProps } from "./router";
-import { Strips } from "./strips";
-import { Export } from "./table";
-import type { Card, Detail, Finding } from "./types";
+import { param, type PageProps } from "../lib/router";
+import { Strips } from "../components/strips";
+import { Export } from "../components/table";
+import type { Card, Detail, Finding } from "../types";
 
 export function IncidentPage({ id, theme, address }: PageProps) {
   const hub = useHub(), live = [...(hub.open ?? []), ...(hub.closed ?? [])].find((c) => c.id === id);

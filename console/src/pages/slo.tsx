@@ -1,14 +1,14 @@
 // Objectives and rules: what is left of each error budget and how fast it burns; which alerts fire, and what would have.
 
-import { tone } from "./charts";
-import { ago, percent, share } from "./format";
-import { now, useAsk, useHub } from "./hub";
-import { Empty, Mark, Panel, Time } from "./parts";
-import { param, put, to, type PageProps } from "./router";
+import { tone } from "../lib/charts";
+import { ago, percent, share } from "../lib/format";
+import { now, useAsk, useHub } from "../lib/hub";
+import { Empty, Mark, Panel, Time } from "../components/parts";
+import { param, put, to, type PageProps } from "../lib/router";
 import { RulesView } from "./rules";
-import { Strips } from "./strips";
-import { Table, type Column } from "./table";
-import type { BurnRate, Slo } from "./types";
+import { Strips } from "../components/strips";
+import { Table, type Column } from "../components/table";
+import type { BurnRate, Slo } from "../types";
 import "./pages.css";
 
 const STATE: Record<Slo["state"], { glyph: string; tone: string; text: string }> = {

@@ -1,12 +1,12 @@
 // Working on one incident: whom it hits, who has it, who is told and who is not, and the report to hand over.
 
 import { useState } from "preact/hooks";
-import { jobOf, type History } from "./charts";
-import { ago, clock, count, dollars, many, utc, words, workloadName } from "./format";
-import { acknowledge, ask, now, set, useAsk } from "./hub";
-import { Chip, Empty, Facts, focus, Panel, Problem, Since, Skeleton, Time } from "./parts";
-import { to } from "./router";
-import type { Blast, Card, Detail, Incident, Notice, Silenced } from "./types";
+import { jobOf, type History } from "../lib/charts";
+import { ago, clock, count, dollars, many, utc, words, workloadName } from "../lib/format";
+import { acknowledge, ask, now, set, useAsk } from "../lib/hub";
+import { Chip, Empty, Facts, focus, Panel, Problem, Since, Skeleton, Time } from "../components/parts";
+import { to } from "../lib/router";
+import type { Blast, Card, Detail, Incident, Notice, Silenced } from "../types";
 
 const SPANS = [["1h", "1 hour"], ["4h", "4 hours"], ["1d", "1 day"]];
 type Deed = "assign" | "silence" | "resolve" | null;

@@ -2,12 +2,12 @@
 // causes that this hub names are right, in drills and by the word of people.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ago, count, many, percent, words } from "./format";
-import { ask, now, set, useAsk, useHub } from "./hub";
-import { Chip, Empty, Level, Mark, Panel, Problem, Skeleton, Tile, Time } from "./parts";
-import { param, put, to, type PageProps } from "./router";
-import { Table, type Column } from "./table";
-import type { Severity } from "./types";
+import { ago, count, many, percent, words } from "../lib/format";
+import { ask, now, set, useAsk, useHub } from "../lib/hub";
+import { Chip, Empty, Level, Mark, Panel, Problem, Skeleton, Tile, Time } from "../components/parts";
+import { param, put, to, type PageProps } from "../lib/router";
+import { Table, type Column } from "../components/table";
+import type { Severity } from "../types";
 import { usePulse } from "./fabric";
 import "./pages.css";
 

@@ -1,10 +1,10 @@
 // The plan of an incident, and the repair it becomes: whose word it waits for, how far it is, and who objects.
 
 import { useState } from "preact/hooks";
-import { ago, words } from "./format";
-import { ask, set, useAsk } from "./hub";
-import { Chip, Empty, focus, Panel, Problem, Time } from "./parts";
-import type { Detail, Receipt } from "./types";
+import { ago, words } from "../lib/format";
+import { ask, set, useAsk } from "../lib/hub";
+import { Chip, Empty, focus, Panel, Problem, Time } from "../components/parts";
+import type { Detail, Receipt } from "../types";
 
 interface Repair {
   id: string; state: string; mode: string; said: string; since: string; digest: string; step: number; is_running: boolean; is_held: boolean;

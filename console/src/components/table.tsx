@@ -2,10 +2,10 @@
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import { count } from "./format";
-import type { Refused } from "./hub";
+import { count } from "../lib/format";
+import type { Refused } from "../lib/hub";
 import { Problem, Skeleton } from "./parts";
-import { go, param, put } from "./router";
+import { go, param, put } from "../lib/router";
 
 type Value = string | number | null | undefined;
 export interface Column<T> {

@@ -1,8 +1,8 @@
 // What the charts ask, in PromQL; each works on any Prometheus with dcgm-exporter's names.
 
-import type { Strip } from "./strips";
-import type { Card, Member, Place, Severity } from "./types";
-import type { Mark } from "./strips";
+import type { Strip } from "../components/strips";
+import type { Card, Member, Place, Severity } from "../types";
+import type { Mark } from "../components/strips";
 
 /** Time ranges of pages with charts, in milliseconds; the name is in the address. */
 export const RANGES: Record<string, number> = { "15m": 900e3, "1h": 3600e3, "6h": 21600e3, "24h": 86400e3, "7d": 604800e3 };

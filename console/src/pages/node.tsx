@@ -1,14 +1,14 @@
 // One node: its GPUs side by side, all layers on one clock, who holds it, what its scheduler says, and what happened.
 
 import { useMemo } from "preact/hooks";
-import { cardMarks, eventMarks, layers, repairMarks, spanOf, type History, type RepairRow } from "./charts";
-import { count, many, quantity, words, workloadName } from "./format";
-import { now, useAsk, useHub } from "./hub";
-import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton, STATES } from "./parts";
-import { param, put, to, type PageProps } from "./router";
-import { Strips } from "./strips";
-import { Table, type Column } from "./table";
-import type { Fleet, Frame } from "./types";
+import { cardMarks, eventMarks, layers, repairMarks, spanOf, type History, type RepairRow } from "../lib/charts";
+import { count, many, quantity, words, workloadName } from "../lib/format";
+import { now, useAsk, useHub } from "../lib/hub";
+import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton, STATES } from "../components/parts";
+import { param, put, to, type PageProps } from "../lib/router";
+import { Strips } from "../components/strips";
+import { Table, type Column } from "../components/table";
+import type { Fleet, Frame } from "../types";
 
 export interface Holder { kind: string; name: string; namespace: string; container: string; user: string; team: string; project: string; slice: string | null; share: number | null }
 export interface GpuAnswer { uuid: string; index: number | null; model: string | null; node: string; is_gone: boolean; holders: Holder[]; reason: string; incidents: { id: string; severity: string; title: string }[] }

@@ -1,11 +1,11 @@
 // The fleet as cells: one per GPU, a row per node, a block per rack or other failure domain. State is a shape, colour is the metric.
 
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Fits } from "./find";
-import { many, quantity } from "./format";
+import type { Fits } from "../lib/find";
+import { many, quantity } from "../lib/format";
 import { STATES } from "./parts";
-import { go, to } from "./router";
-import type { Fleet, FleetNode, Frame, Gpu } from "./types";
+import { go, to } from "../lib/router";
+import type { Fleet, FleetNode, Frame, Gpu } from "../types";
 
 // One hue, dark to light, in both themes: status colours stay free for status.
 const LOW = [0x1f, 0x3b, 0x57], HIGH = [0xa9, 0xd6, 0xf5];

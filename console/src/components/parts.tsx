@@ -1,10 +1,10 @@
 // Small pieces that all pages share: panels, chips, times, glyphs, and what stands there when there is nothing to show.
 
 import type { ComponentChildren } from "preact";
-import { ago, clock, day, dollars, percent, utc, words, workloadName } from "./format";
-import { acknowledge, get, now } from "./hub";
-import { to } from "./router";
-import type { Card as CardValue, Severity } from "./types";
+import { ago, clock, day, dollars, percent, utc, words, workloadName } from "../lib/format";
+import { acknowledge, get, now } from "../lib/hub";
+import { to } from "../lib/router";
+import type { Card as CardValue, Severity } from "../types";
 
 export function Panel(p: { title?: string; hint?: ComponentChildren; children: ComponentChildren; id?: string; class?: string; side?: ComponentChildren }) {
   return (

@@ -1,12 +1,12 @@
 // Jobs: how each gets on, what it holds and uses, what it is bound by, where its time went, and its ranks side by side.
 
 import { useEffect, useMemo } from "preact/hooks";
-import { ago, count, day, dollars, many, percent, words } from "./format";
-import { now, useAsk, useHub } from "./hub";
-import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Skeleton, Tile, Time } from "./parts";
-import { go, param, put, to, withParams, type PageProps } from "./router";
-import { Strips } from "./strips";
-import { Export, Table, type Column } from "./table";
+import { ago, count, day, dollars, many, percent, words } from "../lib/format";
+import { now, useAsk, useHub } from "../lib/hub";
+import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Skeleton, Tile, Time } from "../components/parts";
+import { go, param, put, to, withParams, type PageProps } from "../lib/router";
+import { Strips } from "../components/strips";
+import { Export, Table, type Column } from "../components/table";
 import { usePulse } from "./fabric";
 import "./pages.css";
 

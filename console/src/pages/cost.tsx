@@ -2,11 +2,11 @@
 
 import { useState } from "preact/hooks";
 import { CapacityView } from "./capacity";
-import { count, dollars, many, percent, words } from "./format";
-import { now, useAsk, useHub } from "./hub";
-import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "./parts";
-import { param, put, putAll, to, withParams, type PageProps } from "./router";
-import { Export, Table, type Column } from "./table";
+import { count, dollars, many, percent, words } from "../lib/format";
+import { now, useAsk, useHub } from "../lib/hub";
+import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "../components/parts";
+import { param, put, putAll, to, withParams, type PageProps } from "../lib/router";
+import { Export, Table, type Column } from "../components/table";
 import { usePulse } from "./fabric";
 import "./pages.css";
 

@@ -4,7 +4,7 @@
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { clock, day, tick } from "./format";
-import type { Line, Mark } from "./chart";
+import type { Line, Mark } from "../components/chart";
 
 export const AXIS = 26, TOP = 28, SCALE = 54;
 export interface Sheet {

@@ -2,9 +2,9 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
-import { clock, day, quantity, utc } from "./format";
-import { now } from "./hub";
-import { put, useAddress } from "./router";
+import { clock, day, quantity, utc } from "../lib/format";
+import { now } from "../lib/hub";
+import { put, useAddress } from "../lib/router";
 import { csv, save } from "./table";
 
 /** `c1` to `c6` are for many series of one kind; the others have a meaning. */
@@ -37,7 +37,7 @@ const MOST_ROWS = 400;
 
 export function Chart(p: Props) {
   const box = useRef<HTMLDivElement>(null), plot = useRef<uPlot | null>(null), sheet = useRef<Props>(p);
-  const [library, load] = useState<typeof import("./plot") | null>(null);
+  const [library, load] = useState<typeof import("../lib/plot") | null>(null);
   const [shown, show] = useState<number | null>(null);
   const address = useAddress(), asNumbers = address.searchParams.get("numbers") === p.id;
   const bands = Boolean(p.bands), each = p.height ?? (bands ? 46 : 220);
@@ -47,7 +47,7 @@ export function Chart(p: Props) {
     const { times = [], lines, marks = [], start, end, zoom } = sheet.current;
     return { times, lines, marks, zoom, bands, height, start: start ?? times[0] ?? 0, end: end ?? times[times.length - 1] ?? 1, point: show };
   };
-  useEffect(() => { import("./plot").then(load); }, []);
+  useEffect(() => { import("../lib/plot").then(load); }, []);
   const shape = p.lines.map((l) => `${l.label} ${l.tone} ${Boolean(l.low)}`).join("\n"), ready = Boolean(p.times && library);
   useEffect(() => {
     const host = box.current;

@@ -9,7 +9,8 @@ import { go, param, put } from "../lib/router";
 
 type Value = string | number | null | undefined;
 export interface Column<T> {
-  id: string; title: string;
+  id: string;
+  title: string;
   /** What is sorted by and exported; without a `cell` it is also what is shown. */
   value: (row: T) => Value;
   cell?: (row: T) => ComponentChildren;
@@ -37,7 +38,8 @@ interface Props<T> {
   choose?: (row: T) => void;
   chosen?: string;
   /** With an address the order is in it, as `?sort=-cost`; `param` names it where a page has two tables. */
-  address?: URL; param?: string;
+  address?: URL;
+  param?: string;
   /** The order without one: a column's id, with `-` for the largest first. Undefined leaves the rows as they come. */
   sort?: string;
   /** Rows shown at first. */
@@ -50,42 +52,101 @@ interface Props<T> {
 }
 
 export function Table<T>(p: Props<T>) {
-  const [own, order] = useState(p.sort ?? ""), [all, showAll] = useState(false);
-  const name = p.param ?? "sort", sort = p.address ? param(p.address, name, p.sort) : own;
-  const by = sort.replace(/^-/, ""), down = sort.startsWith("-");
+  const [own, order] = useState(p.sort ?? "");
+  const [all, showAll] = useState(false);
+  const name = p.param ?? "sort";
+  const sort = p.address ? param(p.address, name, p.sort) : own;
+  const by = sort.replace(/^-/, "");
+  const down = sort.startsWith("-");
   const column = p.columns.find((c) => c.id === by);
   const rows = column && p.rows ? [...p.rows].sort((a, b) => compare(column.value(a), column.value(b), down)) : p.rows;
-  const most = p.most ?? 200, shown = all ? rows : rows?.slice(0, most), rest = (rows?.length ?? 0) - (shown?.length ?? 0);
+  const most = p.most ?? 200;
+  const shown = all ? rows : rows?.slice(0, most);
+  const rest = (rows?.length ?? 0) - (shown?.length ?? 0);
   const turn = (c: Column<T>) => {
-    const first = c.numeric ? `-${c.id}` : c.id, second = c.numeric ? c.id : `-${c.id}`;
+    const first = c.numeric ? `-${c.id}` : c.id;
+    const second = c.numeric ? c.id : `-${c.id}`;
     const next = sort === first ? second : sort === second && !p.sort ? "" : first;
     p.address ? put(name, next === p.sort ? null : next) : order(next);
   };
   const open = (row: T) => (p.choose ? p.choose(row) : p.href && go(p.href(row)));
   return (
     <>
-      {p.problem && <Problem>{rows ? `This is what was known before: ${p.problem.message}` : p.problem.message}</Problem>}
-      {!rows ? !p.problem && <Skeleton lines={6} /> : rows.length === 0 ? p.empty : (
+      {p.problem && (
+        <Problem>{rows ? `This is what was known before: ${p.problem.message}` : p.problem.message}</Problem>
+      )}
+      {!rows ? (
+        !p.problem && <Skeleton lines={6} />
+      ) : rows.length === 0 ? (
+        p.empty
+      ) : (
         <div class="scroll">
           <table class={`list ${p.class ?? ""}`} data-testid={p.id}>
             <caption class="unseen">{p.caption}</caption>
-            <thead><tr>{p.columns.map((c) => (
-              <th key={c.id} scope="col" class={classes(c)} aria-sort={c.id === by ? (down ? "descending" : "ascending") : undefined}>
-                {c.title ? <button type="button" class="head" title={c.hint} onClick={() => turn(c)}>{c.title}<i aria-hidden="true">{c.id === by ? (down ? " ↓" : " ↑") : ""}</i></button> : <span class="unseen">What to do</span>}
-              </th>))}</tr></thead>
-            <tbody>{shown!.map((row) => {
-              const key = p.rowKey(row), leads = p.href || p.choose;
-              return (
-                <tr key={key} data-row={leads ? (p.href?.(row) ?? "") : undefined} data-incident={p.incident?.(row)} data-testid={p.rowTestId} tabIndex={leads ? -1 : undefined}
-                  aria-current={(p.chosen !== undefined && p.chosen === key) || undefined}
-                  onClick={leads ? (event) => { if (!(event.target as Element).closest("a, button, input, select")) open(row); } : undefined}
-                  onKeyDown={p.choose ? (event) => { if (event.key === "Enter" && event.target === event.currentTarget) open(row); } : undefined}>
-                  {p.columns.map((c) => <td key={c.id} class={classes(c)}>{c.cell ? c.cell(row) : plain(c.value(row))}</td>)}
-                </tr>);
-            })}</tbody>
+            <thead>
+              <tr>
+                {p.columns.map((c) => (
+                  <th
+                    key={c.id}
+                    scope="col"
+                    class={classes(c)}
+                    aria-sort={c.id === by ? (down ? "descending" : "ascending") : undefined}
+                  >
+                    {c.title ? (
+                      <button type="button" class="head" title={c.hint} onClick={() => turn(c)}>
+                        {c.title}
+                        <i aria-hidden="true">{c.id === by ? (down ? " ↓" : " ↑") : ""}</i>
+                      </button>
+                    ) : (
+                      <span class="unseen">What to do</span>
+                    )}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {shown!.map((row) => {
+                const key = p.rowKey(row);
+                const leads = p.href || p.choose;
+                return (
+                  <tr
+                    key={key}
+                    data-row={leads ? (p.href?.(row) ?? "") : undefined}
+                    data-incident={p.incident?.(row)}
+                    data-testid={p.rowTestId}
+                    tabIndex={leads ? -1 : undefined}
+                    aria-current={(p.chosen !== undefined && p.chosen === key) || undefined}
+                    onClick={
+                      leads
+                        ? (event) => {
+                            if (!(event.target as Element).closest("a, button, input, select")) open(row);
+                          }
+                        : undefined
+                    }
+                    onKeyDown={
+                      p.choose
+                        ? (event) => {
+                            if (event.key === "Enter" && event.target === event.currentTarget) open(row);
+                          }
+                        : undefined
+                    }
+                  >
+                    {p.columns.map((c) => (
+                      <td key={c.id} class={classes(c)}>
+                        {c.cell ? c.cell(row) : plain(c.value(row))}
+                      </td>
+                    ))}
+                  </tr>
+                );
+              })}
+            </tbody>
           </table>
           <p class="foot-line">
-            {rest > 0 && <button type="button" class="plain" onClick={() => showAll(true)}>{count(rest)} more</button>}
+            {rest > 0 && (
+              <button type="button" class="plain" onClick={() => showAll(true)}>
+                {count(rest)} more
+              </button>
+            )}
             <Export id={p.id} columns={p.columns} rows={rows} />
           </p>
         </div>
@@ -94,21 +155,39 @@ export function Table<T>(p: Props<T>) {
   );
 }
 
-const classes = (c: { numeric?: boolean; minor?: boolean; class?: string }) => [c.numeric && "n", c.minor && "minor", c.class].filter(Boolean).join(" ") || undefined;
-const plain = (value: Value) => (value == null || value === "" ? "unknown" : typeof value === "number" ? count(value) : value);
+const classes = (c: { numeric?: boolean; minor?: boolean; class?: string }) =>
+  [c.numeric && "n", c.minor && "minor", c.class].filter(Boolean).join(" ") || undefined;
+const plain = (value: Value) =>
+  value == null || value === "" ? "unknown" : typeof value === "number" ? count(value) : value;
 /** Unknown comes last, whichever way the rest is turned. */
 function compare(a: Value, b: Value, down: boolean): number {
   if (a == null || b == null) return Number(a == null) - Number(b == null);
-  const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  const order =
+    typeof a === "number" && typeof b === "number"
+      ? a - b
+      : String(a).localeCompare(String(b), "en", { numeric: true });
   return down ? -order : order;
 }
 
 /** Every table has one: what it shows, as a file. */
 export const Export = <T,>(p: { id: string; columns: Pick<Column<T>, "title" | "value">[]; rows: T[] }) => (
-  <button type="button" class="plain" data-export data-testid={`${p.id}-csv`} title="Export this table as CSV (e)" onClick={() => save(`${p.id}.csv`, csv(p.columns, p.rows))}>CSV</button>
+  <button
+    type="button"
+    class="plain"
+    data-export
+    data-testid={`${p.id}-csv`}
+    title="Export this table as CSV (e)"
+    onClick={() => save(`${p.id}.csv`, csv(p.columns, p.rows))}
+  >
+    CSV
+  </button>
 );
 export function csv<T>(columns: Pick<Column<T>, "title" | "value">[], rows: T[]): string {
-  return [columns.map((c) => quote(c.title)), ...rows.map((row) => columns.map((c) => quote(c.value(row))))].map((line) => line.join(",")).join("\r\n") + "\r\n";
+  return (
+    [columns.map((c) => quote(c.title)), ...rows.map((row) => columns.map((c) => quote(c.value(row))))]
+      .map((line) => line.join(","))
+      .join("\r\n") + "\r\n"
+  );
 }
 /** RFC 4180; a text that a spreadsheet would take for a formula gets an apostrophe in front (OWASP, CSV injection). */
 function quote(value: Value): string {
@@ -117,7 +196,8 @@ function quote(value: Value): string {
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 export function save(name: string, text: string, kind = "text/csv"): void {
-  const link = document.createElement("a"), address = URL.createObjectURL(new Blob([text], { type: `${kind};charset=utf-8` }));
+  const link = document.createElement("a");
+  const address = URL.createObjectURL(new Blob([text], { type: `${kind};charset=utf-8` }));
   link.href = address;
   link.download = name;
   link.click();

@@ -2,7 +2,8 @@
 
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const count = (n: number | null | undefined) => (n == null ? "unknown" : grouped.format(n));
-export const percent = (n: number | null | undefined) => (n == null ? "unknown" : `${n.toFixed(n < 9.95 && Math.abs(n - Math.round(n)) >= 0.05 ? 1 : 0)} %`);
+export const percent = (n: number | null | undefined) =>
+  n == null ? "unknown" : `${n.toFixed(n < 9.95 && Math.abs(n - Math.round(n)) >= 0.05 ? 1 : 0)} %`;
 
 /** A share near 1, where the digits after the nines are what counts. */
 export const share = (n: number | null) => (n == null ? "unknown" : `${Number((100 * n).toFixed(n < 0.9 ? 1 : 3))} %`);
@@ -23,11 +24,23 @@ export function quantity(n: number | null | undefined, unit: string): string {
 
 /** A level on an axis: short, because it stands in 50 px. */
 export function tick(n: number, unit: string): string {
-  const size = Math.abs(n), [step, sign] = unit === "×" || size < 1e4 ? [1, ""] : size >= 1e12 ? [1e12, "T"] : size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : [1e3, "k"];
+  const size = Math.abs(n);
+  const [step, sign] =
+    unit === "×" || size < 1e4
+      ? [1, ""]
+      : size >= 1e12
+        ? [1e12, "T"]
+        : size >= 1e9
+          ? [1e9, "G"]
+          : size >= 1e6
+            ? [1e6, "M"]
+            : [1e3, "k"];
   return `${Number((n / step).toPrecision(3))}${sign}${unit === "%" ? " %" : ""}`;
 }
-const wholeDollars = new Intl.NumberFormat("en", { maximumFractionDigits: 0 }), cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-export const dollars = (n: number | null | undefined) => (n == null ? "unknown" : `$ ${Math.abs(n) < 10 && n !== 0 ? cents.format(n) : wholeDollars.format(n)}`);
+const wholeDollars = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+export const dollars = (n: number | null | undefined) =>
+  n == null ? "unknown" : `$ ${Math.abs(n) < 10 && n !== 0 ? cents.format(n) : wholeDollars.format(n)}`;
 
 const pad = (n: number) => String(n).padStart(2, "0");
 /** Local wall time with seconds; the title attribute beside it carries UTC. */
@@ -50,7 +63,9 @@ export function ago(ms: number): string {
 }
 export const zone = () => {
   const m = -new Date().getTimezoneOffset();
-  return m === 0 ? "UTC" : `UTC${m > 0 ? "+" : "−"}${Math.floor(Math.abs(m) / 60)}${m % 60 ? `:${pad(Math.abs(m) % 60)}` : ""}`;
+  return m === 0
+    ? "UTC"
+    : `UTC${m > 0 ? "+" : "−"}${Math.floor(Math.abs(m) / 60)}${m % 60 ? `:${pad(Math.abs(m) % 60)}` : ""}`;
 };
 /** A workload as one would say it: Slurm knows a job by its number alone. */
 export const workloadName = (workload: string) => (/^\d[\d_.+]*$/.test(workload) ? `job ${workload}` : workload);

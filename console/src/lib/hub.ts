@@ -4,8 +4,16 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Card, Fleet, Frame, News, Status } from "../types";
 
 export interface State {
-  status?: Status; fleet?: Fleet; frame?: Frame; open?: Card[]; closed?: Card[];
-  link: "connecting" | "live" | "lost"; heard?: string; signIn: boolean; colour: string; notice?: string;
+  status?: Status;
+  fleet?: Fleet;
+  frame?: Frame;
+  open?: Card[];
+  closed?: Card[];
+  link: "connecting" | "live" | "lost";
+  heard?: string;
+  signIn: boolean;
+  colour: string;
+  notice?: string;
   /** How often the hub came back: what could not be asked meanwhile is asked anew. */
   returns: number;
 }
@@ -23,7 +31,9 @@ export function useHub(): State {
   useLayoutEffect(() => {
     const tell = () => redraw((n) => n + 1);
     listeners.add(tell);
-    return () => { listeners.delete(tell); };
+    return () => {
+      listeners.delete(tell);
+    };
   }, []);
   return state;
 }
@@ -34,19 +44,30 @@ export function useReturns(): number {
   useLayoutEffect(() => {
     const tell = () => look(state.returns);
     listeners.add(tell);
-    return () => { listeners.delete(tell); };
+    return () => {
+      listeners.delete(tell);
+    };
   }, []);
   return seen;
 }
 
 export class Refused extends Error {
-  constructor(readonly status: number, message: string) { super(message); }
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
 }
 export async function ask<T>(path: string, method = "GET", body?: unknown): Promise<T> {
-  const sent = body === undefined ? {} : { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  const sent =
+    body === undefined ? {} : { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
   let answer: Response;
-  try { answer = await fetch(path, { method, ...sent }); }
-  catch { throw new Refused(0, "the hub does not answer"); }
+  try {
+    answer = await fetch(path, { method, ...sent });
+  } catch {
+    throw new Refused(0, "the hub does not answer");
+  }
   const content = await answer.json().catch(() => ({ error: `the hub answered ${answer.status}` }));
   if (answer.status === 401) set({ signIn: true });
   if (!answer.ok) throw new Refused(answer.status, content.error ?? `the hub answered ${answer.status}`);
@@ -54,20 +75,36 @@ export async function ask<T>(path: string, method = "GET", body?: unknown): Prom
 }
 
 /** What a page asked for once: the answer, or the problem in words. `again` asks anew and keeps the old answer meanwhile; an empty path asks nothing. */
-export function useAsk<T>(path: string, again: unknown = 0): { answer?: T; problem?: Refused; set: (answer: T) => void } {
+export function useAsk<T>(
+  path: string,
+  again: unknown = 0,
+): { answer?: T; problem?: Refused; set: (answer: T) => void } {
   const [found, keep] = useState<{ path: string; answer?: T; problem?: Refused }>({ path });
-  const wanted = useRef(""), asked = useRef(0), came = useRef(0);
+  const wanted = useRef("");
+  const asked = useRef(0);
+  const came = useRef(0);
   wanted.current = path;
-  useEffect(() => () => { wanted.current = "gone"; }, []);
+  useEffect(
+    () => () => {
+      wanted.current = "gone";
+    },
+    [],
+  );
   const returns = useReturns();
   useEffect(() => {
     const turn = ++asked.current;
     // An answer that was overtaken by the next question is still the newest one there is; only older ones are dropped.
-    const use = (made: (old: typeof found) => typeof found) => { if (wanted.current === path && turn > came.current) { came.current = turn; keep(made); } };
-    if (path) ask<T>(path).then(
-      (answer) => use(() => ({ path, answer })),
-      (problem) => use((old) => ({ path, problem, answer: old.path === path ? old.answer : undefined })),
-    );
+    const use = (made: (old: typeof found) => typeof found) => {
+      if (wanted.current === path && turn > came.current) {
+        came.current = turn;
+        keep(made);
+      }
+    };
+    if (path)
+      ask<T>(path).then(
+        (answer) => use(() => ({ path, answer })),
+        (problem) => use((old) => ({ path, problem, answer: old.path === path ? old.answer : undefined })),
+      );
   }, [path, again, returns]);
   const { answer, problem } = found.path === path ? found : { answer: undefined, problem: undefined };
   return { answer, problem, set: (value) => keep({ path, answer: value }) };
@@ -80,16 +117,23 @@ export function now(): number {
 }
 
 export type Points = Map<number, number>;
-export interface Series { labels: Record<string, string>; points: Points }
+export interface Series {
+  labels: Record<string, string>;
+  points: Points;
+}
 /** All series of one expression over a time, in seconds. */
 export async function range(expr: string, start: number, end: number, step: number): Promise<Series[]> {
   const form = new URLSearchParams({ query: expr, start: String(start), end: String(end), step: String(step) });
-  const answer = await ask<{ data: { result: { metric: Record<string, string>; values: [number, string][] }[] } }>(`/api/v1/query_range?${form}`);
+  const answer = await ask<{ data: { result: { metric: Record<string, string>; values: [number, string][] }[] } }>(
+    `/api/v1/query_range?${form}`,
+  );
   // An engine repeats the last reading for some minutes; the time after now has none.
   const newest = Math.max(now(), Date.parse(state.heard ?? "0"));
   return answer.data.result.map(({ metric, values }) => ({
     labels: metric,
-    points: new Map(values.filter(([at, text]) => at * 1000 <= newest && text !== "NaN").map(([at, text]) => [at, Number(text)])),
+    points: new Map(
+      values.filter(([at, text]) => at * 1000 <= newest && text !== "NaN").map(([at, text]) => [at, Number(text)]),
+    ),
   }));
 }
 const STRIP = "strip";
@@ -102,7 +146,9 @@ export async function ranges(exprs: string[], start: number, end: number, step: 
 /** The present value of each series of an expression. */
 export async function instant(expr: string): Promise<{ labels: Record<string, string>; value: number }[]> {
   const form = new URLSearchParams({ query: expr, time: String(now() / 1000) });
-  const answer = await ask<{ data: { result: { metric: Record<string, string>; value: [number, string] }[] } }>(`/api/v1/query?${form}`);
+  const answer = await ask<{ data: { result: { metric: Record<string, string>; value: [number, string] }[] } }>(
+    `/api/v1/query?${form}`,
+  );
   return answer.data.result.map(({ metric, value }) => ({ labels: metric, value: Number(value[1]) }));
 }
 
@@ -115,19 +161,31 @@ export function chooseColour(colour: string): void {
   set({ colour });
   tell();
 }
-const tell = () => { if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ colour: state.colour, edition: state.fleet?.edition })); };
+const tell = () => {
+  if (socket?.readyState === WebSocket.OPEN)
+    socket.send(JSON.stringify({ colour: state.colour, edition: state.fleet?.edition }));
+};
 
 /** The answers and the live socket are asked for at the same time: the first picture waits for neither. */
 export function connect(): void {
-  ask<Status>("/api/status").then((status) => set({ status, heard: state.heard ?? status.now, signIn: false }), () => undefined);
+  ask<Status>("/api/status").then(
+    (status) => set({ status, heard: state.heard ?? status.now, signIn: false }),
+    () => undefined,
+  );
   coming = undefined;
   refreshFleet();
   if (!state.frame && state.colour === USUAL) firstPicture();
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/live`);
   socket.binaryType = "arraybuffer";
-  socket.onopen = () => { pause = 500; set({ link: "live", returns: state.returns + Number(state.link === "lost") }); tell(); };
+  socket.onopen = () => {
+    pause = 500;
+    set({ link: "live", returns: state.returns + Number(state.link === "lost") });
+    tell();
+  };
   socket.onmessage = ({ data }) => (typeof data === "string" ? hear(JSON.parse(data)) : see(data as ArrayBuffer));
-  socket.onclose = () => { if (!state.signIn) retry(); };
+  socket.onclose = () => {
+    if (!state.signIn) retry();
+  };
 }
 /** The picture that the hub has ready comes beside the other answers, while the socket is still being opened. */
 async function firstPicture(): Promise<void> {
@@ -135,7 +193,9 @@ async function firstPicture(): Promise<void> {
     const answer = await fetch("/api/picture");
     const picture = answer.status === 200 ? await answer.arrayBuffer() : null;
     if (picture && !state.frame) see(picture);
-  } catch { /* The socket brings the next one. */ }
+  } catch {
+    /* The socket brings the next one. */
+  }
 }
 function retry(): void {
   set({ link: "lost" });
@@ -147,19 +207,25 @@ function hear(message: News | { kind: "incidents"; at: string; open: Card[]; clo
   else if (message.kind === "fleet") follow(message);
 }
 /** The fleet of the picture that comes next, and the picture that came last: both are shown together. */
-let coming: Fleet | undefined, latest: Frame | undefined;
+let coming: Fleet | undefined;
+let latest: Frame | undefined;
 function follow({ kind, since, ...news }: News): void {
   const here = coming ?? state.fleet;
   if (news.edition === here?.edition) return;
   if (!here || since !== here.edition) return refreshFleet();
-  coming = { ...news, nodes: news.nodes.flatMap((part) => (Array.isArray(part) ? here.nodes.slice(part[0], part[1]) : [part])) };
+  coming = {
+    ...news,
+    nodes: news.nodes.flatMap((part) => (Array.isArray(part) ? here.nodes.slice(part[0], part[1]) : [part])),
+  };
 }
 function see(buffer: ArrayBuffer): void {
   const length = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
   const values = new Float32Array(buffer, 4 + length, header.count);
   const states = new Uint8Array(buffer, 4 + length + 4 * header.count, header.count);
-  const frame: Frame = { ...header, values, states }, fleet = coming ?? state.fleet, fits = frame.version === fleet?.version;
+  const frame: Frame = { ...header, values, states };
+  const fleet = coming ?? state.fleet;
+  const fits = frame.version === fleet?.version;
   const isHeld = !fits && state.frame && latest === state.frame && state.frame.version === state.fleet?.version;
   coming = undefined;
   latest = frame;
@@ -174,15 +240,34 @@ let asking = false;
 function refreshFleet(): void {
   if (asking) return;
   asking = true;
-  ask<Fleet>(READY).then((fleet) => { coming = undefined; set({ fleet, frame: latest }); tell(); }, () => set({ frame: latest })).finally(() => { asking = false; });
+  ask<Fleet>(READY)
+    .then(
+      (fleet) => {
+        coming = undefined;
+        set({ fleet, frame: latest });
+        tell();
+      },
+      () => set({ frame: latest }),
+    )
+    .finally(() => {
+      asking = false;
+    });
 }
 
 /** What may change while the page is open: readiness, and whether the rule files could be read. */
 export function refreshStatus(): void {
-  if (state.link === "live") ask<Status>("/api/status").then((status) => set({ status }), () => undefined);
+  if (state.link === "live")
+    ask<Status>("/api/status").then(
+      (status) => set({ status }),
+      () => undefined,
+    );
 }
 
 export async function acknowledge(id: string): Promise<void> {
-  try { await ask(`/api/incidents/${id}/acknowledge`, "POST", {}); set({ notice: `${id} acknowledged` }); }
-  catch (problem) { set({ notice: (problem as Error).message }); }
+  try {
+    await ask(`/api/incidents/${id}/acknowledge`, "POST", {});
+    set({ notice: `${id} acknowledged` });
+  } catch (problem) {
+    set({ notice: (problem as Error).message });
+  }
 }

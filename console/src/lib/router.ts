@@ -4,10 +4,17 @@ import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 /** What every page is given; `id` is the rest of its path, decoded (`/gpu/GPU-1` → `GPU-1`), and empty where there is none. */
-export interface PageProps { address: URL; theme: string; id: string }
+export interface PageProps {
+  address: URL;
+  theme: string;
+  id: string;
+}
 /** A page of the console: one row of the table in main.tsx. Its code is loaded when someone goes there. */
 export interface PageRow {
-  path: string; name: string; key: string; group: "watch" | "understand" | "practise";
+  path: string;
+  name: string;
+  key: string;
+  group: "watch" | "understand" | "practise";
   /** A shorter name for the rail. */
   short?: string;
   load: () => Promise<ComponentType<PageProps>>;
@@ -28,7 +35,10 @@ export function useAddress(): URL {
     const changed = () => look(new URL(location.href));
     addEventListener("popstate", changed);
     addEventListener(CHANGED, changed);
-    return () => { removeEventListener("popstate", changed); removeEventListener(CHANGED, changed); };
+    return () => {
+      removeEventListener("popstate", changed);
+      removeEventListener(CHANGED, changed);
+    };
   }, []);
   return address;
 }
@@ -36,7 +46,8 @@ export function useAddress(): URL {
 export const put = (name: string, value: string | null): void => putAll({ [name]: value });
 export function putAll(wanted: Record<string, string | null>): void {
   const address = new URL(location.href);
-  for (const [name, value] of Object.entries(wanted)) value ? address.searchParams.set(name, value) : address.searchParams.delete(name);
+  for (const [name, value] of Object.entries(wanted))
+    value ? address.searchParams.set(name, value) : address.searchParams.delete(name);
   go(address.pathname + address.search, true);
 }
 /** The same page with some parameters changed, for a link that can be opened elsewhere. */
@@ -45,7 +56,8 @@ export function withParams(address: URL, wanted: Record<string, string | null>):
   for (const [name, value] of Object.entries(wanted)) value ? next.set(name, value) : next.delete(name);
   return address.pathname + (next.size ? `?${next}` : "");
 }
-export const param = (address: URL, name: string, otherwise = ""): string => address.searchParams.get(name) ?? otherwise;
+export const param = (address: URL, name: string, otherwise = ""): string =>
+  address.searchParams.get(name) ?? otherwise;
 
 /** Addresses of things, so that no page spells another's. */
 export const to = {
@@ -61,7 +73,14 @@ export const to = {
 export function followLinks(isPage: (path: string) => boolean): void {
   addEventListener("click", (event) => {
     const link = (event.target as Element).closest?.("a");
-    if (!link || link.origin !== location.origin || link.target || link.hasAttribute("download") || !isPage(link.pathname)) return;
+    if (
+      !link ||
+      link.origin !== location.origin ||
+      link.target ||
+      link.hasAttribute("download") ||
+      !isPage(link.pathname)
+    )
+      return;
     if (event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
     const moved = link.pathname !== location.pathname;

@@ -14,32 +14,84 @@ import { Export } from "../components/table";
 import type { Card, Detail, Finding } from "../types";
 
 export function IncidentPage({ id, theme, address }: PageProps) {
-  const hub = useHub(), live = [...(hub.open ?? []), ...(hub.closed ?? [])].find((c) => c.id === id);
-  const [changes, change] = useState(0), done = () => change((n) => n + 1);
+  const hub = useHub();
+  const live = [...(hub.open ?? []), ...(hub.closed ?? [])].find((c) => c.id === id);
+  const [changes, change] = useState(0);
+  const done = () => change((n) => n + 1);
   const version = `${live && stamp(live)} ${changes}`;
   const { answer, problem } = useAsk<Detail>(`/api/incidents/${encodeURIComponent(id)}`, version);
-  if (!answer) return <main class="single">{problem ? <Panel><Empty title={problem.status === 404 ? `There is no incident ${id}` : "The incident cannot be shown"}>{problem.status !== 404 && `${problem.message}. `}<a href="/incidents">All incidents</a></Empty></Panel> : <Panel><Skeleton lines={8} /></Panel>}</main>;
-  const { incident, diagnosis } = answer, open = incident.state !== "resolved", opened = Date.parse(incident.opened_at);
+  if (!answer)
+    return (
+      <main class="single">
+        {problem ? (
+          <Panel>
+            <Empty title={problem.status === 404 ? `There is no incident ${id}` : "The incident cannot be shown"}>
+              {problem.status !== 404 && `${problem.message}. `}
+              <a href="/incidents">All incidents</a>
+            </Empty>
+          </Panel>
+        ) : (
+          <Panel>
+            <Skeleton lines={8} />
+          </Panel>
+        )}
+      </main>
+    );
+  const { incident, diagnosis } = answer;
+  const open = incident.state !== "resolved";
+  const opened = Date.parse(incident.opened_at);
   const ended = incident.resolved_at ? Date.parse(incident.resolved_at) : now();
   const until = Math.ceil(Math.max(opened + 60e3, Math.min(now(), ended + 120e3)) / 10000) * 10000;
   return (
     <main class="columns" data-testid="incident-page">
       <div>
         <Panel class="head">
-          <div class="chips"><Level severity={incident.severity} /><Chip>{incident.state}{open ? "" : " after"} {ago(ended - opened)}</Chip><Chip>{incident.id}</Chip><Chip><Time at={incident.opened_at} full /></Chip><SilencedChip silence={answer.silenced_by} /></div>
+          <div class="chips">
+            <Level severity={incident.severity} />
+            <Chip>
+              {incident.state}
+              {open ? "" : " after"} {ago(ended - opened)}
+            </Chip>
+            <Chip>{incident.id}</Chip>
+            <Chip>
+              <Time at={incident.opened_at} full />
+            </Chip>
+            <SilencedChip silence={answer.silenced_by} />
+          </div>
           <h1 data-testid="title">{incident.title}</h1>
-          <p class="lead" data-testid="lead">{diagnosis?.findings[0]?.why ?? "No finding yet: the signals are being gathered."} {hit(answer)}</p>
+          <p class="lead" data-testid="lead">
+            {diagnosis?.findings[0]?.why ?? "No finding yet: the signals are being gathered."} {hit(answer)}
+          </p>
           <WorkLine detail={answer} done={done} />
         </Panel>
         {problem && <Problem>{problem.message}; showing the last answer.</Problem>}
         <Why findings={diagnosis?.findings ?? []} looked={diagnosis?.looked_at ?? []} apart={diagnosis?.tell_apart} />
-        <Panel title="Timeline" hint={`${incident.place_name} · hardware, fabric, job, alerts and people on one clock`} id="timeline-panel">
-          <Strips id="timeline" name={`Readings around ${incident.title}`} strips={layers(incident.place, incident.workloads).filter((s) => s.label !== "Memory used")} quiet start={opened - before(ended - opened)} end={until} theme={theme} band={40} marks={marksOf(answer)} />
+        <Panel
+          title="Timeline"
+          hint={`${incident.place_name} · hardware, fabric, job, alerts and people on one clock`}
+          id="timeline-panel"
+        >
+          <Strips
+            id="timeline"
+            name={`Readings around ${incident.title}`}
+            strips={layers(incident.place, incident.workloads).filter((s) => s.label !== "Memory used")}
+            quiet
+            start={opened - before(ended - opened)}
+            end={until}
+            theme={theme}
+            band={40}
+            marks={marksOf(answer)}
+          />
         </Panel>
         <EvidenceLines detail={answer} />
       </div>
       <aside>
-        <PlanPanel detail={answer} version={`${version} ${hub.heard?.slice(0, 18)}`} done={done} takes={param(address, "plan") === "1"} />
+        <PlanPanel
+          detail={answer}
+          version={`${version} ${hub.heard?.slice(0, 18)}`}
+          done={done}
+          takes={param(address, "plan") === "1"}
+        />
         <BlastPanel detail={answer} price={hub.status?.dollars_per_gpu_hour ?? 0} />
         <BeforePanel incident={incident} />
         <ToldPanel id={id} version={`${version} ${answer.timeline.length}`} />
@@ -54,33 +106,117 @@ const stamp = (c: Card) => `${c.state} ${c.signals} ${c.confidence} ${c.next_ste
 
 /** Whom it hits and what that costs, as one would say it aloud. */
 function hit({ incident, blast }: Detail): string {
-  if (!blast?.hits.length) return incident.workloads.length ? `It hits ${incident.workloads.map(workloadName).join(", ")}.` : "";
-  const [first] = blast.hits, rest = blast.hits.length - 1, name = `${workloadName(first.workload)}${first.gpus == null ? "" : ` (${many(first.gpus, "GPU")})`}`;
+  if (!blast?.hits.length)
+    return incident.workloads.length ? `It hits ${incident.workloads.map(workloadName).join(", ")}.` : "";
+  const [first] = blast.hits;
+  const rest = blast.hits.length - 1;
+  const name = `${workloadName(first.workload)}${first.gpus == null ? "" : ` (${many(first.gpus, "GPU")})`}`;
   return `${incident.resolved_at ? "It held up" : "It holds up"} ${name}${rest ? ` and ${many(rest, "more workload")}` : ""}: ${dollars(blast.dollars_per_hour)} an hour${incident.resolved_at ? "" : " until it moves"}.`;
 }
 /** What the lines show anyway, or what is no deed. */
 const SILENT = ["opened", "joined", "ended", "diagnosis", "plan", "planned", "note"];
 /** A repair's entry says which state it came to: cordoning, draining, done. */
-const deed = (e: Detail["timeline"][number]) => words(e.kind === "repair" ? String((e.body as { state?: string } | null)?.state ?? e.kind) : e.kind);
+const deed = (e: Detail["timeline"][number]) =>
+  words(e.kind === "repair" ? String((e.body as { state?: string } | null)?.state ?? e.kind) : e.kind);
 function marksOf({ incident, timeline }: Detail): Mark[] {
-  const deeds = timeline.map((e) => ({ at: e.at, label: deed(e) })).filter((e) => !SILENT.includes(e.label)).slice(0, 12)
-    .map((e) => ({ ...e, tone: /resolved|done/.test(e.label) ? "ok" : /failed|refused|rolled/.test(e.label) ? "warn" : "accent" }));
-  const ends = incident.resolved_at && !deeds.some((d) => d.label === "resolved") ? [{ at: incident.resolved_at, label: "resolved", tone: "ok" }] : [];
+  const deeds = timeline
+    .map((e) => ({ at: e.at, label: deed(e) }))
+    .filter((e) => !SILENT.includes(e.label))
+    .slice(0, 12)
+    .map((e) => ({
+      ...e,
+      tone: /resolved|done/.test(e.label) ? "ok" : /failed|refused|rolled/.test(e.label) ? "warn" : "accent",
+    }));
+  const ends =
+    incident.resolved_at && !deeds.some((d) => d.label === "resolved")
+      ? [{ at: incident.resolved_at, label: "resolved", tone: "ok" }]
+      : [];
   return [...memberMarks(incident.members), ...deeds, ...ends];
 }
 
-const WHY: { title: string; value: (f: { cause: string; why: string; confidence: number | null }) => string | number }[] = [{ title: "cause", value: (f) => f.cause }, { title: "likely", value: (f) => f.confidence ?? "ruled out" }, { title: "because", value: (f) => f.why }];
+const WHY: {
+  title: string;
+  value: (f: { cause: string; why: string; confidence: number | null }) => string | number;
+}[] = [
+  { title: "cause", value: (f) => f.cause },
+  { title: "likely", value: (f) => f.confidence ?? "ruled out" },
+  { title: "because", value: (f) => f.why },
+];
 function Why({ findings, looked, apart }: { findings: Finding[]; looked: string[]; apart?: string | null }) {
   const out = new Map(findings.flatMap((f) => f.ruled_out).map((r) => [r.cause, r.why]));
   findings.forEach((f) => out.delete(f.cause));
   return (
     <Panel title="Why" hint="ranked, with what was ruled out" id="why-panel">
-      {findings.length === 0 && out.size === 0 ? <Empty title="No finding yet">{looked.length ? `Looked at ${looked.join(", ")}.` : "Evidence is still being gathered."}</Empty> :
-        <div class="scroll"><table class="why"><caption class="unseen">Causes, the likeliest first</caption><thead><tr><th scope="col">Cause</th><th scope="col">Likely</th><th scope="col">Because</th></tr></thead><tbody>
-          {findings.map((f) => <tr key={f.cause} data-testid="finding"><td>{f.title}<small>{f.cause}</small></td><td><Bar share={f.confidence} label="likely" /></td><td>{f.why}{f.evidence.length > 0 && <details class="facts-of"><summary>{many(f.evidence.length, "fact")}</summary><ul>{f.evidence.map((e) => <li key={e.text}><span class="dim">{e.source}</span> {e.text}</li>)}</ul></details>}</td></tr>)}
-          {[...out].map(([cause, why]) => <tr key={cause} class="out" data-testid="ruled-out"><td><i class="mark" aria-hidden="true">–</i>{words(cause)}</td><td>ruled out</td><td>{why}</td></tr>)}
-        </tbody></table><p class="foot-line"><Export id="why" columns={WHY} rows={[...findings, ...[...out].map(([cause, why]) => ({ cause, why, confidence: null }))]} /></p></div>}
-      {apart && <p class="dim small apart"><b>To tell apart</b> {apart}</p>}
+      {findings.length === 0 && out.size === 0 ? (
+        <Empty title="No finding yet">
+          {looked.length ? `Looked at ${looked.join(", ")}.` : "Evidence is still being gathered."}
+        </Empty>
+      ) : (
+        <div class="scroll">
+          <table class="why">
+            <caption class="unseen">Causes, the likeliest first</caption>
+            <thead>
+              <tr>
+                <th scope="col">Cause</th>
+                <th scope="col">Likely</th>
+                <th scope="col">Because</th>
+              </tr>
+            </thead>
+            <tbody>
+              {findings.map((f) => (
+                <tr key={f.cause} data-testid="finding">
+                  <td>
+                    {f.title}
+                    <small>{f.cause}</small>
+                  </td>
+                  <td>
+                    <Bar share={f.confidence} label="likely" />
+                  </td>
+                  <td>
+                    {f.why}
+                    {f.evidence.length > 0 && (
+                      <details class="facts-of">
+                        <summary>{many(f.evidence.length, "fact")}</summary>
+                        <ul>
+                          {f.evidence.map((e) => (
+                            <li key={e.text}>
+                              <span class="dim">{e.source}</span> {e.text}
+                            </li>
+                          ))}
+                        </ul>
+                      </details>
+                    )}
+                  </td>
+                </tr>
+              ))}
+              {[...out].map(([cause, why]) => (
+                <tr key={cause} class="out" data-testid="ruled-out">
+                  <td>
+                    <i class="mark" aria-hidden="true">
+                      –
+                    </i>
+                    {words(cause)}
+                  </td>
+                  <td>ruled out</td>
+                  <td>{why}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+          <p class="foot-line">
+            <Export
+              id="why"
+              columns={WHY}
+              rows={[...findings, ...[...out].map(([cause, why]) => ({ cause, why, confidence: null }))]}
+            />
+          </p>
+        </div>
+      )}
+      {apart && (
+        <p class="dim small apart">
+          <b>To tell apart</b> {apart}
+        </p>
+      )}
       {findings.length > 0 && looked.length > 0 && <p class="dim small">Looked at {looked.join(", ")}.</p>}
     </Panel>
   );
@@ -90,36 +226,111 @@ const MOST_FACTS = 20;
 /** The alert or the series by its name; its labels are in the text, and whole on hover. */
 const sourceName = (source: string) => /alertname="([^"]+)"/.exec(source)?.[1] ?? source.replace(/\s*\{.*$/s, "");
 function EvidenceLines({ detail }: { detail: Detail }) {
-  const [all, showAll] = useState(false), seen = new Set<string>();
-  const lines = (detail.diagnosis?.findings ?? []).flatMap((f) => f.evidence)
-    .concat(detail.incident.members.map((m) => ({ source: m.kind === "alert" ? m.ref : m.kind, text: m.text, at: m.since })))
+  const [all, showAll] = useState(false);
+  const seen = new Set<string>();
+  const lines = (detail.diagnosis?.findings ?? [])
+    .flatMap((f) => f.evidence)
+    .concat(
+      detail.incident.members.map((m) => ({ source: m.kind === "alert" ? m.ref : m.kind, text: m.text, at: m.since })),
+    )
     .filter((e) => !seen.has(e.text) && seen.add(e.text))
     .sort((a, b) => (a.at ?? "").localeCompare(b.at ?? ""));
   return (
     <Panel title="Evidence" hint={many(lines.length, "observed fact")} id="evidence-panel">
-      {lines.length === 0 ? <Empty title="Nothing observed yet" /> : <ol class="evidence">{(all ? lines : lines.slice(0, MOST_FACTS)).map((e) => <li key={e.text}>{e.at ? <Time at={e.at} millis /> : <span>–</span>}<b title={e.source}>{sourceName(e.source)}</b><span>{e.text}</span></li>)}</ol>}
-      {!all && lines.length > MOST_FACTS && <button type="button" class="plain" data-testid="more-facts" onClick={() => showAll(true)}>{lines.length - MOST_FACTS} more</button>}
+      {lines.length === 0 ? (
+        <Empty title="Nothing observed yet" />
+      ) : (
+        <ol class="evidence">
+          {(all ? lines : lines.slice(0, MOST_FACTS)).map((e) => (
+            <li key={e.text}>
+              {e.at ? <Time at={e.at} millis /> : <span>–</span>}
+              <b title={e.source}>{sourceName(e.source)}</b>
+              <span>{e.text}</span>
+            </li>
+          ))}
+        </ol>
+      )}
+      {!all && lines.length > MOST_FACTS && (
+        <button type="button" class="plain" data-testid="more-facts" onClick={() => showAll(true)}>
+          {lines.length - MOST_FACTS} more
+        </button>
+      )}
     </Panel>
   );
 }
 
 const SHOWN = 12;
-function Notes({ detail: { timeline, incident, runbook }, done, takes, docs }: { detail: Detail; done: () => void; takes: boolean; docs: string | null }) {
-  const [all, showAll] = useState(false), earlier = all ? 0 : Math.max(0, timeline.length - SHOWN);
+function Notes({
+  detail: { timeline, incident, runbook },
+  done,
+  takes,
+  docs,
+}: {
+  detail: Detail;
+  done: () => void;
+  takes: boolean;
+  docs: string | null;
+}) {
+  const [all, showAll] = useState(false);
+  const earlier = all ? 0 : Math.max(0, timeline.length - SHOWN);
   const send = async (event: Event) => {
     event.preventDefault();
-    const form = event.currentTarget as HTMLFormElement, text = new FormData(form).get("text");
-    try { await ask(`/api/incidents/${incident.id}/note`, "POST", { text }); form.reset(); done(); }
-    catch (problem) { set({ notice: (problem as Error).message }); }
+    const form = event.currentTarget as HTMLFormElement;
+    const text = new FormData(form).get("text");
+    try {
+      await ask(`/api/incidents/${incident.id}/note`, "POST", { text });
+      form.reset();
+      done();
+    } catch (problem) {
+      set({ notice: (problem as Error).message });
+    }
   };
-  const book = runbook && (docs ? <a href={`${docs.replace(/\/$/, "")}/${runbook.replace(/^docs\//, "")}`} target="_blank" rel="noreferrer" data-testid="runbook">{words(incident.cause)}</a> : <code data-testid="runbook">{runbook}</code>);
+  const book =
+    runbook &&
+    (docs ? (
+      <a
+        href={`${docs.replace(/\/$/, "")}/${runbook.replace(/^docs\//, "")}`}
+        target="_blank"
+        rel="noreferrer"
+        data-testid="runbook"
+      >
+        {words(incident.cause)}
+      </a>
+    ) : (
+      <code data-testid="runbook">{runbook}</code>
+    ));
   return (
     <Panel title="Notes" hint="what the hub and people did" id="notes-panel">
       {book && <p class="small runbook">Runbook: {book}</p>}
-      {earlier > 0 && <button type="button" class="plain" data-testid="earlier" onClick={() => showAll(true)}>{earlier} earlier</button>}
-      <ol class="journal">{timeline.slice(earlier).map((e, i) => <li key={i}><Time at={e.at} /> <b>{e.actor}</b> {e.kind === "repair" ? `repair: ${deed(e)}` : words(e.kind)}{tell(e.body) && <p>{tell(e.body)}</p>}</li>)}</ol>
-      <form onSubmit={send}><input id="note" name="text" data-testid="note" required maxLength={4000} placeholder="Write a note" aria-label="Write a note" ref={takes ? focus : undefined} /><button>Note</button></form>
-      <p class="keys"><kbd>a</kbd> acknowledge <kbd>n</kbd> note <kbd>e</kbd> export</p>
+      {earlier > 0 && (
+        <button type="button" class="plain" data-testid="earlier" onClick={() => showAll(true)}>
+          {earlier} earlier
+        </button>
+      )}
+      <ol class="journal">
+        {timeline.slice(earlier).map((e, i) => (
+          <li key={i}>
+            <Time at={e.at} /> <b>{e.actor}</b> {e.kind === "repair" ? `repair: ${deed(e)}` : words(e.kind)}
+            {tell(e.body) && <p>{tell(e.body)}</p>}
+          </li>
+        ))}
+      </ol>
+      <form onSubmit={send}>
+        <input
+          id="note"
+          name="text"
+          data-testid="note"
+          required
+          maxLength={4000}
+          placeholder="Write a note"
+          aria-label="Write a note"
+          ref={takes ? focus : undefined}
+        />
+        <button>Note</button>
+      </form>
+      <p class="keys">
+        <kbd>a</kbd> acknowledge <kbd>n</kbd> note <kbd>e</kbd> export
+      </p>
     </Panel>
   );
 }

@@ -1,16 +1,16 @@
 // The shell: the table of pages, navigation, keys, theme, and the state of the connection around every page.
 
-import { render, type ComponentType } from "preact";
+import { type ComponentType, render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { RANGES } from "./lib/charts";
 import "./console.css";
-import { FleetPage } from "./pages/fleet";
-import { clock, many, utc, zone } from "./lib/format";
-import { ask, connect, get, refreshStatus, set, useHub, useReturns } from "./lib/hub";
 import { KeysDialog, useKeys } from "./components/keys";
 import { Chip, Empty, focus, Panel, Skeleton } from "./components/parts";
-import { followLinks, put, useAddress, type PageProps, type PageRow } from "./lib/router";
 import { Search } from "./components/search";
+import { clock, many, utc, zone } from "./lib/format";
+import { ask, connect, get, refreshStatus, set, useHub, useReturns } from "./lib/hub";
+import { followLinks, type PageProps, type PageRow, put, useAddress } from "./lib/router";
+import { FleetPage } from "./pages/fleet";
 import type { Status } from "./types";
 
 // The page that most people open comes with the shell, in one file: a busy hub takes as long for each file as for a large one.
@@ -214,7 +214,9 @@ function SignIn() {
             ref={focus}
             data-testid="token"
           />
-          <button class="primary">Sign in</button>
+          <button type="submit" class="primary">
+            Sign in
+          </button>
         </form>
         {problem && (
           <p class="problem" role="alert">

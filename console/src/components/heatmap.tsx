@@ -3,9 +3,9 @@
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Fits } from "../lib/find";
 import { many, quantity } from "../lib/format";
-import { STATES } from "./parts";
 import { go, to } from "../lib/router";
 import type { Fleet, FleetNode, Frame, Gpu } from "../types";
+import { STATES } from "./parts";
 
 // One hue, dark to light, in both themes: status colours stay free for status.
 const LOW = [0x1f, 0x3b, 0x57];
@@ -117,9 +117,9 @@ export function arrange(
     rows.forEach(({ node, first }, row) => {
       const y = top + LABEL + row * pitch;
       if (named) layout.labels.push({ x: left, y: y + pitch / 2 + 3, text: node.name, to: "node", wide: NAME - 6 });
-      node.gpus.forEach((gpu, column) =>
-        layout.cells.push({ x: left + before + column * pitch, y, node, gpu, slot: first + column }),
-      );
+      node.gpus.forEach((gpu, column) => {
+        layout.cells.push({ x: left + before + column * pitch, y, node, gpu, slot: first + column });
+      });
     });
     tallest = Math.max(tallest, rows.length * pitch);
     at++;
@@ -236,7 +236,8 @@ export function HeatMap(p: Props) {
     const at = hit(event);
     const name = label(event);
     if (at != null) open(layout?.cells[at]);
-    else if (name) name.to === "block" ? p.chooseBlock(name.text) : go(to.node(name.text));
+    else if (name?.to === "block") p.chooseBlock(name.text);
+    else if (name) go(to.node(name.text));
   };
   const point = (event: MouseEvent) => {
     const at = hit(event);

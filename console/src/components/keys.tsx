@@ -2,8 +2,8 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import { acknowledge } from "../lib/hub";
-import { Panel } from "./parts";
 import { go, type PageRow } from "../lib/router";
+import { Panel } from "./parts";
 
 const EVERYWHERE: [string, string][] = [
   ["/", "search"],

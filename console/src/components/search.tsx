@@ -48,7 +48,8 @@ export function Search({ address }: { address: URL }) {
     const next = event.key === "ArrowDown" ? at + 1 : event.key === "ArrowUp" ? at - 1 : null;
     if (next === null) return;
     event.preventDefault();
-    next < 0 ? document.getElementById("search")?.focus() : links[Math.min(next, links.length - 1)]?.focus();
+    const field = next < 0 ? document.getElementById("search") : links[Math.min(next, links.length - 1)];
+    field?.focus();
   };
   const left = (event: FocusEvent) => {
     if (!(event.currentTarget as Element).contains(event.relatedTarget as Node)) show(false);

@@ -1,8 +1,8 @@
 // Several quantities on one clock, asked for in PromQL: a band each, one time axis, what happened drawn through all of them.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { type Points, ranges } from "../lib/hub";
 import { Chart, type Mark, type Tone } from "./chart";
-import { ranges, type Points } from "../lib/hub";
 
 export type { Mark } from "./chart";
 export interface Strip {

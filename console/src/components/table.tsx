@@ -4,8 +4,8 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { count } from "../lib/format";
 import type { Refused } from "../lib/hub";
-import { Problem, Skeleton } from "./parts";
 import { go, param, put } from "../lib/router";
+import { Problem, Skeleton } from "./parts";
 
 type Value = string | number | null | undefined;
 export interface Column<T> {
@@ -67,7 +67,8 @@ export function Table<T>(p: Props<T>) {
     const first = c.numeric ? `-${c.id}` : c.id;
     const second = c.numeric ? c.id : `-${c.id}`;
     const next = sort === first ? second : sort === second && !p.sort ? "" : first;
-    p.address ? put(name, next === p.sort ? null : next) : order(next);
+    if (p.address) put(name, next === p.sort ? null : next);
+    else order(next);
   };
   const open = (row: T) => (p.choose ? p.choose(row) : p.href && go(p.href(row)));
   return (
@@ -183,11 +184,9 @@ export const Export = <T,>(p: { id: string; columns: Pick<Column<T>, "title" | "
   </button>
 );
 export function csv<T>(columns: Pick<Column<T>, "title" | "value">[], rows: T[]): string {
-  return (
-    [columns.map((c) => quote(c.title)), ...rows.map((row) => columns.map((c) => quote(c.value(row))))]
-      .map((line) => line.join(","))
-      .join("\r\n") + "\r\n"
-  );
+  const head = columns.map((c) => quote(c.title));
+  const lines = rows.map((row) => columns.map((c) => quote(c.value(row))));
+  return [head, ...lines].map((line) => `${line.join(",")}\r\n`).join("");
 }
 /** RFC 4180; a text that a spreadsheet would take for a formula gets an apostrophe in front (OWASP, CSV injection). */
 function quote(value: Value): string {

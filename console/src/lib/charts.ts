@@ -1,8 +1,7 @@
 // What the charts ask, in PromQL; each works on any Prometheus with dcgm-exporter's names.
 
-import type { Strip } from "../components/strips";
+import type { Mark, Strip } from "../components/strips";
 import type { Card, Member, Place, Severity } from "../types";
-import type { Mark } from "../components/strips";
 
 /** Time ranges of pages with charts, in milliseconds; the name is in the address. */
 export const RANGES: Record<string, number> = {

@@ -22,7 +22,7 @@ export function valuesOf(label: string, fleet: Fleet): Map<string, number> {
           node.domains[label],
       );
     }
-  if (label === "state") STATES.forEach((s) => found.set(s.name, 0));
+  if (label === "state") for (const s of STATES) found.set(s.name, 0);
   return found;
 }
 

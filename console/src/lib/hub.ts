@@ -22,7 +22,7 @@ const listeners = new Set<() => void>();
 
 export function set(change: Partial<State>): void {
   state = { ...state, ...change };
-  listeners.forEach((tell) => tell());
+  for (const tell of listeners) tell();
 }
 export const get = (): State => state;
 export function useHub(): State {
@@ -114,6 +114,16 @@ export function useAsk<T>(
 export function now(): number {
   const at = state.frame?.at ?? state.status?.now;
   return at ? Date.parse(at) : Date.now();
+}
+
+/** A number that changes every so often while the page is looked at. */
+export function usePulse(every = 15000): number {
+  const [beat, tell] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => document.visibilityState === "visible" && tell((n) => n + 1), every);
+    return () => clearInterval(timer);
+  }, [every]);
+  return beat;
 }
 
 export type Points = Map<number, number>;
@@ -212,7 +222,10 @@ let latest: Frame | undefined;
 function follow({ kind, since, ...news }: News): void {
   const here = coming ?? state.fleet;
   if (news.edition === here?.edition) return;
-  if (!here || since !== here.edition) return refreshFleet();
+  if (!here || since !== here.edition) {
+    refreshFleet();
+    return;
+  }
   coming = {
     ...news,
     nodes: news.nodes.flatMap((part) => (Array.isArray(part) ? here.nodes.slice(part[0], part[1]) : [part])),

@@ -3,8 +3,8 @@
 
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { clock, day, tick } from "./format";
 import type { Line, Mark } from "../components/chart";
+import { clock, day, tick } from "./format";
 
 export const AXIS = 26,
   TOP = 28,
@@ -51,7 +51,7 @@ export function make(host: HTMLElement, sheet: () => Sheet): uPlot {
     if (line.low && line.high) {
       between.push({ series: [series.length, series.length + 1], fill: colour + INTERVAL_SHARE });
       for (let edge = 0; edge < 2; edge++)
-        series.push({ scale, stroke: colour + "66", width: 0.6, points: { show: false } });
+        series.push({ scale, stroke: `${colour}66`, width: 0.6, points: { show: false } });
     }
   });
   const time: uPlot.Axis = {

@@ -46,15 +46,20 @@ export function useAddress(): URL {
 export const put = (name: string, value: string | null): void => putAll({ [name]: value });
 export function putAll(wanted: Record<string, string | null>): void {
   const address = new URL(location.href);
-  for (const [name, value] of Object.entries(wanted))
-    value ? address.searchParams.set(name, value) : address.searchParams.delete(name);
+  change(address.searchParams, wanted);
   go(address.pathname + address.search, true);
 }
 /** The same page with some parameters changed, for a link that can be opened elsewhere. */
 export function withParams(address: URL, wanted: Record<string, string | null>): string {
   const next = new URLSearchParams(address.search);
-  for (const [name, value] of Object.entries(wanted)) value ? next.set(name, value) : next.delete(name);
+  change(next, wanted);
   return address.pathname + (next.size ? `?${next}` : "");
+}
+function change(params: URLSearchParams, wanted: Record<string, string | null>): void {
+  for (const [name, value] of Object.entries(wanted)) {
+    if (value) params.set(name, value);
+    else params.delete(name);
+  }
 }
 export const param = (address: URL, name: string, otherwise = ""): string =>
   address.searchParams.get(name) ?? otherwise;

@@ -2,12 +2,11 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { Chart, type Line } from "../components/chart";
-import { ago, count, day, many, percent, words } from "../lib/format";
-import { usePulse } from "./fabric";
-import { ask, useAsk } from "../lib/hub";
 import { Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "../components/parts";
-import { param, put, to, type PageProps } from "../lib/router";
-import { Table, type Column } from "../components/table";
+import { type Column, Table } from "../components/table";
+import { ago, count, day, many, percent, words } from "../lib/format";
+import { ask, useAsk, usePulse } from "../lib/hub";
+import { type PageProps, param, put, to } from "../lib/router";
 
 interface Point {
   time: string;
@@ -591,7 +590,7 @@ function Replay({ address }: { address: URL }) {
           value={policy}
           choose={(p) => put("policy", p === "backfill" ? null : p)}
         />
-        <button class="primary" disabled={busy} data-testid="replay-run">
+        <button type="submit" class="primary" disabled={busy} data-testid="replay-run">
           {busy ? "Replaying…" : "Replay"}
         </button>
       </form>

@@ -1,13 +1,12 @@
 // Cost and capacity: idle money first, who spent what with drill-down, budgets, and on the other side when the fleet is full.
 
 import { useState } from "preact/hooks";
-import { CapacityView } from "./capacity";
-import { count, dollars, many, percent, words } from "../lib/format";
-import { now, useAsk, useHub } from "../lib/hub";
 import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "../components/parts";
-import { param, put, putAll, to, withParams, type PageProps } from "../lib/router";
-import { Export, Table, type Column } from "../components/table";
-import { usePulse } from "./fabric";
+import { type Column, Export, Table } from "../components/table";
+import { count, dollars, many, percent, words } from "../lib/format";
+import { now, useAsk, useHub, usePulse } from "../lib/hub";
+import { type PageProps, param, put, putAll, to, withParams } from "../lib/router";
+import { CapacityView } from "./capacity";
 import "./pages.css";
 
 interface Hours {
@@ -137,10 +136,10 @@ function CostView({ address }: PageProps) {
   // The hub ends at its own now: an open page follows it without asking for another address.
   const open = String(until + 86400);
   const asked = new URLSearchParams({ from: String(from), to: open, by, policy });
-  of.forEach((o) => asked.append("of", o));
+  for (const o of of) asked.append("of", o);
   const { answer: bill, problem } = useAsk<Bill>(`/api/cost?${asked}`, beat);
   const narrowed = new URLSearchParams({ from: String(from), to: open });
-  of.forEach((o) => narrowed.append("of", o));
+  for (const o of of) narrowed.append("of", o);
   const waste = useAsk<{ currency: string; waste: Waste[] }>(`/api/cost/waste?${narrowed}`, beat);
   const drill = (line: Line) => {
     const below = BELOW[by];
@@ -258,7 +257,7 @@ function removeOf(address: URL, at: number): void {
   const wanted = new URLSearchParams(address.search);
   const gone = address.searchParams.getAll("of")[at];
   wanted.delete("of");
-  left.forEach((o) => wanted.append("of", o));
+  for (const o of left) wanted.append("of", o);
   wanted.set("by", gone.slice(0, gone.indexOf("=")));
   history.pushState(null, "", `/cost?${wanted}`);
   putAll({});
@@ -628,7 +627,7 @@ function Budgets({ beat }: { beat: number }) {
           <Export id="budgets" columns={BUDGETS} rows={answer.budgets} />
         </p>
       )}
-      {answer && answer.budgets.every((b) => b.budget == null) && (
+      {answer?.budgets.every((b) => b.budget == null) && (
         <p class="dim small">
           No team has a budget: set them in the price book that <code>[cost] prices</code> names.
         </p>

@@ -2,13 +2,12 @@
 // causes that this hub names are right, in drills and by the word of people.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ago, count, many, percent, words } from "../lib/format";
-import { ask, now, set, useAsk, useHub } from "../lib/hub";
 import { Chip, Empty, Level, Mark, Panel, Problem, Skeleton, Tile, Time } from "../components/parts";
-import { param, put, to, type PageProps } from "../lib/router";
-import { Table, type Column } from "../components/table";
+import { type Column, Table } from "../components/table";
+import { ago, count, many, percent, words } from "../lib/format";
+import { ask, now, set, useAsk, useHub, usePulse } from "../lib/hub";
+import { type PageProps, param, put, to } from "../lib/router";
 import type { Severity } from "../types";
-import { usePulse } from "./fabric";
 import "./pages.css";
 
 interface Scenario {
@@ -372,7 +371,7 @@ function Inject({ scenario, done }: { scenario: Scenario; done: () => void }) {
             GPU <input name="gpu" type="number" class="number" min={0} max={15} placeholder="any" aria-label="GPU" />
           </label>
         )}
-        <button class="primary" disabled={busy} data-testid="inject">
+        <button type="submit" class="primary" disabled={busy} data-testid="inject">
           {busy ? "Breaking…" : "Break it"}
         </button>
       </form>

@@ -1,13 +1,13 @@
 // Explore: PromQL with completion, several expressions on one chart, the same as a table or JSON, and all of it in the address.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { Chart, TONES, type Line } from "../components/chart";
-import { count } from "../lib/format";
-import { get, now, Refused, set, useHub, useReturns } from "../lib/hub";
+import { Chart, type Line, TONES } from "../components/chart";
 import { Choice, Empty, Panel, Problem, Select, Skeleton } from "../components/parts";
 import { PromqlField } from "../components/promql_field";
-import { go, param, put, putAll, type PageProps } from "../lib/router";
 import { Table } from "../components/table";
+import { count } from "../lib/format";
+import { get, now, Refused, set, useHub, useReturns } from "../lib/hub";
+import { go, type PageProps, param, put, putAll } from "../lib/router";
 import "./pages.css";
 
 type Labels = Record<string, string>;
@@ -134,7 +134,7 @@ export function ExplorePage({ address, theme }: PageProps) {
   const keepExprs = (next: string[]) => {
     const wanted = new URLSearchParams(address.search);
     wanted.delete("expr");
-    next.filter(Boolean).forEach((e) => wanted.append("expr", e));
+    for (const e of next.filter(Boolean)) wanted.append("expr", e);
     add(0);
     go(`/explore${wanted.size ? `?${wanted}` : ""}`, next.join() === exprs.join());
     ask((n) => n + 1);

@@ -1,14 +1,14 @@
 // The fabric: every link with its state, load, errors and waiting, which jobs are on it, and one link in full.
 
-import { useEffect, useMemo, useState } from "preact/hooks";
-import { ago, count, many, percent } from "../lib/format";
-import { now, useAsk, useHub } from "../lib/hub";
-import { Chip, Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile, Time } from "../components/parts";
+import { useMemo } from "preact/hooks";
 import { heat } from "../components/heatmap";
-import { MARKS, markOf, MEASURES, PortMap, type Measure, type Row } from "../components/portmap";
-import { param, put, putAll, to, withParams, type PageProps } from "../lib/router";
+import { Chip, Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile, Time } from "../components/parts";
+import { MARKS, MEASURES, type Measure, markOf, PortMap, type Row } from "../components/portmap";
 import { Strips } from "../components/strips";
-import { Export, Table, type Column } from "../components/table";
+import { type Column, Export, Table } from "../components/table";
+import { ago, count, many, percent } from "../lib/format";
+import { now, useAsk, useHub, usePulse } from "../lib/hub";
+import { type PageProps, param, put, putAll, to, withParams } from "../lib/router";
 import "./pages.css";
 
 interface Map {
@@ -67,17 +67,6 @@ const WINDOWS = [
   ["6h", "6 h"],
 ] as const;
 const COLOURS = (Object.keys(MEASURES) as Measure[]).map((m) => [m, MEASURES[m].title] as const);
-const EVERY = 15000;
-
-/** A number that changes every so often while the page is looked at. */
-export function usePulse(every = EVERY): number {
-  const [beat, tell] = useState(0);
-  useEffect(() => {
-    const timer = setInterval(() => document.visibilityState === "visible" && tell((n) => n + 1), every);
-    return () => clearInterval(timer);
-  }, [every]);
-  return beat;
-}
 
 const toneOf = (link: Link) =>
   ["down", "gone", "critical", "missing"].includes(link.state)
@@ -570,17 +559,13 @@ function OneLink({ id, window, theme, beat }: { id: string; window: string; them
           ["Node", link.kind === "host" ? <a href={to.node(link.peer)}>{link.peer}</a> : null],
           [
             "Incidents",
-            incidents.length ? (
-              <>
-                {incidents.map((i) => (
+            incidents.length
+              ? incidents.map((i) => (
                   <a key={i.id} href={to.incident(i.id)}>
                     {i.title}{" "}
                   </a>
-                ))}
-              </>
-            ) : (
-              "none open about it"
-            ),
+                ))
+              : "none open about it",
           ],
         ]}
       />

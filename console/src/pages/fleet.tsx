@@ -1,15 +1,15 @@
 // The fleet page: figures with their meaning, the map or the same as a list, the last hour, and what is open.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { cardMarks, FLEET_STRIPS, spanOf } from "../lib/charts";
-import { finder, type Fits } from "../lib/find";
-import { clock, count, dollars, many, percent, quantity, utc, watts } from "../lib/format";
-import { HeatMap, heat, scaled, type Cell, type Paint } from "../components/heatmap";
-import { ask, chooseColour, now, useAsk, useHub } from "../lib/hub";
+import { type Cell, HeatMap, heat, type Paint, scaled } from "../components/heatmap";
 import { Chip, Choice, Empty, IncidentCard, Panel, Skeleton, STATES, Tile } from "../components/parts";
-import { param, put, to, withParams, type PageProps } from "../lib/router";
 import { Strips } from "../components/strips";
-import { Table, type Column } from "../components/table";
+import { type Column, Table } from "../components/table";
+import { cardMarks, FLEET_STRIPS, spanOf } from "../lib/charts";
+import { type Fits, finder } from "../lib/find";
+import { clock, count, dollars, many, percent, quantity, utc, watts } from "../lib/format";
+import { ask, chooseColour, now, useAsk, useHub } from "../lib/hub";
+import { type PageProps, param, put, to, withParams } from "../lib/router";
 import type { Fleet, FleetNode, Frame, Gpu, Status, Summary } from "../types";
 
 interface Full {

@@ -1,13 +1,13 @@
 // One GPU: who holds it, all layers on one clock, what happened to it before, and how it is divided.
 
 import { useMemo } from "preact/hooks";
-import { eventMarks, memberMarks, repairMarks, type History, type RepairRow } from "../lib/charts";
+import { Bar, Chip, Empty, Facts, IncidentCard, Panel, Skeleton, STATES } from "../components/parts";
+import { eventMarks, type History, memberMarks, type RepairRow, repairMarks } from "../lib/charts";
 import { many, percent, words } from "../lib/format";
 import { now, useAsk, useHub } from "../lib/hub";
-import { called, HistoryPanel, LayersPanel, type GpuAnswer, type Holder } from "./node";
-import { Bar, Chip, Empty, Facts, IncidentCard, Panel, Skeleton, STATES } from "../components/parts";
-import { to, type PageProps } from "../lib/router";
+import { type PageProps, to } from "../lib/router";
 import type { GpuDetail } from "../types";
+import { called, type GpuAnswer, HistoryPanel, type Holder, LayersPanel } from "./node";
 
 export function GpuPage({ id: uuid, address, theme }: PageProps) {
   const { fleet, frame, open } = useHub();

@@ -1,17 +1,17 @@
 // One incident: what, why and what it is not, the time around it, the evidence, the plan, and what people did.
 
 import { useState } from "preact/hooks";
-import { layers, memberMarks } from "../lib/charts";
 import type { Mark } from "../components/chart";
-import { ago, dollars, many, words, workloadName } from "../lib/format";
-import { ask, now, set, useAsk, useHub } from "../lib/hub";
-import { BeforePanel, BlastPanel, SilencedChip, ToldPanel, WorkLine } from "./incident_work";
 import { Bar, Chip, Empty, focus, Level, Panel, Problem, Skeleton, Time } from "../components/parts";
-import { PlanPanel } from "./repair";
-import { param, type PageProps } from "../lib/router";
 import { Strips } from "../components/strips";
 import { Export } from "../components/table";
+import { layers, memberMarks } from "../lib/charts";
+import { ago, dollars, many, words, workloadName } from "../lib/format";
+import { ask, now, set, useAsk, useHub } from "../lib/hub";
+import { type PageProps, param } from "../lib/router";
 import type { Card, Detail, Finding } from "../types";
+import { BeforePanel, BlastPanel, SilencedChip, ToldPanel, WorkLine } from "./incident_work";
+import { PlanPanel } from "./repair";
 
 export function IncidentPage({ id, theme, address }: PageProps) {
   const hub = useHub();
@@ -144,7 +144,7 @@ const WHY: {
 ];
 function Why({ findings, looked, apart }: { findings: Finding[]; looked: string[]; apart?: string | null }) {
   const out = new Map(findings.flatMap((f) => f.ruled_out).map((r) => [r.cause, r.why]));
-  findings.forEach((f) => out.delete(f.cause));
+  for (const f of findings) out.delete(f.cause);
   return (
     <Panel title="Why" hint="ranked, with what was ruled out" id="why-panel">
       {findings.length === 0 && out.size === 0 ? (
@@ -326,7 +326,7 @@ function Notes({
           aria-label="Write a note"
           ref={takes ? focus : undefined}
         />
-        <button>Note</button>
+        <button type="submit">Note</button>
       </form>
       <p class="keys">
         <kbd>a</kbd> acknowledge <kbd>n</kbd> note <kbd>e</kbd> export

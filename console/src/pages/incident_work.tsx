@@ -1,10 +1,10 @@
 // Working on one incident: whom it hits, who has it, who is told and who is not, and the report to hand over.
 
 import { useState } from "preact/hooks";
-import { jobOf, type History } from "../lib/charts";
+import { Chip, Empty, Facts, focus, Panel, Problem, Since, Skeleton, Time } from "../components/parts";
+import { type History, jobOf } from "../lib/charts";
 import { ago, clock, count, dollars, many, utc, words, workloadName } from "../lib/format";
 import { acknowledge, ask, now, set, useAsk } from "../lib/hub";
-import { Chip, Empty, Facts, focus, Panel, Problem, Since, Skeleton, Time } from "../components/parts";
 import { to } from "../lib/router";
 import type { Blast, Card, Detail, Incident, Notice, Silenced } from "../types";
 
@@ -96,7 +96,9 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
             data-testid="assign-to"
             ref={focus}
           />
-          <button class="primary">Assign</button>
+          <button type="submit" class="primary">
+            Assign
+          </button>
         </form>
       )}
       {asking === "silence" && (
@@ -127,7 +129,9 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
               data-testid="silence-reason"
               ref={focus}
             />
-            <button class="primary">Silence</button>
+            <button type="submit" class="primary">
+              Silence
+            </button>
           </div>
         </form>
       )}
@@ -141,7 +145,9 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
             aria-label="What ended it"
             ref={focus}
           />
-          <button class="primary">Resolve</button>
+          <button type="submit" class="primary">
+            Resolve
+          </button>
         </form>
       )}
     </div>
@@ -307,20 +313,16 @@ export function BeforePanel({ incident }: { incident: Incident }) {
             ["Serial", known?.labels?.DCGM_FI_DEV_SERIAL],
             [
               "Xid",
-              seen?.length ? (
-                <>
-                  {seen.map((c) => (
+              seen?.length
+                ? seen.map((c) => (
                     <div key={`${c.kind}${c.code}`}>
                       {c.code} ×{count(c.events)}{" "}
                       <span class="dim">
                         {c.meaning} · <Since at={c.newest} />
                       </span>
                     </div>
-                  ))}
-                </>
-              ) : (
-                "none"
-              ),
+                  ))
+                : "none",
             ],
             [
               "PCIe replays",
@@ -331,17 +333,13 @@ export function BeforePanel({ incident }: { incident: Incident }) {
             [
               "Incidents",
               before &&
-                (before.length ? (
-                  <>
-                    {before.slice(0, 4).map((c) => (
+                (before.length
+                  ? before.slice(0, 4).map((c) => (
                       <a key={c.id} href={to.incident(c.id)}>
                         {c.id}{" "}
                       </a>
-                    ))}
-                  </>
-                ) : (
-                  "none"
-                )),
+                    ))
+                  : "none"),
             ],
             [
               "Verdict",

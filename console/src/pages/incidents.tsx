@@ -1,12 +1,12 @@
 // All incidents: open ones the gravest first, closed ones the newest; state, severity, order and words to look for are in the address.
 
+import { Choice, Empty, GLYPH, Panel, Select, Time } from "../components/parts";
+import { type Column, Table } from "../components/table";
 import { ago, percent, workloadName } from "../lib/format";
 import { now, useAsk, useHub } from "../lib/hub";
-import { SilencedChip } from "./incident_work";
-import { Choice, Empty, GLYPH, Panel, Select, Time } from "../components/parts";
-import { param, put, putAll, to, type PageProps } from "../lib/router";
-import { Table, type Column } from "../components/table";
+import { type PageProps, param, put, putAll, to } from "../lib/router";
 import type { Card } from "../types";
+import { SilencedChip } from "./incident_work";
 
 const STATES = [
   ["", "open"],

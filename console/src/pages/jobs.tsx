@@ -1,13 +1,12 @@
 // Jobs: how each gets on, what it holds and uses, what it is bound by, where its time went, and its ranks side by side.
 
 import { useEffect, useMemo } from "preact/hooks";
-import { ago, count, day, dollars, many, percent, words } from "../lib/format";
-import { now, useAsk, useHub } from "../lib/hub";
 import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Skeleton, Tile, Time } from "../components/parts";
-import { go, param, put, to, withParams, type PageProps } from "../lib/router";
 import { Strips } from "../components/strips";
-import { Export, Table, type Column } from "../components/table";
-import { usePulse } from "./fabric";
+import { type Column, Export, Table } from "../components/table";
+import { ago, count, day, dollars, many, percent, words } from "../lib/format";
+import { now, useAsk, useHub, usePulse } from "../lib/hub";
+import { go, type PageProps, param, put, to, withParams } from "../lib/router";
 import "./pages.css";
 
 interface Straggler {
@@ -507,13 +506,11 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
                 theme={theme}
                 start={start}
                 end={end}
-                marks={answer.hardware
-                  .slice(0, 6)
-                  .map((h) => ({
-                    at: h.at,
-                    label: h.kind.endsWith("xid") ? `${h.kind === "xid" ? "Xid" : "SXid"} ${h.code}` : words(h.kind),
-                    tone: "bad",
-                  }))}
+                marks={answer.hardware.slice(0, 6).map((h) => ({
+                  at: h.at,
+                  label: h.kind.endsWith("xid") ? `${h.kind === "xid" ? "Xid" : "SXid"} ${h.code}` : words(h.kind),
+                  tone: "bad",
+                }))}
                 strips={[
                   { label: "SM active", unit: "%", expr: `100 * avg(DCGM_FI_PROF_SM_ACTIVE${where})` },
                   { label: "Slowest GPU", unit: "%", expr: `100 * min(DCGM_FI_PROF_SM_ACTIVE${where})`, tone: "warn" },

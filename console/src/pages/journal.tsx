@@ -1,12 +1,11 @@
 // The journal: who did what to which subject and when, whether the chain still holds, and all of it as a file.
 
 import { useEffect, useState } from "preact/hooks";
-import { ago, clock, count, many, words } from "../lib/format";
-import { ask, now, useAsk, type Refused } from "../lib/hub";
 import { Chip, Empty, Mark, Panel, Problem, Select, Time } from "../components/parts";
-import { usePulse } from "./fabric";
-import { param, put, putAll, to, type PageProps } from "../lib/router";
-import { Table, type Column } from "../components/table";
+import { type Column, Table } from "../components/table";
+import { ago, clock, count, many, words } from "../lib/format";
+import { ask, now, type Refused, useAsk, usePulse } from "../lib/hub";
+import { type PageProps, param, put, putAll, to } from "../lib/router";
 import "./pages.css";
 
 interface Entry {

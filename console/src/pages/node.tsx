@@ -1,13 +1,13 @@
 // One node: its GPUs side by side, all layers on one clock, who holds it, what its scheduler says, and what happened.
 
 import { useMemo } from "preact/hooks";
-import { cardMarks, eventMarks, layers, repairMarks, spanOf, type History, type RepairRow } from "../lib/charts";
+import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton, STATES } from "../components/parts";
+import { Strips } from "../components/strips";
+import { type Column, Table } from "../components/table";
+import { cardMarks, eventMarks, type History, layers, type RepairRow, repairMarks, spanOf } from "../lib/charts";
 import { count, many, quantity, words, workloadName } from "../lib/format";
 import { now, useAsk, useHub } from "../lib/hub";
-import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton, STATES } from "../components/parts";
-import { param, put, to, type PageProps } from "../lib/router";
-import { Strips } from "../components/strips";
-import { Table, type Column } from "../components/table";
+import { type PageProps, param, put, to } from "../lib/router";
 import type { Fleet, Frame } from "../types";
 
 export interface Holder {

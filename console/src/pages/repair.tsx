@@ -1,9 +1,9 @@
 // The plan of an incident, and the repair it becomes: whose word it waits for, how far it is, and who objects.
 
 import { useState } from "preact/hooks";
+import { Chip, Empty, focus, Panel, Problem, Time } from "../components/parts";
 import { ago, words } from "../lib/format";
 import { ask, set, useAsk } from "../lib/hub";
-import { Chip, Empty, focus, Panel, Problem, Time } from "../components/parts";
 import type { Detail, Receipt } from "../types";
 
 interface Repair {
@@ -263,7 +263,9 @@ function Deeds({
             data-testid="reject-why"
             ref={focus}
           />
-          <button class="primary">Reject</button>
+          <button type="submit" class="primary">
+            Reject
+          </button>
         </form>
       )}
     </>

@@ -1,14 +1,13 @@
 // Rules: which alerts wait and fire, how each rule is, and what a rule would have fired over history before it is changed.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { ago, count, day, many, words } from "../lib/format";
-import { ask, now, useAsk, useHub, type Refused } from "../lib/hub";
 import { Chip, Choice, Empty, Level, Mark, Panel, Problem, Skeleton, Tile, Time } from "../components/parts";
 import { PromqlField } from "../components/promql_field";
-import { param, put, putAll, to, withParams, type PageProps } from "../lib/router";
-import { Table, type Column } from "../components/table";
+import { type Column, Table } from "../components/table";
+import { ago, count, day, many, words } from "../lib/format";
+import { ask, now, type Refused, useAsk, useHub, usePulse } from "../lib/hub";
+import { type PageProps, param, put, putAll, to, withParams } from "../lib/router";
 import type { Severity } from "../types";
-import { usePulse } from "./fabric";
 
 /** `id` is the name, with a number where a file has several rules of that name, as burn rates over several windows. */
 interface Rule {

@@ -1,14 +1,14 @@
 // Objectives and rules: what is left of each error budget and how fast it burns; which alerts fire, and what would have.
 
+import { Empty, Mark, Panel, Time } from "../components/parts";
+import { Strips } from "../components/strips";
+import { type Column, Table } from "../components/table";
 import { tone } from "../lib/charts";
 import { ago, percent, share } from "../lib/format";
 import { now, useAsk, useHub } from "../lib/hub";
-import { Empty, Mark, Panel, Time } from "../components/parts";
-import { param, put, to, type PageProps } from "../lib/router";
-import { RulesView } from "./rules";
-import { Strips } from "../components/strips";
-import { Table, type Column } from "../components/table";
+import { type PageProps, param, put, to } from "../lib/router";
 import type { BurnRate, Slo } from "../types";
+import { RulesView } from "./rules";
 import "./pages.css";
 
 const STATE: Record<Slo["state"], { glyph: string; tone: string; text: string }> = {

@@ -3,7 +3,7 @@
 import { type ComponentType, render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { RANGES } from "./lib/charts";
-import "./console.css";
+import "./styles/console.css";
 import { KeysDialog, useKeys } from "./components/keys";
 import { Chip, Empty, focus, Panel, Skeleton } from "./components/parts";
 import { Search } from "./components/search";

@@ -7,7 +7,7 @@ import { count, dollars, many, percent, words } from "../lib/format";
 import { now, useAsk, useHub, usePulse } from "../lib/hub";
 import { type PageProps, param, put, putAll, to, withParams } from "../lib/router";
 import { CapacityView } from "./capacity";
-import "./pages.css";
+import "../styles/pages.css";
 
 interface Hours {
   total: number;

@@ -8,7 +8,7 @@ import { ago, count, many, percent, words } from "../lib/format";
 import { ask, now, set, useAsk, useHub, usePulse } from "../lib/hub";
 import { type PageProps, param, put, to } from "../lib/router";
 import type { Severity } from "../types";
-import "./pages.css";
+import "../styles/pages.css";
 
 interface Scenario {
   name: string;

@@ -8,7 +8,7 @@ import { Table } from "../components/table";
 import { count } from "../lib/format";
 import { get, now, Refused, set, useHub, useReturns } from "../lib/hub";
 import { go, type PageProps, param, put, putAll } from "../lib/router";
-import "./pages.css";
+import "../styles/pages.css";
 
 type Labels = Record<string, string>;
 interface Result {

@@ -9,7 +9,7 @@ import { type Column, Export, Table } from "../components/table";
 import { ago, count, many, percent } from "../lib/format";
 import { now, useAsk, useHub, usePulse } from "../lib/hub";
 import { type PageProps, param, put, putAll, to, withParams } from "../lib/router";
-import "./pages.css";
+import "../styles/pages.css";
 
 interface Map {
   now: string;

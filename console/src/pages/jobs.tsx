@@ -7,7 +7,7 @@ import { type Column, Export, Table } from "../components/table";
 import { ago, count, day, dollars, many, percent, words } from "../lib/format";
 import { now, useAsk, useHub, usePulse } from "../lib/hub";
 import { go, type PageProps, param, put, to, withParams } from "../lib/router";
-import "./pages.css";
+import "../styles/pages.css";
 
 interface Straggler {
   rank: number | null;

@@ -6,7 +6,7 @@ import { type Column, Table } from "../components/table";
 import { ago, clock, count, many, words } from "../lib/format";
 import { ask, now, type Refused, useAsk, usePulse } from "../lib/hub";
 import { type PageProps, param, put, putAll, to } from "../lib/router";
-import "./pages.css";
+import "../styles/pages.css";
 
 interface Entry {
   seq: number;

@@ -9,7 +9,7 @@ import { now, useAsk, useHub } from "../lib/hub";
 import { type PageProps, param, put, to } from "../lib/router";
 import type { BurnRate, Slo } from "../types";
 import { RulesView } from "./rules";
-import "./pages.css";
+import "../styles/pages.css";
 
 const STATE: Record<Slo["state"], { glyph: string; tone: string; text: string }> = {
   burning_fast: { glyph: "✕", tone: "critical", text: "burns fast" },

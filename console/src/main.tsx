@@ -2,14 +2,13 @@
 
 import { type ComponentType, render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { RANGES } from "./lib/charts";
 import "./styles/console.css";
 import { KeysDialog, useKeys } from "./components/keys";
 import { Chip, Empty, focus, Panel, Skeleton } from "./components/parts";
 import { Search } from "./components/search";
 import { clock, many, utc, zone } from "./lib/format";
 import { ask, connect, get, refreshStatus, set, useHub, useReturns } from "./lib/hub";
-import { followLinks, type PageProps, type PageRow, put, useAddress } from "./lib/router";
+import { followLinks, type PageProps, type PageRow, put, RANGES, useAddress } from "./lib/router";
 import { FleetPage } from "./pages/fleet";
 import type { Status } from "./types";
 

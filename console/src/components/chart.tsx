@@ -4,29 +4,10 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
 import { clock, day, quantity, utc } from "../lib/format";
 import { now } from "../lib/hub";
+import type { Line, Mark } from "../lib/lines";
 import { put, useAddress } from "../lib/router";
 import { csv, save } from "./table";
 
-/** `c1` to `c6` are for many series of one kind; the others have a meaning. */
-export type Tone = "accent" | "ok" | "warn" | "bad" | "dim" | "c1" | "c2" | "c3" | "c4" | "c5" | "c6";
-export const TONES: Tone[] = ["c1", "c2", "c3", "c4", "c5", "c6"];
-type Values = (number | null)[];
-/** One line; `low` and `high` are an interval around it, `group` a heading above the first of several. */
-export interface Line {
-  label: string;
-  unit: string;
-  values: Values;
-  tone?: Tone;
-  low?: Values;
-  high?: Values;
-  dashed?: boolean;
-  group?: string;
-}
-export interface Mark {
-  at: string;
-  label: string;
-  tone: string;
-}
 interface Props {
   id: string;
   /** What it shows, for readers that see no lines, and for the exported file. */

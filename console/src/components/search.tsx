@@ -1,10 +1,10 @@
 // The field on top of every page: a node, GPU, workload, team, incident or a query.
 
 import { useRef, useState } from "preact/hooks";
-import { jobOf } from "../lib/charts";
 import { finder, LABELS, valuesOf } from "../lib/find";
 import { many } from "../lib/format";
 import { useHub } from "../lib/hub";
+import { jobOf } from "../lib/promql";
 import { go, put, to } from "../lib/router";
 import type { Card, Fleet } from "../types";
 

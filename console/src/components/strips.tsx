@@ -2,16 +2,8 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type Points, ranges } from "../lib/hub";
-import { Chart, type Mark, type Tone } from "./chart";
-
-export type { Mark } from "./chart";
-export interface Strip {
-  label: string;
-  unit: string;
-  expr: string;
-  tone?: Tone;
-  group?: string;
-}
+import type { Mark, Strip } from "../lib/lines";
+import { Chart } from "./chart";
 
 /** `start` and `end` in milliseconds; with `quiet` a strip without any reading is left out instead of standing empty. */
 export function Strips(p: {

@@ -3,8 +3,8 @@
 
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import type { Line, Mark } from "../components/chart";
 import { clock, day, tick } from "./format";
+import type { Line, Mark } from "./lines";
 
 export const AXIS = 26,
   TOP = 28,

@@ -64,6 +64,16 @@ function change(params: URLSearchParams, wanted: Record<string, string | null>):
 export const param = (address: URL, name: string, otherwise = ""): string =>
   address.searchParams.get(name) ?? otherwise;
 
+/** Time ranges of pages with charts, in milliseconds; the name is in the address. */
+export const RANGES: Record<string, number> = {
+  "15m": 900e3,
+  "1h": 3600e3,
+  "6h": 21600e3,
+  "24h": 86400e3,
+  "7d": 604800e3,
+};
+export const spanOf = (address: URL): number => RANGES[address.searchParams.get("range") ?? "1h"] ?? RANGES["1h"];
+
 /** Addresses of things, so that no page spells another's. */
 export const to = {
   gpu: (uuid: string) => `/gpu/${encodeURIComponent(uuid)}`,

@@ -1,11 +1,12 @@
 // Capacity: when the fleet is full with how sure that is, what is free for whom now, and what a change would bring.
 
 import { useMemo, useState } from "preact/hooks";
-import { Chart, type Line } from "../components/chart";
+import { Chart } from "../components/chart";
 import { Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "../components/parts";
 import { type Column, Table } from "../components/table";
 import { ago, count, day, many, percent, words } from "../lib/format";
 import { ask, useAsk, usePulse } from "../lib/hub";
+import type { Line } from "../lib/lines";
 import { type PageProps, param, put, to } from "../lib/router";
 
 interface Point {

@@ -1,12 +1,14 @@
 // Explore: PromQL with completion, several expressions on one chart, the same as a table or JSON, and all of it in the address.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { Chart, type Line, TONES } from "../components/chart";
+import examples from "../../../watchkeeper/packs/console/explore.json";
+import { Chart } from "../components/chart";
 import { Choice, Empty, Panel, Problem, Select, Skeleton } from "../components/parts";
 import { PromqlField } from "../components/promql_field";
 import { Table } from "../components/table";
 import { count } from "../lib/format";
 import { get, now, Refused, set, useHub, useReturns } from "../lib/hub";
+import { type Line, TONES } from "../lib/lines";
 import { go, type PageProps, param, put, putAll } from "../lib/router";
 import "../styles/pages.css";
 
@@ -46,14 +48,6 @@ const MOST_SERIES = 60;
 const MOST_QUERIES = 6;
 const MOST_POINTS = 11000;
 const MOST_JSON = 120_000;
-const EXAMPLES = [
-  ["SM activity, whole fleet", "100 * avg(DCGM_FI_PROF_SM_ACTIVE)"],
-  ["Power by node, the five largest", "topk(5, sum by (Hostname) (DCGM_FI_DEV_POWER_USAGE))"],
-  ["Memory temperature, 99th percentile", "quantile(0.99, DCGM_FI_DEV_MEMORY_TEMP)"],
-  ["Symbol errors an hour by port", "topk(10, increase(node_infiniband_symbol_error_total[1h]))"],
-  ["Alerts that fire", 'count by (alertname) (ALERTS{alertstate="firing"})'],
-  ["Scrapes that fail", "count by (job) (up == 0)"],
-] as const;
 
 /** What the address says: expressions, and the time in seconds. */
 function readTime(address: URL): { start: number; end: number; step: number; range: string; fixed: boolean } {
@@ -275,10 +269,10 @@ function Examples({ keep }: { keep: (expr: string) => void }) {
   return (
     <Panel title="To begin with" id="examples">
       <ul class="examples">
-        {EXAMPLES.map(([name, expr]) => (
+        {examples.map(({ label, expr }) => (
           <li key={expr}>
             <button type="button" class="plain" onClick={() => keep(expr)}>
-              {name}
+              {label}
               <code>{expr}</code>
             </button>
           </li>

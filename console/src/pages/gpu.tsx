@@ -1,10 +1,12 @@
 // One GPU: who holds it, all layers on one clock, what happened to it before, and how it is divided.
 
 import { useMemo } from "preact/hooks";
+import mig from "../../../watchkeeper/packs/console/mig.json";
 import { Bar, Chip, Empty, Facts, IncidentCard, Panel, Skeleton, STATES } from "../components/parts";
-import { eventMarks, type History, memberMarks, type RepairRow, repairMarks } from "../lib/charts";
 import { many, percent, words } from "../lib/format";
 import { now, useAsk, useHub } from "../lib/hub";
+import { eventMarks, type History, memberMarks, type RepairRow, repairMarks } from "../lib/marks";
+import { fill, quoted } from "../lib/promql";
 import { type PageProps, to } from "../lib/router";
 import type { GpuDetail } from "../types";
 import { called, type GpuAnswer, HistoryPanel, type Holder, LayersPanel } from "./node";
@@ -173,7 +175,7 @@ function MigPanel({
   version: string;
   isSilent: boolean;
 }) {
-  const expr = `max by (GPU_I_ID, GPU_I_PROFILE) (DCGM_FI_PROF_GR_ENGINE_ACTIVE{UUID=${JSON.stringify(uuid)}, GPU_I_ID!=""})`;
+  const expr = fill(mig.activity, { gpu: quoted(uuid) });
   const { answer } = useAsk<{ data: { result: Slice[] } }>(`/api/v1/query?query=${encodeURIComponent(expr)}`, version);
   const slices = answer?.data.result.filter((s) => s.metric.GPU_I_ID) ?? [];
   if (!slices.length && isSilent)

@@ -1,13 +1,14 @@
 // One incident: what, why and what it is not, the time around it, the evidence, the plan, and what people did.
 
 import { useState } from "preact/hooks";
-import type { Mark } from "../components/chart";
 import { Bar, Chip, Empty, focus, Level, Panel, Problem, Skeleton, Time } from "../components/parts";
 import { Strips } from "../components/strips";
 import { Export } from "../components/table";
-import { layers, memberMarks } from "../lib/charts";
 import { ago, dollars, many, words, workloadName } from "../lib/format";
 import { ask, now, set, useAsk, useHub } from "../lib/hub";
+import type { Mark } from "../lib/lines";
+import { memberMarks } from "../lib/marks";
+import { layers } from "../lib/promql";
 import { type PageProps, param } from "../lib/router";
 import type { Card, Detail, Finding } from "../types";
 import { BeforePanel, BlastPanel, SilencedChip, ToldPanel, WorkLine } from "./incident_work";

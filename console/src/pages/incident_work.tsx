@@ -1,10 +1,12 @@
 // Working on one incident: whom it hits, who has it, who is told and who is not, and the report to hand over.
 
 import { useState } from "preact/hooks";
+import pack from "../../../watchkeeper/packs/console/incident.json";
 import { Chip, Empty, Facts, focus, Panel, Problem, Since, Skeleton, Time } from "../components/parts";
-import { type History, jobOf } from "../lib/charts";
 import { ago, clock, count, dollars, many, utc, words, workloadName } from "../lib/format";
 import { acknowledge, ask, now, set, useAsk } from "../lib/hub";
+import type { History } from "../lib/marks";
+import { fill, jobOf, quoted } from "../lib/promql";
 import { to } from "../lib/router";
 import type { Blast, Card, Detail, Incident, Notice, Silenced } from "../types";
 
@@ -190,10 +192,7 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
   const jobs = [...new Set(incident.workloads.map(jobOf))].map((name) => name.replace(/[^\w-]/g, "."));
   const { answer } = useAsk<Vector>(
     jobs.length
-      ? query(
-          `max(training_checkpoint_last_success_timestamp_seconds{job_name=~"${jobs.join("|")}"} < ${opened / 1000})`,
-          opened,
-        )
+      ? query(fill(pack.last_checkpoint, { jobs: quoted(jobs.join("|")), opened_at: opened / 1000 }), opened)
       : "",
   );
   const saved = number(answer);
@@ -290,10 +289,9 @@ export function BeforePanel({ incident }: { incident: Incident }) {
   const { answer: known } = useAsk<{ incidents: Card[]; labels: Record<string, string> | null }>(
     gpu ? `/api/gpu/${encodeURIComponent(gpu)}` : "",
   );
-  const replays = `last_over_time(DCGM_FI_DEV_PCIE_REPLAY_COUNTER{${gpu ? `UUID="${gpu}"` : ""}}[10m])`;
-  const { answer: own } = useAsk<Vector>(gpu ? query(replays, at) : "");
+  const { answer: own } = useAsk<Vector>(gpu ? query(fill(pack.replays, { gpu: quoted(gpu) }), at) : "");
   const { answer: peers } = useAsk<Vector>(
-    gpu && node ? query(`quantile(0.5, DCGM_FI_DEV_PCIE_REPLAY_COUNTER{Hostname=${JSON.stringify(node)}})`, at) : "",
+    gpu && node ? query(fill(pack.replays_of_peers, { node: quoted(node) }), at) : "",
   );
   if (!node) return null;
   const before = known?.incidents.filter((c) => c.id !== incident.id && c.opened_at < incident.opened_at);

@@ -1,11 +1,14 @@
 // Jobs: how each gets on, what it holds and uses, what it is bound by, where its time went, and its ranks side by side.
 
 import { useEffect, useMemo } from "preact/hooks";
+import strips from "../../../watchkeeper/packs/console/job.json";
 import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Skeleton, Tile, Time } from "../components/parts";
 import { Strips } from "../components/strips";
 import { type Column, Export, Table } from "../components/table";
 import { ago, count, day, dollars, many, percent, words } from "../lib/format";
 import { now, useAsk, useHub, usePulse } from "../lib/hub";
+import type { Strip } from "../lib/lines";
+import { fillAll, quoted } from "../lib/promql";
 import { go, type PageProps, param, put, to, withParams } from "../lib/router";
 import "../styles/pages.css";
 
@@ -457,7 +460,6 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
     .slice(0, 64)
     .map((r) => r.uuid)
     .filter(Boolean);
-  const where = `{UUID=~${JSON.stringify(uuids.join("|"))}}`;
   return (
     <main data-testid="job-page">
       {problem && <Problem>This is what was known before: {problem.message}</Problem>}
@@ -511,12 +513,7 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
                   label: h.kind.endsWith("xid") ? `${h.kind === "xid" ? "Xid" : "SXid"} ${h.code}` : words(h.kind),
                   tone: "bad",
                 }))}
-                strips={[
-                  { label: "SM active", unit: "%", expr: `100 * avg(DCGM_FI_PROF_SM_ACTIVE${where})` },
-                  { label: "Slowest GPU", unit: "%", expr: `100 * min(DCGM_FI_PROF_SM_ACTIVE${where})`, tone: "warn" },
-                  { label: "Power", unit: "W", expr: `avg(DCGM_FI_DEV_POWER_USAGE${where})`, tone: "ok" },
-                  { label: "NVLink", unit: "B/s", expr: `avg(DCGM_FI_PROF_NVLINK_TX_BYTES${where})`, tone: "dim" },
-                ]}
+                strips={fillAll(strips as Strip[], { gpus: quoted(uuids.join("|")) })}
               />
             </Panel>
           )}

@@ -1,13 +1,15 @@
 // One node: its GPUs side by side, all layers on one clock, who holds it, what its scheduler says, and what happened.
 
 import { useMemo } from "preact/hooks";
+import mig from "../../../watchkeeper/packs/console/mig.json";
 import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton, STATES } from "../components/parts";
 import { Strips } from "../components/strips";
 import { type Column, Table } from "../components/table";
-import { cardMarks, eventMarks, type History, layers, type RepairRow, repairMarks, spanOf } from "../lib/charts";
 import { count, many, quantity, words, workloadName } from "../lib/format";
 import { now, useAsk, useHub } from "../lib/hub";
-import { type PageProps, param, put, to } from "../lib/router";
+import { cardMarks, eventMarks, type History, type RepairRow, repairMarks } from "../lib/marks";
+import { fill, layers, quoted } from "../lib/promql";
+import { type PageProps, param, put, spanOf, to } from "../lib/router";
 import type { Fleet, Frame } from "../types";
 
 export interface Holder {
@@ -237,7 +239,7 @@ function GpuTable({
       ? { state: frame.states[slots.get(g.uuid)!], value: frame.values[slots.get(g.uuid)!] }
       : { state: 6, value: NaN };
   const { answer: divided } = useAsk<{ data: { result: { metric: { UUID: string }; value: [number, string] }[] } }>(
-    `/api/v1/query?query=${encodeURIComponent(`count by (UUID) (group by (UUID, GPU_I_ID) (DCGM_FI_DEV_FB_USED{Hostname=${JSON.stringify(node.name)}, GPU_I_ID!=""}))`)}`,
+    `/api/v1/query?query=${encodeURIComponent(fill(mig.slices, { node: quoted(node.name) }))}`,
   );
   const slices = new Map(divided?.data.result.map((r) => [r.metric.UUID, Number(r.value[1])]));
   const about = (g: GpuAnswer) => [

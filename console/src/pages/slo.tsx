@@ -1,11 +1,14 @@
 // Objectives and rules: what is left of each error budget and how fast it burns; which alerts fire, and what would have.
 
+import strips from "../../../watchkeeper/packs/console/slo.json";
 import { Empty, Mark, Panel, Time } from "../components/parts";
 import { Strips } from "../components/strips";
 import { type Column, Table } from "../components/table";
-import { tone } from "../lib/charts";
 import { ago, percent, share } from "../lib/format";
 import { now, useAsk, useHub } from "../lib/hub";
+import type { Strip } from "../lib/lines";
+import { tone } from "../lib/marks";
+import { fillAll } from "../lib/promql";
 import { type PageProps, param, put, to } from "../lib/router";
 import type { BurnRate, Slo } from "../types";
 import { RulesView } from "./rules";
@@ -194,7 +197,8 @@ function Budget({ slo, theme }: { slo: Slo; theme: string }) {
   const { open } = useHub();
   const end = Math.floor(now() / 60000) * 60000;
   const start = end - span(slo.window);
-  const burn = `slo:error_ratio:rate1h${slo.query.slice(slo.query.indexOf("{"))} / ${Number((1 - slo.objective).toPrecision(6))}`;
+  const labels = slo.query.slice(slo.query.indexOf("{"));
+  const budget = Number((1 - slo.objective).toPrecision(6));
   const told = (open ?? []).filter((c) => slo.incidents.includes(c.id));
   return (
     <Panel
@@ -209,10 +213,7 @@ function Budget({ slo, theme }: { slo: Slo; theme: string }) {
     >
       <Strips
         id="slo-strips"
-        strips={[
-          { label: "Budget left", unit: "%", expr: `100 * ${slo.query}` },
-          { label: "Burn rate, 1 h", unit: "×", expr: burn, tone: "dim" },
-        ]}
+        strips={fillAll(strips as Strip[], { query: slo.query, labels, budget })}
         start={start}
         end={end}
         marks={told.map((c) => ({ at: c.opened_at, label: c.id, tone: tone(c.severity) }))}

@@ -6,9 +6,11 @@ import "./styles/console.css";
 import { KeysDialog, useKeys } from "./components/keys";
 import { Chip, Empty, focus, Panel, Skeleton } from "./components/parts";
 import { Search } from "./components/search";
+import { ask } from "./lib/api";
 import { clock, many, utc, zone } from "./lib/format";
-import { ask, connect, get, refreshStatus, set, useHub, useReturns } from "./lib/hub";
-import { followLinks, type PageProps, type PageRow, put, RANGES, useAddress } from "./lib/router";
+import { connect, refreshStatus } from "./lib/live";
+import { followLinks, type PageProps, type PageRow, put, RANGES, rowOf, useAddress } from "./lib/router";
+import { get, set, useHub, useReturns } from "./lib/store";
 import { FleetPage } from "./pages/fleet";
 import type { Status } from "./types";
 
@@ -98,21 +100,6 @@ const PAGES: PageRow[] = [
 const GROUPS = ["watch", "understand", "practise"] as const;
 const RANGED = ["", "gpu", "node"];
 const PART_OF_FLEET = ["", "gpu", "node"];
-
-/** `%zz` is no escape, and somebody may have typed it. */
-const decoded = (part: string) => {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
-  }
-};
-function rowOf(path: string): { row?: PageRow; first: string; id: string } {
-  const [, first, ...rest] = path.split("/");
-  const id = rest.map(decoded).join("/");
-  const named = (wanted: string) => PAGES.find((p) => p.path === wanted);
-  return { row: id ? (named(`/${first}/`) ?? named(`/${first}`)) : named(`/${first}`), first, id };
-}
 
 const loaded = new Map<PageRow, ComponentType<PageProps>>([[FLEET, FleetPage]]);
 /** The page's code, asked for once; until it is there a skeleton stands in. */
@@ -341,7 +328,7 @@ function Shell() {
     const timer = setTimeout(() => set({ notice: undefined }), 5000);
     return () => clearTimeout(timer);
   }, [hub.notice]);
-  const { row, first, id } = rowOf(address.pathname);
+  const { row, first, id } = rowOf(PAGES, address.pathname);
   useEffect(() => {
     document.title = row?.path === "/" || !row ? "Watchkeeper" : `${id || row.name} · Watchkeeper`;
   }, [row, id]);
@@ -442,11 +429,11 @@ function Shell() {
 }
 
 // The page's code and its first answers are on their way at the same time.
-rowOf(location.pathname)
+rowOf(PAGES, location.pathname)
   .row?.load()
   .catch(() => undefined);
 set({ colour: new URL(location.href).searchParams.get("colour") ?? get().colour });
-followLinks((path) => Boolean(rowOf(path).row));
+followLinks((path) => Boolean(rowOf(PAGES, path).row));
 connect();
 setInterval(refreshStatus, 15000);
 render(<Shell />, document.getElementById("app")!);

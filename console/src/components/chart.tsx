@@ -3,9 +3,9 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
 import { clock, day, quantity, utc } from "../lib/format";
-import { now } from "../lib/hub";
 import type { Line, Mark } from "../lib/lines";
 import { put, useAddress } from "../lib/router";
+import { now } from "../lib/store";
 import { csv, save } from "./table";
 
 interface Props {

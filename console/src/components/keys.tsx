@@ -1,7 +1,7 @@
 // The keyboard: where each key leads, and the list of them.
 
 import { useEffect, useRef } from "preact/hooks";
-import { acknowledge } from "../lib/hub";
+import { acknowledge } from "../lib/api";
 import { go, type PageRow } from "../lib/router";
 import { Panel } from "./parts";
 

@@ -1,9 +1,10 @@
 // Small pieces that all pages share: panels, chips, times, glyphs, and what stands there when there is nothing to show.
 
 import type { ComponentChildren } from "preact";
+import { acknowledge } from "../lib/api";
 import { ago, clock, day, dollars, percent, utc, words, workloadName } from "../lib/format";
-import { acknowledge, get, now } from "../lib/hub";
 import { to } from "../lib/router";
+import { get, now } from "../lib/store";
 import type { Card as CardValue, Severity } from "../types";
 
 export function Panel(p: {

@@ -1,7 +1,7 @@
 // A field for PromQL: completion at the cursor from the hub's own metrics and functions, and errors marked where they are.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ask } from "../lib/hub";
+import { ask } from "../lib/api";
 
 interface Word {
   word: string;

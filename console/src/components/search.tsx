@@ -3,9 +3,9 @@
 import { useRef, useState } from "preact/hooks";
 import { finder, LABELS, valuesOf } from "../lib/find";
 import { many } from "../lib/format";
-import { useHub } from "../lib/hub";
 import { jobOf } from "../lib/promql";
 import { go, put, to } from "../lib/router";
+import { useHub } from "../lib/store";
 import type { Card, Fleet } from "../types";
 
 interface Hit {

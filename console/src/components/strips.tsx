@@ -1,7 +1,7 @@
 // Several quantities on one clock, asked for in PromQL: a band each, one time axis, what happened drawn through all of them.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { type Points, ranges } from "../lib/hub";
+import { type Points, ranges } from "../lib/api";
 import type { Mark, Strip } from "../lib/lines";
 import { Chart } from "./chart";
 

@@ -2,8 +2,8 @@
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
+import type { Refused } from "../lib/api";
 import { count } from "../lib/format";
-import type { Refused } from "../lib/hub";
 import { go, param, put } from "../lib/router";
 import { Problem, Skeleton } from "./parts";
 

@@ -5,6 +5,9 @@ export const count = (n: number | null | undefined) => (n == null ? "unknown" : 
 export const percent = (n: number | null | undefined) =>
   n == null ? "unknown" : `${n.toFixed(n < 9.95 && Math.abs(n - Math.round(n)) >= 0.05 ? 1 : 0)} %`;
 
+/** 0.25 → `25 %`. */
+export const percentOf = (share: number | null | undefined) => percent(share == null ? null : 100 * share);
+
 /** A share near 1, where the digits after the nines are what counts. */
 export const share = (n: number | null) => (n == null ? "unknown" : `${Number((100 * n).toFixed(n < 0.9 ? 1 : 3))} %`);
 
@@ -41,6 +44,11 @@ const wholeDollars = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 export const dollars = (n: number | null | undefined) =>
   n == null ? "unknown" : `$ ${Math.abs(n) < 10 && n !== 0 ? cents.format(n) : wholeDollars.format(n)}`;
+/** Dollars have their sign; other currencies stand by their name. */
+export function money(amount: number | null | undefined, currency?: string, otherwise = "unknown"): string {
+  if (amount == null) return otherwise;
+  return currency === "USD" || currency === "$" ? dollars(amount) : `${currency} ${count(amount)}`;
+}
 
 const pad = (n: number) => String(n).padStart(2, "0");
 /** Local wall time with seconds; the title attribute beside it carries UTC. */

@@ -3,7 +3,8 @@
 
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { clock, day, tick } from "./format";
+import { aroundAll, inBand, timeLabel } from "./axes";
+import { tick } from "./format";
 import type { Line, Mark } from "./lines";
 
 export const AXIS = 26,
@@ -34,7 +35,7 @@ export function make(host: HTMLElement, sheet: () => Sheet): uPlot {
     first.lines.forEach((_, i) => {
       scales[`s${i}`] = { range: (_u, low, high) => inBand(low, high, i, first.lines.length) };
     });
-  else scales.y = { range: (_u, low, high) => around(low, high) };
+  else scales.y = { range: (_u, low, high) => aroundAll(low, high) };
   const series: uPlot.Series[] = [{}];
   const between: uPlot.Band[] = [];
   first.lines.forEach((line, i) => {
@@ -63,7 +64,9 @@ export function make(host: HTMLElement, sheet: () => Sheet): uPlot {
     // The width of what is written, with air: 03:48:40 where it goes by seconds.
     space: () => (sheet().end - sheet().start < 1200 ? 76 : 50),
     values: (u, splits) =>
-      splits.map((at) => label(u, at, sheet())).map((text, i, all) => (text === all[i - 1] ? "" : text)),
+      splits
+        .map((at) => timeLabel(at, u.valToPos(at, "x"), u.bbox.width / devicePixelRatio, sheet()))
+        .map((text, i, all) => (text === all[i - 1] ? "" : text)),
   };
   const level: uPlot.Axis = {
     scale: "y",
@@ -114,35 +117,6 @@ export const table = ({ times, lines }: Sheet): uPlot.AlignedData =>
     times,
     ...lines.flatMap((line) => [line.values, ...(line.low && line.high ? [line.high, line.low] : [])]),
   ] as uPlot.AlignedData;
-
-function label(u: uPlot, at: number, { start, end }: Sheet): string {
-  const x = u.valToPos(at, "x");
-  const reach = end - start;
-  if (x < 26 || x > u.bbox.width / devicePixelRatio - 26) return "";
-  // Where days pass, the time of day says nothing.
-  return reach > 129600
-    ? day(new Date(at * 1000).toISOString()).slice(5, 10)
-    : clock(at * 1000).slice(0, at % 60 ? 8 : 5);
-}
-
-/** A scale on which [low, high] fills only band `i` of `n`, with a little air above and below. */
-function inBand(low: number | null, high: number | null, i: number, n: number): [number, number] {
-  let from = Math.min(0, low ?? 0);
-  let to = high ?? 1;
-  if (low != null && high != null && low > 0 && (high - low) / high < 0.5 && low / high > 0.5)
-    from = low - (high - low || high) * 0.4;
-  if (to <= from) to = from + 1;
-  const reach = (to - from) / 0.72;
-  const bottom = from - reach * 0.14;
-  return [bottom - (n - 1 - i) * reach, bottom + (i + 1) * reach];
-}
-function around(low: number | null, high: number | null): [number, number] {
-  const from = Math.min(0, low ?? 0);
-  const to = Math.max(high ?? 1, from + 1e-9);
-  return low != null && low > 0.6 * to
-    ? [low - (to - low || to) * 0.3, to + (to - low || to) * 0.15]
-    : [from * 1.08, to * 1.08 || 1];
-}
 
 function drawMarks(u: uPlot, marks: Mark[], ink: (name: string) => string): void {
   const { left, top, width, height } = u.bbox;

@@ -24,6 +24,22 @@ export interface PageRow {
   hidden?: boolean;
 }
 
+/** `%zz` is no escape, and somebody may have typed it. */
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+/** The page of a path, with the thing that it is about; a page of one thing has a slash at the end of its path. */
+export function rowOf<T extends { path: string }>(pages: T[], path: string): { row?: T; first: string; id: string } {
+  const [, first, ...rest] = path.split("/");
+  const id = rest.map(decoded).join("/");
+  const named = (wanted: string) => pages.find((p) => p.path === wanted);
+  return { row: id ? (named(`/${first}/`) ?? named(`/${first}`)) : named(`/${first}`), first, id };
+}
+
 const CHANGED = "watchkeeper:address";
 export function go(to: string, replace = false): void {
   history[replace ? "replaceState" : "pushState"](null, "", to);

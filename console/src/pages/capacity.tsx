@@ -4,10 +4,11 @@ import { useMemo, useState } from "preact/hooks";
 import { Chart } from "../components/chart";
 import { Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "../components/parts";
 import { type Column, Table } from "../components/table";
-import { ago, count, day, many, percent, words } from "../lib/format";
-import { ask, useAsk, usePulse } from "../lib/hub";
+import { ask, useAsk } from "../lib/api";
+import { ago, count, day, many, percent, percentOf, words } from "../lib/format";
 import type { Line } from "../lib/lines";
 import { type PageProps, param, put, to } from "../lib/router";
+import { usePulse } from "../lib/store";
 
 interface Point {
   time: string;
@@ -191,7 +192,7 @@ export function CapacityView({ address, theme }: PageProps) {
                 <p class="dim small">
                   {made.backtest.wape == null
                     ? "Not tested yet: the history is too short."
-                    : `Tested on ${many(made.backtest.origins, "past forecast")}: wrong by ${percent(100 * made.backtest.wape)}, where "as before" is wrong by ${percent(made.backtest.naive_wape == null ? null : 100 * made.backtest.naive_wape)}; its interval held ${percent(made.backtest.coverage == null ? null : 100 * made.backtest.coverage)} of the time.`}{" "}
+                    : `Tested on ${many(made.backtest.origins, "past forecast")}: wrong by ${percent(100 * made.backtest.wape)}, where "as before" is wrong by ${percentOf(made.backtest.naive_wape)}; its interval held ${percentOf(made.backtest.coverage)} of the time.`}{" "}
                   From {many(made.history.steps, "step")} of {made.step} since {day(made.history.from)}.{" "}
                   {made.notes.join(" · ")}
                 </p>
@@ -606,8 +607,7 @@ function Replay({ address }: { address: URL }) {
         <div data-testid="replay-answer">
           <p class="answer">
             {found.change}: p95 of waiting {wait(found.before.wait.p95)} → <b>{wait(found.after.wait.p95)}</b>, GPUs in
-            use {percent(found.before.utilisation == null ? null : 100 * found.before.utilisation)} →{" "}
-            {percent(found.after.utilisation == null ? null : 100 * found.after.utilisation)}.
+            use {percentOf(found.before.utilisation)} → {percentOf(found.after.utilisation)}.
           </p>
           <Table
             id="replay"

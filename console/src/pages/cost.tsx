@@ -3,9 +3,10 @@
 import { useState } from "preact/hooks";
 import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Tile } from "../components/parts";
 import { type Column, Export, Table } from "../components/table";
-import { count, dollars, many, percent, words } from "../lib/format";
-import { now, useAsk, useHub, usePulse } from "../lib/hub";
+import { useAsk } from "../lib/api";
+import { count, many, money, percent, words } from "../lib/format";
 import { type PageProps, param, put, putAll, to, withParams } from "../lib/router";
+import { now, useHub, usePulse } from "../lib/store";
 import { CapacityView } from "./capacity";
 import "../styles/pages.css";
 
@@ -88,8 +89,7 @@ const POLICIES = [
   ["allocation", "shared by allocation"],
   ["even", "shared evenly"],
 ] as const;
-export const cash = (n: number | null | undefined, currency: string) =>
-  n == null ? "no price" : currency === "USD" ? dollars(n) : `${currency} ${count(n)}`;
+const cash = (n: number | null | undefined, currency: string) => money(n, currency, "no price");
 const minute = () => Math.floor(now() / 60000) * 60;
 
 export function CostPage(p: PageProps) {

@@ -4,9 +4,10 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Chip, Empty, Level, Mark, Panel, Problem, Skeleton, Tile, Time } from "../components/parts";
 import { type Column, Table } from "../components/table";
+import { ask, useAsk } from "../lib/api";
 import { ago, count, many, percent, words } from "../lib/format";
-import { ask, now, set, useAsk, useHub, usePulse } from "../lib/hub";
 import { type PageProps, param, put, to } from "../lib/router";
+import { now, set, useHub, usePulse } from "../lib/store";
 import type { Severity } from "../types";
 import "../styles/pages.css";
 

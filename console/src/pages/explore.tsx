@@ -6,10 +6,11 @@ import { Chart } from "../components/chart";
 import { Choice, Empty, Panel, Problem, Select, Skeleton } from "../components/parts";
 import { PromqlField } from "../components/promql_field";
 import { Table } from "../components/table";
+import { Refused } from "../lib/api";
 import { count } from "../lib/format";
-import { get, now, Refused, set, useHub, useReturns } from "../lib/hub";
 import { type Line, TONES } from "../lib/lines";
 import { go, type PageProps, param, put, putAll } from "../lib/router";
+import { get, now, set, useHub, useReturns } from "../lib/store";
 import "../styles/pages.css";
 
 type Labels = Record<string, string>;

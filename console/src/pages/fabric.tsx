@@ -6,9 +6,10 @@ import { Chip, Choice, Empty, Facts, Mark, Panel, Problem, Select, Skeleton, Til
 import { MARKS, MEASURES, type Measure, markOf, PortMap, type Row } from "../components/portmap";
 import { Strips } from "../components/strips";
 import { type Column, Export, Table } from "../components/table";
-import { ago, count, many, percent } from "../lib/format";
-import { now, useAsk, useHub, usePulse } from "../lib/hub";
+import { useAsk } from "../lib/api";
+import { ago, count, many, percentOf } from "../lib/format";
 import { type PageProps, param, put, putAll, to, withParams } from "../lib/router";
+import { now, useHub, usePulse } from "../lib/store";
 import "../styles/pages.css";
 
 interface Map {
@@ -445,7 +446,7 @@ const columns = (window: string, address: URL): Column<Link>[] => [
     numeric: true,
     class: "wide-only",
     value: (l) => l.load,
-    cell: (l) => percent(l.load == null ? null : 100 * l.load),
+    cell: (l) => percentOf(l.load),
     hint: "the busier way, over 5 minutes",
   },
   {
@@ -534,7 +535,7 @@ function OneLink({ id, window, theme, beat }: { id: string; window: string; them
           [
             "Load",
             <>
-              {percent(link.load == null ? null : 100 * link.load)}
+              {percentOf(link.load)}
               {link.load != null && link.gbps && <span class="dim"> · {count(link.load * link.gbps)} Gb/s</span>}
             </>,
           ],

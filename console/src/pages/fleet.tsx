@@ -5,12 +5,14 @@ import { type Cell, HeatMap, heat, type Paint, scaled } from "../components/heat
 import { Chip, Choice, Empty, IncidentCard, Panel, Skeleton, STATES, Tile } from "../components/parts";
 import { Strips } from "../components/strips";
 import { type Column, Table } from "../components/table";
+import { ask, useAsk } from "../lib/api";
 import { type Fits, finder } from "../lib/find";
 import { clock, count, dollars, many, percent, quantity, utc, watts } from "../lib/format";
-import { ask, chooseColour, now, useAsk, useHub } from "../lib/hub";
+import { chooseColour } from "../lib/live";
 import { cardMarks } from "../lib/marks";
 import { FLEET_STRIPS } from "../lib/promql";
 import { type PageProps, param, put, spanOf, to, withParams } from "../lib/router";
+import { now, useHub } from "../lib/store";
 import type { Fleet, FleetNode, Frame, Gpu, Status, Summary } from "../types";
 
 interface Full {

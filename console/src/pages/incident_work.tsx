@@ -3,11 +3,12 @@
 import { useState } from "preact/hooks";
 import pack from "../../../watchkeeper/packs/console/incident.json";
 import { Chip, Empty, Facts, focus, Panel, Problem, Since, Skeleton, Time } from "../components/parts";
+import { acknowledge, ask, useAsk } from "../lib/api";
 import { ago, clock, count, dollars, many, utc, words, workloadName } from "../lib/format";
-import { acknowledge, ask, now, set, useAsk } from "../lib/hub";
 import type { History } from "../lib/marks";
 import { fill, jobOf, quoted } from "../lib/promql";
 import { to } from "../lib/router";
+import { now, set } from "../lib/store";
 import type { Blast, Card, Detail, Incident, Notice, Silenced } from "../types";
 
 const SPANS = [

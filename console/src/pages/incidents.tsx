@@ -2,9 +2,10 @@
 
 import { Choice, Empty, GLYPH, Panel, Select, Time } from "../components/parts";
 import { type Column, Table } from "../components/table";
+import { useAsk } from "../lib/api";
 import { ago, percent, workloadName } from "../lib/format";
-import { now, useAsk, useHub } from "../lib/hub";
 import { type PageProps, param, put, putAll, to } from "../lib/router";
+import { now, useHub } from "../lib/store";
 import type { Card } from "../types";
 import { SilencedChip } from "./incident_work";
 

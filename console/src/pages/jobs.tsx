@@ -5,11 +5,13 @@ import strips from "../../../watchkeeper/packs/console/job.json";
 import { Bar, Chip, Choice, Empty, Facts, Mark, Panel, Problem, Skeleton, Tile, Time } from "../components/parts";
 import { Strips } from "../components/strips";
 import { type Column, Export, Table } from "../components/table";
-import { ago, count, day, dollars, many, percent, words } from "../lib/format";
-import { now, useAsk, useHub, usePulse } from "../lib/hub";
+import { useAsk } from "../lib/api";
+import { duration } from "../lib/durations";
+import { ago, count, day, many, money, percent, percentOf, words } from "../lib/format";
 import type { Strip } from "../lib/lines";
 import { fillAll, quoted } from "../lib/promql";
 import { go, type PageProps, param, put, to, withParams } from "../lib/router";
+import { now, useHub, usePulse } from "../lib/store";
 import "../styles/pages.css";
 
 interface Straggler {
@@ -124,22 +126,7 @@ const BOUND: Record<string, string> = {
   nothing: "nothing",
   unknown: "unknown",
 };
-export const money = (m: { amount: number | null; currency: string } | null) =>
-  m == null || m.amount == null
-    ? "unknown"
-    : m.currency === "USD" || m.currency === "$"
-      ? dollars(m.amount)
-      : `${m.currency} ${count(m.amount)}`;
-const span = (seconds: number | null) =>
-  seconds == null
-    ? "unknown"
-    : seconds < 1
-      ? `${(1000 * seconds).toFixed(0)} ms`
-      : seconds < 90
-        ? `${Number(seconds.toPrecision(3))} s`
-        : ago(seconds * 1000);
 const hours = (n: number | null) => (n == null ? "unknown" : n < 10 ? n.toFixed(1) : count(n));
-const share = (n: number | null) => percent(n == null ? null : 100 * n);
 
 /** Of a plain job no scheduler tells: the program alone says what it is called. */
 const kindName = (kind: string) => (kind === "plain" ? "no scheduler names it" : kind);
@@ -268,7 +255,7 @@ function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
       <Tile
         id="tile-used"
         name="Used of what is held"
-        value={share(base ? used / base : null)}
+        value={percentOf(base ? used / base : null)}
         meaning={base < gpus ? `SM active, of ${count(base)} GPUs that are measured` : "SM active over the last hour"}
       />
       <Tile
@@ -288,7 +275,7 @@ function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
       <Tile
         id="tile-goodput"
         name="Goodput"
-        value={share(goodput)}
+        value={percentOf(goodput)}
         meaning={good.length ? `of ${many(good.length, "job")} that tell of their steps` : "no job tells of its steps"}
       />
       <Tile
@@ -387,7 +374,7 @@ const COLUMNS: Column<JobLine>[] = [
     title: "Used",
     numeric: true,
     value: (j) => j.used,
-    cell: (j) => dim(share(j.used)),
+    cell: (j) => dim(percentOf(j.used)),
     hint: "share of the held GPU time of the last hour in which SMs were active",
   },
   { id: "bound", title: "Bound by", value: (j) => BOUND[j.bound_by], cell: (j) => dim(BOUND[j.bound_by]) },
@@ -396,7 +383,7 @@ const COLUMNS: Column<JobLine>[] = [
     title: "Goodput",
     numeric: true,
     value: (j) => j.goodput,
-    cell: (j) => dim(share(j.goodput)),
+    cell: (j) => dim(percentOf(j.goodput)),
     hint: "productive step time over wall time, of the last hour",
   },
   {
@@ -428,7 +415,7 @@ const COLUMNS: Column<JobLine>[] = [
     title: "Cost so far",
     numeric: true,
     value: (j) => j.cost?.amount,
-    cell: (j) => <Counted job={j}>{money(j.cost)}</Counted>,
+    cell: (j) => <Counted job={j}>{money(j.cost?.amount, j.cost?.currency)}</Counted>,
   },
 ];
 
@@ -492,7 +479,7 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
                 "the job tells of no steps: productive time unknown"
               ) : (
                 <>
-                  goodput {share(goodput.share)} of {span(goodput.wall_seconds)}
+                  goodput {percentOf(goodput.share)} of {duration(goodput.wall_seconds)}
                 </>
               )
             }
@@ -543,7 +530,7 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
           <Panel
             title="Efficiency"
             id="efficiency-panel"
-            hint={efficiency.window_seconds ? `over ${span(efficiency.window_seconds)}` : undefined}
+            hint={efficiency.window_seconds ? `over ${duration(efficiency.window_seconds)}` : undefined}
           >
             <p>
               <b class="bound">
@@ -565,7 +552,7 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
                         text={
                           u.share == null
                             ? "not measured"
-                            : `${share(u.share)} · ${amount(u.used, u.unit)} of ${amount(u.held, u.unit)}`
+                            : `${percentOf(u.share)} · ${amount(u.used, u.unit)} of ${amount(u.held, u.unit)}`
                         }
                       />
                     </td>
@@ -612,7 +599,7 @@ function OneJob({ id, theme, address }: { id: string; theme: string; address: UR
                 [
                   "Cost so far",
                   <>
-                    {money(job.cost)}
+                    {money(job.cost?.amount, job.cost?.currency)}
                     {job.gpu_hours != null && (
                       <span class="dim">
                         {" "}
@@ -778,7 +765,7 @@ function Goodput({ goodput }: { goodput: Report["goodput"] }) {
             key={p.reason}
             class={LOST[p.reason]?.tone ?? "unknown"}
             style={{ flexGrow: p.seconds / whole }}
-            title={`${LOST[p.reason]?.text ?? p.reason}: ${span(p.seconds)}`}
+            title={`${LOST[p.reason]?.text ?? p.reason}: ${duration(p.seconds)}`}
           />
         ))}
       </div>
@@ -787,7 +774,7 @@ function Goodput({ goodput }: { goodput: Report["goodput"] }) {
           <li key={p.reason}>
             <i class={LOST[p.reason]?.tone ?? "unknown"} aria-hidden="true" />
             {LOST[p.reason]?.text ?? p.reason} <b>{percent((100 * p.seconds) / whole)}</b>{" "}
-            <span class="dim">{span(p.seconds)}</span>
+            <span class="dim">{duration(p.seconds)}</span>
           </li>
         ))}
       </ul>
@@ -800,11 +787,11 @@ function Goodput({ goodput }: { goodput: Report["goodput"] }) {
             ) : (
               <>
                 {count(goodput.steps)}
-                <span class="dim"> · one takes {span(goodput.step_seconds)}</span>
+                <span class="dim"> · one takes {duration(goodput.step_seconds)}</span>
               </>
             ),
           ],
-          ["Longest pause", goodput.longest_pause_seconds == null ? null : span(goodput.longest_pause_seconds)],
+          ["Longest pause", goodput.longest_pause_seconds == null ? null : duration(goodput.longest_pause_seconds)],
         ]}
       />
     </>
@@ -828,8 +815,8 @@ function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggler | nul
       data-testid="rank-bars"
     >
       <figcaption class="hint">
-        {steps ? `step time, longest ${span(most)}` : "SM active by rank, highest "}
-        {!steps && share(most)}
+        {steps ? `step time, longest ${duration(most)}` : "SM active by rank, highest "}
+        {!steps && percentOf(most)}
         {ranks.length > 256 && " · the first 256"}
       </figcaption>
       <div>
@@ -841,7 +828,7 @@ function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggler | nul
               key={`${r.rank} ${r.uuid}`}
               href={to.gpu(r.uuid)}
               class={marked ? "straggler" : r.state}
-              title={`${r.rank == null ? `GPU ${r.gpu}` : `rank ${r.rank}`} on ${r.node}: ${v == null ? "unknown" : steps ? span(v) : share(v)}${r.score != null ? `, ${percent(100 * r.score)} behind` : ""}`}
+              title={`${r.rank == null ? `GPU ${r.gpu}` : `rank ${r.rank}`} on ${r.node}: ${v == null ? "unknown" : steps ? duration(v) : percentOf(v)}${r.score != null ? `, ${percent(100 * r.score)} behind` : ""}`}
               aria-label={`rank ${r.rank ?? i}`}
               tabIndex={-1}
             >
@@ -894,7 +881,7 @@ const rankColumns = (straggler: Straggler | null): Column<Rank>[] => [
     numeric: true,
     class: "wide-only",
     value: (r) => r.sm_active,
-    cell: (r) => share(r.sm_active),
+    cell: (r) => percentOf(r.sm_active),
   },
   {
     id: "power",
@@ -909,7 +896,7 @@ const rankColumns = (straggler: Straggler | null): Column<Rank>[] => [
     title: "Step",
     numeric: true,
     value: (r) => r.step_seconds,
-    cell: (r) => (r.step_seconds === 0 ? "no step" : span(r.step_seconds)),
+    cell: (r) => (r.step_seconds === 0 ? "no step" : duration(r.step_seconds)),
   },
   {
     id: "score",

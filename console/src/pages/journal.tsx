@@ -3,9 +3,10 @@
 import { useEffect, useState } from "preact/hooks";
 import { Chip, Empty, Mark, Panel, Problem, Select, Time } from "../components/parts";
 import { type Column, Table } from "../components/table";
+import { ask, type Refused, useAsk } from "../lib/api";
 import { ago, clock, count, many, words } from "../lib/format";
-import { ask, now, type Refused, useAsk, usePulse } from "../lib/hub";
 import { type PageProps, param, put, putAll, to } from "../lib/router";
+import { now, usePulse } from "../lib/store";
 import "../styles/pages.css";
 
 interface Entry {

@@ -5,11 +5,12 @@ import mig from "../../../watchkeeper/packs/console/mig.json";
 import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton, STATES } from "../components/parts";
 import { Strips } from "../components/strips";
 import { type Column, Table } from "../components/table";
+import { useAsk } from "../lib/api";
 import { count, many, quantity, words, workloadName } from "../lib/format";
-import { now, useAsk, useHub } from "../lib/hub";
 import { cardMarks, eventMarks, type History, type RepairRow, repairMarks } from "../lib/marks";
 import { fill, layers, quoted } from "../lib/promql";
 import { type PageProps, param, put, spanOf, to } from "../lib/router";
+import { now, useHub } from "../lib/store";
 import type { Fleet, Frame } from "../types";
 
 export interface Holder {

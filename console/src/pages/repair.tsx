@@ -2,8 +2,9 @@
 
 import { useState } from "preact/hooks";
 import { Chip, Empty, focus, Panel, Problem, Time } from "../components/parts";
+import { ask, useAsk } from "../lib/api";
 import { ago, words } from "../lib/format";
-import { ask, set, useAsk } from "../lib/hub";
+import { set } from "../lib/store";
 import type { Detail, Receipt } from "../types";
 
 interface Repair {

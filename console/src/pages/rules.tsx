@@ -4,9 +4,11 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { Chip, Choice, Empty, Level, Mark, Panel, Problem, Skeleton, Tile, Time } from "../components/parts";
 import { PromqlField } from "../components/promql_field";
 import { type Column, Table } from "../components/table";
+import { ask, type Refused, useAsk } from "../lib/api";
+import { promqlDuration, wholeUnits } from "../lib/durations";
 import { ago, count, day, many, words } from "../lib/format";
-import { ask, now, type Refused, useAsk, useHub, usePulse } from "../lib/hub";
 import { type PageProps, param, put, putAll, to, withParams } from "../lib/router";
+import { now, useHub, usePulse } from "../lib/store";
 import type { Severity } from "../types";
 
 /** `id` is the name, with a number where a file has several rules of that name, as burn rates over several windows. */
@@ -68,15 +70,6 @@ const SPANS = [
   ["7d", "1 week"],
 ] as const;
 const SECONDS: Record<string, number> = { "1h": 3600, "6h": 21600, "1d": 86400, "7d": 604800 };
-export const span = (seconds: number) =>
-  seconds === 0
-    ? "at once"
-    : seconds % 3600 === 0
-      ? `${seconds / 3600} h`
-      : seconds % 60 === 0
-        ? `${seconds / 60} min`
-        : `${seconds} s`;
-const hold = (seconds: number) => (seconds % 60 === 0 ? `${seconds / 60}m` : `${seconds}s`);
 const stateOf = (r: Rule) =>
   r.firing
     ? "firing"
@@ -316,7 +309,7 @@ const RULES: Column<Rule>[] = [
         r.severity || <span class="dim">none</span>
       ),
   },
-  { id: "for", title: "After", numeric: true, value: (r) => r.for_seconds, cell: (r) => span(r.for_seconds) },
+  { id: "for", title: "After", numeric: true, value: (r) => r.for_seconds, cell: (r) => wholeUnits(r.for_seconds) },
   {
     id: "cause",
     title: "Points to",
@@ -385,7 +378,7 @@ const ALERTS: Column<Alert>[] = [
 /** A rule, as it is or changed, over the samples that are kept; nothing is written and nobody is told. */
 function Rehearse({ rule, address }: { rule?: Rule; address: URL; theme: string }) {
   const expr = param(address, "expr") || rule?.expr.trim() || "";
-  const after = param(address, "for") || hold(rule?.for_seconds ?? 0);
+  const after = param(address, "for") || promqlDuration(rule?.for_seconds ?? 0);
   const range = param(address, "over", "6h");
   const [found, show] = useState<Replay | null>(null);
   const [problem, say] = useState<Refused>();
@@ -425,7 +418,7 @@ function Rehearse({ rule, address }: { rule?: Rule; address: URL; theme: string 
       current = false;
     };
   }, [expr, after, range, ready]);
-  const changed = rule && (expr !== rule.expr.trim() || after !== hold(rule.for_seconds));
+  const changed = rule && (expr !== rule.expr.trim() || after !== promqlDuration(rule.for_seconds));
   return (
     <Panel
       title={rule ? `Replay ${rule.name}` : "Replay an expression"}

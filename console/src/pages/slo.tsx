@@ -4,12 +4,14 @@ import strips from "../../../watchkeeper/packs/console/slo.json";
 import { Empty, Mark, Panel, Time } from "../components/parts";
 import { Strips } from "../components/strips";
 import { type Column, Table } from "../components/table";
+import { useAsk } from "../lib/api";
+import { milliseconds } from "../lib/durations";
 import { ago, percent, share } from "../lib/format";
-import { now, useAsk, useHub } from "../lib/hub";
 import type { Strip } from "../lib/lines";
 import { tone } from "../lib/marks";
 import { fillAll } from "../lib/promql";
 import { type PageProps, param, put, to } from "../lib/router";
+import { now, useHub } from "../lib/store";
 import type { BurnRate, Slo } from "../types";
 import { RulesView } from "./rules";
 import "../styles/pages.css";
@@ -21,10 +23,6 @@ const STATE: Record<Slo["state"], { glyph: string; tone: string; text: string }>
   unknown: { glyph: "·", tone: "", text: "unknown" },
   ok: { glyph: "✓", tone: "ok", text: "kept" },
 };
-const UNITS: Record<string, number> = { s: 1e3, m: 6e4, h: 36e5, d: 864e5, w: 6048e5, y: 31536e6 };
-/** `28d`, `1h30m` → milliseconds. */
-const span = (text: string) =>
-  [...text.matchAll(/(\d+)([smhdwy])/g)].reduce((sum, [, n, unit]) => sum + Number(n) * UNITS[unit], 0);
 const key = (slo: Slo) => [slo.name, ...Object.values(slo.labels)].join("/");
 const signed = (n: number) => percent(n).replace("-", "−");
 const times = (rate: number | null) => (rate == null ? "unknown" : `${Number(rate.toFixed(rate < 99.95 ? 1 : 0))}×`);
@@ -196,7 +194,7 @@ function Burn({ burn }: { burn: BurnRate }) {
 function Budget({ slo, theme }: { slo: Slo; theme: string }) {
   const { open } = useHub();
   const end = Math.floor(now() / 60000) * 60000;
-  const start = end - span(slo.window);
+  const start = end - milliseconds(slo.window);
   const labels = slo.query.slice(slo.query.indexOf("{"));
   const budget = Number((1 - slo.objective).toPrecision(6));
   const told = (open ?? []).filter((c) => slo.incidents.includes(c.id));

@@ -4,8 +4,8 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/ho
 import type { Fits } from "../lib/find";
 import { many, quantity } from "../lib/format";
 import { go, to } from "../lib/router";
+import { STATES } from "../lib/states";
 import type { Fleet, FleetNode, Frame, Gpu } from "../types";
-import { STATES } from "./parts";
 
 // One hue, dark to light, in both themes: status colours stay free for status.
 const LOW = [0x1f, 0x3b, 0x57];

@@ -74,16 +74,6 @@ export const Since = (p: { at: string }) => (
 /** For `ref`: an input that appears because someone asked for it takes the keyboard. */
 export const focus = (field: HTMLElement | null) => field?.focus();
 
-/** What a GPU can be, from frames.py; state is a shape before it is a colour. */
-export const STATES = [
-  { name: "ok", glyph: "", text: "healthy" },
-  { name: "down", glyph: "✕", text: "down" },
-  { name: "event", glyph: "◆", text: "event open" },
-  { name: "throttled", glyph: "▲", text: "throttled" },
-  { name: "silent", glyph: "–", text: "not reporting" },
-  { name: "held_idle", glyph: "○", text: "held, idle" },
-  { name: "unknown", glyph: "·", text: "unknown" },
-] as const;
 export const GLYPH: Record<Severity, string> = { critical: "✕", warning: "▲", info: "○" };
 /** A glyph with its word: `tone` is ok, warning, critical, info or empty. */
 export const Mark = (p: { tone?: string; children?: ComponentChildren; glyph?: string }) => (

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { type Cell, HeatMap, heat, type Paint, scaled } from "../components/heatmap";
-import { Chip, Choice, Empty, IncidentCard, Panel, Skeleton, STATES, Tile } from "../components/parts";
+import { Chip, Choice, Empty, IncidentCard, Panel, Skeleton, Tile } from "../components/parts";
 import { Strips } from "../components/strips";
 import { type Column, Table } from "../components/table";
 import { ask, useAsk } from "../lib/api";
@@ -12,6 +12,7 @@ import { chooseColour } from "../lib/live";
 import { cardMarks } from "../lib/marks";
 import { FLEET_STRIPS } from "../lib/promql";
 import { type PageProps, param, put, spanOf, to, withParams } from "../lib/router";
+import { STATES } from "../lib/states";
 import { now, useHub } from "../lib/store";
 import type { Fleet, FleetNode, Frame, Gpu, Status, Summary } from "../types";
 

@@ -2,12 +2,13 @@
 
 import { useMemo } from "preact/hooks";
 import mig from "../../../watchkeeper/packs/console/mig.json";
-import { Bar, Chip, Empty, Facts, IncidentCard, Panel, Skeleton, STATES } from "../components/parts";
+import { Bar, Chip, Empty, Facts, IncidentCard, Panel, Skeleton } from "../components/parts";
 import { useAsk } from "../lib/api";
 import { many, percent, words } from "../lib/format";
 import { eventMarks, type History, memberMarks, type RepairRow, repairMarks } from "../lib/marks";
 import { fill, quoted } from "../lib/promql";
 import { type PageProps, to } from "../lib/router";
+import { STATES } from "../lib/states";
 import { now, useHub } from "../lib/store";
 import type { GpuDetail } from "../types";
 import { called, type GpuAnswer, HistoryPanel, type Holder, LayersPanel } from "./node";

@@ -2,7 +2,7 @@
 
 import { useMemo } from "preact/hooks";
 import mig from "../../../watchkeeper/packs/console/mig.json";
-import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton, STATES } from "../components/parts";
+import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton } from "../components/parts";
 import { Strips } from "../components/strips";
 import { type Column, Table } from "../components/table";
 import { useAsk } from "../lib/api";
@@ -10,6 +10,7 @@ import { count, many, quantity, words, workloadName } from "../lib/format";
 import { cardMarks, eventMarks, type History, type RepairRow, repairMarks } from "../lib/marks";
 import { fill, layers, quoted } from "../lib/promql";
 import { type PageProps, param, put, spanOf, to } from "../lib/router";
+import { STATES } from "../lib/states";
 import { now, useHub } from "../lib/store";
 import type { Fleet, Frame } from "../types";
 

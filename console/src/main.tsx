@@ -3,19 +3,21 @@
 import { type ComponentType, render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import "./styles/console.css";
+import { Degraded, RuleTrouble } from "./components/banners";
 import { KeysDialog, useKeys } from "./components/keys";
-import { Chip, Empty, focus, Panel, Skeleton } from "./components/parts";
+import { Chip, Empty, Panel, Skeleton } from "./components/parts";
 import { Search } from "./components/search";
-import { ask } from "./lib/api";
-import { clock, many, utc, zone } from "./lib/format";
+import { SignIn } from "./components/sign_in";
+import { clock, utc, zone } from "./lib/format";
 import { connect, refreshStatus } from "./lib/live";
 import { followLinks, type PageProps, type PageRow, put, RANGES, rowOf, useAddress } from "./lib/router";
 import { get, set, useHub, useReturns } from "./lib/store";
-import { FleetPage } from "./pages/fleet";
-import type { Status } from "./types";
+import { useTheme } from "./lib/theme";
+import { FleetPage } from "./pages/fleet/fleet";
 
 // The page that most people open comes with the shell, in one file: a busy hub takes as long for each file as for a large one.
 const FLEET: PageRow = { path: "/", name: "Fleet", key: "f", group: "watch", load: async () => FleetPage };
+
 // A page is one row. A path that ends with a slash is the page of one thing, and what follows is its `id`.
 const PAGES: PageRow[] = [
   FLEET,
@@ -25,7 +27,7 @@ const PAGES: PageRow[] = [
     key: "",
     group: "watch",
     hidden: true,
-    load: () => import("./pages/gpu").then((m) => m.GpuPage),
+    load: () => import("./pages/node/gpu").then((m) => m.GpuPage),
   },
   {
     path: "/node/",
@@ -33,7 +35,7 @@ const PAGES: PageRow[] = [
     key: "",
     group: "watch",
     hidden: true,
-    load: () => import("./pages/node").then((m) => m.NodePage),
+    load: () => import("./pages/node/node").then((m) => m.NodePage),
   },
   {
     path: "/incidents",
@@ -41,7 +43,7 @@ const PAGES: PageRow[] = [
     short: "Inc.",
     key: "i",
     group: "watch",
-    load: () => import("./pages/incidents").then((m) => m.IncidentsPage),
+    load: () => import("./pages/incident/incidents").then((m) => m.IncidentsPage),
   },
   {
     path: "/incidents/",
@@ -49,22 +51,28 @@ const PAGES: PageRow[] = [
     key: "",
     group: "watch",
     hidden: true,
-    load: () => import("./pages/incident").then((m) => m.IncidentPage),
+    load: () => import("./pages/incident/incident").then((m) => m.IncidentPage),
   },
   {
     path: "/fabric",
     name: "Fabric",
     key: "b",
     group: "watch",
-    load: () => import("./pages/fabric").then((m) => m.FabricPage),
+    load: () => import("./pages/fabric/fabric").then((m) => m.FabricPage),
   },
-  { path: "/jobs", name: "Jobs", key: "j", group: "watch", load: () => import("./pages/jobs").then((m) => m.JobsPage) },
+  {
+    path: "/jobs",
+    name: "Jobs",
+    key: "j",
+    group: "watch",
+    load: () => import("./pages/jobs/jobs").then((m) => m.JobsPage),
+  },
   {
     path: "/explore",
     name: "Explore",
     key: "e",
     group: "understand",
-    load: () => import("./pages/explore").then((m) => m.ExplorePage),
+    load: () => import("./pages/explore/explore").then((m) => m.ExplorePage),
   },
   {
     path: "/cost",
@@ -72,7 +80,7 @@ const PAGES: PageRow[] = [
     short: "Cost",
     key: "c",
     group: "understand",
-    load: () => import("./pages/cost").then((m) => m.CostPage),
+    load: () => import("./pages/cost/cost").then((m) => m.CostPage),
   },
   {
     path: "/slo",
@@ -80,7 +88,7 @@ const PAGES: PageRow[] = [
     short: "SLO",
     key: "o",
     group: "understand",
-    load: () => import("./pages/slo").then((m) => m.SloPage),
+    load: () => import("./pages/slo/slo").then((m) => m.SloPage),
   },
   {
     path: "/journal",
@@ -94,14 +102,18 @@ const PAGES: PageRow[] = [
     name: "Drills",
     key: "d",
     group: "practise",
-    load: () => import("./pages/drills").then((m) => m.DrillsPage),
+    load: () => import("./pages/drills/drills").then((m) => m.DrillsPage),
   },
 ];
+
 const GROUPS = ["watch", "understand", "practise"] as const;
+
 const RANGED = ["", "gpu", "node"];
+
 const PART_OF_FLEET = ["", "gpu", "node"];
 
 const loaded = new Map<PageRow, ComponentType<PageProps>>([[FLEET, FleetPage]]);
+
 /** The page's code, asked for once; until it is there a skeleton stands in. */
 function Page({ row, ...props }: PageProps & { row: PageRow }) {
   const [problem, say] = useState("");
@@ -137,121 +149,6 @@ function Page({ row, ...props }: PageProps & { row: PageRow }) {
         )}
       </Panel>
     </main>
-  );
-}
-
-const prefersLight = matchMedia("(prefers-color-scheme: light)");
-const themeNow = () => localStorage.getItem("theme") ?? (prefersLight.matches ? "light" : "dark");
-function useTheme(): [string, () => void] {
-  const [theme, choose] = useState(themeNow);
-  document.documentElement.dataset.theme = theme;
-  useEffect(() => {
-    const follow = () => choose(themeNow());
-    prefersLight.addEventListener("change", follow);
-    return () => prefersLight.removeEventListener("change", follow);
-  }, []);
-  return [
-    theme,
-    () => {
-      const next = theme === "dark" ? "light" : "dark";
-      localStorage.setItem("theme", next);
-      choose(next);
-    },
-  ];
-}
-
-function SignIn() {
-  const [problem, say] = useState("");
-  const send = async (event: Event) => {
-    event.preventDefault();
-    const typed = new FormData(event.currentTarget as HTMLFormElement);
-    const name = typed.get("name");
-    const secret = typed.get("token");
-    try {
-      await ask("/api/login", "POST", name ? { name, password: secret } : { token: secret });
-      set({ signIn: false });
-      location.reload();
-    } catch (error) {
-      say((error as Error).message);
-    }
-  };
-  return (
-    <main class="sign-in">
-      <Panel>
-        <h1>Watchkeeper</h1>
-        <p class="dim">
-          This hub asks who you are. Sign in with your name and password, or paste the token you were given.
-        </p>
-        <form onSubmit={send}>
-          <input
-            name="name"
-            autocomplete="username"
-            aria-label="Name; empty with a token"
-            placeholder="Name (empty with a token)"
-            data-testid="name"
-          />
-          <input
-            type="password"
-            name="token"
-            autocomplete="current-password"
-            required
-            aria-label="Password or token"
-            placeholder="Password or token"
-            ref={focus}
-            data-testid="token"
-          />
-          <button type="submit" class="primary">
-            Sign in
-          </button>
-        </form>
-        {problem && (
-          <p class="problem" role="alert">
-            {problem}
-          </p>
-        )}
-      </Panel>
-    </main>
-  );
-}
-
-function RuleTrouble({ rules }: { rules: Status["rules"] }) {
-  return (
-    <details class="banner" data-testid="rule-trouble">
-      <summary role="status">
-        ▲ The rule files have {many(rules.problems.length, "problem")}; the {rules.rules} rules of{" "}
-        <b title={utc(rules.in_force_since)}>{clock(rules.in_force_since)}</b> stay in force.
-      </summary>
-      <ul>
-        {rules.problems.map((problem) => (
-          <li key={problem}>
-            <code>{problem}</code>
-          </li>
-        ))}
-      </ul>
-    </details>
-  );
-}
-
-/** What does not work now, in the hub's own sentences. */
-function Degraded({ said }: { said: string[] }) {
-  const first = <>▲ Degraded. {said[0]}</>;
-  if (said.length < 2)
-    return (
-      <p class="banner" role="status" data-testid="degraded">
-        {first}
-      </p>
-    );
-  return (
-    <details class="banner" data-testid="degraded">
-      <summary role="status">
-        {first} <b>(and {said.length - 1} more)</b>
-      </summary>
-      <ul>
-        {said.slice(1).map((one) => (
-          <li key={one}>{one}</li>
-        ))}
-      </ul>
-    </details>
   );
 }
 

@@ -1,19 +1,21 @@
 // One incident: what, why and what it is not, the time around it, the evidence, the plan, and what people did.
 
 import { useState } from "preact/hooks";
-import { Bar, Chip, Empty, focus, Level, Panel, Problem, Skeleton, Time } from "../components/parts";
-import { Strips } from "../components/strips";
-import { Export } from "../components/table";
-import { ask, useAsk } from "../lib/api";
-import { ago, dollars, many, words, workloadName } from "../lib/format";
-import type { Mark } from "../lib/lines";
-import { memberMarks } from "../lib/marks";
-import { layers } from "../lib/promql";
-import { type PageProps, param } from "../lib/router";
-import { now, set, useHub } from "../lib/store";
-import type { Card, Detail, Finding } from "../types";
-import { BeforePanel, BlastPanel, SilencedChip, ToldPanel, WorkLine } from "./incident_work";
+import { Chip, Empty, focus, Level, Panel, Problem, Skeleton, Time } from "../../components/parts";
+import { Strips } from "../../components/strips";
+import { ask, useAsk } from "../../lib/api";
+import { ago, dollars, many, words, workloadName } from "../../lib/format";
+import type { Mark } from "../../lib/lines";
+import { memberMarks } from "../../lib/marks";
+import { layers } from "../../lib/promql";
+import { type PageProps, param } from "../../lib/router";
+import { now, set, useHub } from "../../lib/store";
+import type { Card, Detail } from "../../types";
+import { BeforePanel, BlastPanel } from "./blast";
 import { PlanPanel } from "./repair";
+import { SilencedChip, ToldPanel } from "./told";
+import { EvidenceLines, Why } from "./why";
+import { WorkLine } from "./work";
 
 export function IncidentPage({ id, theme, address }: PageProps) {
   const hub = useHub();
@@ -102,8 +104,10 @@ export function IncidentPage({ id, theme, address }: PageProps) {
     </main>
   );
 }
+
 /** How much of the time before is shown; in steps, so that a line that grows is not asked for anew each time. */
 const before = (lasted: number) => (lasted < 7200e3 ? 600e3 : lasted < 86400e3 ? 3600e3 : 21600e3);
+
 const stamp = (c: Card) => `${c.state} ${c.signals} ${c.confidence} ${c.next_step} ${c.assignee} ${c.silenced_by?.id}`;
 
 /** Whom it hits and what that costs, as one would say it aloud. */
@@ -115,11 +119,14 @@ function hit({ incident, blast }: Detail): string {
   const name = `${workloadName(first.workload)}${first.gpus == null ? "" : ` (${many(first.gpus, "GPU")})`}`;
   return `${incident.resolved_at ? "It held up" : "It holds up"} ${name}${rest ? ` and ${many(rest, "more workload")}` : ""}: ${dollars(blast.dollars_per_hour)} an hour${incident.resolved_at ? "" : " until it moves"}.`;
 }
+
 /** What the lines show anyway, or what is no deed. */
 const SILENT = ["opened", "joined", "ended", "diagnosis", "plan", "planned", "note"];
+
 /** A repair's entry says which state it came to: cordoning, draining, done. */
 const deed = (e: Detail["timeline"][number]) =>
   words(e.kind === "repair" ? String((e.body as { state?: string } | null)?.state ?? e.kind) : e.kind);
+
 function marksOf({ incident, timeline }: Detail): Mark[] {
   const deeds = timeline
     .map((e) => ({ at: e.at, label: deed(e) }))
@@ -136,132 +143,8 @@ function marksOf({ incident, timeline }: Detail): Mark[] {
   return [...memberMarks(incident.members), ...deeds, ...ends];
 }
 
-const WHY: {
-  title: string;
-  value: (f: { cause: string; why: string; confidence: number | null }) => string | number;
-}[] = [
-  { title: "cause", value: (f) => f.cause },
-  { title: "likely", value: (f) => f.confidence ?? "ruled out" },
-  { title: "because", value: (f) => f.why },
-];
-function Why({ findings, looked, apart }: { findings: Finding[]; looked: string[]; apart?: string | null }) {
-  const out = new Map(findings.flatMap((f) => f.ruled_out).map((r) => [r.cause, r.why]));
-  for (const f of findings) out.delete(f.cause);
-  return (
-    <Panel title="Why" hint="ranked, with what was ruled out" id="why-panel">
-      {findings.length === 0 && out.size === 0 ? (
-        <Empty title="No finding yet">
-          {looked.length ? `Looked at ${looked.join(", ")}.` : "Evidence is still being gathered."}
-        </Empty>
-      ) : (
-        <div class="scroll">
-          <table class="why">
-            <caption class="unseen">Causes, the likeliest first</caption>
-            <thead>
-              <tr>
-                <th scope="col">Cause</th>
-                <th scope="col">Likely</th>
-                <th scope="col">Because</th>
-              </tr>
-            </thead>
-            <tbody>
-              {findings.map((f) => (
-                <tr key={f.cause} data-testid="finding">
-                  <td>
-                    {f.title}
-                    <small>{f.cause}</small>
-                  </td>
-                  <td>
-                    <Bar share={f.confidence} label="likely" />
-                  </td>
-                  <td>
-                    {f.why}
-                    {f.evidence.length > 0 && (
-                      <details class="facts-of">
-                        <summary>{many(f.evidence.length, "fact")}</summary>
-                        <ul>
-                          {f.evidence.map((e) => (
-                            <li key={e.text}>
-                              <span class="dim">{e.source}</span> {e.text}
-                            </li>
-                          ))}
-                        </ul>
-                      </details>
-                    )}
-                  </td>
-                </tr>
-              ))}
-              {[...out].map(([cause, why]) => (
-                <tr key={cause} class="out" data-testid="ruled-out">
-                  <td>
-                    <i class="mark" aria-hidden="true">
-                      –
-                    </i>
-                    {words(cause)}
-                  </td>
-                  <td>ruled out</td>
-                  <td>{why}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-          <p class="foot-line">
-            <Export
-              id="why"
-              columns={WHY}
-              rows={[...findings, ...[...out].map(([cause, why]) => ({ cause, why, confidence: null }))]}
-            />
-          </p>
-        </div>
-      )}
-      {apart && (
-        <p class="dim small apart">
-          <b>To tell apart</b> {apart}
-        </p>
-      )}
-      {findings.length > 0 && looked.length > 0 && <p class="dim small">Looked at {looked.join(", ")}.</p>}
-    </Panel>
-  );
-}
-
-const MOST_FACTS = 20;
-/** The alert or the series by its name; its labels are in the text, and whole on hover. */
-const sourceName = (source: string) => /alertname="([^"]+)"/.exec(source)?.[1] ?? source.replace(/\s*\{.*$/s, "");
-function EvidenceLines({ detail }: { detail: Detail }) {
-  const [all, showAll] = useState(false);
-  const seen = new Set<string>();
-  const lines = (detail.diagnosis?.findings ?? [])
-    .flatMap((f) => f.evidence)
-    .concat(
-      detail.incident.members.map((m) => ({ source: m.kind === "alert" ? m.ref : m.kind, text: m.text, at: m.since })),
-    )
-    .filter((e) => !seen.has(e.text) && seen.add(e.text))
-    .sort((a, b) => (a.at ?? "").localeCompare(b.at ?? ""));
-  return (
-    <Panel title="Evidence" hint={many(lines.length, "observed fact")} id="evidence-panel">
-      {lines.length === 0 ? (
-        <Empty title="Nothing observed yet" />
-      ) : (
-        <ol class="evidence">
-          {(all ? lines : lines.slice(0, MOST_FACTS)).map((e) => (
-            <li key={e.text}>
-              {e.at ? <Time at={e.at} millis /> : <span>–</span>}
-              <b title={e.source}>{sourceName(e.source)}</b>
-              <span>{e.text}</span>
-            </li>
-          ))}
-        </ol>
-      )}
-      {!all && lines.length > MOST_FACTS && (
-        <button type="button" class="plain" data-testid="more-facts" onClick={() => showAll(true)}>
-          {lines.length - MOST_FACTS} more
-        </button>
-      )}
-    </Panel>
-  );
-}
-
 const SHOWN = 12;
+
 function Notes({
   detail: { timeline, incident, runbook },
   done,
@@ -336,7 +219,8 @@ function Notes({
     </Panel>
   );
 }
-function tell(body: unknown): string {
+
+export function tell(body: unknown): string {
   if (typeof body === "string") return body;
   const fields = body as Record<string, unknown> | null;
   return String(fields?.text ?? fields?.why ?? "");

@@ -1,17 +1,18 @@
 // One GPU: who holds it, all layers on one clock, what happened to it before, and how it is divided.
 
 import { useMemo } from "preact/hooks";
-import mig from "../../../watchkeeper/packs/console/mig.json";
-import { Bar, Chip, Empty, Facts, IncidentCard, Panel, Skeleton } from "../components/parts";
-import { useAsk } from "../lib/api";
-import { many, percent, words } from "../lib/format";
-import { eventMarks, type History, memberMarks, type RepairRow, repairMarks } from "../lib/marks";
-import { fill, quoted } from "../lib/promql";
-import { type PageProps, to } from "../lib/router";
-import { STATES } from "../lib/states";
-import { now, useHub } from "../lib/store";
-import type { GpuDetail } from "../types";
-import { called, type GpuAnswer, HistoryPanel, type Holder, LayersPanel } from "./node";
+import mig from "../../../../watchkeeper/packs/console/mig.json";
+import { Bar, Chip, Empty, Facts, IncidentCard, Panel, Skeleton } from "../../components/parts";
+import { useAsk } from "../../lib/api";
+import { many, percent, words } from "../../lib/format";
+import { eventMarks, type History, memberMarks, type RepairRow, repairMarks } from "../../lib/marks";
+import { fill, quoted } from "../../lib/promql";
+import { type PageProps, to } from "../../lib/router";
+import { STATES } from "../../lib/states";
+import { now, useHub } from "../../lib/store";
+import type { GpuDetail } from "../../types";
+import { HistoryPanel, LayersPanel } from "./panels";
+import { called, type GpuAnswer, type Holder } from "./words";
 
 export function GpuPage({ id: uuid, address, theme }: PageProps) {
   const { fleet, frame, open } = useHub();
@@ -165,6 +166,7 @@ interface Slice {
   metric: { GPU_I_ID?: string; GPU_I_PROFILE?: string };
   value: [number, string];
 }
+
 /** Slices beside each other, as its exporter names them; a whole GPU says so. */
 function MigPanel({
   uuid,

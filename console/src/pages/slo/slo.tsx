@@ -1,20 +1,20 @@
 // Objectives and rules: what is left of each error budget and how fast it burns; which alerts fire, and what would have.
 
-import strips from "../../../watchkeeper/packs/console/slo.json";
-import { Empty, Mark, Panel, Time } from "../components/parts";
-import { Strips } from "../components/strips";
-import { type Column, Table } from "../components/table";
-import { useAsk } from "../lib/api";
-import { milliseconds } from "../lib/durations";
-import { ago, percent, share } from "../lib/format";
-import type { Strip } from "../lib/lines";
-import { tone } from "../lib/marks";
-import { fillAll } from "../lib/promql";
-import { type PageProps, param, put, to } from "../lib/router";
-import { now, useHub } from "../lib/store";
-import type { BurnRate, Slo } from "../types";
+import strips from "../../../../watchkeeper/packs/console/slo.json";
+import { Empty, Mark, Panel, Time } from "../../components/parts";
+import { Strips } from "../../components/strips";
+import { type Column, Table } from "../../components/table";
+import { useAsk } from "../../lib/api";
+import { milliseconds } from "../../lib/durations";
+import { ago, percent, share } from "../../lib/format";
+import type { Strip } from "../../lib/lines";
+import { tone } from "../../lib/marks";
+import { fillAll } from "../../lib/promql";
+import { type PageProps, param, put, to } from "../../lib/router";
+import { now, useHub } from "../../lib/store";
+import type { BurnRate, Slo } from "../../types";
 import { RulesView } from "./rules";
-import "../styles/pages.css";
+import "../../styles/pages.css";
 
 const STATE: Record<Slo["state"], { glyph: string; tone: string; text: string }> = {
   burning_fast: { glyph: "✕", tone: "critical", text: "burns fast" },
@@ -23,8 +23,11 @@ const STATE: Record<Slo["state"], { glyph: string; tone: string; text: string }>
   unknown: { glyph: "·", tone: "", text: "unknown" },
   ok: { glyph: "✓", tone: "ok", text: "kept" },
 };
+
 const key = (slo: Slo) => [slo.name, ...Object.values(slo.labels)].join("/");
+
 const signed = (n: number) => percent(n).replace("-", "−");
+
 const times = (rate: number | null) => (rate == null ? "unknown" : `${Number(rate.toFixed(rate < 99.95 ? 1 : 0))}×`);
 
 export function SloPage(p: PageProps) {

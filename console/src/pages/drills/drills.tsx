@@ -1,21 +1,18 @@
 // Drills: put a fault into a simulated fleet, watch it being found, and see whether the answer was right; and how often the
 // causes that this hub names are right, in drills and by the word of people.
 
-import { useEffect, useRef, useState } from "preact/hooks";
-import { Chip, Empty, Level, Mark, Panel, Problem, Skeleton, Tile, Time } from "../components/parts";
-import { type Column, Table } from "../components/table";
-import { ask, useAsk } from "../lib/api";
-import { ago, count, many, percent, words } from "../lib/format";
-import { type PageProps, param, put, to } from "../lib/router";
-import { now, set, useHub, usePulse } from "../lib/store";
-import type { Severity } from "../types";
-import "../styles/pages.css";
+import { useState } from "preact/hooks";
+import { Chip, Empty, Mark, Panel, Problem, Skeleton, Tile, Time } from "../../components/parts";
+import { type Column, Table } from "../../components/table";
+import { ask, useAsk } from "../../lib/api";
+import { ago, count, many, percent, words } from "../../lib/format";
+import { type PageProps, param, put, to } from "../../lib/router";
+import { now, set, useHub, usePulse } from "../../lib/store";
+import type { Severity } from "../../types";
+import "../../styles/pages.css";
+import { Accuracy } from "./accuracy";
+import { Inject, type Scenario } from "./inject";
 
-interface Scenario {
-  name: string;
-  title: string;
-  truth: { cause: string; action: string; severity: Severity; place: string };
-}
 interface Verdict {
   incident: string | null;
   title: string | null;
@@ -26,7 +23,8 @@ interface Verdict {
   place_right: boolean | null;
   resolved_at: string | null;
 }
-interface Drill {
+
+export interface Drill {
   id: string;
   scenario: string;
   node: string;
@@ -38,27 +36,7 @@ interface Drill {
   scope: string;
   verdict: Verdict;
 }
-interface Scored {
-  cause: string;
-  drills: number;
-  found: number;
-  right: number;
-  right_share: number;
-  instead: string[];
-}
-interface Judged {
-  cause: string;
-  diagnosed: number;
-  judged: number;
-  right: number;
-  right_share: number | null;
-  instead: string[];
-}
-interface Causes {
-  cause: string;
-  own?: Judged;
-  drill?: Scored;
-}
+
 interface Answer {
   drills: Drill[];
   score: {
@@ -228,163 +206,14 @@ function Score({ score, running }: { score: Answer["score"]; running: number }) 
     </section>
   );
 }
+
 const seconds = (n: number) => (n < 90 ? `${n.toFixed(n < 10 ? 1 : 0)} s` : ago(1000 * n));
-
-function Accuracy({ address, again }: { address: URL; again: unknown }) {
-  const own = useAsk<{ accuracy: Judged[] }>("/api/accuracy", again);
-  const drills = useAsk<{ drills: Scored[]; game_day_at: string | null }>("/api/drills/accuracy", again);
-  const names = [...new Set([...(drills.answer?.drills ?? []), ...(own.answer?.accuracy ?? [])].map((c) => c.cause))];
-  const rows =
-    own.answer &&
-    drills.answer &&
-    names.map((cause) => ({
-      cause,
-      own: own.answer!.accuracy.find((c) => c.cause === cause),
-      drill: drills.answer!.drills.find((c) => c.cause === cause),
-    }));
-  const day = drills.answer?.game_day_at;
-  return (
-    <Panel
-      title="Right causes"
-      id="accuracy-panel"
-      hint={
-        day ? (
-          <>
-            with the game day of <Time at={day} />
-          </>
-        ) : (
-          "in drills, and where people said what it was"
-        )
-      }
-    >
-      <Table
-        id="accuracy"
-        caption="How often each cause was named rightly"
-        rows={rows}
-        problem={own.problem ?? drills.problem}
-        rowKey={(r) => r.cause}
-        rowTestId="accuracy-row"
-        address={address}
-        param="causes"
-        columns={ACCURACY}
-        empty={
-          <Empty title="No cause was judged yet">
-            Run <code>watchkeeper drill --tell</code>, or say at an incident what it was.
-          </Empty>
-        }
-      />
-    </Panel>
-  );
-}
-const of = (right: number, all: number) =>
-  all ? (
-    <>
-      {percent((100 * right) / all)}
-      <small class="plain">
-        {count(right)} of {count(all)}
-      </small>
-    </>
-  ) : (
-    <span class="dim">–</span>
-  );
-const ACCURACY: Column<Causes>[] = [
-  { id: "cause", title: "Cause", value: (r) => r.cause, cell: (r) => <b class="strong">{words(r.cause)}</b> },
-  {
-    id: "drills",
-    title: "Right in drills",
-    numeric: true,
-    value: (r) => r.drill?.right_share,
-    cell: (r) => of(r.drill?.right ?? 0, r.drill?.drills ?? 0),
-  },
-  {
-    id: "people",
-    title: "Right by people's word",
-    numeric: true,
-    value: (r) => r.own?.right_share,
-    cell: (r) => of(r.own?.right ?? 0, r.own?.judged ?? 0),
-  },
-  {
-    id: "named",
-    title: "Named",
-    numeric: true,
-    hint: "Incidents of this fleet with this cause",
-    value: (r) => r.own?.diagnosed ?? 0,
-    cell: (r) => count(r.own?.diagnosed ?? 0),
-  },
-  {
-    id: "instead",
-    title: "Was instead",
-    minor: true,
-    value: (r) => instead(r).join(),
-    cell: (r) => instead(r).map(words).join(", ") || <span class="dim">–</span>,
-  },
-];
-const instead = (r: Causes) => [...new Set([...(r.drill?.instead ?? []), ...(r.own?.instead ?? [])])];
-
-function Inject({ scenario, done }: { scenario: Scenario; done: () => void }) {
-  const { fleet } = useHub();
-  const [busy, work] = useState(false);
-  const [problem, say] = useState("");
-  const panel = useRef<HTMLFormElement>(null);
-  useEffect(() => panel.current?.scrollIntoView({ block: "nearest" }), []);
-  const send = async (event: Event) => {
-    event.preventDefault();
-    const form = new FormData(event.currentTarget as HTMLFormElement);
-    const node = String(form.get("node") ?? "").trim();
-    const gpu = String(form.get("gpu") ?? "");
-    work(true);
-    say("");
-    try {
-      const fault = await ask<{ node: string; gpu: number | null }>("/api/sim/faults", "POST", {
-        scenario: scenario.name,
-        ...(node && { node }),
-        ...(gpu && { gpu: Number(gpu) }),
-      });
-      set({ notice: `Drill ${scenario.name} started on ${fault.node}${fault.gpu == null ? "" : ` GPU ${fault.gpu}`}` });
-      done();
-    } catch (error) {
-      say((error as Error).message);
-    }
-    work(false);
-  };
-  return (
-    <Panel
-      title={scenario.title}
-      id="inject-panel"
-      hint={scenario.name}
-      side={<Level severity={scenario.truth.severity} />}
-    >
-      <p class="dim">
-        The right answer is <b>{words(scenario.truth.cause)}</b> at one {scenario.truth.place}, and the right first step
-        is to {words(scenario.truth.action)}.
-      </p>
-      <form class="inject" ref={panel} onSubmit={send}>
-        <label>
-          Node <input name="node" list="nodes" placeholder="any" aria-label="Node" autocomplete="off" />
-        </label>
-        <datalist id="nodes">
-          {fleet?.nodes.slice(0, 500).map((n) => (
-            <option key={n.name} value={n.name} />
-          ))}
-        </datalist>
-        {scenario.truth.place === "gpu" && (
-          <label>
-            GPU <input name="gpu" type="number" class="number" min={0} max={15} placeholder="any" aria-label="GPU" />
-          </label>
-        )}
-        <button type="submit" class="primary" disabled={busy} data-testid="inject">
-          {busy ? "Breaking…" : "Break it"}
-        </button>
-      </form>
-      {problem && <Problem>{problem}</Problem>}
-    </Panel>
-  );
-}
 
 const verdict = (right: boolean | null, text: string) => (
   <Mark tone={right == null ? "" : right ? "ok" : "critical"}>{text}</Mark>
 );
-const columns = (end: (d: Drill) => void): Column<Drill>[] => [
+
+export const columns = (end: (d: Drill) => void): Column<Drill>[] => [
   {
     id: "scenario",
     title: "Fault",

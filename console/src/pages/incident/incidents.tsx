@@ -1,13 +1,13 @@
 // All incidents: open ones the gravest first, closed ones the newest; state, severity, order and words to look for are in the address.
 
-import { Choice, Empty, GLYPH, Panel, Select, Time } from "../components/parts";
-import { type Column, Table } from "../components/table";
-import { useAsk } from "../lib/api";
-import { ago, percent, workloadName } from "../lib/format";
-import { type PageProps, param, put, putAll, to } from "../lib/router";
-import { now, useHub } from "../lib/store";
-import type { Card } from "../types";
-import { SilencedChip } from "./incident_work";
+import { Choice, Empty, GLYPH, Panel, Select, Time } from "../../components/parts";
+import { type Column, Table } from "../../components/table";
+import { useAsk } from "../../lib/api";
+import { ago, percent, workloadName } from "../../lib/format";
+import { type PageProps, param, put, putAll, to } from "../../lib/router";
+import { now, useHub } from "../../lib/store";
+import type { Card } from "../../types";
+import { SilencedChip } from "./told";
 
 const STATES = [
   ["", "open"],
@@ -15,12 +15,14 @@ const STATES = [
   ["resolved", "closed"],
   ["all", "all"],
 ] as const;
+
 const SEVERITIES = [
   ["", "any severity"],
   ["critical", "critical"],
   ["warning", "warning"],
   ["info", "info"],
 ] as const;
+
 const RANK = { critical: 3, warning: 2, info: 1 };
 
 const COLUMNS: Column<Card>[] = [
@@ -193,6 +195,7 @@ function fits(card: Card, state: string, severity: string, text: string): boolea
     .split(/\s+/)
     .every((word) => words.includes(word));
 }
+
 function Nothing({ state, filtered }: { state: string; filtered: boolean }) {
   if (filtered)
     return (

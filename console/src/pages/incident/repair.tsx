@@ -1,11 +1,11 @@
 // The plan of an incident, and the repair it becomes: whose word it waits for, how far it is, and who objects.
 
 import { useState } from "preact/hooks";
-import { Chip, Empty, focus, Panel, Problem, Time } from "../components/parts";
-import { ask, useAsk } from "../lib/api";
-import { ago, words } from "../lib/format";
-import { set } from "../lib/store";
-import type { Detail, Receipt } from "../types";
+import { Chip, Empty, focus, Panel, Problem, Time } from "../../components/parts";
+import { ask, useAsk } from "../../lib/api";
+import { ago, words } from "../../lib/format";
+import { set } from "../../lib/store";
+import type { Detail, Receipt } from "../../types";
 
 interface Repair {
   id: string;
@@ -23,6 +23,7 @@ interface Repair {
   approved_by: string | null;
   started_at: string | null;
 }
+
 interface Told {
   mode_why?: string;
   why_not?: string;
@@ -30,8 +31,11 @@ interface Told {
   repair: Repair | null;
   switch?: { is_stopped: boolean; stopped_by: string; stopped_why: string; is_tripped: boolean; tripped_why: string };
 }
+
 const TONE: Record<string, string> = { done: "ok", failed: "critical", rolled_back: "warning", rejected: "warning" };
+
 const BY_PERSON = ["inspect", "hand_over"];
+
 const UNDOABLE = ["planned", "approved", "cordoning", "draining"];
 
 /** With `takes` the keyboard is on the yes: someone came here to say it. */
@@ -111,6 +115,7 @@ const seconds = (from: string, until: string) => {
   const ms = Date.parse(until) - Date.parse(from);
   return ms < 1000 ? `${ms} ms` : ago(ms);
 };
+
 function RepairSteps({ repair }: { repair: Repair }) {
   const came = new Map(repair.receipts.map((r) => [r.action.id, r]));
   return (

@@ -1,0 +1,83 @@
+import { Tile } from "../../components/parts";
+import { count, many, percentOf } from "../../lib/format";
+import { withParams } from "../../lib/router";
+import { behind, type JobLine, ORDER, STATE, STUCK, TROUBLE } from "./words";
+
+export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
+  const held = jobs.filter((j) => j.state !== "pending");
+  const gpus = held.reduce((sum, j) => sum + j.gpus, 0);
+  const known = held.filter((j) => j.used != null && j.gpus);
+  const used = known.reduce((sum, j) => sum + j.used! * j.gpus, 0);
+  const base = known.reduce((sum, j) => sum + j.gpus, 0);
+  const bad = jobs.filter((j) => TROUBLE.includes(j.state));
+  const good = jobs.filter((j) => j.goodput != null);
+  const stragglers = jobs.filter((j) => j.straggler);
+  const goodGpus = good.reduce((s, j) => s + j.gpus, 0);
+  const goodput = goodGpus ? good.reduce((s, j) => s + j.goodput! * j.gpus, 0) / goodGpus : null;
+  const by = ORDER.filter((s) => TROUBLE.includes(s))
+    .map((s) => [s, bad.filter((j) => j.state === s).length] as const)
+    .filter(([, n]) => n);
+  // Before anything is measured nobody is known to be well.
+  const isBlind = base === 0 && good.length === 0;
+  const nobody = (n: number) => (n === 0 && isBlind ? "unknown" : count(n));
+  return (
+    <section class="tiles even" aria-label="jobs in figures">
+      <Tile
+        id="tile-jobs"
+        name="Jobs"
+        value={count(jobs.length)}
+        meaning={`${count(jobs.filter((j) => j.state === "running").length)} run · ${count(jobs.filter((j) => j.state === "pending").length)} wait`}
+      />
+      <Tile
+        id="tile-held"
+        name="GPUs held"
+        value={count(gpus)}
+        meaning={`by ${many(held.length, "job")} of ${many(new Set(jobs.map((j) => j.team).filter(Boolean)).size, "team")}`.replace(
+          "of 0 teams",
+          "whose teams are unknown",
+        )}
+      />
+      <Tile
+        id="tile-used"
+        name="Used of what is held"
+        value={percentOf(base ? used / base : null)}
+        meaning={base < gpus ? `SM active, of ${count(base)} GPUs that are measured` : "SM active over the last hour"}
+      />
+      <Tile
+        id="tile-trouble"
+        name="In trouble"
+        value={nobody(bad.length)}
+        tone={bad.some((j) => STATE[j.state]?.tone === "critical") ? "bad" : bad.length ? "warn" : undefined}
+        meaning={
+          by.length
+            ? by.map(([s, n]) => `${n} ${s}`).join(" · ")
+            : isBlind
+              ? "no GPU of a job is measured yet"
+              : "none hung, stalled, slow or idle"
+        }
+        href={withParams(address, { state: "trouble" })}
+      />
+      <Tile
+        id="tile-goodput"
+        name="Goodput"
+        value={percentOf(goodput)}
+        meaning={good.length ? `of ${many(good.length, "job")} that tell of their steps` : "no job tells of its steps"}
+      />
+      <Tile
+        id="tile-stragglers"
+        name="Stragglers"
+        value={nobody(stragglers.length)}
+        tone={stragglers.length ? "warn" : undefined}
+        meaning={
+          stragglers.length
+            ? `worst ${behind(stragglers.map((j) => j.straggler!).reduce((a, b) => ((b.score ?? Infinity) > (a.score ?? Infinity) ? b : a)))}`
+            : isBlind
+              ? "no rank is measured yet"
+              : jobs.some((j) => STUCK.includes(j.state))
+                ? "no rank of the jobs that go on is behind its peers"
+                : "no rank is behind its peers"
+        }
+      />
+    </section>
+  );
+}

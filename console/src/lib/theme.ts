@@ -1,3 +1,5 @@
+// Dark or light: as chosen, else as the system has it.
+
 import { useEffect, useState } from "preact/hooks";
 
 const prefersLight = matchMedia("(prefers-color-scheme: light)");

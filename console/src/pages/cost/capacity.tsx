@@ -1,6 +1,8 @@
+// Capacity: when the fleet is full with how sure that is, what is free for whom now, and what a change would bring.
+
 import { Choice, Empty, Mark, Panel, Problem, Skeleton } from "../../components/parts";
-import { Table } from "../../components/table";
-import { useAsk } from "../../lib/api";
+import { type Column, Table } from "../../components/table";
+import { type Refused, useAsk } from "../../lib/api";
 import { count, day, many, percent, percentOf, words } from "../../lib/format";
 import { type PageProps, param, put, to } from "../../lib/router";
 import { usePulse } from "../../lib/store";
@@ -31,7 +33,6 @@ export function CapacityView({ address, theme }: PageProps) {
   const { answer: here, problem: unseen } = useAsk<Now>("/api/capacity/now", beat);
   const add = Number(param(address, "add", "0")) || 0;
   const capacity = made?.capacity_gpus == null ? null : made.capacity_gpus + add;
-  const unjudged = here?.rightsizing.filter((r) => r.fit === "unknown") ?? [];
   return (
     <>
       {here && <Figures here={here} made={made} />}
@@ -66,107 +67,17 @@ export function CapacityView({ address, theme }: PageProps) {
                 <ForecastChart made={made} capacity={capacity} add={add} theme={theme} />
                 <WhatIfLine made={made} capacity={capacity} add={add} />
                 <p class="dim small">
-                  {made.backtest.wape == null
-                    ? "Not tested yet: the history is too short."
-                    : `Tested on ${many(made.backtest.origins, "past forecast")}: wrong by ${percent(100 * made.backtest.wape)}, where "as before" is wrong by ${percentOf(made.backtest.naive_wape)}; its interval held ${percentOf(made.backtest.coverage)} of the time.`}{" "}
-                  From {many(made.history.steps, "step")} of {made.step} since {day(made.history.from)}.{" "}
-                  {made.notes.join(" · ")}
+                  {tested(made.backtest)} From {many(made.history.steps, "step")} of {made.step} since{" "}
+                  {day(made.history.from)}. {made.notes.join(" · ")}
                 </p>
               </>
             )}
           </Panel>
           <Replay address={address} />
-          <Panel title="Who would do with less" id="rightsizing-panel" hint="what would suffice, from a day of use">
-            <Table
-              id="rightsizing"
-              caption="Workloads and what would do for them"
-              rows={here?.rightsizing.filter((r) => r.fit !== "keep" && r.fit !== "unknown")}
-              problem={unseen}
-              rowKey={(r) => r.name}
-              most={20}
-              sort="-saves"
-              address={address}
-              href={(r) => to.job(r.name)}
-              columns={[
-                {
-                  id: "name",
-                  title: "Workload",
-                  value: (r) => r.name,
-                  cell: (r) => <a href={to.job(r.name)}>{r.name}</a>,
-                },
-                { id: "gpus", title: "Holds", numeric: true, value: (r) => r.gpus, cell: (r) => many(r.gpus, "GPU") },
-                {
-                  id: "fit",
-                  title: "Would do",
-                  value: (r) => FITS[r.fit],
-                  cell: (r) => (
-                    <>
-                      {FITS[r.fit]}
-                      {r.profile && ` · ${r.profile}`}
-                      <small class="plain">{r.why}</small>
-                    </>
-                  ),
-                },
-                {
-                  id: "saves",
-                  title: "Frees",
-                  numeric: true,
-                  value: (r) => r.saves_gpus,
-                  cell: (r) => `${Number(r.saves_gpus.toFixed(1))} GPUs`,
-                },
-              ]}
-              empty={
-                <p class="dim">
-                  {!here?.standing.gpus ? (
-                    <Mark>Unknown: no GPU was found yet.</Mark>
-                  ) : !here.rightsizing.length ? (
-                    <Mark tone="ok">Nobody holds a GPU now.</Mark>
-                  ) : unjudged.length === here.rightsizing.length ? (
-                    <Mark>Nothing is known yet.</Mark>
-                  ) : (
-                    <Mark tone="ok">{`All ${count(here.rightsizing.length - unjudged.length)} ${unjudged.length ? "others" : "workloads"} use what they hold.`}</Mark>
-                  )}
-                </p>
-              }
-            />
-            {unjudged.length > 0 && (
-              <p
-                class="dim small"
-                data-testid="unjudged"
-              >{`${many(unjudged.length, "workload")} not judged: ${[...new Set(unjudged.map((r) => r.why))].join("; ")}.`}</p>
-            )}
-          </Panel>
+          <Rightsizing here={here} problem={unseen} address={address} />
         </div>
         <aside>
-          <Panel title="What would help" id="advice-panel">
-            {!advised ? (
-              <Skeleton lines={3} />
-            ) : advised.advice.length === 0 ? (
-              <p class="dim">
-                {made?.reason ? (
-                  <Mark>Unknown until there is a forecast.</Mark>
-                ) : (
-                  <Mark tone="ok">Nothing needs to change.</Mark>
-                )}
-              </p>
-            ) : (
-              <ol class="plan">
-                {advised.advice.map((a) => (
-                  <li key={a.action + a.why}>
-                    <div>
-                      <b>
-                        {words(a.action)} {many(a.gpus, "GPU")}
-                      </b>
-                      <p>
-                        {a.why}
-                        {a.confidence != null && ` · ${percent(100 * a.confidence)} sure`}
-                      </p>
-                    </div>
-                  </li>
-                ))}
-              </ol>
-            )}
-          </Panel>
+          <AdvicePanel advice={advised?.advice} isYoung={Boolean(made?.reason)} />
           <Panel title="Room for a job of" id="rooms-panel" hint="free now, by size">
             {!here ? (
               <Skeleton lines={4} />
@@ -200,5 +111,108 @@ export function CapacityView({ address, theme }: PageProps) {
         </aside>
       </div>
     </>
+  );
+}
+
+/** How good earlier forecasts were. */
+function tested({ wape, naive_wape, coverage, origins }: Forecast["backtest"]): string {
+  if (wape == null) return "Not tested yet: the history is too short.";
+  const before = `where "as before" is wrong by ${percentOf(naive_wape)}`;
+  const held = `its interval held ${percentOf(coverage)} of the time`;
+  return `Tested on ${many(origins, "past forecast")}: wrong by ${percentOf(wape)}, ${before}; ${held}.`;
+}
+
+const RIGHTSIZING: Column<Now["rightsizing"][number]>[] = [
+  {
+    id: "name",
+    title: "Workload",
+    value: (r) => r.name,
+    cell: (r) => <a href={to.job(r.name)}>{r.name}</a>,
+  },
+  { id: "gpus", title: "Holds", numeric: true, value: (r) => r.gpus, cell: (r) => many(r.gpus, "GPU") },
+  {
+    id: "fit",
+    title: "Would do",
+    value: (r) => FITS[r.fit],
+    cell: (r) => (
+      <>
+        {FITS[r.fit]}
+        {r.profile && ` · ${r.profile}`}
+        <small class="plain">{r.why}</small>
+      </>
+    ),
+  },
+  {
+    id: "saves",
+    title: "Frees",
+    numeric: true,
+    value: (r) => r.saves_gpus,
+    cell: (r) => `${Number(r.saves_gpus.toFixed(1))} GPUs`,
+  },
+];
+
+function Rightsizing({ here, problem, address }: { here?: Now; problem?: Refused; address: URL }) {
+  const unjudged = here?.rightsizing.filter((r) => r.fit === "unknown") ?? [];
+  const reasons = [...new Set(unjudged.map((r) => r.why))];
+  return (
+    <Panel title="Who would do with less" id="rightsizing-panel" hint="what would suffice, from a day of use">
+      <Table
+        id="rightsizing"
+        caption="Workloads and what would do for them"
+        rows={here?.rightsizing.filter((r) => r.fit !== "keep" && r.fit !== "unknown")}
+        problem={problem}
+        rowKey={(r) => r.name}
+        most={20}
+        sort="-saves"
+        address={address}
+        href={(r) => to.job(r.name)}
+        columns={RIGHTSIZING}
+        empty={<p class="dim">{nobodyToTell(here, unjudged.length)}</p>}
+      />
+      {unjudged.length > 0 && (
+        <p class="dim small" data-testid="unjudged">
+          {`${many(unjudged.length, "workload")} not judged: ${reasons.join("; ")}.`}
+        </p>
+      )}
+    </Panel>
+  );
+}
+
+/** What stands where no workload would do with less. */
+function nobodyToTell(here: Now | undefined, unjudged: number) {
+  if (!here?.standing.gpus) return <Mark>Unknown: no GPU was found yet.</Mark>;
+  if (!here.rightsizing.length) return <Mark tone="ok">Nobody holds a GPU now.</Mark>;
+  const judged = here.rightsizing.length - unjudged;
+  if (judged === 0) return <Mark>Nothing is known yet.</Mark>;
+  return <Mark tone="ok">{`All ${count(judged)} ${unjudged ? "others" : "workloads"} use what they hold.`}</Mark>;
+}
+
+function AdvicePanel({ advice, isYoung }: { advice?: Advice[]; isYoung: boolean }) {
+  return (
+    <Panel title="What would help" id="advice-panel">
+      {!advice ? (
+        <Skeleton lines={3} />
+      ) : advice.length === 0 ? (
+        <p class="dim">
+          {isYoung ? <Mark>Unknown until there is a forecast.</Mark> : <Mark tone="ok">Nothing needs to change.</Mark>}
+        </p>
+      ) : (
+        <ol class="plan">
+          {advice.map((a) => (
+            <li key={a.action + a.why}>
+              <div>
+                <b>
+                  {words(a.action)} {many(a.gpus, "GPU")}
+                </b>
+                <p>
+                  {a.why}
+                  {a.confidence != null && ` · ${percent(100 * a.confidence)} sure`}
+                </p>
+              </div>
+            </li>
+          ))}
+        </ol>
+      )}
+    </Panel>
   );
 }

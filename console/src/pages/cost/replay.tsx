@@ -172,10 +172,7 @@ export function Replay({ address }: { address: URL }) {
           />
           <Facts
             rows={[
-              [
-                "Replayed",
-                `${many(found.jobs.jobs, "job")}${found.layout === "this hub" ? ` that this hub saw from ${day(new Date(1000 * found.since).toISOString())} to ${day(new Date(1000 * found.until).toISOString())}; how long they had waited is known of ${found.jobs.wait_known ? count(found.jobs.wait_known) : "none"}` : ` of a table (${found.layout})`}`,
-              ],
+              ["Replayed", replayed(found)],
               [
                 "Recorded",
                 found.recorded.wait.jobs
@@ -195,4 +192,12 @@ export function Replay({ address }: { address: URL }) {
       )}
     </Panel>
   );
+}
+
+function replayed({ jobs, layout, since, until }: WhatIf): string {
+  const all = many(jobs.jobs, "job");
+  if (layout !== "this hub") return `${all} of a table (${layout})`;
+  const [from, to] = [since, until].map((at) => day(new Date(1000 * at).toISOString()));
+  const waited = jobs.wait_known ? count(jobs.wait_known) : "none";
+  return `${all} that this hub saw from ${from} to ${to}; how long they had waited is known of ${waited}`;
 }

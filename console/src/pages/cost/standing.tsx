@@ -1,6 +1,8 @@
+// What the fleet has free now, and for whom: figures and tables.
+
 import { Tile } from "../../components/parts";
 import type { Column } from "../../components/table";
-import { ago, count, day, many, percent } from "../../lib/format";
+import { ago, count, day, many, percent, percentOf } from "../../lib/format";
 import type { Forecast } from "./forecast";
 
 export interface Now {
@@ -72,59 +74,23 @@ export const FITS: Record<string, string> = {
 
 export function Figures({ here, made }: { here: Now; made?: Forecast }) {
   const { standing, use } = here;
-  const out = standing.gpus - standing.in_service_gpus;
   return (
     <section class="tiles even" aria-label="capacity in figures">
-      <Tile
-        id="tile-capacity"
-        name="GPUs"
-        value={count(standing.gpus)}
-        meaning={out ? `${count(out)} out of service` : standing.gpus ? "all in service" : "none was found yet"}
-      />
+      <Tile id="tile-capacity" name="GPUs" value={count(standing.gpus)} meaning={service(standing)} />
       <Tile
         id="tile-heldnow"
         name="Held"
         value={percent(standing.in_service_gpus ? (100 * standing.held_gpus) / standing.in_service_gpus : null)}
-        meaning={`${many(standing.held_gpus, "GPU")} · ${use.used_gpus == null ? "use not measured" : `${use.used_gpus < 10 ? use.used_gpus.toFixed(1) : count(use.used_gpus)} GPUs' worth of work`}`}
+        meaning={`${many(standing.held_gpus, "GPU")} · ${work(use.used_gpus)}`}
       />
       <Tile
         id="tile-free"
         name="Free"
         value={standing.gpus ? count(standing.free_gpus) : "unknown"}
-        meaning={
-          !standing.gpus
-            ? "no GPU was found yet"
-            : standing.stranded_share
-              ? `${percent(100 * standing.stranded_share)} stranded for the largest job`
-              : standing.free_gpus
-                ? "whole nodes where jobs need them"
-                : "nothing is left"
-        }
+        meaning={freeFor(standing)}
         tone={standing.gpus && standing.free_gpus === 0 ? "warn" : undefined}
       />
-      <Tile
-        id="tile-full"
-        name="Full on"
-        value={
-          made?.full
-            ? made.full.is_full_now
-              ? "now"
-              : made.full.full_at
-                ? day(made.full.full_at).slice(0, 10)
-                : "not in sight"
-            : "unknown"
-        }
-        meaning={
-          made?.full
-            ? made.full.is_full_now
-              ? "nothing is left"
-              : made.full.earliest
-                ? `may be full from ${day(made.full.earliest).slice(5, 16)} · chance at most ${percent(100 * made.full.likely)}`
-                : `chance at most ${percent(100 * made.full.likely)}`
-            : "no forecast yet"
-        }
-        tone={made?.full?.is_full_now ? "bad" : undefined}
-      />
+      <Tile id="tile-full" name="Full on" {...fullOn(made?.full)} tone={made?.full?.is_full_now ? "bad" : undefined} />
       <Tile
         id="tile-need"
         name="To stay below 80 %"
@@ -133,4 +99,30 @@ export function Figures({ here, made }: { here: Now; made?: Forecast }) {
       />
     </section>
   );
+}
+
+function service({ gpus, in_service_gpus }: Now["standing"]): string {
+  if (gpus > in_service_gpus) return `${count(gpus - in_service_gpus)} out of service`;
+  return gpus ? "all in service" : "none was found yet";
+}
+
+function work(gpus: number | null): string {
+  if (gpus == null) return "use not measured";
+  return `${gpus < 10 ? gpus.toFixed(1) : count(gpus)} GPUs' worth of work`;
+}
+
+function freeFor({ gpus, free_gpus, stranded_share }: Now["standing"]): string {
+  if (!gpus) return "no GPU was found yet";
+  if (stranded_share) return `${percentOf(stranded_share)} stranded for the largest job`;
+  return free_gpus ? "whole nodes where jobs need them" : "nothing is left";
+}
+
+function fullOn(full: Forecast["full"]): { value: string; meaning: string } {
+  if (!full) return { value: "unknown", meaning: "no forecast yet" };
+  if (full.is_full_now) return { value: "now", meaning: "nothing is left" };
+  const chance = `chance at most ${percentOf(full.likely)}`;
+  return {
+    value: full.full_at ? day(full.full_at).slice(0, 10) : "not in sight",
+    meaning: full.earliest ? `may be full from ${day(full.earliest).slice(5, 16)} · ${chance}` : chance,
+  };
 }

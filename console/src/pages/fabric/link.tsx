@@ -1,3 +1,5 @@
+// One link in full: its facts, its counters and its last hour.
+
 import { Chip, Facts, Mark, Panel, Problem, Skeleton, Time } from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { Export } from "../../components/table";

@@ -1,3 +1,5 @@
+// The fleet in figures with their meaning.
+
 import { Skeleton, Tile } from "../../components/parts";
 import { useAsk } from "../../lib/api";
 import { count, dollars, many, percent, watts } from "../../lib/format";

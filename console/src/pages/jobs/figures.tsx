@@ -1,7 +1,9 @@
+// The jobs in figures.
+
 import { Tile } from "../../components/parts";
 import { count, many, percentOf } from "../../lib/format";
 import { withParams } from "../../lib/router";
-import { behind, type JobLine, ORDER, STATE, STUCK, TROUBLE } from "./words";
+import { behind, type JobLine, ORDER, STATE, STUCK, type Straggler, TROUBLE } from "./words";
 
 export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
   const held = jobs.filter((j) => j.state !== "pending");
@@ -11,7 +13,7 @@ export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
   const base = known.reduce((sum, j) => sum + j.gpus, 0);
   const bad = jobs.filter((j) => TROUBLE.includes(j.state));
   const good = jobs.filter((j) => j.goodput != null);
-  const stragglers = jobs.filter((j) => j.straggler);
+  const stragglers = jobs.flatMap((j) => j.straggler ?? []);
   const goodGpus = good.reduce((s, j) => s + j.gpus, 0);
   const goodput = goodGpus ? good.reduce((s, j) => s + j.goodput! * j.gpus, 0) / goodGpus : null;
   const by = ORDER.filter((s) => TROUBLE.includes(s))
@@ -19,6 +21,9 @@ export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
     .filter(([, n]) => n);
   // Before anything is measured nobody is known to be well.
   const isBlind = base === 0 && good.length === 0;
+  const noTrouble = isBlind ? "no GPU of a job is measured yet" : "none hung, stalled, slow or idle";
+  const teams = new Set(jobs.map((j) => j.team).filter(Boolean)).size;
+  const inState = (state: string) => jobs.filter((j) => j.state === state).length;
   const nobody = (n: number) => (n === 0 && isBlind ? "unknown" : count(n));
   return (
     <section class="tiles even" aria-label="jobs in figures">
@@ -26,16 +31,13 @@ export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
         id="tile-jobs"
         name="Jobs"
         value={count(jobs.length)}
-        meaning={`${count(jobs.filter((j) => j.state === "running").length)} run · ${count(jobs.filter((j) => j.state === "pending").length)} wait`}
+        meaning={`${count(inState("running"))} run · ${count(inState("pending"))} wait`}
       />
       <Tile
         id="tile-held"
         name="GPUs held"
         value={count(gpus)}
-        meaning={`by ${many(held.length, "job")} of ${many(new Set(jobs.map((j) => j.team).filter(Boolean)).size, "team")}`.replace(
-          "of 0 teams",
-          "whose teams are unknown",
-        )}
+        meaning={`by ${many(held.length, "job")} ${teams ? `of ${many(teams, "team")}` : "whose teams are unknown"}`}
       />
       <Tile
         id="tile-used"
@@ -47,14 +49,8 @@ export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
         id="tile-trouble"
         name="In trouble"
         value={nobody(bad.length)}
-        tone={bad.some((j) => STATE[j.state]?.tone === "critical") ? "bad" : bad.length ? "warn" : undefined}
-        meaning={
-          by.length
-            ? by.map(([s, n]) => `${n} ${s}`).join(" · ")
-            : isBlind
-              ? "no GPU of a job is measured yet"
-              : "none hung, stalled, slow or idle"
-        }
+        tone={toneOf(bad)}
+        meaning={by.length ? by.map(([s, n]) => `${n} ${s}`).join(" · ") : noTrouble}
         href={withParams(address, { state: "trouble" })}
       />
       <Tile
@@ -68,16 +64,24 @@ export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
         name="Stragglers"
         value={nobody(stragglers.length)}
         tone={stragglers.length ? "warn" : undefined}
-        meaning={
-          stragglers.length
-            ? `worst ${behind(stragglers.map((j) => j.straggler!).reduce((a, b) => ((b.score ?? Infinity) > (a.score ?? Infinity) ? b : a)))}`
-            : isBlind
-              ? "no rank is measured yet"
-              : jobs.some((j) => STUCK.includes(j.state))
-                ? "no rank of the jobs that go on is behind its peers"
-                : "no rank is behind its peers"
-        }
+        meaning={worst(stragglers) ?? noneBehind(jobs, isBlind)}
       />
     </section>
   );
+}
+
+function toneOf(bad: JobLine[]): string | undefined {
+  if (bad.some((j) => STATE[j.state]?.tone === "critical")) return "bad";
+  return bad.length ? "warn" : undefined;
+}
+
+function worst(stragglers: Straggler[]): string | undefined {
+  const [last] = [...stragglers].sort((a, b) => (b.score ?? Infinity) - (a.score ?? Infinity));
+  return last && `worst ${behind(last)}`;
+}
+
+function noneBehind(jobs: JobLine[], isBlind: boolean): string {
+  if (isBlind) return "no rank is measured yet";
+  if (jobs.some((j) => STUCK.includes(j.state))) return "no rank of the jobs that go on is behind its peers";
+  return "no rank is behind its peers";
 }

@@ -1,3 +1,5 @@
+// Where the time of a job went, as one bar.
+
 import { Facts } from "../../components/parts";
 import { duration } from "../../lib/durations";
 import { count, percent } from "../../lib/format";

@@ -1,3 +1,5 @@
+// What jobs are and how the console calls it: shapes of the hub's answers, states, and who is behind.
+
 import { count, percent } from "../../lib/format";
 
 export interface Straggler {

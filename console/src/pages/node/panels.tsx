@@ -1,3 +1,5 @@
+// What the pages of a node and of a GPU share: all layers on one clock, and what happened.
+
 import { Chip, Empty, Panel, Since } from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { type Column, Table } from "../../components/table";

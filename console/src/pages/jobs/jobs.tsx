@@ -100,17 +100,16 @@ function List({ address }: { address: URL }) {
 
 /** A figure so far, and on hover since when; a job that began before this hub saw it has cost more. */
 const Counted = (p: { job: JobLine; children: string }) => (
-  <span
-    class={p.children === "unknown" ? "dim" : undefined}
-    title={
-      p.job.counted_since
-        ? `since ${day(p.job.counted_since)}${p.job.started_at ? "" : ", when this hub first saw it: it may have begun before"}`
-        : undefined
-    }
-  >
+  <span class={p.children === "unknown" ? "dim" : undefined} title={since(p.job)}>
     {p.children}
   </span>
 );
+
+function since({ counted_since, started_at }: JobLine): string | undefined {
+  if (!counted_since) return undefined;
+  const seen = started_at ? "" : ", when this hub first saw it: it may have begun before";
+  return `since ${day(counted_since)}${seen}`;
+}
 
 const COLUMNS: Column<JobLine>[] = [
   {

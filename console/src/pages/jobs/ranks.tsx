@@ -37,7 +37,7 @@ export function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggle
               key={`${r.rank} ${r.uuid}`}
               href={to.gpu(r.uuid)}
               class={marked ? "straggler" : r.state}
-              title={`${r.rank == null ? `GPU ${r.gpu}` : `rank ${r.rank}`} on ${r.node}: ${v == null ? "unknown" : steps ? duration(v) : percentOf(v)}${r.score != null ? `, ${percent(100 * r.score)} behind` : ""}`}
+              title={tell(r, steps)}
               aria-label={`rank ${r.rank ?? i}`}
               tabIndex={-1}
             >
@@ -50,6 +50,12 @@ export function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggle
       </div>
     </figure>
   );
+}
+
+function tell(r: Rank, bySteps: boolean): string {
+  const name = `${r.rank == null ? `GPU ${r.gpu}` : `rank ${r.rank}`} on ${r.node}`;
+  const value = bySteps ? duration(r.step_seconds) : percentOf(r.sm_active);
+  return `${name}: ${value}${r.score == null ? "" : `, ${percentOf(r.score)} behind`}`;
 }
 
 const RANK: Record<string, { tone: string; glyph: string }> = {

@@ -56,7 +56,7 @@ export interface Rank {
   state: string;
 }
 
-interface Hardware {
+export interface Hardware {
   at: string;
   place: string;
   kind: string;

@@ -91,6 +91,8 @@ export function HeatMap(p: Props) {
   };
   const value = cell && frame ? frame.values[cell.slot] : NaN;
   const size = layout ? layout.pitch - (layout.pitch > 12 ? 2 : 1) : 0;
+  const extent = `${many(layout?.cells.length ?? 0, "GPU")} in ${many(layout?.blocks ?? 0, "block")}`;
+  const about = `Map of ${extent} by ${p.by}, coloured by ${p.paint.title}.`;
   return (
     <div class="heatmap" ref={box}>
       <canvas
@@ -100,7 +102,7 @@ export function HeatMap(p: Props) {
         tabIndex={0}
         role="img"
         style={{ width: `${width}px`, height: `${layout?.height ?? 300}px` }}
-        aria-label={`Map of ${many(layout?.cells.length ?? 0, "GPU")} in ${many(layout?.blocks ?? 0, "block")} by ${p.by}, coloured by ${p.paint.title}.${told(layout, frame)} Arrow keys move, Enter opens a GPU.`}
+        aria-label={`${about}${told(layout, frame)} Arrow keys move, Enter opens a GPU.`}
         onMouseMove={point}
         onMouseLeave={() => choose(null)}
         onClick={click}

@@ -116,6 +116,24 @@ export const Problem = (p: { children: ComponentChildren }) => (
     {p.children}
   </p>
 );
+/** A problem, with a word about what still stands there from before it. */
+export const Trouble = (p: { problem?: { message: string }; isStale: boolean }) =>
+  p.problem ? <Problem>{`${p.isStale ? "This is what was known before: " : ""}${p.problem.message}`}</Problem> : null;
+/** Two or three views of one page, each with an address of its own. */
+export const Tabs = (p: { label: string; path: string; tabs: [string, string][]; view: string }) => (
+  <nav class="tabs" aria-label={p.label}>
+    {p.tabs.map(([id, text], i) => (
+      <a
+        key={id}
+        href={i ? `${p.path}?view=${id}` : p.path}
+        aria-current={p.view === id ? "page" : undefined}
+        data-testid={`tab-${id}`}
+      >
+        {text}
+      </a>
+    ))}
+  </nav>
+);
 export const Empty = (p: { title: string; children?: ComponentChildren }) => (
   <div class="empty" data-testid="empty">
     <b>{p.title}</b>

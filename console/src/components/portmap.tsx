@@ -212,6 +212,8 @@ export function PortMap(p: Props) {
   };
   const spot = at == null ? undefined : sheet?.spots[at];
   const mark = spot && MARKS.find((m) => m.name === markOf(spot.cell, p.states));
+  const links = sheet?.spots.length ?? 0;
+  const about = `Map of ${links} links in ${p.rows.length} rows, coloured by ${MEASURES[p.measure].title}.`;
   return (
     <div class="heatmap" ref={box}>
       <canvas
@@ -220,7 +222,7 @@ export function PortMap(p: Props) {
         tabIndex={0}
         role="img"
         style={{ width: `${width}px`, height: `${sheet?.height ?? 160}px` }}
-        aria-label={`Map of ${sheet?.spots.length ?? 0} links in ${p.rows.length} rows, coloured by ${MEASURES[p.measure].title}. Arrow keys move, Enter opens a link.`}
+        aria-label={`${about} Arrow keys move, Enter opens a link.`}
         onMouseMove={(e) => move(hit(e))}
         onMouseLeave={() => move(null)}
         onClick={click}

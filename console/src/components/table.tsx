@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import type { Refused } from "../lib/api";
 import { count } from "../lib/format";
 import { go, param, put } from "../lib/router";
-import { Problem, Skeleton } from "./parts";
+import { Skeleton, Trouble } from "./parts";
 
 type Value = string | number | null | undefined;
 export interface Column<T> {
@@ -73,9 +73,7 @@ export function Table<T>(p: Props<T>) {
   const open = (row: T) => (p.choose ? p.choose(row) : p.href && go(p.href(row)));
   return (
     <>
-      {p.problem && (
-        <Problem>{rows ? `This is what was known before: ${p.problem.message}` : p.problem.message}</Problem>
-      )}
+      <Trouble problem={p.problem} isStale={Boolean(rows)} />
       {!rows ? (
         !p.problem && <Skeleton lines={6} />
       ) : rows.length === 0 ? (

@@ -13,14 +13,21 @@ export const share = (n: number | null) => (n == null ? "unknown" : `${Number((1
 
 export function watts(w: number | null | undefined): string {
   if (w == null) return "unknown";
-  return w >= 1e6 ? `${(w / 1e6).toFixed(2)} MW` : w >= 1e3 ? `${(w / 1e3).toFixed(1)} kW` : `${w.toFixed(0)} W`;
+  if (w >= 1e6) return `${(w / 1e6).toFixed(2)} MW`;
+  return w >= 1e3 ? `${(w / 1e3).toFixed(1)} kW` : `${w.toFixed(0)} W`;
 }
 
+const PREFIXES = [
+  [1e12, "T"],
+  [1e9, "G"],
+  [1e6, "M"],
+  [1e3, "k"],
+] as const;
 export function quantity(n: number | null | undefined, unit: string): string {
   if (n == null || Number.isNaN(n)) return "no reading";
   if (unit === "B/s") {
-    const step = n >= 1e9 ? 1e9 : n >= 1e6 ? 1e6 : 1e3;
-    return `${(n / step).toFixed(1)} ${step === 1e9 ? "G" : step === 1e6 ? "M" : "k"}B/s`;
+    const [step, sign] = PREFIXES.slice(1).find(([from]) => n >= from) ?? [1e3, "k"];
+    return `${(n / step).toFixed(1)} ${sign}B/s`;
   }
   return `${Math.abs(n) >= 100 || Number.isInteger(n) ? grouped.format(n) : n.toFixed(1)} ${unit}`.trim();
 }
@@ -28,16 +35,7 @@ export function quantity(n: number | null | undefined, unit: string): string {
 /** A level on an axis: short, because it stands in 50 px. */
 export function tick(n: number, unit: string): string {
   const size = Math.abs(n);
-  const [step, sign] =
-    unit === "×" || size < 1e4
-      ? [1, ""]
-      : size >= 1e12
-        ? [1e12, "T"]
-        : size >= 1e9
-          ? [1e9, "G"]
-          : size >= 1e6
-            ? [1e6, "M"]
-            : [1e3, "k"];
+  const [step, sign] = PREFIXES.find(([from]) => size >= (from === 1e3 ? 1e4 : from) && unit !== "×") ?? [1, ""];
   return `${Number((n / step).toPrecision(3))}${sign}${unit === "%" ? " %" : ""}`;
 }
 const wholeDollars = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -80,3 +78,7 @@ export const workloadName = (workload: string) => (/^\d[\d_.+]*$/.test(workload)
 /** `gpu_fell_off_bus` → `gpu fell off bus`. */
 export const words = (id: string) => id.replace(/^incident\./, "").replace(/[_.]/g, " ");
 export const many = (n: number, noun: string) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
+
+/** How many are shown, and of how many where not all are. */
+export const countOf = (shown: number, all: number) =>
+  shown < all ? `${count(shown)} of ${count(all)}` : count(shown);

@@ -88,10 +88,7 @@ export function JournalPage({ address }: PageProps) {
           <Panel
             title="Journal"
             id="journal-panel"
-            hint={
-              answer &&
-              `${count(entries!.length)} shown, newest first · ${count(answer.last)} written in all, as of ${clock(answer.now)}`
-            }
+            hint={answer && `${count(entries!.length)} shown, newest first · ${written(answer)}`}
             side={
               <a class="button" href={`/api/journal.jsonl?${file}`} download data-testid="journal-export" data-export>
                 Export as JSON lines
@@ -314,3 +311,5 @@ function One({ entry }: { entry: Entry }) {
     </Panel>
   );
 }
+
+const written = ({ last, now }: Page) => `${count(last)} written in all, as of ${clock(now)}`;

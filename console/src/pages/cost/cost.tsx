@@ -1,7 +1,7 @@
 // Cost and capacity: idle money first, who spent what with drill-down, budgets, and on the other side when the fleet is full.
 
 import { useState } from "preact/hooks";
-import { Choice, Empty, Panel, Problem, Select, Skeleton } from "../../components/parts";
+import { Choice, Empty, Panel, Select, Skeleton, Tabs, Trouble } from "../../components/parts";
 import { Table } from "../../components/table";
 import { useAsk } from "../../lib/api";
 import { type PageProps, param, put, putAll, withParams } from "../../lib/router";
@@ -33,21 +33,15 @@ export function CostPage(p: PageProps) {
   const { status } = useHub();
   return (
     <main class="single stack" data-testid="cost-page">
-      <nav class="tabs" aria-label="cost or capacity">
-        {[
+      <Tabs
+        label="cost or capacity"
+        path="/cost"
+        tabs={[
           ["cost", "Cost"],
           ["capacity", "Capacity"],
-        ].map(([id, text]) => (
-          <a
-            key={id}
-            href={id === "cost" ? "/cost" : "/cost?view=capacity"}
-            aria-current={view === id ? "page" : undefined}
-            data-testid={`tab-${id}`}
-          >
-            {text}
-          </a>
-        ))}
-      </nav>
+        ]}
+        view={view}
+      />
       {!status ? (
         <Panel>
           <Skeleton lines={8} />
@@ -132,7 +126,7 @@ function CostView({ address }: PageProps) {
           </span>
         )}
       </div>
-      {problem && <Problem>{bill ? `This is what was known before: ${problem.message}` : problem.message}</Problem>}
+      <Trouble problem={problem} isStale={Boolean(bill)} />
       {!bill ? (
         !problem && <Skeleton lines={8} />
       ) : (

@@ -18,6 +18,7 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
   const { total, currency } = bill;
   const { allocated, unmeasured, wasted } = total.hours;
   const unpriced = total.unpriced_hours;
+  const notMeasured = ` · ${hours(unmeasured)} not measured`;
   const idle = wasted ? total.wasted_money : 0;
   const shared = Object.entries(bill.shared);
   const nobody = shared.reduce((sum, [, money]) => sum + money, 0);
@@ -61,7 +62,7 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
         id="tile-usedshare"
         name="Used of what was held"
         value={usedShare(total.hours) ?? "unknown"}
-        meaning={`of ${hours(allocated)} GPU-hours; SM activity${unmeasured > 0.05 ? ` · ${hours(unmeasured)} not measured` : ""}`}
+        meaning={`of ${hours(allocated)} GPU-hours; SM activity${unmeasured > 0.05 ? notMeasured : ""}`}
       />
       {isPart ? (
         <Tile id="tile-nobody" name="Held by nobody" value={`${hours(unheld)} h`} meaning="GPU-hours of this part" />

@@ -3,14 +3,36 @@
 import { useMemo } from "preact/hooks";
 import { Chart } from "../../components/chart";
 import { Empty, Panel, Problem } from "../../components/parts";
-import { Table } from "../../components/table";
+import { type Column, Table } from "../../components/table";
 import { count } from "../../lib/format";
 import { type Line, TONES } from "../../lib/lines";
 import { putAll } from "../../lib/router";
 import { now } from "../../lib/store";
-import { type Found, inOrder, isSeries, type Labels, labelNames, MOST_SERIES, namer, newest, value } from "./queries";
+import {
+  type Found,
+  inOrder,
+  isSeries,
+  type Labels,
+  labelNames,
+  MOST_SERIES,
+  namer,
+  newest,
+  type Result,
+  value,
+} from "./queries";
 
 const MOST_JSON = 120_000;
+const TITLES: Record<string, string> = { chart: "Over time", table: "Now", json: "As the API answers" };
+type Answer = Result & { q: number; expr: string };
+
+/** Each series of each answer; a number or a text is one row of the table. */
+function rowsOf(found: Found[], view: string): Answer[] {
+  return found.flatMap(({ reply, expr }, q) => {
+    if (isSeries(reply)) return reply.data.result.map((r) => ({ q, expr, ...r }));
+    if (!reply || view !== "table") return [];
+    return [{ q, expr, metric: {}, value: reply.data.result as unknown as [number, string] }];
+  });
+}
 
 export function Answers({
   found,
@@ -26,70 +48,31 @@ export function Answers({
   address: URL;
 }) {
   const said = [...new Set(found.flatMap((f) => [...(f.reply?.warnings ?? []), ...(f.reply?.infos ?? [])]))];
-  const rows = found.flatMap((f, q) =>
-    isSeries(f.reply)
-      ? f.reply.data.result.map((r) => ({ q, expr: f.expr, ...r }))
-      : f.reply && view === "table"
-        ? [{ q, expr: f.expr, metric: {}, value: f.reply.data.result as unknown as [number, string] }]
-        : [],
-  );
+  const rows = rowsOf(found, view);
   const name = namer(rows.map((r) => r.metric));
   const wrong = found.filter((f) => f.problem && !/\d+:\d+: /.test(f.problem.message));
   if (!rows.length && !wrong.length && view !== "json" && found.some((f) => f.problem)) return null;
   return (
     <Panel
       id="answers"
-      title={view === "table" ? "Now" : view === "json" ? "As the API answers" : "Over time"}
+      title={TITLES[view] ?? TITLES.chart}
       hint={
         rows.length > MOST_SERIES && view === "chart"
           ? `the first ${MOST_SERIES} of ${count(rows.length)} series; the table has more`
-          : said.length
-            ? said.join(" · ")
-            : undefined
+          : said.join(" · ")
       }
     >
       {wrong.map((f) => (
         <Problem key={f.expr}>{f.problem!.message}</Problem>
       ))}
-      {view === "json" ? (
-        <Json found={found} />
-      ) : rows.length === 0 ? (
-        wrong.length ? null : (
-          <Empty title="Nothing answers">
-            No series has a sample here at this time. A metric may have another name, or labels may not fit together.
-          </Empty>
-        )
-      ) : view === "table" ? (
-        <Table
-          id="result"
-          caption="Values now"
-          address={address}
-          rows={rows}
-          sort={labelNames(rows.map((r) => r.metric))[0] ?? "-value"}
-          rowKey={(r) => `${r.q} ${JSON.stringify(r.metric)}`}
-          most={100}
-          empty={null}
-          columns={[
-            ...(found.length > 1
-              ? [
-                  {
-                    id: "expr",
-                    title: "Expression",
-                    value: (r: (typeof rows)[0]) => r.expr,
-                    cell: (r: (typeof rows)[0]) => <code>{r.expr}</code>,
-                  },
-                ]
-              : []),
-            ...labelNames(rows.map((r) => r.metric)).map((label) => ({
-              id: label,
-              title: label,
-              value: (r: (typeof rows)[0]) => r.metric[label] ?? "",
-              cell: (r: (typeof rows)[0]) => r.metric[label] ?? <span class="dim">–</span>,
-            })),
-            { id: "value", title: "Value", numeric: true, value: (r) => newest(r), cell: (r) => value(newest(r)) },
-          ]}
-        />
-      ) : (
+      {view === "json" && <Json found={found} />}
+      {view !== "json" && rows.length === 0 && wrong.length === 0 && (
+        <Empty title="Nothing answers">
+          No series has a sample here at this time. A metric may have another name, or labels may not fit together.
+        </Empty>
+      )}
+      {view === "table" && rows.length > 0 && <Values rows={rows} several={found.length > 1} address={address} />}
+      {view !== "json" && view !== "table" && rows.length > 0 && (
         <Lines
           rows={inOrder(rows, name).slice(0, MOST_SERIES)}
           several={found.length > 1}
@@ -102,6 +85,39 @@ export function Answers({
   );
 }
 
+function Values({ rows, several, address }: { rows: Answer[]; several: boolean; address: URL }) {
+  const labels = labelNames(rows.map((r) => r.metric));
+  const expr: Column<Answer> = {
+    id: "expr",
+    title: "Expression",
+    value: (r) => r.expr,
+    cell: (r) => <code>{r.expr}</code>,
+  };
+  const columns: Column<Answer>[] = [
+    ...(several ? [expr] : []),
+    ...labels.map((label) => ({
+      id: label,
+      title: label,
+      value: (r: Answer) => r.metric[label] ?? "",
+      cell: (r: Answer) => r.metric[label] ?? <span class="dim">–</span>,
+    })),
+    { id: "value", title: "Value", numeric: true, value: (r) => newest(r), cell: (r) => value(newest(r)) },
+  ];
+  return (
+    <Table
+      id="result"
+      caption="Values now"
+      address={address}
+      rows={rows}
+      sort={labels[0] ?? "-value"}
+      rowKey={(r) => `${r.q} ${JSON.stringify(r.metric)}`}
+      most={100}
+      empty={null}
+      columns={columns}
+    />
+  );
+}
+
 function Lines({
   rows,
   several,
@@ -109,7 +125,7 @@ function Lines({
   time,
   theme,
 }: {
-  rows: { q: number; expr: string; metric: Labels; values?: [number, string][] }[];
+  rows: Answer[];
   several: boolean;
   name: (m: Labels) => string;
   time: { start: number; end: number; step: number };

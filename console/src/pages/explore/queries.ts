@@ -7,7 +7,7 @@ import { now, set, useHub } from "../../lib/store";
 
 export type Labels = Record<string, string>;
 
-interface Result {
+export interface Result {
   metric: Labels;
   values?: [number, string][];
   value?: [number, string];
@@ -65,6 +65,13 @@ export async function ask(path: string): Promise<{ reply: Reply; bytes: number }
   return { reply: content, bytes: text.length };
 }
 
+function pathOf(expr: string, view: string, time: { start: number; end: number; step: number }): string {
+  const form = new URLSearchParams({ query: expr, limit: String(MOST_SERIES * 4), stats: "1" });
+  const asked = view === "table" ? { time: time.end } : { start: time.start, end: time.end, step: time.step };
+  for (const [name, value] of Object.entries(asked)) form.set(name, String(value));
+  return `/api/v1/${view === "table" ? "query" : "query_range"}?${form}`;
+}
+
 export function useQueries(
   exprs: string[],
   view: string,
@@ -79,11 +86,7 @@ export function useQueries(
     if (!ready) return;
     const one = async (expr: string): Promise<Found> => {
       const began = performance.now();
-      const limits = { limit: String(MOST_SERIES * 4), stats: "1" };
-      const path =
-        view === "table"
-          ? `/api/v1/query?${new URLSearchParams({ query: expr, time: String(time.end), ...limits })}`
-          : `/api/v1/query_range?${new URLSearchParams({ query: expr, start: String(time.start), end: String(time.end), step: String(time.step), ...limits })}`;
+      const path = pathOf(expr, view, time);
       try {
         const { reply, bytes } = await ask(path);
         return { expr, reply, bytes, millis: performance.now() - began };
@@ -113,8 +116,10 @@ export const inOrder = <T extends { q: number; metric: Labels }>(rows: T[], name
 export const newest = (r: { value?: [number, string]; values?: [number, string][] }) =>
   Number((r.value ?? r.values?.at(-1))?.[1]);
 
-export const value = (n: number) =>
-  Number.isNaN(n) ? "NaN" : Number.isInteger(n) ? n.toLocaleString("en") : String(Number(n.toPrecision(6)));
+export function value(n: number): string {
+  if (Number.isNaN(n)) return "NaN";
+  return Number.isInteger(n) ? n.toLocaleString("en") : String(Number(n.toPrecision(6)));
+}
 
 /** Labels that tell series apart; what all share says nothing. */
 export function labelNames(all: Labels[]): string[] {

@@ -1,7 +1,7 @@
 // The fabric: every link with its state, load, errors and waiting, which jobs are on it, and one link in full.
 
 import { useMemo } from "preact/hooks";
-import { Choice, Empty, Mark, Panel, Problem, Select, Skeleton, Time } from "../../components/parts";
+import { Choice, Empty, Mark, Panel, Select, Skeleton, Time, Trouble } from "../../components/parts";
 import { PortMap } from "../../components/portmap";
 import { MEASURES, type Measure } from "../../components/portmap_layout";
 import { type Column, Table } from "../../components/table";
@@ -81,9 +81,7 @@ export function FabricPage({ address, theme }: PageProps) {
               </div>
             }
           >
-            {problem && (
-              <Problem>{map ? `This is what was known before: ${problem.message}` : problem.message}</Problem>
-            )}
+            <Trouble problem={problem} isStale={Boolean(map)} />
             {map?.problem && (
               <p class="silenced" data-testid="fabric-doubt">
                 ▲ Not all is known: {map.problem}
@@ -115,10 +113,7 @@ export function FabricPage({ address, theme }: PageProps) {
             <Panel
               title="Links"
               id="links-panel"
-              hint={
-                list.answer &&
-                `${count(list.answer.total)}${narrowed ? ` of ${count(map.counts.links)}` : ""} · the worst first${list.answer.total > 500 ? " · 500 shown" : ""}`
-              }
+              hint={list.answer && counted(list.answer.total, narrowed ? map.counts.links : 0)}
               side={
                 <div class="pick">
                   <input
@@ -255,3 +250,8 @@ export const columns = (window: string, address: URL): Column<Link>[] => [
     cell: (l) => <Jobs names={l.jobs} address={address} most={2} trunk={l.kind === "trunk"} />,
   },
 ];
+
+function counted(links: number, all: number): string {
+  const shown = links > 500 ? " · 500 shown" : "";
+  return `${all ? `${count(links)} of ${count(all)}` : count(links)} · the worst first${shown}`;
+}

@@ -12,12 +12,13 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
   const { counts } = map;
   const span = WINDOWS.find(([w]) => w === map.window)?.[1];
   const counted = counts.uncounted < counts.links;
+  const rows = map.source === "sweep" ? leaves(map.rows.length) : many(map.rows.length, "row");
   return (
     <section class="tiles even gap-below" aria-label="the fabric in figures">
       <Tile
         name="Links"
         value={count(counts.links)}
-        meaning={`${map.source === "sweep" ? leaves(map.rows.length) : many(map.rows.length, "row")}${map.spines.length ? ` · ${many(map.spines.length, "spine")}` : " · spines unknown"}`}
+        meaning={`${rows} · ${map.spines.length ? many(map.spines.length, "spine") : "spines unknown"}`}
         id="tile-links"
       />
       <Tile
@@ -85,13 +86,12 @@ export function Source({ map }: { map: FabricMap }) {
         hosts
       </>
     );
-  return map.source === "hosts" ? (
+  if (map.source !== "hosts") return <>unknown</>;
+  return (
     <>
       as hosts tell of their own ports · switches and trunks unknown · a row is a leaf or rack of the inventory, ports
       of a node stand together
     </>
-  ) : (
-    <>unknown</>
   );
 }
 
@@ -105,6 +105,13 @@ export function NoFabric() {
   );
 }
 
+const SPINE: Record<string, { tone: string; glyph: string }> = {
+  healthy: { tone: "", glyph: "✓" },
+  gone: { tone: "critical", glyph: "✕" },
+  unknown: { tone: "", glyph: "–" },
+  other: { tone: "warning", glyph: "▲" },
+};
+
 export function Spines({ map, row, address }: { map: FabricMap; row: string; address: URL }) {
   return (
     <p class="spines" aria-label="spines">
@@ -112,15 +119,12 @@ export function Spines({ map, row, address }: { map: FabricMap; row: string; add
       {map.spines.map((s) => (
         <a
           key={s.name}
-          class={`chip ${s.state === "healthy" ? "" : s.state === "gone" ? "critical" : s.state === "unknown" ? "" : "warning"}`}
+          class={`chip ${(SPINE[s.state] ?? SPINE.other).tone}`}
           aria-current={s.name === row || undefined}
           title={s.trouble.join("\n") || `${many(s.links, "link")}, all as before`}
           href={withParams(address, { row: s.name === row ? null : s.name })}
         >
-          <i aria-hidden="true">
-            {s.state === "healthy" ? "✓" : s.state === "gone" ? "✕" : s.state === "unknown" ? "–" : "▲"}
-          </i>{" "}
-          {s.name}
+          <i aria-hidden="true">{(SPINE[s.state] ?? SPINE.other).glyph}</i> {s.name}
           {s.state !== "healthy" && ` · ${s.state}`}
         </a>
       ))}
@@ -143,7 +147,8 @@ export function Legend({ measure, map }: { measure: Measure; map: FabricMap }) {
       </span>
       <span>
         {MEASURES[measure].title}
-        {measure === "errors" ? `, ${mid} in the middle` : measure === "wait" ? ", beside the median" : ""}
+        {measure === "errors" && `, ${mid} in the middle`}
+        {measure === "wait" && ", beside the median"}
       </span>
       {MARKS.map((m) => (
         <span key={m.name} class={seen.has(m.name) ? m.name : "dim"}>

@@ -63,32 +63,26 @@ export const WINDOWS = [
   ["6h", "6 h"],
 ] as const;
 
-export const toneOf = (link: Link) =>
-  ["down", "gone", "critical", "missing"].includes(link.state)
-    ? "critical"
-    : link.errs
-      ? "critical"
-      : link.state === "slow" || link.waits
-        ? "warning"
-        : link.state === "healthy"
-          ? "ok"
-          : "";
+const DOWN = ["down", "gone", "critical", "missing"];
 
-export const wordOf = (link: Link) =>
-  [
-    link.state === "healthy" ? (link.errs || link.waits ? "" : "up") : link.state,
-    link.errs && "errors",
-    link.waits && "waits",
-  ]
-    .filter(Boolean)
-    .join(", ");
+export function toneOf(link: Link): string {
+  if (link.errs || DOWN.includes(link.state)) return "critical";
+  if (link.state === "slow" || link.waits) return "warning";
+  return link.state === "healthy" ? "ok" : "";
+}
 
-export const glyphOf = (link: Link) =>
-  toneOf(link) === "critical" && link.state === "healthy"
-    ? "◆"
-    : link.state === "healthy" && link.waits && !link.errs
-      ? "‖"
-      : undefined;
+export function wordOf({ state, errs, waits }: Link): string {
+  const isUp = state === "healthy" && !errs && !waits;
+  const words = [state === "healthy" ? isUp && "up" : state, errs && "errors", waits && "waits"];
+  return words.filter(Boolean).join(", ");
+}
+
+/** A mark of its own for links that are up and not well. */
+export function glyphOf({ state, errs, waits }: Link): string | undefined {
+  if (state !== "healthy") return undefined;
+  if (errs) return "◆";
+  return waits ? "‖" : undefined;
+}
 
 export const endOf = (link: Link) =>
   link.kind === "host"

@@ -17,6 +17,13 @@ import { Tiles } from "./tiles";
 export const reporting = (s: Summary) =>
   s.silent ? `${count(s.gpus - s.silent)} of ${many(s.gpus, "GPU")}` : many(s.gpus, "GPU");
 
+/** What is known where nothing is open. */
+function watched(s?: Summary): string {
+  if (!s) return "Waiting for the first picture of the fleet";
+  if (!s.gpus) return "No GPU is watched yet";
+  return `${reporting(s)} on ${many(s.nodes, "node")} ${s.silent ? "report" : "were looked at"}`;
+}
+
 export function FleetPage({ address, theme }: PageProps) {
   const { status, fleet, frame, open, closed } = useHub();
   const chosen = param(address, "colour", "sm_active");
@@ -55,11 +62,7 @@ export function FleetPage({ address, theme }: PageProps) {
             <Skeleton lines={5} />
           ) : open.length === 0 ? (
             <Empty title="Nothing is open">
-              {frame
-                ? !frame.summary.gpus
-                  ? "No GPU is watched yet"
-                  : `${reporting(frame.summary)} on ${many(frame.summary.nodes, "node")} ${frame.summary.silent ? "report" : "were looked at"}`
-                : "Waiting for the first picture of the fleet"}
+              {watched(frame?.summary)}
               {frame && (
                 <>
                   , last at <time title={utc(frame.at)}>{clock(frame.at)}</time>

@@ -176,10 +176,11 @@ function ColourChoice({ status, chosen }: { status: Status; chosen: string }) {
     ...Object.keys(status.colours),
     ...Object.keys(GROUPS),
   ]);
+  const recently = String(Math.floor(now() / 1000) - 300);
   const load = () => {
     if (!more)
       ask<{ data: string[] }>(
-        `/api/v1/label/__name__/values?match[]=${encodeURIComponent('{UUID!=""}')}&start=${Math.floor(now() / 1000) - 300}`,
+        `/api/v1/label/__name__/values?${new URLSearchParams({ "match[]": '{UUID!=""}', start: recently })}`,
       ).then(
         ({ data }) => keep(data),
         () => keep([]),

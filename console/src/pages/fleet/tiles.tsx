@@ -71,17 +71,7 @@ export function Tiles({
         name="Idle but held"
         value={s.held == null || isBlind || !s.gpus ? "unknown" : count(s.held_idle)}
         href={s.held_idle ? to.fleet("state:held_idle") : undefined}
-        meaning={
-          !s.gpus
-            ? "no GPU was found yet"
-            : isBlind
-              ? "no GPU reports"
-              : s.held == null
-                ? "no attribution"
-                : s.held_idle
-                  ? `${dollars(s.held_idle * price)} / h · ${many(s.idle_teams, "team")} · ${count(s.free)} free`
-                  : `of ${count(s.held)} held · ${count(s.free)} free`
-        }
+        meaning={idleMeaning(s, isBlind, price)}
       />
       <Tile
         id="tile-power"
@@ -122,4 +112,13 @@ function fullness(answer?: Full, problem?: { message: string; status: number }) 
     value: short(full_at),
     meaning: `80 %: ${earliest ? short(earliest) : "now"} – ${latest ? short(latest) : "later"}`,
   };
+}
+
+function idleMeaning(s: Summary, isBlind: boolean, price: number): string {
+  if (!s.gpus) return "no GPU was found yet";
+  if (isBlind) return "no GPU reports";
+  if (s.held == null) return "no attribution";
+  const free = `${count(s.free)} free`;
+  if (!s.held_idle) return `of ${count(s.held)} held · ${free}`;
+  return `${dollars(s.held_idle * price)} / h · ${many(s.idle_teams, "team")} · ${free}`;
 }

@@ -117,7 +117,9 @@ function hit({ incident, blast }: Detail): string {
   const [first] = blast.hits;
   const rest = blast.hits.length - 1;
   const name = `${workloadName(first.workload)}${first.gpus == null ? "" : ` (${many(first.gpus, "GPU")})`}`;
-  return `${incident.resolved_at ? "It held up" : "It holds up"} ${name}${rest ? ` and ${many(rest, "more workload")}` : ""}: ${dollars(blast.dollars_per_hour)} an hour${incident.resolved_at ? "" : " until it moves"}.`;
+  const all = rest ? `${name} and ${many(rest, "more workload")}` : name;
+  const cost = `${dollars(blast.dollars_per_hour)} an hour`;
+  return incident.resolved_at ? `It held up ${all}: ${cost}.` : `It holds up ${all}: ${cost} until it moves.`;
 }
 
 /** What the lines show anyway, or what is no deed. */

@@ -4,7 +4,7 @@ import { useMemo } from "preact/hooks";
 import { Choice, Empty, Mark, Panel, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
 import { useAsk } from "../../lib/api";
-import { count, day, many, money, percentOf } from "../../lib/format";
+import { count, countOf, day, many, money, percentOf } from "../../lib/format";
 import { type PageProps, param, put, to } from "../../lib/router";
 import { usePulse } from "../../lib/store";
 import "../../styles/pages.css";
@@ -36,11 +36,7 @@ function List({ address }: { address: URL }) {
       <Panel
         title="Jobs"
         id="jobs-panel"
-        hint={
-          shown &&
-          jobs &&
-          `${count(shown.length)}${shown.length < jobs.length ? ` of ${count(jobs.length)}` : ""} · those in trouble first`
-        }
+        hint={shown && jobs && `${countOf(shown.length, jobs.length)} · those in trouble first`}
         side={
           <div class="pick">
             <input

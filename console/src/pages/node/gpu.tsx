@@ -55,7 +55,8 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
   const held = who?.gpus[0]?.holders ?? [];
   const first = gpus[slot]?.workload;
   const lost = incidents.find((c) => c.state !== "resolved")?.workloads ?? [];
-  const workloads = held.length ? held.map(called) : first ? [first] : labels ? [] : lost;
+  const before = labels ? [] : lost;
+  const workloads = held.length ? held.map(called) : first ? [first] : before;
   return (
     <main class="columns" data-testid="gpu-page">
       <div>
@@ -78,13 +79,7 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
             GPU {gpu.index ?? "?"} on {node.name}
           </h1>
           <p class="lead">
-            {fleet?.workloads == null && !who
-              ? "Who holds it is unknown."
-              : workloads.length
-                ? `${labels ? "Held" : "It does not report. It was held"} by ${workloads.join(", ")}.`
-                : labels
-                  ? "Not held by a workload."
-                  : "It does not report: its last readings are in the charts."}
+            {fleet?.workloads == null && !who ? "Who holds it is unknown." : holding(workloads, Boolean(labels))}
           </p>
         </Panel>
         <LayersPanel
@@ -103,13 +98,7 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
           id="attribution"
         >
           {held.length === 0 ? (
-            <p class="dim">
-              {workloads.length
-                ? `${labels ? "Held" : "Was held"} by ${workloads.join(", ")}.`
-                : labels
-                  ? who?.gpus[0]?.reason || "Nobody holds it."
-                  : "Unknown: it does not report."}
-            </p>
+            <p class="dim">{attribution(workloads, Boolean(labels), who?.gpus[0]?.reason)}</p>
           ) : (
             held.map((h) => <HolderFacts holder={h} key={called(h) + h.slice + h.container} />)
           )}
@@ -145,6 +134,19 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
       </aside>
     </main>
   );
+}
+
+function holding(workloads: string[], reports: boolean): string {
+  const names = workloads.join(", ");
+  if (reports) return names ? `Held by ${names}.` : "Not held by a workload.";
+  return names
+    ? `It does not report. It was held by ${names}.`
+    : "It does not report: its last readings are in the charts.";
+}
+
+function attribution(workloads: string[], reports: boolean, reason?: string): string {
+  if (workloads.length) return `${reports ? "Held" : "Was held"} by ${workloads.join(", ")}.`;
+  return reports ? reason || "Nobody holds it." : "Unknown: it does not report.";
 }
 
 const HolderFacts = ({ holder: h }: { holder: Holder }) => (

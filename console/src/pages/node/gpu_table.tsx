@@ -44,6 +44,12 @@ export function GpuTable({
       ...node.incidents.filter((one) => !gpus.some((other) => other.incidents.some((i) => i.id === one))),
     ]),
   ];
+  const divisionOf = (g: GpuAnswer) => {
+    const all = slices.get(g.uuid);
+    if (all == null) return isSilent(node) || !divided ? "unknown" : "whole";
+    const held = new Set(g.holders.flatMap((h) => h.slice ?? []));
+    return `${held.size} of ${many(all, "slice")} held`;
+  };
   const columns: Column<GpuAnswer>[] = [
     {
       id: "gpu",
@@ -91,12 +97,7 @@ export function GpuTable({
       title: "MIG",
       minor: true,
       value: (g) => slices.get(g.uuid) ?? 0,
-      cell: (g) =>
-        slices.has(g.uuid)
-          ? `${new Set(g.holders.map((h) => h.slice).filter((s) => s != null)).size} of ${many(slices.get(g.uuid)!, "slice")} held`
-          : isSilent(node) || !divided
-            ? "unknown"
-            : "whole",
+      cell: (g) => divisionOf(g),
     },
     {
       id: "incidents",

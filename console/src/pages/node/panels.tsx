@@ -59,6 +59,11 @@ export function LayersPanel(p: {
   );
 }
 
+/** `Xid 79`, or the words of an event that has no number. */
+function nameOf({ kind, code }: { kind: string; code: number | null }): string {
+  return code == null ? words(kind) : `${kind === "xid" ? "Xid" : words(kind)} ${code}`;
+}
+
 export function HistoryPanel({ history, gpus, address }: { history?: History; gpus?: GpuAnswer[]; address: URL }) {
   type Row = History["events"][number];
   const index = (uuid: string | null) => (uuid ? (gpus?.find((g) => g.uuid === uuid)?.index ?? "?") : "–");
@@ -68,11 +73,7 @@ export function HistoryPanel({ history, gpus, address }: { history?: History; gp
       id: "what",
       title: "What",
       value: (e) => (e.code == null ? words(e.kind) : `${e.kind} ${e.code}`),
-      cell: (e) => (
-        <Chip tone={e.severity}>
-          {e.code == null ? words(e.kind) : `${e.kind === "xid" ? "Xid" : words(e.kind)} ${e.code}`}
-        </Chip>
-      ),
+      cell: (e) => <Chip tone={e.severity}>{nameOf(e)}</Chip>,
     },
     ...(gpus
       ? [
@@ -90,10 +91,7 @@ export function HistoryPanel({ history, gpus, address }: { history?: History; gp
   ];
   const summary = history?.counts
     .slice(0, 4)
-    .map(
-      (c) =>
-        `${c.code == null ? words(c.kind) : `${c.kind === "xid" ? "Xid" : words(c.kind)} ${c.code}`} ×${count(c.events)}`,
-    )
+    .map((c) => `${nameOf(c)} ×${count(c.events)}`)
     .join(" · ");
   return (
     <Panel

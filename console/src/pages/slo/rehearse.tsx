@@ -165,10 +165,12 @@ export function Rehearse({ rule, address }: { rule?: Rule; address: URL; theme: 
 function Timeline({ found }: { found: Replay }) {
   const start = Date.parse(found.since);
   const reach = Date.parse(found.until) - start;
-  const at = (time: string | null) =>
-    `${(100 * Math.max(0, Math.min(reach, (time ? Date.parse(time) : start + reach) - start))) / reach}%`;
-  const width = (from: string, until: string | null) =>
-    `${Math.max(0.4, (100 * ((until ? Date.parse(until) : start + reach) - Math.max(start, Date.parse(from)))) / reach)}%`;
+  const end = start + reach;
+  const until = (time: string | null) => (time ? Date.parse(time) : end);
+  const at = (time: string | null) => `${(100 * Math.max(0, Math.min(reach, until(time) - start))) / reach}%`;
+  const width = (from: string, to: string | null) =>
+    `${Math.max(0.4, (100 * (until(to) - Math.max(start, Date.parse(from)))) / reach)}%`;
+  const lasted = (e: Episode) => until(e.ended_at) - Date.parse(e.fired_at ?? e.active_at);
   const columns: Column<Episode>[] = [
     { id: "where", title: "Series", value: (e) => short(e.labels) || e.alert, cell: (e) => short(e.labels) || e.alert },
     {
@@ -177,11 +179,7 @@ function Timeline({ found }: { found: Replay }) {
       value: (e) => e.fired_at ?? e.active_at,
       class: "timeline",
       cell: (e) => (
-        <div
-          class="episode"
-          role="img"
-          aria-label={`${e.fired_at ? `fires at ${day(e.fired_at)}` : "waits and does not fire"}${e.ended_at ? `, ends at ${day(e.ended_at)}` : ", still true at the end"}`}
-        >
+        <div class="episode" role="img" aria-label={tell(e)}>
           <i class="wait" style={{ left: at(e.active_at), width: width(e.active_at, e.fired_at ?? e.ended_at) }} />
           {e.fired_at && <i class="fire" style={{ left: at(e.fired_at), width: width(e.fired_at, e.ended_at) }} />}
         </div>
@@ -197,9 +195,8 @@ function Timeline({ found }: { found: Replay }) {
       id: "lasts",
       title: "Lasts",
       numeric: true,
-      value: (e) => (e.ended_at ? Date.parse(e.ended_at) : start + reach) - Date.parse(e.fired_at ?? e.active_at),
-      cell: (e) =>
-        `${e.ended_at ? "" : "≥ "}${ago((e.ended_at ? Date.parse(e.ended_at) : start + reach) - Date.parse(e.fired_at ?? e.active_at))}`,
+      value: lasted,
+      cell: (e) => `${e.ended_at ? "" : "≥ "}${ago(lasted(e))}`,
     },
     {
       id: "value",
@@ -234,4 +231,9 @@ function Timeline({ found }: { found: Replay }) {
       </p>
     </>
   );
+}
+
+function tell({ fired_at, ended_at }: Episode): string {
+  const fires = fired_at ? `fires at ${day(fired_at)}` : "waits and does not fire";
+  return `${fires}, ${ended_at ? `ends at ${day(ended_at)}` : "still true at the end"}`;
 }

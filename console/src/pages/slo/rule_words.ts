@@ -57,29 +57,19 @@ export interface Replay {
   failures: { rule: string; problem: string }[];
 }
 
-export const stateOf = (r: Rule) =>
-  r.firing
-    ? "firing"
-    : r.pending
-      ? "waits"
-      : r.health === "err"
-        ? "cannot be asked"
-        : r.evaluated_at
-          ? "quiet"
-          : "not asked yet";
+export function stateOf(r: Rule): string {
+  if (r.firing) return "firing";
+  if (r.pending) return "waits";
+  if (r.health === "err") return "cannot be asked";
+  return r.evaluated_at ? "quiet" : "not asked yet";
+}
 
-export const toneOf = (r: Rule) =>
-  r.health === "err"
-    ? "critical"
-    : r.firing
-      ? r.severity === "critical"
-        ? "critical"
-        : "warning"
-      : r.pending
-        ? "info"
-        : r.evaluated_at
-          ? "ok"
-          : "";
+export function toneOf(r: Rule): string {
+  if (r.health === "err") return "critical";
+  if (r.firing) return r.severity === "critical" ? "critical" : "warning";
+  if (r.pending) return "info";
+  return r.evaluated_at ? "ok" : "";
+}
 
 export const short = (labels: Record<string, string>) =>
   Object.entries(labels)

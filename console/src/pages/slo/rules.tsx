@@ -5,7 +5,7 @@ import { Choice, Empty, Level, Mark, Panel, Tile, Time } from "../../components/
 import { type Column, Table } from "../../components/table";
 import { useAsk } from "../../lib/api";
 import { wholeUnits } from "../../lib/durations";
-import { ago, count, many, words } from "../../lib/format";
+import { ago, count, countOf, many, words } from "../../lib/format";
 import { type PageProps, param, put, putAll, withParams } from "../../lib/router";
 import { now, useHub, usePulse } from "../../lib/store";
 import type { Severity } from "../../types";
@@ -31,7 +31,7 @@ export function RulesView({ address, theme }: PageProps) {
         <Panel
           title="Alerts"
           id="alerts-panel"
-          hint={`${count(answer.alerts_total)} wait or fire${answer.alerts_total > answer.alerts.length ? `, ${answer.alerts.length} shown` : ""}`}
+          hint={`${count(answer.alerts_total)} wait or fire${shownAlerts(answer)}`}
         >
           <Table
             id="alerts"
@@ -51,11 +51,7 @@ export function RulesView({ address, theme }: PageProps) {
       <Panel
         title="Rules"
         id="rules-panel"
-        hint={
-          shown &&
-          answer &&
-          `${count(shown.length)}${shown.length < answer.rules.length ? ` of ${count(answer.rules.length)}` : ""} · choose one to replay it`
-        }
+        hint={shown && answer && `${countOf(shown.length, answer.rules.length)} · choose one to replay it`}
         side={
           <div class="pick">
             <input
@@ -289,3 +285,6 @@ const ALERTS: Column<Alert>[] = [
     cell: (a) => String(Number(a.value.toPrecision(4))),
   },
 ];
+
+const shownAlerts = ({ alerts, alerts_total }: Rules) =>
+  alerts_total > alerts.length ? `, ${alerts.length} shown` : "";

@@ -1,7 +1,7 @@
 // Objectives and rules: what is left of each error budget and how fast it burns; which alerts fire, and what would have.
 
 import strips from "../../../../watchkeeper/packs/console/slo.json";
-import { Empty, Mark, Panel, Time } from "../../components/parts";
+import { Empty, Mark, Panel, Tabs, Time } from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { type Column, Table } from "../../components/table";
 import { useAsk } from "../../lib/api";
@@ -34,21 +34,15 @@ export function SloPage(p: PageProps) {
   const view = param(p.address, "view", "slo");
   return (
     <main class="single stack" data-testid="slo-page">
-      <nav class="tabs" aria-label="objectives or rules">
-        {[
+      <Tabs
+        label="objectives or rules"
+        path="/slo"
+        tabs={[
           ["slo", "Objectives"],
           ["rules", "Rules and alerts"],
-        ].map(([id, text]) => (
-          <a
-            key={id}
-            href={id === "slo" ? "/slo" : "/slo?view=rules"}
-            aria-current={view === id ? "page" : undefined}
-            data-testid={`tab-${id}`}
-          >
-            {text}
-          </a>
-        ))}
-      </nav>
+        ]}
+        view={view}
+      />
       {view === "rules" ? <RulesView {...p} /> : <Objectives {...p} />}
     </main>
   );
@@ -156,7 +150,8 @@ const columns = (burns: BurnRate[]): Column<Slo>[] => [
 const summary = (slos: Slo[]) => {
   const bad = slos.filter((s) => s.state !== "ok" && s.state !== "unknown").length;
   const unknown = slos.filter((s) => s.state === "unknown").length;
-  return `${slos.length} in all · ${bad ? `${bad} in trouble` : "none in trouble"}${unknown ? ` · ${unknown} unknown` : ""}`;
+  const known = `${slos.length} in all · ${bad || "none"} in trouble`;
+  return unknown ? `${known} · ${unknown} unknown` : known;
 };
 
 function BudgetBar({ slo }: { slo: Slo }) {

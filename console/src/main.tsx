@@ -15,7 +15,8 @@ import { get, set, useHub, useReturns } from "./lib/store";
 import { useTheme } from "./lib/theme";
 import { FleetPage } from "./pages/fleet/fleet";
 
-// The page that most people open comes with the shell, in one file: a busy hub takes as long for each file as for a large one.
+// The page that most people open comes with the shell, in one file: a busy hub takes as long for each file as for a
+// large one.
 const FLEET: PageRow = { path: "/", name: "Fleet", key: "f", group: "watch", load: async () => FleetPage };
 
 // A page is one row. A path that ends with a slash is the page of one thing, and what follows is its `id`.

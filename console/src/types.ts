@@ -72,7 +72,10 @@ export interface FleetNode {
   expected_gpus: number | null;
   gpus: (Gpu | null)[];
 }
-/** `version` names the order of the cells, `edition` everything that is in here; without `workloads` nobody knows who holds what. */
+/**
+ * `version` names the order of the cells, `edition` everything that is in here; without `workloads` nobody knows who
+ * holds what.
+ */
 export interface Fleet {
   version: string;
   edition: string;
@@ -80,7 +83,10 @@ export interface Fleet {
   workloads: object | null;
   teams?: Record<string, string>;
 }
-/** What has changed since an edition: a node that is new or not as it was, or the place of the first and after the last that are. */
+/**
+ * What has changed since an edition: a node that is new or not as it was, or the place of the first and after the last
+ * that are.
+ */
 export interface News extends Omit<Fleet, "nodes"> {
   kind: "fleet";
   since?: string;

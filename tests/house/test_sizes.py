@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.house.tree import Source, files, sources
+from tests.house.tree import ROOT, Source, files, sources
 
 FILE_LINES = 600
 INIT_LINES = 40
 FUNCTION_LINES = 60
 TEST_LINES = 30
+LINE_CHARACTERS = 120
 CODE_SUFFIXES = {".py", ".ts", ".tsx", ".css"}
 
 
@@ -38,6 +39,13 @@ def test_no_file_is_too_long() -> None:
         if len(lines) > limit and not defends_itself(lines):
             found.append(f"{path}: {len(lines)} lines, limit {limit}")
     assert not found
+
+
+def test_no_line_of_the_console_is_too_long() -> None:
+    """Its formatter breaks code and leaves texts and comments; ruff asks the same of Python."""
+    code = [path for path in files() if path.is_relative_to(ROOT / "console") and path.suffix in CODE_SUFFIXES]
+    lines = [(path, number, line) for path in code for number, line in enumerate(path.read_text().splitlines(), 1)]
+    assert [f"{path}:{number}" for path, number, line in lines if len(line) > LINE_CHARACTERS] == []
 
 
 def test_no_function_is_too_long() -> None:

@@ -1,4 +1,5 @@
-// A chart of lines over time: bands below each other or one scale, a crosshair shared by the page, and the same as numbers.
+// A chart of lines over time: bands below each other or one scale, a crosshair shared by the page, and the same as
+// numbers.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";

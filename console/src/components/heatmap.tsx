@@ -1,4 +1,5 @@
-// The fleet as cells: one per GPU, a row per node, a block per rack or other failure domain. State is a shape, colour is the metric.
+// The fleet as cells: one per GPU, a row per node, a block per rack or other failure domain. State is a shape, colour
+// is the metric.
 
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Fits } from "../lib/find";

@@ -1,4 +1,5 @@
-// The fabric as cells: one per link, a row per leaf (or rack), trunks before hosts. State is a shape, colour is the metric.
+// The fabric as cells: one per link, a row per leaf (or rack), trunks before hosts. State is a shape, colour is the
+// metric.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { heat } from "./heatmap_layout";

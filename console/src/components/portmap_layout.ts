@@ -91,7 +91,10 @@ interface Sheet {
 
 const owner = (cell: Cell) => cell[0].slice(0, cell[0].indexOf("/"));
 
-/** Rows below each other, in as many columns as the width has room for; cells of one node stand together and break together. */
+/**
+ * Rows below each other, in as many columns as the width has room for; cells of one node stand together and break
+ * together.
+ */
 export function arrange(rows: Row[], width: number, room: number): Sheet {
   const groups = rows.map((row) => blocks(row));
   const swept = rows.some((row) => row.trunks);

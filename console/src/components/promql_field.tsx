@@ -1,4 +1,5 @@
-// A field for PromQL: completion at the cursor from the hub's own metrics and functions, and errors marked where they are.
+// A field for PromQL: completion at the cursor from the hub's own metrics and functions, and errors marked where they
+// are.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ask } from "../lib/api";

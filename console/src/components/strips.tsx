@@ -1,11 +1,14 @@
-// Several quantities on one clock, asked for in PromQL: a band each, one time axis, what happened drawn through all of them.
+// Several quantities on one clock, asked for in PromQL: a band each, one time axis, what happened drawn through all of
+// them.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type Points, ranges } from "../lib/api";
 import type { Mark, Strip } from "../lib/lines";
 import { Chart } from "./chart";
 
-/** `start` and `end` in milliseconds; with `quiet` a strip without any reading is left out instead of standing empty. */
+/**
+ * `start` and `end` in milliseconds; with `quiet` a strip without any reading is left out instead of standing empty.
+ */
 export function Strips(p: {
   strips: Strip[];
   start: number;

@@ -26,7 +26,10 @@ export async function ask<T>(path: string, method = "GET", body?: unknown): Prom
   return content as T;
 }
 
-/** What a page asked for once: the answer, or the problem in words. `again` asks anew and keeps the old answer meanwhile; an empty path asks nothing. */
+/**
+ * What a page asked for once: the answer, or the problem in words. `again` asks anew and keeps the old answer
+ * meanwhile; an empty path asks nothing.
+ */
 export function useAsk<T>(
   path: string,
   again: unknown = 0,

@@ -2,7 +2,10 @@
 
 import type { Fleet, Frame, News } from "../types";
 
-/** A picture as web/fleet/frames.py writes it: the length of a JSON header, the header, a float and a state for each GPU. */
+/**
+ * A picture as web/fleet/frames.py writes it: the length of a JSON header, the header, a float and a state for each
+ * GPU.
+ */
 export function readFrame(buffer: ArrayBuffer): Frame {
   const length = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));

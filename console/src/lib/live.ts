@@ -79,11 +79,13 @@ function see(buffer: ArrayBuffer): void {
   const isHeld = !fits && shown.frame && latest === shown.frame && shown.frame.version === shown.fleet?.version;
   coming = undefined;
   latest = frame;
-  // While the fleet of a picture is fetched the map stays as it was; if that takes until the next picture, it says unknown.
+  // While the fleet of a picture is fetched the map stays as it was; if that takes until the next picture, it says
+  // unknown.
   set(isHeld ? { heard: frame.at } : { fleet, frame, heard: frame.at });
   if (!fits) refreshFleet();
 }
-// What the hub keeps ready may be a minute or two old, and comes at once; index.html asks for it before this code is here.
+// What the hub keeps ready may be a minute or two old, and comes at once; index.html asks for it before this code is
+// here.
 const READY = "/api/fleet?max_age=120&workloads=0";
 let asking = false;
 /** Fetch the whole fleet: at first, and where there is no news of what has changed since the one that is here. */

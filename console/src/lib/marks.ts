@@ -1,4 +1,5 @@
-// What happened, as marks through the lines of a chart: events, alerts, repairs, and when an incident opened and closed.
+// What happened, as marks through the lines of a chart: events, alerts, repairs, and when an incident opened and
+// closed.
 
 import type { Card, Member, Place, Severity } from "../types";
 import type { Mark } from "./lines";

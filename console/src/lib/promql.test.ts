@@ -25,8 +25,8 @@ describe("the layers of a place", () => {
   });
 
   test("a pod's GPUs are found over the series that says who holds them", () => {
-    expect(expr({ domain: "pod=research/llm-0" }, "Power")).toBe(
-      'avg((DCGM_FI_DEV_POWER_USAGE and on (UUID) watchkeeper_gpu_workload_info{namespace="research",workload="llm-0"}))',
+    expect(expr({ domain: "pod=lab/llm-0" }, "Power")).toBe(
+      'avg((DCGM_FI_DEV_POWER_USAGE and on (UUID) watchkeeper_gpu_workload_info{namespace="lab",workload="llm-0"}))',
     );
   });
 

@@ -1,5 +1,5 @@
-// What the console asks in PromQL; each works on any Prometheus with dcgm-exporter's names. The expressions are data, in
-// watchkeeper/packs/console, with `$name` where a value comes in; tests/house parses every one of them.
+// What the console asks in PromQL; each works on any Prometheus with dcgm-exporter's names. The expressions are data,
+// in watchkeeper/packs/console, with `$name` where a value comes in; tests/house parses every one of them.
 
 import fleet from "../../../watchkeeper/packs/console/fleet.json";
 import pack from "../../../watchkeeper/packs/console/layers.json";
@@ -34,16 +34,18 @@ const partsOf = (domain: string): [string, string] => {
 export function layers(place: Place, workloads: string[] = []): Strip[] {
   const values = valuesOf(place, workloads);
   const readings = readingsOf(place);
-  return (pack.strips as Strip[])
-    .map((strip) => ({
-      ...strip,
-      expr: strip.expr.replace(/\$of\((\w+)\)/g, (_, metric) => readings.replace("$metric", metric)),
-    }))
-    .filter((strip) => isComplete(strip.expr, values))
-    .map((strip) => ({ ...strip, expr: fill(strip.expr, values) }));
+  return Object.entries(pack.strips as Record<string, Strip[]>).flatMap(([group, strips]) =>
+    strips.flatMap((strip) => {
+      const expr = strip.expr.replace(/\$of\((\w+)\)/g, (_, metric) => readings.replace("$metric", metric));
+      return isComplete(expr, values) ? { ...strip, group, expr: fill(expr, values) } : [];
+    }),
+  );
 }
 
-/** A metric of the GPUs of a place. What spans nodes has no label of its own in the readings: another series has its GPUs. */
+/**
+ * A metric of the GPUs of a place. What spans nodes has no label of its own in the readings: another series has its
+ * GPUs.
+ */
 function readingsOf(place: Place): string {
   if (place.gpu) return pack.places.gpu;
   if (place.node) return pack.places.node;
@@ -52,7 +54,9 @@ function readingsOf(place: Place): string {
   return kind === "job" || kind === "pod" || kind === "hpc_job" ? pack.places[kind] : pack.places.domain;
 }
 
-/** Without a node there is no `instance`, without a workload there are no `jobs`: strips that need them are left out. */
+/**
+ * Without a node there is no `instance`, without a workload there are no `jobs`: strips that need them are left out.
+ */
 function valuesOf({ cluster, node, gpu, domain }: Place, workloads: string[]): Values {
   const [kind, name] = partsOf(domain ?? "");
   const [namespace, workload] = name.includes("/") ? name.split("/") : ["", name];

@@ -1,4 +1,5 @@
-// Cost and capacity: idle money first, who spent what with drill-down, budgets, and on the other side when the fleet is full.
+// Cost and capacity: idle money first, who spent what with drill-down, budgets, and on the other side when the fleet is
+// full.
 
 import { useState } from "preact/hooks";
 import { Choice, Empty, Panel, Select, Skeleton, Tabs, Trouble } from "../../components/parts";

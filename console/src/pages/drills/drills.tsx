@@ -1,5 +1,5 @@
-// Drills: put a fault into a simulated fleet, watch it being found, and see whether the answer was right; and how often the
-// causes that this hub names are right, in drills and by the word of people.
+// Drills: put a fault into a simulated fleet, watch it being found, and see whether the answer was right; and how often
+// the causes that this hub names are right, in drills and by the word of people.
 
 import { useState } from "preact/hooks";
 import { Chip, Empty, Mark, Panel, Problem, Skeleton, Tile, Time } from "../../components/parts";

@@ -1,4 +1,5 @@
-// Explore: PromQL with completion, several expressions on one chart, the same as a table or JSON, and all of it in the address.
+// Explore: PromQL with completion, several expressions on one chart, the same as a table or JSON, and all of it in the
+// address.
 
 import { useMemo, useState } from "preact/hooks";
 import examples from "../../../../watchkeeper/packs/console/explore.json";

@@ -95,12 +95,13 @@ export function Source({ map }: { map: FabricMap }) {
   );
 }
 
+const OF_HOSTS = "Hosts with InfiniBand ports tell of them through node_exporter or the agent.";
+
 export function NoFabric() {
   return (
     <Empty title="Nobody tells about a fabric">
-      Hosts with InfiniBand ports tell of them through node_exporter or the agent. To see switches and trunks too, set{" "}
-      <code>sweep</code> or <code>ufm_url</code> under <code>[fabric]</code>, or run{" "}
-      <code>watchkeeper fabric sweep --push</code> on a host that has an adapter.
+      {OF_HOSTS} To see switches and trunks too, set <code>sweep</code> or <code>ufm_url</code> under{" "}
+      <code>[fabric]</code>, or run <code>watchkeeper fabric sweep --push</code> on a host that has an adapter.
     </Empty>
   );
 }

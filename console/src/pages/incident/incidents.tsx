@@ -1,4 +1,5 @@
-// All incidents: open ones the gravest first, closed ones the newest; state, severity, order and words to look for are in the address.
+// All incidents: open ones the gravest first, closed ones the newest; state, severity, order and words to look for are
+// in the address.
 
 import { Choice, Empty, GLYPH, Panel, Select, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";

@@ -7,7 +7,9 @@ import { count, percent, percentOf } from "../../lib/format";
 import { to } from "../../lib/router";
 import type { Rank, Straggler } from "./words";
 
-/** One bar per rank: its step time, or its activity where the job tells of no steps; the straggler stands out by shape. */
+/**
+ * One bar per rank: its step time, or its activity where the job tells of no steps; the straggler stands out by shape.
+ */
 export function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggler | null }) {
   const steps = ranks.some((r) => r.step_seconds != null);
   const value = (r: Rank) => (steps ? r.step_seconds : r.sm_active);

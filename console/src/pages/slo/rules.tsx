@@ -1,4 +1,5 @@
-// Rules: which alerts wait and fire, how each rule is, and what a rule would have fired over history before it is changed.
+// Rules: which alerts wait and fire, how each rule is, and what a rule would have fired over history before it is
+// changed.
 
 import { useMemo } from "preact/hooks";
 import { Choice, Empty, Level, Mark, Panel, Tile, Time } from "../../components/parts";

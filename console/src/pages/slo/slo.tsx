@@ -1,4 +1,5 @@
-// Objectives and rules: what is left of each error budget and how fast it burns; which alerts fire, and what would have.
+// Objectives and rules: what is left of each error budget and how fast it burns; which alerts fire, and what would
+// have.
 
 import strips from "../../../../watchkeeper/packs/console/slo.json";
 import { Empty, Mark, Panel, Tabs, Time } from "../../components/parts";
@@ -177,7 +178,10 @@ function BudgetBar({ slo }: { slo: Slo }) {
   );
 }
 
-/** A burn of both windows above the factor is what someone is told about; it is marked with a glyph, not with colour alone. */
+/**
+ * A burn of both windows above the factor is what someone is told about; it is marked with a glyph, not with colour
+ * alone.
+ */
 function Burn({ burn }: { burn: BurnRate }) {
   const over = burn.rate != null && burn.short_rate != null && Math.min(burn.rate, burn.short_rate) > burn.factor;
   return (

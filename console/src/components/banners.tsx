@@ -1,7 +1,7 @@
 // What does not work now, above every page.
 
 import { clock, many, utc } from "../lib/format";
-import type { Status } from "../types";
+import type { Status } from "../lib/types";
 
 export function RuleTrouble({ rules }: { rules: Status["rules"] }) {
   return (

@@ -6,7 +6,7 @@ import type { Fits } from "../lib/find";
 import { many } from "../lib/format";
 import { go, to } from "../lib/router";
 import { STATES } from "../lib/states";
-import type { Fleet, FleetNode, Frame } from "../types";
+import type { Fleet, FleetNode, Frame } from "../lib/types";
 import { draw } from "./heatmap_draw";
 import { arrange, type Cell, type Layout, type Paint, wrongIn } from "./heatmap_layout";
 

@@ -1,7 +1,7 @@
 // The map's cells on a canvas: state is a shape, colour is the metric.
 
 import { STATES } from "../lib/states";
-import type { Frame } from "../types";
+import type { Frame } from "../lib/types";
 import type { Props } from "./heatmap";
 import { type Layout, wrongIn } from "./heatmap_layout";
 

@@ -5,7 +5,7 @@ import { acknowledge } from "../lib/api";
 import { ago, clock, day, dollars, percent, utc, words, workloadName } from "../lib/format";
 import { to } from "../lib/router";
 import { get, now } from "../lib/store";
-import type { Card as CardValue, Severity } from "../types";
+import type { Card as CardValue, Severity } from "../lib/types";
 
 export function Panel(p: {
   title?: string;

@@ -6,7 +6,7 @@ import { many } from "../lib/format";
 import { jobOf } from "../lib/promql";
 import { go, put, to } from "../lib/router";
 import { useHub } from "../lib/store";
-import type { Card, Fleet } from "../types";
+import type { Card, Fleet } from "../lib/types";
 
 interface Hit {
   to: string;

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import type { Fleet, FleetNode, Gpu } from "../types";
 import { finder, valuesOf } from "./find";
+import type { Fleet, FleetNode, Gpu } from "./types";
 
 const gpu: Gpu = { uuid: "GPU-1", index: 0, model: "NVIDIA H200", pci: "0000:01:00", workload: "research/llm-0" };
 const node: FleetNode = {

@@ -1,7 +1,7 @@
 // What someone typed, as a question to each GPU: `rack:r07 team:research -state:ok h200`.
 
-import type { Fleet, FleetNode, Gpu } from "../types";
 import { STATES } from "./states";
+import type { Fleet, FleetNode, Gpu } from "./types";
 
 export type Fits = (node: FleetNode, gpu: Gpu | null, state?: number) => boolean;
 /** Labels one can ask for by name; every failure domain of a node is one as well. */

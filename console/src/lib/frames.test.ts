@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import type { Fleet, FleetNode } from "../types";
 import { readFrame, withNews } from "./frames";
+import type { Fleet, FleetNode } from "./types";
 
 /** A picture as the hub writes it; the header is padded to a multiple of four, as floats need it. */
 function picture(header: object, values: number[], states: number[]): ArrayBuffer {

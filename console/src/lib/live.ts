@@ -1,9 +1,9 @@
 // The connection to the hub: the live socket, what comes over it, and when it is opened anew.
 
-import type { Card, Fleet, Frame, News, Status } from "../types";
 import { ask } from "./api";
 import { readFrame, withNews } from "./frames";
 import { get, set } from "./store";
+import type { Card, Fleet, Frame, News, Status } from "./types";
 
 let socket: WebSocket | undefined;
 let pause = 500;

@@ -1,8 +1,8 @@
 // What happened, as marks through the lines of a chart: events, alerts, repairs, and when an incident opened and
 // closed.
 
-import type { Card, Member, Place, Severity } from "../types";
 import type { Mark } from "./lines";
+import type { Card, Member, Place, Severity } from "./types";
 
 export const tone = (severity: string) => ({ critical: "bad", warning: "warn", info: "accent" })[severity] ?? "dim";
 const short = (text: string) => (text.length > 34 ? `${text.slice(0, 33)}…` : text);

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
-import type { Place } from "../types";
 import { anyOf, fill, jobOf, layers } from "./promql";
+import type { Place } from "./types";
 
 const nowhere: Place = { cluster: "lab", node: null, gpu: null, domain: null };
 const expr = (place: Partial<Place>, label: string, workloads: string[] = []) =>

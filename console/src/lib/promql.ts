@@ -3,8 +3,8 @@
 
 import fleet from "../../../watchkeeper/packs/console/fleet.json";
 import pack from "../../../watchkeeper/packs/console/layers.json";
-import type { Place } from "../types";
 import type { Strip } from "./lines";
+import type { Place } from "./types";
 
 export const FLEET_STRIPS = fleet as Strip[];
 

@@ -8,7 +8,7 @@ import { ask, useAsk } from "../../lib/api";
 import { ago, count, many, percent, words } from "../../lib/format";
 import { type PageProps, param, put, to } from "../../lib/router";
 import { now, set, useHub, usePulse } from "../../lib/store";
-import type { Severity } from "../../types";
+import type { Severity } from "../../lib/types";
 import "../../styles/pages.css";
 import { Accuracy } from "./accuracy";
 import { Inject, type Scenario } from "./inject";

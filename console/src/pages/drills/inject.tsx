@@ -5,7 +5,7 @@ import { Level, Panel, Problem } from "../../components/parts";
 import { ask } from "../../lib/api";
 import { words } from "../../lib/format";
 import { set, useHub } from "../../lib/store";
-import type { Severity } from "../../types";
+import type { Severity } from "../../lib/types";
 
 export interface Scenario {
   name: string;

@@ -9,7 +9,7 @@ import { cardMarks } from "../../lib/marks";
 import { FLEET_STRIPS } from "../../lib/promql";
 import { type PageProps, param, spanOf } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
-import type { Summary } from "../../types";
+import type { Summary } from "../../lib/types";
 import { MapPanel } from "./map";
 import { GROUPS } from "./paint";
 import { Tiles } from "./tiles";

@@ -11,7 +11,7 @@ import { count, many, quantity } from "../../lib/format";
 import { param, put, to, withParams } from "../../lib/router";
 import { STATES } from "../../lib/states";
 import { now } from "../../lib/store";
-import type { Fleet, FleetNode, Frame, Status } from "../../types";
+import type { Fleet, FleetNode, Frame, Status } from "../../lib/types";
 import { GROUPS, type Grouped, usePaint } from "./paint";
 
 interface MapProps {

@@ -5,7 +5,7 @@ import { useAsk } from "../../lib/api";
 import { count, dollars, many, percent, watts } from "../../lib/format";
 import { to } from "../../lib/router";
 import { now } from "../../lib/store";
-import type { Summary } from "../../types";
+import type { Summary } from "../../lib/types";
 
 interface Full {
   reason: string | null;

@@ -8,7 +8,7 @@ import { ago, clock, count, dollars, many, words, workloadName } from "../../lib
 import type { History } from "../../lib/marks";
 import { fill, jobOf, quoted } from "../../lib/promql";
 import { to } from "../../lib/router";
-import type { Blast, Card, Detail, Incident } from "../../types";
+import type { Blast, Card, Detail, Incident } from "../../lib/types";
 
 const query = (expr: string, at: number) =>
   `/api/v1/query?${new URLSearchParams({ query: expr, time: String(at / 1000) })}`;

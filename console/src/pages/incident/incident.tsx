@@ -10,7 +10,7 @@ import { memberMarks } from "../../lib/marks";
 import { layers } from "../../lib/promql";
 import { type PageProps, param } from "../../lib/router";
 import { now, set, useHub } from "../../lib/store";
-import type { Card, Detail } from "../../types";
+import type { Card, Detail } from "../../lib/types";
 import { BeforePanel, BlastPanel } from "./blast";
 import { PlanPanel } from "./repair";
 import { SilencedChip, ToldPanel } from "./told";

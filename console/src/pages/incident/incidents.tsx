@@ -7,7 +7,7 @@ import { useAsk } from "../../lib/api";
 import { ago, percent, workloadName } from "../../lib/format";
 import { type PageProps, param, put, putAll, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
-import type { Card } from "../../types";
+import type { Card } from "../../lib/types";
 import { SilencedChip } from "./told";
 
 const STATES = [

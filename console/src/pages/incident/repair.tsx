@@ -5,7 +5,7 @@ import { Chip, Empty, focus, Panel, Problem, Time } from "../../components/parts
 import { ask, useAsk } from "../../lib/api";
 import { ago, words } from "../../lib/format";
 import { set } from "../../lib/store";
-import type { Detail, Receipt } from "../../types";
+import type { Detail, Receipt } from "../../lib/types";
 
 interface Repair {
   id: string;

@@ -4,7 +4,7 @@ import { Chip, Empty, Panel, Problem, Skeleton, Time } from "../../components/pa
 import { useAsk } from "../../lib/api";
 import { ago, many, utc, words } from "../../lib/format";
 import { now } from "../../lib/store";
-import type { Notice, Silenced } from "../../types";
+import type { Notice, Silenced } from "../../lib/types";
 
 export const SilencedChip = ({ silence }: { silence: Silenced | null | undefined }) =>
   silence ? (

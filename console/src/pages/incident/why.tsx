@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { Bar, Empty, Panel, Time } from "../../components/parts";
 import { Export } from "../../components/table";
 import { many, words } from "../../lib/format";
-import type { Detail, Finding } from "../../types";
+import type { Detail, Finding } from "../../lib/types";
 
 const WHY: {
   title: string;

@@ -5,7 +5,7 @@ import { focus, Time } from "../../components/parts";
 import { acknowledge, ask } from "../../lib/api";
 import { ago } from "../../lib/format";
 import { now, set } from "../../lib/store";
-import type { Detail, Silenced } from "../../types";
+import type { Detail, Silenced } from "../../lib/types";
 
 const SPANS = [
   ["1h", "1 hour"],

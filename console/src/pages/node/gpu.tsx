@@ -10,7 +10,7 @@ import { fill, quoted } from "../../lib/promql";
 import { type PageProps, to } from "../../lib/router";
 import { STATES } from "../../lib/states";
 import { now, useHub } from "../../lib/store";
-import type { GpuDetail } from "../../types";
+import type { GpuDetail } from "../../lib/types";
 import { HistoryPanel, LayersPanel } from "./panels";
 import { called, type GpuAnswer, type Holder } from "./words";
 

@@ -8,7 +8,7 @@ import { many, quantity, workloadName } from "../../lib/format";
 import { fill, quoted } from "../../lib/promql";
 import { to } from "../../lib/router";
 import { STATES } from "../../lib/states";
-import type { Fleet, Frame } from "../../types";
+import type { Fleet, Frame } from "../../lib/types";
 import { called, type GpuAnswer, isSilent, type Line } from "./words";
 
 export function GpuTable({

@@ -9,7 +9,7 @@ import { wholeUnits } from "../../lib/durations";
 import { ago, count, countOf, many, words } from "../../lib/format";
 import { type PageProps, param, put, putAll, withParams } from "../../lib/router";
 import { now, useHub, usePulse } from "../../lib/store";
-import type { Severity } from "../../types";
+import type { Severity } from "../../lib/types";
 import { Rehearse } from "./rehearse";
 import { type Alert, type Rule, type Rules, short, stateOf, toneOf } from "./rule_words";
 

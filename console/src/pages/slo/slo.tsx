@@ -13,7 +13,7 @@ import { tone } from "../../lib/marks";
 import { fillAll } from "../../lib/promql";
 import { type PageProps, param, put, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
-import type { BurnRate, Slo } from "../../types";
+import type { BurnRate, Slo } from "../../lib/types";
 import { RulesView } from "./rules";
 import "../../styles/pages.css";
 

@@ -8,7 +8,7 @@ import { ago, clock, count, dollars, many, words, workloadName } from "../../lib
 import type { History } from "../../lib/marks";
 import { fill, jobOf, quoted } from "../../lib/promql";
 import { to } from "../../lib/router";
-import type { Blast, Card, Detail, Incident } from "../../lib/types";
+import type { Blast, Card, Detail, Incident, Place } from "../../lib/types";
 
 const query = (expr: string, at: number) =>
   `/api/v1/query?${new URLSearchParams({ query: expr, time: String(at / 1000) })}`;
@@ -32,16 +32,7 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
       : "",
   );
   const saved = number(answer);
-  const [, kind, name] = /^(\w+)=(.+)$/.exec(incident.place.domain ?? "") ?? [];
-  const there = incident.place.gpu
-    ? to.gpu(incident.place.gpu)
-    : incident.place.node
-      ? to.node(incident.place.node)
-      : ["job", "pod", "hpc_job"].includes(kind)
-        ? to.job(name)
-        : ["rack", "leaf", "nvlink", "pool"].includes(kind)
-          ? to.fleet(`${kind}:${name}`)
-          : "";
+  const there = addressOf(incident.place);
   // A model or a job of which nobody tells where it runs: no GPU is not what it has.
   const known = blast && (blast.gpus > 0 || blast.hits.length > 0 || incident.place.node);
   return (
@@ -210,4 +201,13 @@ function Hits({ blast }: { blast: Blast }) {
       )}
     </>
   );
+}
+
+/** Where the page of a place is; empty for a place that has none. */
+function addressOf({ gpu, node, domain }: Place): string {
+  if (gpu) return to.gpu(gpu);
+  if (node) return to.node(node);
+  const [, kind, name] = /^(\w+)=(.+)$/.exec(domain ?? "") ?? [];
+  if (["job", "pod", "hpc_job"].includes(kind)) return to.job(name);
+  return ["rack", "leaf", "nvlink", "pool"].includes(kind) ? to.fleet(`${kind}:${name}`) : "";
 }

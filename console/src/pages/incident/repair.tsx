@@ -55,11 +55,8 @@ export function PlanPanel({
   const { answer: told, problem } = useAsk<Told>(`/api/incidents/${encodeURIComponent(incident.id)}/repair`, version);
   const repair = told?.repair;
   const began = repair && repair.state !== "planned" && repair.state !== "approved";
-  const hint = began
-    ? `${repair.id} · ${words(repair.state)}`
-    : plan
-      ? `mode: ${repair?.mode ?? plan.mode} · nothing has been done yet`
-      : "no plan";
+  const planned = plan ? `mode: ${repair?.mode ?? plan.mode} · nothing has been done yet` : "no plan";
+  const hint = began ? `${repair.id} · ${words(repair.state)}` : planned;
   return (
     <Panel title="Plan" hint={hint} id="plan-panel">
       {problem && <Problem>{problem.message}</Problem>}

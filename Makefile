@@ -4,6 +4,7 @@
 ARGS ?=
 REQUIRE_SERVERS ?=
 BIN := .venv/bin
+CONSOLE := PATH="$(CURDIR)/.venv/bin:$$PATH" npm --prefix console run --silent
 
 .DEFAULT_GOAL := help
 .PHONY: help up install test test-fast check format bench golden docs audit lock clean
@@ -18,24 +19,28 @@ install: ## .venv with .venv/bin/watchkeeper and the built console
 	@scripts/bootstrap hub console
 
 test: ## all tests, two at a time; as root also gets the real servers they talk to
-	@scripts/bootstrap dev console docs servers
+	@scripts/bootstrap dev node console docs servers
+	@$(CONSOLE) test
 	@REQUIRE_SERVERS=$(REQUIRE_SERVERS) scripts/test $(ARGS)
 
 test-fast: ## the tests that need no server and take no time
-	@scripts/bootstrap dev
+	@scripts/bootstrap dev node
+	@$(CONSOLE) test
 	@$(BIN)/python -m pytest -rs -m "not slow and not servers" $(ARGS)
 
 check: ## format, lint, types, layers; changes nothing
-	@scripts/bootstrap dev
+	@scripts/bootstrap dev node
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(CONSOLE) check
 
 format: ## put the code in house form
-	@scripts/bootstrap dev
+	@scripts/bootstrap dev node
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+	@$(CONSOLE) format
 
 bench: ## measurements as JSON: make bench ARGS="sim --gpus 10000"
 	@scripts/bootstrap dev

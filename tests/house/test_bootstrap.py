@@ -102,3 +102,20 @@ def test_an_unknown_part_is_answered_with_the_known_ones(machine: Path, parts: t
     code, said = bootstrap(machine, *parts)
     assert code == 1
     assert "hub, dev, console, servers" in said
+
+
+def test_the_packages_of_the_console_are_installed_once_for_each_lock(machine: Path) -> None:
+    (machine / ".venv" / "bin").mkdir(parents=True)
+    (machine / ".venv" / "bin" / "pip").write_text(f"#!{machine}/.venv/bin/python\n")
+    (machine / "console").mkdir()
+    (machine / "console" / "package.json").write_text("{}")
+    (machine / "console" / "package-lock.json").write_text("{}")
+    place(machine, "node", "#!/bin/sh\n")
+    place(machine, "npm", '#!/bin/sh\necho "$1" >>../calls\nmkdir -p node_modules\n')
+    shutil.copy(machine / "bin" / "node", machine / ".venv" / "bin" / "python")
+    for _ in range(2):
+        assert bootstrap(machine, "node")[0] == 0
+    assert (machine / "calls").read_text() == "ci\n"
+    (machine / "console" / "package-lock.json").write_text('{"packages": {}}')
+    assert bootstrap(machine, "node")[0] == 0
+    assert (machine / "calls").read_text() == "ci\nci\n"

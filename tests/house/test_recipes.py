@@ -148,9 +148,8 @@ def test_there_is_a_recipe_for_each_thing_that_people_add() -> None:
 def test_every_file_that_a_recipe_names_exists_once_it_is_followed(recipe: Recipe) -> None:
     created = {edit.path for edit in recipe.edits if edit.is_new}
     named = set(NAMED.findall(recipe.text)) - created
-    moving = {"console/src/lib/router.ts"} if not (ROOT / "console/src/lib").is_dir() else set()
     assert named
-    assert not [path for path in sorted(named - moving) if not (ROOT / path).exists()]
+    assert not [path for path in sorted(named) if not (ROOT / path).exists()]
 
 
 def test_every_recipe_is_made_of_edits_and_shows_that_it_works() -> None:

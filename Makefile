@@ -6,7 +6,7 @@ REQUIRE_SERVERS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test test-fast check format bench golden docs audit lock clean
+.PHONY: help up install test test-fast explore servers check format bench golden docs audit lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -17,13 +17,21 @@ up: install ## everything on this machine, with a simulated fleet; prints the ad
 install: ## .venv with .venv/bin/watchkeeper and the built console
 	@scripts/bootstrap hub console
 
-test: ## all tests, two at a time; as root also gets the real servers they talk to
+test: ## all tests, two at a time; as root also gets the real servers that are packaged
 	@scripts/bootstrap dev console docs servers
 	@REQUIRE_SERVERS=$(REQUIRE_SERVERS) scripts/test $(ARGS)
 
 test-fast: ## the tests that need no server and take no time
 	@scripts/bootstrap dev
-	@$(BIN)/python -m pytest -rs -m "not slow and not servers" $(ARGS)
+	@$(BIN)/python -m pytest -rs -n 2 -m "not slow and not servers and not alone" $(ARGS)
+
+explore: ## properties with new examples, ten times as many, and broken input; a find becomes a fixed test
+	@scripts/bootstrap dev
+	@EXPLORE=1 $(BIN)/python -m pytest -n 2 -m hypothesis --timeout 3000 $(ARGS)
+	@$(BIN)/python -m tests.fuzz
+
+servers: ## what takes minutes and some tests talk to: Kubernetes, built from source as root, and PyTorch
+	@scripts/bootstrap dev servers torch kubernetes
 
 check: ## format, lint, types, layers; changes nothing
 	@scripts/bootstrap dev

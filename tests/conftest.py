@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
-from tests import postgres_server
+from tests import postgres_server, properties
 from tests.fake_nvml import driver
 
-# Derandomised where a failure must mean the commit and not the dice; on a desk new examples are welcome.
-# How long an example takes is no property of ours on a machine that others use as well.
-hypothesis.settings.register_profile(
-    "desk", max_examples=100, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("desk"), derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "desk")
+properties.load_profile()
 
 # Folders of which all tests share servers that are dear: one process runs them all. Elsewhere it runs whole files.
 TOGETHER = ("tests/browser", "tests/remediate/drivers")

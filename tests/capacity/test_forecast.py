@@ -8,9 +8,10 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from watchkeeper.capacity import backtest, demand, forecast, fullness
 from watchkeeper.capacity.forecast_models import (
     NAIVE_DAY,
@@ -208,7 +209,7 @@ def test_a_horizon_that_no_past_forecast_reached_is_judged_in_part_and_said() ->
     assert any("too short to test the whole horizon" in note for note in made.notes)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.lists(st.one_of(st.none(), st.floats(0, 1e5)), min_size=2, max_size=120),
     st.sampled_from([300.0, HOUR, DAY, 30 * DAY]),

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.doctor.asking import ask, causes
@@ -169,7 +169,6 @@ def damaged(draw: st.DrawFn) -> bytes:
     }.get(turn, raw)
 
 
-@settings(deadline=None)
 @given(damaged())
 def test_no_damage_to_a_known_text_makes_the_doctor_fail(raw: bytes) -> None:
     report.as_plain(ask(raw, raw))

@@ -7,10 +7,11 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.incidents.stories import Room, alert, gpu, later, node, xid
+from tests.properties import examples
 from watchkeeper.incidents import subject
 from watchkeeper.model import notices, silences
 from watchkeeper.model.notices import NoticeState, Occasion
@@ -306,7 +307,7 @@ def test_what_a_route_does_not_tell_the_end_of_is_not_kept_for_ever(room: Room) 
 STEPS = st.sampled_from(["fault", "end", "acknowledge", "wait", "long wait", "fail", "restart"])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(steps=st.lists(STEPS, max_size=25))
 @example(["fault", *["end"] * 4, "fault", "end", "long wait", "long wait", "fault", "fault"])
 def test_nobody_hears_the_same_notice_twice_whatever_happens(

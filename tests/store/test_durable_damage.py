@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Read, Rig, named, read
 from watchkeeper import errors
 from watchkeeper.model.samples import Sample
@@ -74,7 +75,7 @@ def flipped(original: Path, pattern: str, place: float, *, bit: int) -> Iterator
         rig.store.close()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(PLACES, st.integers(0, 7))
 def test_a_flipped_bit_in_the_log_is_named_and_only_what_hangs_on_it_is_missing(
     logged: tuple[Path, Read], place: float, bit: int
@@ -87,7 +88,7 @@ def test_a_flipped_bit_in_the_log_is_named_and_only_what_hangs_on_it_is_missing(
         assert rig.scrape("node", SERIES, DAY, [1.0] * 4).kept == 4
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(PLACES, st.integers(0, 7))
 def test_a_flipped_bit_in_a_block_is_named_and_the_rest_is_answered(
     cut: tuple[Path, Read], place: float, bit: int

@@ -124,7 +124,7 @@ def test_what_is_left_runs_in_steps(tmp_path: Path) -> None:
 
 def test_every_module_of_a_hub_can_run_late_and_none_is_left() -> None:
     program = """
-        import watchkeeper.cli.serving
+        import watchkeeper.cli.hub.serving
         watchkeeper.cli.hub.serving.serve
         left = lambda: sum(type(one) is late._Late for one in list(sys.modules.values()))
         before = left()

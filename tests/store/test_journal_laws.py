@@ -110,7 +110,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from watchkeeper.model import events, fleet
-from watchkeeper.store.journal import Journal
+from watchkeeper.store.journal.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 now = datetime(2026, 5, 4, tzinfo=UTC)
 place = fleet.Place("main", node="n1")

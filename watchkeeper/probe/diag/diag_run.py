@@ -29,7 +29,11 @@ IDLE_MIB = 1024.0
 IDLE_PERCENT = 5.0
 AUTO, TORCH, DCGM, BOTH = "auto", "torch", "dcgm", "both"
 ENGINES = (AUTO, TORCH, DCGM, BOTH)
-MODULES = {diag_look.WATCH: "diag_watch", diag_look.CUDA: "gpu_work_driver", "work": "gpu_work"}
+MODULES = {
+    diag_look.WATCH: "diag.diag_watch",
+    diag_look.CUDA: "gpu_work.gpu_work_driver",
+    "work": "gpu_work.gpu_work",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def _program(plan: Plan, local: int, port: int) -> diag_children.Program:
         "slow_pair": plan.slow_pair,
     }
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.backend == "nccl" else {}
-    program = diag_children.module("fabric_work", json.dumps(order), python=plan.python)
+    program = diag_children.module("fabric.fabric_work", json.dumps(order), python=plan.python)
     return replace(program, environment=visible)
 
 

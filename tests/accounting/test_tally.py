@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.accounting.histories import empty_engine
 from tests.properties import examples
 from watchkeeper.accounting import books, ledger, recorded, summary, usage
-from watchkeeper.accounting.tally import HOUR, nobody
+from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, nobody
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
@@ -63,6 +63,7 @@ def test_every_hour_since_the_first_is_accounted_for(found: dict[int, tuple[floa
 
 @examples(40)
 @given(hours, st.lists(st.integers(0, 31 * 60), min_size=1, max_size=4, unique=True).map(sorted), st.floats(0, 3599))
+@example({0: (0.0, 0.0, 1), 8: (0.0, 0.0, 1), 1: (0.0, 1.0, 1)}, [521], 2461.0)
 def test_windows_that_tile_a_time_sum_to_it(
     found: dict[int, tuple[float, float, int]], cuts: list[int], offset: float
 ) -> None:
@@ -71,7 +72,12 @@ def test_windows_that_tile_a_time_sum_to_it(
     edges = [DAY, *(DAY + cut * 60 for cut in cuts if 0 < cut < 31 * 60), DAY + 31 * HOUR]
     pieces = [totals(engine, since, until) for since, until in itertools.pairwise(edges)]
     whole = totals(engine, edges[0], edges[-1])
-    assert np.sum(pieces, axis=0) == pytest.approx(whole, rel=1e-6, abs=1e-6)
+    apart = np.abs(np.sum(pieces, axis=0) - whole)
+    # A cut may leave so little of a gap on one of its sides that it looks like the jitter of clocks.
+    most_gpus = max(held + idle for held, idle, _ in found.values())
+    tolerance = (len(pieces) - 1) * most_gpus * LEAST_GAP_SECONDS / HOUR
+    assert apart[usage.UNKNOWN] <= tolerance + 1e-6 * (1 + whole[usage.UNKNOWN])
+    assert np.delete(apart, usage.UNKNOWN) == pytest.approx(0.0, abs=1e-6 * (1 + float(whole.max())))
 
 
 def test_a_gap_is_unknown_and_never_idle_and_both_are_said() -> None:

@@ -4,6 +4,8 @@
 ARGS ?=
 REQUIRE_SERVERS ?=
 BIN := .venv/bin
+# Some images set it, and then each of a thousand processes that tests start compiles the whole product first.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help up install test test-fast explore servers check format bench golden docs audit lock clean

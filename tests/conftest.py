@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ from tests.fake_nvml import driver
 
 properties.load_profile()
 
+# What is collected stays to the end. To look through it again and again costs each process seconds, and each test that
+# collects garbage half of one.
+gc.disable()
+
 # Folders of which all tests share servers that are dear: one process runs them all. Elsewhere it runs whole files.
 TOGETHER = ("tests/browser", "tests/remediate/drivers")
 
@@ -22,6 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         file = item.nodeid.partition("::")[0]
         folder = file.rpartition("/")[0]
         item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else file))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

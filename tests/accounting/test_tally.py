@@ -61,6 +61,7 @@ def test_every_hour_since_the_first_is_accounted_for(found: dict[int, tuple[floa
     assert usage.total(amounts) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 @examples(40)
 @given(hours, st.lists(st.integers(0, 31 * 60), min_size=1, max_size=4, unique=True).map(sorted), st.floats(0, 3599))
 @example({0: (0.0, 0.0, 1), 8: (0.0, 0.0, 1), 1: (0.0, 1.0, 1)}, [521], 2461.0)

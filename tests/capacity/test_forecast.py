@@ -46,6 +46,7 @@ def missed(path: Floats, actual: Floats) -> float:
     return float(np.abs(path - actual).sum() / np.abs(actual).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hours", "best_naive"), [(24, 168), (168, 168)])
 def test_a_series_with_seasons_is_forecast_a_quarter_better_than_by_repeating_it(hours: int, best_naive: int) -> None:
     values = seasons(10 * 168)
@@ -57,6 +58,7 @@ def test_a_series_with_seasons_is_forecast_a_quarter_better_than_by_repeating_it
     assert ours <= 0.75 * naive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [24, 168])
 def test_four_weeks_tell_office_hours_from_noise(hours: int) -> None:
     at = np.arange(7 * 168)
@@ -151,6 +153,7 @@ def test_one_value_is_refused_with_both_numbers() -> None:
         forecast.forecast(hourly(np.array([1.0])), DAY)
 
 
+@pytest.mark.slow
 def test_intervals_hold_about_80_percent_of_what_comes() -> None:
     values = seasons(10 * 168, noise=20.0)
     inside: list[float] = []
@@ -171,6 +174,7 @@ def test_the_back_test_of_the_past_knows_nothing_of_the_future() -> None:
     np.testing.assert_array_equal(one.paths[same], other.paths[same])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [24, 168])
 def test_the_reported_error_is_what_asking_again_and_again_would_have_shown(hours: int) -> None:
     values = seasons(25 * 24, noise=25.0)

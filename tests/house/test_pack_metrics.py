@@ -71,6 +71,7 @@ def is_made(name: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(uses().keys() - exceptions().keys()))
 def test_a_metric_that_the_packs_read_is_made_by_somebody_unasked(name: str) -> None:
     assert is_made(name), f"{name} ({series.origin(name)}) is read by {', '.join(sorted(uses()[name]))}"

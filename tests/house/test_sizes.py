@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from tests.house.tree import Source, files, sources
 
 FILE_LINES = 600
@@ -40,6 +42,7 @@ def test_no_file_is_too_long() -> None:
     assert not found
 
 
+@pytest.mark.slow
 def test_no_function_is_too_long() -> None:
     assert not [line for source in sources() for line in too_long(source)]
 

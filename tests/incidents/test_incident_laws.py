@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ def picture(room: Room) -> set[tuple[fleet.Place, str, str, str, frozenset[str]]
     }
 
 
+@pytest.mark.slow
 @given(choices=st.lists(one_signal(), max_size=12), repeat=st.lists(st.booleans(), min_size=12, max_size=12))
 @examples(30)
 def test_repetition_and_the_mixing_of_nodes_do_not_change_what_is_open(
@@ -75,6 +77,7 @@ def test_repetition_and_the_mixing_of_nodes_do_not_change_what_is_open(
         assert picture(one) == picture(other)
 
 
+@pytest.mark.slow
 @given(choices=st.lists(one_signal(), max_size=12), cut=st.integers(0, 12), gap=st.sampled_from([1, 20, 90, 700]))
 @examples(30)
 def test_a_restart_at_any_moment_changes_nothing(choices: list[tuple[str, int, int]], cut: int, gap: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ def answers(asked: EmbeddedEngine, at_ms: int) -> list[dict[Labels, float]]:
     return [asked.instant(question, at_ms).latest() for question in QUESTIONS]
 
 
+@pytest.mark.slow
 @examples(15)
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 6), min_size=1, max_size=6))
 def test_asked_again_and_again_it_answers_as_when_asked_once(turns: list[Turn]) -> None:

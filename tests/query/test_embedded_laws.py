@@ -95,6 +95,7 @@ def engine_of(histories: list[list[tuple[int, float]]]) -> tuple[EmbeddedEngine,
     return engine, samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", NAIVE)
 @examples(60)
 @given(histories=HISTORIES)
@@ -165,6 +166,7 @@ def test_a_range_query_says_at_each_step_what_an_instant_query_says(
         assert shown(ranged.frame.rows(), at) == shown(engine.instant(expr, at).frame.rows(), at)
 
 
+@pytest.mark.slow
 @examples(300)
 @given(tree=trees.vectors())
 def test_any_expression_answers_or_is_a_query_error(tree: ast.Expr) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ def play(seed: int, calls: list[tuple[str, int | str]]) -> list[bytes]:
     return [*told, repr(fleet.kernel_records_since(0)).encode()]
 
 
+@pytest.mark.slow
 @examples(15)
 @given(seed=st.integers(0, 2**40), calls=CALLS)
 def test_same_seed_and_same_calls_give_identical_bytes(seed: int, calls: list[tuple[str, int | str]]) -> None:

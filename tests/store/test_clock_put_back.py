@@ -76,6 +76,7 @@ def test_a_store_that_takes_hardly_any_late_samples_goes_on_after_a_restart_with
     rig.store.close()
 
 
+@pytest.mark.slow
 @examples(10)
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 60), st.booleans()), min_size=1, max_size=5))
 def test_any_walk_of_the_clock_loses_nothing_before_where_it_was_put_back(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def take(rig: Rig, plain: Head, step: Step) -> None:
         store.append([Sample(named("tick"), rig.now_ms, 0.0)])
 
 
+@pytest.mark.slow
 @examples(60)
 @given(st.lists(STEP, max_size=40), st.integers(0, 300), st.integers(0, 300))
 def test_memory_and_blocks_hold_what_memory_alone_would(steps: list[Step], start: int, length: int) -> None:
@@ -83,6 +85,7 @@ def test_memory_and_blocks_hold_what_memory_alone_would(steps: list[Step], start
         assert read(rig.store) == read(plain)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(st.lists(STEP, max_size=40), st.integers(0, 300))
 def test_queries_over_blocks_answer_as_over_memory(steps: list[Step], at: int) -> None:

@@ -10,6 +10,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,7 @@ def write_a_story(path: Path) -> None:
         journal.record("note", "INC-1", at=NOON, actor="ada", body={"text": "seen"})
 
 
+@pytest.mark.slow
 @given(column=st.sampled_from(["at", "actor", "kind", "subject", "prev", "hash"]), choice=st.integers(0, 999))
 @examples(40)
 def test_any_changed_column_is_noticed(column: str, choice: int) -> None:
@@ -79,6 +81,7 @@ def test_any_changed_column_is_noticed(column: str, choice: int) -> None:
             assert journal.verify() == seq
 
 
+@pytest.mark.slow
 @given(table=st.sampled_from(["entry", "event", "incident"]), choice=st.integers(0, 9999), flip=st.integers(1, 127))
 @examples(60)
 def test_any_flipped_byte_of_what_was_written_is_noticed(table: str, choice: int, flip: int) -> None:

@@ -61,6 +61,7 @@ def test_many_series_at_once_are_what_they_are_one_by_one(
 SCRAPES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.booleans()), max_size=60)
 
 
+@pytest.mark.slow
 @examples(100)
 @given(SCRAPES, st.integers(2, 7))
 def test_scrapes_of_any_shape_come_back(scrapes: list[tuple[str, int, bool]], gathered: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ HEALTHY = {
 }
 
 
+@cache
 def texts(settings: config.Settings = SETTINGS) -> dict[str, str]:
     return {file.path: file.text for file in operator.files(settings)}
 
 
 def parsed(name: str, settings: config.Settings = SETTINGS) -> Any:
-    return yaml.safe_load(texts(settings)[name])
+    return yaml.load(texts(settings)[name], Loader=yaml.CSafeLoader)
 
 
 @pytest.mark.slow

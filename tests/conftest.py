@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,10 +24,18 @@ TOGETHER = ("tests/browser", "tests/remediate/drivers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Names the group of each test, and puts the longest groups first, so that no process is left alone with one."""
+    weights: Counter[str] = Counter()
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        folder = file.rpartition("/")[0]
-        item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else file))
+        weights[_group(item)] += any(item.get_closest_marker(mark) for mark in ("slow", "servers"))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: -weights[_group(item)])
+
+
+def _group(item: pytest.Item) -> str:
+    file = item.nodeid.partition("::")[0]
+    folder = file.rpartition("/")[0]
+    return folder if folder in TOGETHER else file
 
 
 def pytest_collection_finish() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.product.running import SOON_SECONDS, WATCHKEEPER, Product, await_that, command, up
+from tests.product.running import WATCHKEEPER, Product, await_that, command, up
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +91,6 @@ def test_wrong_use_gets_one_clear_message(arguments: list[str], problem: str) ->
     assert answer.returncode in (1, 2, 3)
     assert problem in answer.stderr
     assert "Traceback" not in answer.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
-    with up(tmp_path) as running:
-        running.server.send_signal(number)
-        assert running.server.wait(SOON_SECONDS) == 0
-        assert "Traceback" not in running.log.read_text()
 
 
 @pytest.mark.slow

@@ -25,9 +25,9 @@ TOGETHER = ("tests/browser", "tests/remediate/drivers")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Names the group of each test, and puts the longest groups first, so that no process is left alone with one."""
-    weights: Counter[str] = Counter()
+    long = [item for item in items if any(item.get_closest_marker(mark) for mark in ("slow", "servers"))]
+    weights = Counter(group for group, _ in {(_group(item), item.name.partition("[")[0]) for item in long})
     for item in items:
-        weights[_group(item)] += any(item.get_closest_marker(mark) for mark in ("slow", "servers"))
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=lambda item: -weights[_group(item)])
 

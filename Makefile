@@ -25,7 +25,7 @@ test: ## all tests, two at a time; as root also gets the real servers that are p
 
 test-fast: ## the tests that need no server and take no time
 	@scripts/bootstrap dev
-	@$(BIN)/python -m pytest -rs -n 2 --dist loadgroup -m "not slow and not servers and not alone" $(ARGS)
+	@$(BIN)/python -m pytest -rs -n 2 -m "not slow and not servers and not alone" $(ARGS)
 
 explore: ## properties with new examples, ten times as many, and broken input; a find becomes a fixed test
 	@scripts/bootstrap dev

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import postgres_server, properties
 from tests.fake_nvml import driver
@@ -24,16 +26,24 @@ TOGETHER = ("tests/browser", "tests/remediate/drivers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Names the group of each test, and puts the longest groups first, so that no process is left alone with one."""
+    """The longest groups first, so that no process is left alone with one."""
     long = [item for item in items if any(item.get_closest_marker(mark) for mark in ("slow", "servers"))]
-    weights = Counter(group for group, _ in {(_group(item), item.name.partition("[")[0]) for item in long})
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=lambda item: -weights[_group(item)])
+    weights = Counter(group for group, _ in {(_group(item.nodeid), item.name.partition("[")[0]) for item in long})
+    items.sort(key=lambda item: -weights[_group(item.nodeid)])
 
 
-def _group(item: pytest.Item) -> str:
-    file = item.nodeid.partition("::")[0]
+class _ByGroup(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Not --dist loadgroup: what xdist 3.8 adds to the name of a test for its group, pytest 9.2 does not see."""
+    return _ByGroup(config, log)
+
+
+def _group(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
     folder = file.rpartition("/")[0]
     return folder if folder in TOGETHER else file
 

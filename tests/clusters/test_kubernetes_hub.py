@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.clusters.api_server import NODES, PODS, ApiServer, node, pod, serving, waiting
@@ -69,6 +70,7 @@ def test_an_incident_is_routed_to_the_team_that_the_inventory_names(tmp_path: Pa
         hub.close()
 
 
+@pytest.mark.slow
 def test_a_hub_with_a_kubeconfig_finds_reads_and_attributes(tmp_path: Path) -> None:
     async def story() -> None:
         async with loopback.serve(lambda _: loopback.reply(PAGE)) as page, serving() as server:

@@ -26,6 +26,7 @@ LISTED = re.compile(r"^\| \[?(\d{4})(?:\]\([^)]+\))? \| (?:\*.*\*|(.*)) \|$", re
 COMMAND_USE = re.compile(r"(?:^|`|bin/)watchkeeper ((?:[a-z-]+ ?)+)", re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", generate.WRITTEN, ids=lambda path: path.name)
 def test_a_written_page_is_up_to_date(path: Path) -> None:
     assert path.read_text() == generate.WRITTEN[path](), "run `make golden` and review the diff"
@@ -66,6 +67,7 @@ def test_every_command_that_is_named_exists(name: str) -> None:
         assert f"watchkeeper {found.split()[0]}" in known, found
 
 
+@pytest.mark.slow
 def test_every_own_metric_is_named_by_stage_and_unit_and_explained() -> None:
     for name, kind, help in generate.own_metrics():
         assert re.fullmatch(r"watchkeeper(_[a-z0-9]+){2,}", name), name

@@ -34,6 +34,7 @@ def test_no_name_says_nothing() -> None:
     assert not [found for found in named if found[1] not in THEIR_WORDS and words(found[1]) & SAY_NOTHING]
 
 
+@pytest.mark.slow
 def test_every_test_is_named_as_a_sentence() -> None:
     names = [function.name for source in sources(ROOT / "tests") for function in source.functions()]
     assert not [name for name in names if name.startswith("test_") and name.count("_") < 3]

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.hub.stories import HOT, NOON, gpu, xid
 from tests.incidents.test_services import Web, running
 from watchkeeper.config import settings
@@ -109,6 +111,7 @@ def test_what_a_fleet_is_stays_known_while_the_journal_is_away(tmp_path: Path) -
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_an_alertmanager_is_told_although_the_journal_could_not_be_read_at_first(tmp_path: Path) -> None:
     async def story(url: str, web: Web) -> None:
         notify = settings.Notify(via=settings.NotifyVia.ALERTMANAGER, alertmanager_urls=(url,))

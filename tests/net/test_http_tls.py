@@ -38,6 +38,7 @@ def mute_server(certificate: tuple[Path, Path]) -> Iterator[str]:  # noqa: F811
         server.kill()
 
 
+@pytest.mark.slow
 def test_requests_that_are_cancelled_while_they_connect_leave_nothing_behind(
     mute_server: str,
     certificate: tuple[Path, Path],  # noqa: F811

@@ -57,6 +57,7 @@ def dripping() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "limits", "problem"),
     [
@@ -110,6 +111,7 @@ def dripping_handshakes() -> Iterator[str]:
                 thread.join()
 
 
+@pytest.mark.slow
 def test_a_handshake_that_drips_is_cut_off_as_well() -> None:
     began = time.monotonic()
     with dripping_handshakes() as url, pytest.raises(ReceiverError, match=r"no whole answer within 0\.6 s") as refused:

@@ -60,6 +60,7 @@ def test_more_points_than_the_event_loop_has_time_for_are_not_at_hand() -> None:
     assert engine.range_at_hand("temp", long) is None
 
 
+@pytest.mark.slow
 def test_what_lies_in_blocks_is_not_at_hand(tmp_path: Path) -> None:
     now = [MINUTE]
     limits = durable.StoreSettings(memory_ms=10 * MINUTE, block_ms=5 * MINUTE, late_ms=0)

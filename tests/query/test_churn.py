@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.properties import examples
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query.embedded import EmbeddedEngine
@@ -53,7 +55,8 @@ def answers(asked: EmbeddedEngine, at_ms: int) -> list[dict[Labels, float]]:
     return [asked.instant(question, at_ms).latest() for question in QUESTIONS]
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.slow
+@examples(15)
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 6), min_size=1, max_size=6))
 def test_asked_again_and_again_it_answers_as_when_asked_once(turns: list[Turn]) -> None:
     always = engine()

@@ -143,6 +143,7 @@ def test_values_are_equal_where_only_the_metric_name_is_kept(running: dict[str, 
             assert list(bare[labels].values()) == pytest.approx(list(points.values()), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERYONE)
 def test_every_engine_keeps_the_axis_and_leaves_absent_absent(name: str, running: dict[str, interface.Engine]) -> None:
     frame = running[name].range("late", contract.SPAN).frame

@@ -120,6 +120,7 @@ def test_a_full_queue_loses_its_oldest_samples_and_counts_them() -> None:
         assert sender.dropped == {"queue_full": 15}
 
 
+@pytest.mark.slow
 def test_the_queue_waits_for_a_server_that_is_away() -> None:
     with writing(Reply(500), Reply(500), TAKEN) as (server, sender):
         sender.offer(numbered(3))

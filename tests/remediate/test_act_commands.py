@@ -107,6 +107,7 @@ def test_a_stale_yes_is_refused_with_both_digests(desk: Desk) -> None:
     assert f"{id}.2 is planned" in desk.types("again", id).output
 
 
+@pytest.mark.slow
 def test_a_stop_is_said_everywhere_and_holds_what_is_approved(desk: Desk) -> None:
     id = desk.planned()
     desk.types("stop", "--why", "power work")

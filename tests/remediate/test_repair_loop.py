@@ -53,6 +53,7 @@ def test_an_event_cordons_its_node_without_a_tick_or_a_diagnosis(tmp_path: Path)
     assert "Cordoning: Approved by policy, and no guard objects" in told
 
 
+@pytest.mark.slow
 def test_a_node_of_another_cluster_is_not_taken_for_the_one_of_its_name_here(tmp_path: Path) -> None:
     cluster, told = after_xid(tmp_path, 79, Mode.ACT, where="other")
     assert cluster.calls == []
@@ -60,6 +61,7 @@ def test_a_node_of_another_cluster_is_not_taken_for_the_one_of_its_name_here(tmp
     assert any(text.startswith(refused) for text in told), told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "mode"), [(79, Mode.OBSERVE), (79, Mode.ASK), (13, Mode.ACT)])
 def test_nothing_is_touched_unless_the_mode_is_act_and_the_hardware_is_at_fault(
     tmp_path: Path, code: int, mode: Mode

@@ -33,11 +33,13 @@ def test_each_service_gets_a_scaled_object_with_queue_load_and_latency() -> None
     assert {type(value) for trigger in spec["triggers"] for value in trigger["metadata"].values()} == {str}
 
 
+@pytest.mark.slow
 def test_scaled_objects_fit_the_types_of_keda(tmp_path: Path) -> None:
     custom = [one for path, one in found().items() if path.startswith("keda/")]
     render_tools.check_custom(custom, "keda/keda.sh/v1alpha1", tmp_path)
 
 
+@pytest.mark.slow
 def test_plain_autoscalers_are_valid_and_ask_for_what_the_adapter_gives() -> None:
     rules = found()["hpa/prometheus-adapter-values.yaml"]["rules"]["external"]
     asked = []

@@ -92,6 +92,7 @@ def test_a_target_that_never_finishes_is_given_up_in_time() -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_page_of_a_million_series_is_refused_with_both_numbers() -> None:
     @with_pages(reply("".join(f"a{number} 1\n" for number in range(1_000_000))), reply("a 1\n"))
     async def story(loop: TargetLoop, sink: Kept, _: Fleet) -> None:

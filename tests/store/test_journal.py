@@ -41,6 +41,7 @@ def an_incident(id: str = "INC-1") -> incidents.Incident:
     )
 
 
+@pytest.mark.slow
 def test_a_retried_push_is_the_same_event_and_counted_once(journal: Journal) -> None:
     assert [event.id for event in journal.take_events([xid(1), xid(2), xid(1)], NOON)] == [xid(1).id, xid(2).id]
     assert [event.id for event in journal.take_events([xid(2), xid(3)], minutes(1))] == [xid(3).id]

@@ -8,6 +8,8 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from tests.store import places
 from tests.store.test_journal import GPU, NOON, an_incident, minutes, xid
 from watchkeeper.model import actions, alerts, fleet, incidents, notices, orders, repairs, silences, trust
@@ -41,6 +43,7 @@ def a_notice(id: str, state: notices.NoticeState) -> notices.Notice:
     return notices.Notice(id, "INC-1", "pager", notices.Occasion.OPENED, alerts.Severity.CRITICAL, state, NOON, NOON)
 
 
+@pytest.mark.slow
 def test_open_incidents_are_found_by_node_and_counted_by_severity(journal: Journal) -> None:
     journal.save_incident(an_incident("INC-1"), kind="opened", text="", at=NOON)
     journal.save_incident(an_incident("INC-2"), kind="opened", text="", at=NOON)
@@ -160,6 +163,7 @@ def test_incidents_are_found_from_a_time_on_and_the_oldest_of_all_is_known(journ
     assert journal.first_opened_at() == NOON
 
 
+@pytest.mark.slow
 def test_the_open_incidents_of_a_storm_are_not_read_anew_for_every_picture(journal: Journal) -> None:
     with journal.together():
         for number in range(1, 1_102):

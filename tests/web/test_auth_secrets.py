@@ -165,6 +165,7 @@ def ask(url: str, body: bytes | None = None) -> bytes:
     return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_an_answer_in_the_evidence_in_the_log_or_on_the_command_line(said: dict[str, bytes]) -> None:
     found = [(where, word) for where, text in said.items() for word in re.findall(rb"planted-[a-z-]+", text)]
     assert found == []
@@ -174,6 +175,7 @@ def test_no_secret_is_in_an_answer_in_the_evidence_in_the_log_or_on_the_command_
     assert b"127.0.0.1:1" in said["/api/status"]
 
 
+@pytest.mark.slow
 def test_a_database_that_cannot_be_reached_is_said_without_its_password(tmp_path: Path) -> None:
     (tmp_path / "url").write_text(f"postgresql://ann:{secret_of('journal.url_file')}@127.0.0.1:1/db")
     (tmp_path / "hub.toml").write_text('[hub]\ndata = "kept"\nport = 0\n[journal]\nurl_file = "url"\n')

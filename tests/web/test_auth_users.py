@@ -97,6 +97,7 @@ def test_a_file_that_others_may_read_is_refused(file: Path) -> None:
         users.load(file)
 
 
+@pytest.mark.slow
 def test_a_person_signs_in_by_password_and_the_cookie_carries_the_role(site: Site) -> None:
     assert sign_in(site, password="wrong").json["error"] == "no such name with this password"
     assert sign_in(site, name="nobody").json["error"] == "no such name with this password"

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.hub.stories import gpu, xid
 from watchkeeper.config import settings
 from watchkeeper.hub.hub import Hub, opened
@@ -87,6 +89,7 @@ class Held:
             self.let_go.wait(HELD_SECONDS)
 
 
+@pytest.mark.slow
 def test_nothing_that_is_asked_keeps_the_loop_waiting_for_the_journal(tmp_path: Path) -> None:
     held = Held()
 
@@ -111,6 +114,7 @@ def test_nothing_that_is_asked_keeps_the_loop_waiting_for_the_journal(tmp_path: 
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_whoever_wants_something_explained_while_the_journal_is_held_takes_no_thread_from_others(
     tmp_path: Path,
 ) -> None:

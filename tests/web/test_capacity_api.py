@@ -156,6 +156,7 @@ def small_hub() -> FakeHub:
     return hub
 
 
+@pytest.mark.slow
 def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
     hub = small_hub()
     for at, minutes in enumerate((1500, 400, 30, 2)):

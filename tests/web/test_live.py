@@ -158,6 +158,7 @@ def test_a_socket_needs_a_token_where_there_are_tokens() -> None:
             assert next_incidents(socket)["kind"] == "incidents"
 
 
+@pytest.mark.slow
 def test_a_viewer_whose_token_is_taken_away_is_shown_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def test_holders_that_nobody_can_tell_any_more_are_unknown_to_a_follower_too() -
         assert {gpu["workload"] for node in page.fleet["nodes"] for gpu in node["gpus"] if gpu} == {None}
 
 
+@pytest.mark.slow
 def test_a_follower_of_an_edition_that_nobody_knows_is_told_so_until_it_has_another() -> None:
     with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
@@ -133,6 +134,7 @@ def test_a_follower_of_an_edition_that_nobody_knows_is_told_so_until_it_has_anot
         assert told["since"] == page.fleet["edition"]
 
 
+@pytest.mark.slow
 def test_a_follower_that_missed_some_editions_is_told_everything_since_its_own() -> None:
     with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
@@ -147,6 +149,7 @@ def test_a_follower_that_missed_some_editions_is_told_everything_since_its_own()
         assert page.fleet == site.ask(WHOLE).json
 
 
+@pytest.mark.slow
 def test_a_viewer_that_does_not_say_what_it_has_is_sent_pictures_only() -> None:
     with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
         kinds = set()

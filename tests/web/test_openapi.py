@@ -34,6 +34,7 @@ def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield method.upper(), path, operation
 
 
+@pytest.mark.slow
 def test_the_document_is_openapi() -> None:
     openapi_spec_validator.validate(json.loads(json.dumps(DOCUMENT)))
 

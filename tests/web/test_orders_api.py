@@ -83,6 +83,7 @@ def test_a_poll_that_waits_is_answered_at_once_when_there_is_an_order(site: Site
         assert len(waiting.result(30).json["orders"]) == 1
 
 
+@pytest.mark.slow
 def test_a_poll_whose_time_is_over_is_answered_with_nothing(site: Site) -> None:
     assert site.ask("/api/orders?node=n1&wait=1").json == {"ok": True, "orders": []}
 
@@ -105,6 +106,7 @@ def test_a_hub_that_stops_answers_everyone_who_waits(site: Site) -> None:
         assert waiting.result(30).json["orders"] == []
 
 
+@pytest.mark.slow
 def test_a_thousand_agents_that_wait_hold_no_thread(site: Site) -> None:
     async def ask(node: str) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)

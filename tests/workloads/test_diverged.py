@@ -128,6 +128,7 @@ def struck(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
     watch.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_nan_beside_errors_of_memory_or_braked_clocks_carries_them_and_beside_nothing_says_so(
     struck: tuple[str | None, Struck],

@@ -157,6 +157,7 @@ def test_one_point_or_two_far_apart_are_no_past() -> None:
     assert follow([Load(0, 1), Load(7200, 1)], cluster="c", model="chat", step_seconds=60) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
 def test_a_queue_that_is_not_a_number_is_not_known_and_costs_no_other_model_its_advice(odd: float) -> None:
     engine = embedded.EmbeddedEngine(head.Head(retention_ms=3_600_000))

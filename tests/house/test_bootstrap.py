@@ -101,7 +101,7 @@ def test_a_chosen_python_that_is_too_old_is_refused_by_name(machine: Path) -> No
 def test_an_unknown_part_is_answered_with_the_known_ones(machine: Path, parts: tuple[str, ...]) -> None:
     code, said = bootstrap(machine, *parts)
     assert code == 1
-    assert "hub, dev, console, servers" in said
+    assert "hub, dev, node, console, servers" in said
 
 
 def test_the_packages_of_the_console_are_installed_once_for_each_lock(machine: Path) -> None:

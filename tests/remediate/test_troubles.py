@@ -147,8 +147,7 @@ def test_no_repair_is_lost_whatever_goes_wrong_for_a_while(tmp_path: Path, seed:
                 world.step(1)
             except Killed:
                 world.restart()
-    world.cluster._effect = effect  # type: ignore[method-assign]
-    world.cluster.troubles = Troubles()
+    world.cluster._effect, world.cluster.troubles = effect, Troubles()  # type: ignore[method-assign]
     world.settle(60, seconds=10)
     assert {world.state(id) for id in ids} == {"done"}
     assert (world.cluster.ours(), world.repairs.all()) == ([], [])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,7 +19,7 @@ from starlette.websockets import WebSocket
 
 from watchkeeper.web import openapi, pages, sign_in
 from watchkeeper.web.accounting import advice_hook, capacity_api, usage_api, whatif_api
-from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Auth, Caller, Proof, Role
 from watchkeeper.web.auth.doors import Doors
 from watchkeeper.web.fleet import (
@@ -44,6 +45,13 @@ LIVE_WORDS = (
     "A WebSocket: incidents as they change, pictures of the fleet, and for whoever says which `edition` of /api/fleet "
     "it has, what has changed since; 426 without an upgrade"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Whoami:
+    name: str
+    role: Role
+    needs_sign_in: bool
 
 
 def create_app(hub: HubView, auth: Auth | Doors, *, live_interval_seconds: float | None = None) -> Starlette:
@@ -113,9 +121,9 @@ def own_endpoints(hub: HubView) -> list[Endpoint]:
     async def metrics(_: Request) -> Response:
         return PlainTextResponse(hub.metrics.render(), media_type="text/plain; version=0.0.4")
 
-    async def whoami(request: Request) -> Response:
+    async def whoami(request: Request) -> Whoami:
         caller: Caller = request.state.caller
-        return ok(name=caller.name, role=caller.role, needs_sign_in=caller.proof is not Proof.LOOPBACK)
+        return Whoami(name=caller.name, role=caller.role, needs_sign_in=caller.proof is not Proof.LOOPBACK)
 
     async def not_a_socket(_: Request) -> Response:
         raise HTTPException(426, "live updates come over a WebSocket", {"Upgrade": "websocket"})
@@ -130,7 +138,6 @@ def own_endpoints(hub: HubView) -> list[Endpoint]:
             Role.VIEWER,
             whoami,
             words="Who is asking, and with which role",
-            gives={"name": str, "role": Role, "needs_sign_in": bool},
         ),
         Endpoint(("GET",), LIVE_PATH, Role.VIEWER, not_a_socket, words=LIVE_WORDS),
     ]

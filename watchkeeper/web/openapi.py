@@ -108,8 +108,8 @@ def promised(table: Sequence[Endpoint]) -> dict[str, Any]:
     schemas = Schemas()
     answers: dict[str, Any] = {}
     for row in table:
-        if row.gives is not None and row.path.startswith(("/api/", "/-/")):
-            shape = _given(row.gives, row.path.startswith(PROMETHEUS_PREFIX), schemas=schemas)
+        if row.shape is not None and row.path.startswith(("/api/", "/-/")):
+            shape = _given(row.shape, row.path.startswith(PROMETHEUS_PREFIX), schemas=schemas)
             answers |= {f"{method} {row.path}": _types_only(shape) for method in row.methods}
     named = {"PrometheusAnswer": PROMETHEUS_ANSWER, **dict(sorted(schemas.components.items()))}
     return {"answers": answers, "schemas": {name: _types_only(shape) for name, shape in named.items()}}
@@ -211,7 +211,7 @@ def _parameter(asked: Asked, schemas: Schemas) -> dict[str, Any]:
 def _content(row: Endpoint, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
     if row.media != "application/json":
         return {row.media: {"schema": {"type": "string"}}}
-    return {"application/json": {"schema": _given(row.gives, is_prometheus, schemas=schemas)}}
+    return {"application/json": {"schema": _given(row.shape, is_prometheus, schemas=schemas)}}
 
 
 def _given(gives: Shape, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:

@@ -6,7 +6,8 @@ answers also serve commands that read tables instead of asking a hub, and stay p
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import TypedDict
 
 from watchkeeper.capacity import advice, fullness
 
@@ -66,36 +67,38 @@ class Rate(TypedDict):
     checked: str
 
 
-HOURS: dict[str, Any] = {
-    "since": float,
-    "until": float,
-    "by": list[str],
-    "of": dict[str, str],
-    "lines": list[HoursLine],
-    "total": Amounts,
-    "notes": list[str],
-    "words": dict[str, str],
-}
-BILL: dict[str, Any] = {
-    "since": float,
-    "until": float,
-    "recorded_hours": float,
-    "by": list[str],
-    "currency": str,
-    "policy": str,
-    "policy_words": str,
-    "lines": list[BillLine],
-    "total": Money,
-    "money": float | None,
-    "shared": dict[str, float],
-    "holes": dict[str, float],
-    "kwh": float,
-    "pue": float | None,
-    "kwh_with_pue": float | None,
-    "rates": list[Rate],
-    "notes": list[str],
-    "words": dict[str, str],
-}
+@dataclass(frozen=True, slots=True)
+class Hours:
+    since: float
+    until: float
+    by: list[str]
+    of: dict[str, str]
+    lines: list[HoursLine]
+    total: Amounts
+    notes: list[str]
+    words: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    since: float
+    until: float
+    recorded_hours: float
+    by: list[str]
+    currency: str
+    policy: str
+    policy_words: str
+    lines: list[BillLine]
+    total: Money
+    money: float | None
+    shared: dict[str, float]
+    holes: dict[str, float]
+    kwh: float
+    pue: float | None
+    kwh_with_pue: float | None
+    rates: list[Rate]
+    notes: list[str]
+    words: dict[str, str]
 
 
 class Step(TypedDict):
@@ -122,7 +125,7 @@ class Point(TypedDict):
     value: float | None
 
 
-History = TypedDict("History", {"from": str, "to": str, "steps": int, "gaps": int, "recent": list[Point]})
+PastDemand = TypedDict("PastDemand", {"from": str, "to": str, "steps": int, "gaps": int, "recent": list[Point]})
 
 
 class Full(TypedDict):
@@ -149,7 +152,7 @@ class WholeForecast(Forecast, total=False):
     backtest: Backtest
     interval: float
     step: str
-    history: History
+    history: PastDemand
     weights: dict[str, float]
     notes: list[str]
     full: Full
@@ -196,17 +199,17 @@ class Problems(TypedDict):
     lines: list[str]
 
 
-WHATIF: dict[str, Any] = {
-    "change": str,
-    "policy": str,
-    "jobs": dict[str, int],
-    "layout": str,
-    "since": float,
-    "until": float,
-    "recorded": Recorded,
-    "before": Replayed,
-    "after": Replayed,
-    "unknown_models": dict[str, int],
-    "assumes": list[str],
-    "problems": Problems,
-}
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    change: str
+    policy: str
+    jobs: dict[str, int]
+    layout: str
+    since: float
+    until: float
+    recorded: Recorded
+    before: Replayed
+    after: Replayed
+    unknown_models: dict[str, int]
+    assumes: list[str]
+    problems: Problems

@@ -6,11 +6,13 @@ answers of a running hub against them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from watchkeeper.incidents.blast import Blast
-from watchkeeper.model import actions, diagnosis, fleet, incidents, orders
+from watchkeeper.model import actions, fleet, incidents, orders
+from watchkeeper.model.diagnosis import Diagnosis
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.repairs import Repair, Switch
 from watchkeeper.model.silences import Silence
@@ -109,17 +111,25 @@ RuleState = Annotated[Reload, Shown("reload.RuleState", also={"is_successful": b
 ShownOrder = Annotated[orders.Order, Shown("orders.ShownOrder", without=("nonce",))]
 GivenOrder = Annotated[orders.Tracked, Shown("orders.GivenOrder", also={"order": ShownOrder, "state": str})]
 
-DETAIL: dict[str, Any] = {
-    "incident": NamedIncident,
-    "diagnosis": diagnosis.Diagnosis | None,
-    "plan": actions.Plan | None,
-    "silenced_by": SilencedBy | None,
-    "runbook": str,
-    "timeline": list[incidents.Happened],
-}
-FULL_DETAIL: dict[str, Any] = {**DETAIL, "blast": Blast | None}
+GpuEvent = Annotated[incidents.Member, Shown("incidents.GpuEvent", also={"incident": str})]
 # What a node page says of a node that no list names any more.
 NODE_OR_NAME = fleet.Node | dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    incident: NamedIncident
+    diagnosis: Diagnosis | None
+    plan: actions.Plan | None
+    silenced_by: SilencedBy | None
+    runbook: str
+    timeline: list[incidents.Happened]
+
+
+@dataclass(frozen=True, slots=True)
+class FullDetail(Detail):
+    blast: Blast | None
+
 
 CLUSTER = Asked("cluster", "only this cluster")
 FROM = Asked("from", "RFC 3339 or seconds since 1970; a day before `to` unless given")

@@ -175,6 +175,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             changes=True,
             words="Recorded jobs replayed on this fleet as it is and as it might be: waiting and utilisation of both",
             body=Question,
-            gives=report_shapes.WHATIF,
+            gives=report_shapes.WhatIf,
         )
     ]

@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.clusters.inventory import UNMAPPED
 from watchkeeper.model import cluster
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.node_list import NodeLine, NodeState
-from watchkeeper.web.answers import Asked, Endpoint, ok
+from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import holders, node_list, who
 from watchkeeper.web.view import HubView
@@ -26,11 +26,39 @@ LONGEST_NAME = 300
 MOST_INCIDENTS = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """When it was last heard, and why it is not."""
+
+    source: str
+    at_ms: int | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    now: datetime
+    nodes: list[NodeLine]
+    total: int
+    schedulers: list[Scheduler]
+    unmapped: dict[str, int]
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    asked: str
+    gpus: Sequence[who.GpuAnswer]
+    nodes: Sequence[who.NodeAnswer]
+    workloads: Sequence[who.WorkloadAnswer]
+    left_out: int
+
+
 class ClusterApi:
     def __init__(self, hub: HubView) -> None:
         self._hub = hub
 
-    async def nodes(self, request: Request) -> Response:
+    async def nodes(self, request: Request) -> Nodes:
         pool = request.query_params.get("pool")
         # `never seen`, as the table shows it, is `never_seen`.
         state = request.query_params.get("state", "").strip().replace(" ", "_") or None
@@ -48,18 +76,18 @@ class ClusterApi:
             if (state is None or line.state == state or any(word.state == state for word in line.scheduler))
             and (pool is None or (line.pool or UNMAPPED) == pool)
         ]
-        return ok(
+        return Nodes(
             now=self._hub.clock.now(),
             nodes=shown,
             total=len(lines),
             schedulers=[
-                {"source": view.source, "at_ms": view.at_ms, "problem": view.problem} for view in self._views()
+                Scheduler(source=view.source, at_ms=view.at_ms, problem=view.problem) for view in self._views()
             ],
             unmapped={fact: sum(fact in line.unmapped for line in lines) for fact in sorted(_facts(lines))},
             problem=held.problem,
         )
 
-    async def who(self, request: Request) -> Response:
+    async def who(self, request: Request) -> Who:
         asked = request.query_params.get("name", "").strip()
         if not asked or len(asked) > LONGEST_NAME or not asked.isprintable():
             raise HTTPException(400, f"name a GPU, node, pod or job, in at most {LONGEST_NAME} visible characters")
@@ -71,7 +99,7 @@ class ClusterApi:
         found = await asyncio.to_thread(who.find, asked, facts)
         if not (found.gpus or found.nodes or found.workloads):
             raise HTTPException(404, f"nothing here is called `{asked[:60]}`: no GPU, node, pod, job, user or team")
-        return ok(asked=asked, gpus=found.gpus, nodes=found.nodes, workloads=found.workloads, left_out=found.left_out)
+        return Who(asked=asked, gpus=found.gpus, nodes=found.nodes, workloads=found.workloads, left_out=found.left_out)
 
     async def _lines(self, held: holders.Holders) -> list[NodeLine]:
         hub = self._hub
@@ -103,14 +131,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
                 Asked("state", "only nodes in this state, ours or the scheduler's"),
                 Asked("pool", "only nodes of this pool"),
             ),
-            gives={
-                "now": datetime,
-                "nodes": list[NodeLine],
-                "total": int,
-                "schedulers": list[dict[str, Any]],
-                "unmapped": dict[str, int],
-                "problem": str | None,
-            },
         ),
         Endpoint(
             ("GET",),
@@ -119,12 +139,5 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.who,
             words="Who holds a GPU or node, and what a job, pod, user or team holds",
             asks=(Asked("name", "a GPU's UUID or node/3, a node, a pod, a job, a user, a team", is_required=True),),
-            gives={
-                "asked": str,
-                "gpus": list[who.GpuAnswer],
-                "nodes": list[who.NodeAnswer],
-                "workloads": list[who.WorkloadAnswer],
-                "left_out": int,
-            },
         ),
     ]

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.catalogue import xid
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, events, fleet
-from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
+from watchkeeper.web.answers import Asked, Endpoint, whole_number
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.view import HubView
 
@@ -49,11 +49,20 @@ class Counted(TypedDict):
     meaning: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class EventHistory:
+    now: datetime
+    days: int
+    total: int
+    events: list[Shown]
+    counts: list[Counted]
+
+
 class HistoryApi:
     def __init__(self, hub: HubView) -> None:
         self._hub = hub
 
-    async def history(self, request: Request) -> Response:
+    async def history(self, request: Request) -> EventHistory:
         asked = request.query_params
         node, gpu, days = (
             asked.get("node", ""),
@@ -70,7 +79,7 @@ class HistoryApi:
         place = fleet.Place(cluster, node=node, gpu=gpu)
         found = await self._hub.read(lambda: self._hub.events_at(place, now - timedelta(days=days), now))
         newest = sorted(found, key=lambda event: event.at, reverse=True)
-        return ok(
+        return EventHistory(
             now=now, days=days, total=len(found), events=[show(e) for e in newest[:MOST_SHOWN]], counts=count(newest)
         )
 
@@ -111,7 +120,6 @@ def count(newest: Sequence[events.Event]) -> list[Counted]:
 
 def endpoints(hub: HubView) -> list[Endpoint]:
     api = HistoryApi(hub)
-    gives: dict[str, Any] = {"now": datetime, "days": int, "total": int, "events": list[Shown], "counts": list[Counted]}
     return [
         Endpoint(
             ("GET",),
@@ -125,6 +133,5 @@ def endpoints(hub: HubView) -> list[Endpoint]:
                 Asked("cluster", "where two clusters have a node of this name"),
                 Asked("days", f"how far back, at most {MOST_DAYS}; {USUAL_DAYS} unless given", int),
             ),
-            gives=gives,
         )
     ]

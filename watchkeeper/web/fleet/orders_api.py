@@ -42,6 +42,16 @@ MOST_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class Envelopes:
+    orders: list[orders.Envelope]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    orders: list[shapes.GivenOrder]
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """What a person sends; `cluster` None is the hub's own, `seconds` is how long the order may wait."""
 
@@ -112,7 +122,7 @@ class OrdersApi:
             raise HTTPException(409, "this hub gives no work orders: [hub] order_key_file is not set")
         return self._hub.orders
 
-    async def fetch(self, request: Request) -> Response:
+    async def fetch(self, request: Request) -> Envelopes:
         """What waits for a node; with `wait`, only once there is something or the seconds are over."""
         outbox, polls = self._outbox, self.polls
         assert polls is not None
@@ -135,7 +145,7 @@ class OrdersApi:
             finally:
                 self._waiting.set(polls.count)
             found = outbox.waiting(*address, now=self._hub.clock.now())
-        return ok(orders=found)
+        return Envelopes(orders=found)
 
     async def answer(self, request: Request) -> Response:
         """Keep what came of an order; 200 means that it is on disk, so the agent may forget it."""
@@ -232,7 +242,6 @@ def endpoints(hub: HubView) -> list[Endpoint]:
                 shapes.CLUSTER,
                 Asked("wait", f"seconds to wait for one, at most {LONGEST_WAIT_SECONDS}; 0 unless given", int),
             ),
-            gives={"orders": list[orders.Envelope]},
         ),
         Endpoint(
             post,
@@ -251,7 +260,7 @@ def endpoints(hub: HubView) -> list[Endpoint]:
             api.recent,
             words="The newest orders and what came of them",
             asks=(Asked("limit", f"at most {MOST_LISTED}; 100 unless given", int),),
-            gives={"orders": list[shapes.GivenOrder]},
+            gives=Orders,
         ),
         Endpoint(
             get,

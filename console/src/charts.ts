@@ -10,7 +10,8 @@ export const spanOf = (address: URL): number => RANGES[address.searchParams.get(
 
 const quoted = (text: string) => JSON.stringify(text);
 /** A metric of the GPUs that a place means. What spans nodes has no label of its own in the readings: another series names its GPUs or nodes. */
-function readings(place: Place): (metric: string) => string {
+type Where = Pick<Place, "cluster" | "node" | "gpu" | "domain">;
+function readings(place: Where): (metric: string) => string {
   if (place.gpu) return (metric) => `${metric}{UUID=${quoted(place.gpu!)}}`;
   if (place.node) return (metric) => `${metric}{Hostname=${quoted(place.node!)}}`;
   if (!place.domain) return (metric) => metric;
@@ -27,7 +28,7 @@ const partsOf = (domain: string): [string, string] => { const at = domain.indexO
 export const jobOf = (workload: string) => workload.replace(/^.*\//, "").replace(/-(worker|master|launcher|rank|server)?-?\d+$/, "");
 const pattern = (texts: string[]) => quoted(texts.map((t) => t.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|"));
 /** All layers of one place: what the hardware does, what its links carry, and what the work on it achieves. */
-export function layers(place: Place, workloads: string[] = []): Strip[] {
+export function layers(place: Where, workloads: string[] = []): Strip[] {
   const of = readings(place), [kind, name] = partsOf(place.domain ?? ""), jobs = [...new Set([...(kind === "job" || kind === "model" ? [name] : []), ...workloads.flatMap((w) => [w.replace(/^.*\//, ""), jobOf(w)])])];
   const hardware: Strip[] = [
     { label: "SM active", unit: "%", expr: `100 * avg(${of("DCGM_FI_PROF_SM_ACTIVE")})`, group: "hardware" },

@@ -10,7 +10,8 @@ import { Chip, Choice, Empty, IncidentCard, Panel, Skeleton, STATES, Tile } from
 import { param, put, to, withParams, type PageProps } from "./router";
 import { Strips } from "./strips";
 import { Table, type Column } from "./table";
-import type { Fleet, FleetNode, Frame, Gpu, Status, Summary } from "./types";
+import type { Frame, Summary } from "./live";
+import type { Fleet, FleetNode, Gpu, Status } from "./types";
 
 interface Full { reason: string | null; full?: { full_at: string | null; earliest: string | null; latest: string | null }; sentence: string }
 function Tiles({ s, open, price }: { s?: Summary; open?: { severity: string; state: string }[]; price: number }) {

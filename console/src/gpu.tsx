@@ -7,7 +7,7 @@ import { now, useAsk, useHub } from "./hub";
 import { called, HistoryPanel, LayersPanel, type GpuAnswer, type Holder } from "./node";
 import { Bar, Chip, Empty, Facts, IncidentCard, Panel, Skeleton, STATES } from "./parts";
 import { to, type PageProps } from "./router";
-import type { GpuDetail } from "./types";
+import type { GpuDetail, Node, NodeName } from "./types";
 
 export function GpuPage({ id: uuid, address, theme }: PageProps) {
   const { fleet, frame, open } = useHub(), changed = `${open?.map((c) => c.id + c.state).join()} ${Math.floor(Date.parse(frame?.at ?? "0") / 30000)}`;
@@ -21,7 +21,7 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
     return [...(history?.events.length ? eventMarks(history.events) : memberMarks(answer?.events ?? [])), ...alerts, ...repairMarks(done?.repairs ?? [], name)];
   }, [answer, history, done]);
   if (!answer) return <main class="single"><Panel>{problem ? <Empty title={problem.status === 404 ? "This GPU has never reported" : "The GPU cannot be shown"}>{problem.message}. <a href="/">Fleet</a></Empty> : <Skeleton lines={8} />}</Panel></main>;
-  const { gpu, node, labels, incidents } = answer;
+  const { gpu, labels, incidents } = answer, node: NodeName & Partial<Node> = answer.node;
   const gpus = fleet?.nodes.flatMap((n) => n.gpus) ?? [], slot = gpus.findIndex((g) => g?.uuid === uuid);
   const state = STATES[frame && slot >= 0 && frame.version === fleet?.version ? frame.states[slot] : 6];
   const held = who?.gpus[0]?.holders ?? [], first = gpus[slot]?.workload, lost = incidents.find((c) => c.state !== "resolved")?.workloads ?? [];

@@ -5,7 +5,8 @@ import type { Fits } from "./find";
 import { many, quantity } from "./format";
 import { STATES } from "./parts";
 import { go, to } from "./router";
-import type { Fleet, FleetNode, Frame, Gpu } from "./types";
+import type { Frame } from "./live";
+import type { Fleet, FleetNode, Gpu } from "./types";
 
 // One hue, dark to light, in both themes: status colours stay free for status.
 const LOW = [0x1f, 0x3b, 0x57], HIGH = [0xa9, 0xd6, 0xf5];

@@ -1,7 +1,8 @@
 // The connection to the hub: requests, the live socket, and the one store that pages read.
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import type { Card, Fleet, Frame, News, Status } from "./types";
+import type { Frame, News } from "./live";
+import type { Card, Fleet, Status } from "./types";
 
 export interface State {
   status?: Status; fleet?: Fleet; frame?: Frame; open?: Card[]; closed?: Card[];

@@ -92,7 +92,7 @@ const sourceName = (source: string) => /alertname="([^"]+)"/.exec(source)?.[1] ?
 function EvidenceLines({ detail }: { detail: Detail }) {
   const [all, showAll] = useState(false), seen = new Set<string>();
   const lines = (detail.diagnosis?.findings ?? []).flatMap((f) => f.evidence)
-    .concat(detail.incident.members.map((m) => ({ source: m.kind === "alert" ? m.ref : m.kind, text: m.text, at: m.since })))
+    .concat(detail.incident.members.map((m) => ({ source: m.kind === "alert" ? m.ref : m.kind, text: m.text, at: m.since, place: m.place })))
     .filter((e) => !seen.has(e.text) && seen.add(e.text))
     .sort((a, b) => (a.at ?? "").localeCompare(b.at ?? ""));
   return (

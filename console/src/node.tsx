@@ -8,7 +8,8 @@ import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton, STAT
 import { param, put, to, type PageProps } from "./router";
 import { Strips } from "./strips";
 import { Table, type Column } from "./table";
-import type { Fleet, Frame } from "./types";
+import type { Frame } from "./live";
+import type { Fleet } from "./types";
 
 export interface Holder { kind: string; name: string; namespace: string; container: string; user: string; team: string; project: string; slice: string | null; share: number | null }
 export interface GpuAnswer { uuid: string; index: number | null; model: string | null; node: string; is_gone: boolean; holders: Holder[]; reason: string; incidents: { id: string; severity: string; title: string }[] }

@@ -1,7 +1,7 @@
 // Small pieces that all pages share: panels, chips, times, glyphs, and what stands there when there is nothing to show.
 
 import type { ComponentChildren } from "preact";
-import { ago, clock, day, dollars, percent, utc, words, workloadName } from "./format";
+import { ago, clock, day, percent, utc, words, workloadName } from "./format";
 import { acknowledge, get, now } from "./hub";
 import { to } from "./router";
 import type { Card as CardValue, Severity } from "./types";
@@ -93,7 +93,6 @@ export function IncidentCard({ card }: { card: CardValue }) {
         {card.confidence != null && <Chip title={`confidence of the finding ${card.cause}`}>cause {percent(100 * card.confidence)}</Chip>}
         {card.workloads.length > 0 && <Chip title={card.workloads.join("\n")}>{card.workloads.length === 1 ? workloadName(card.workloads[0]) : `${card.workloads.length} workloads`}</Chip>}
         {card.silenced_by && <Chip tone="warning" title={`by ${card.silenced_by.author} until ${utc(card.silenced_by.ends_at)}: ${card.silenced_by.reason}`}>silenced</Chip>}
-        {card.dollars_per_hour ? <Chip title="what the GPUs it holds up cost">{dollars(card.dollars_per_hour)} / h</Chip> : null}
         <Chip title={utc(card.opened_at)}>{open ? `${card.state} ${ago(now() - Date.parse(card.opened_at))}` : `closed ${clock(card.resolved_at ?? card.opened_at)}`}</Chip>
       </div>
       {open && (

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -22,12 +22,16 @@ from watchkeeper.kit import wire
 from watchkeeper.net import packing
 from watchkeeper.web.auth.auth import Caller, Role
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+
+class Record(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
 
 Answer = Callable[[Request], Awaitable[Response]]
 # What answers with a dataclass is written as its fields, in our envelope.
-Handler = Callable[[Request], Awaitable["Response | DataclassInstance"]]
+Handler = Callable[[Request], Awaitable[Response | Record]]
 PROMETHEUS_PREFIX = "/api/v1/"
 # orjson has its own way with times and dataclasses; `wire` is the one way here.
 OUR_FORM = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
@@ -110,7 +114,7 @@ def ok(**content: Any) -> Response:
     return json_answer({"ok": True, **content})
 
 
-def written(answer: DataclassInstance) -> Response:
+def written(answer: Record) -> Response:
     """A typed answer as JSON: its fields beside `ok`."""
     return ok(**{name: getattr(answer, name) for name in wire.field_types(type(answer))})
 

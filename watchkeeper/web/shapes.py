@@ -23,6 +23,12 @@ from watchkeeper.web.answers import Asked
 from watchkeeper.web.schema import Shown
 
 
+class NodeName(TypedDict):
+    """What is said of a node that no list names any more."""
+
+    name: str
+
+
 class SilencedBy(TypedDict):
     id: str
     author: str
@@ -112,8 +118,7 @@ ShownOrder = Annotated[orders.Order, Shown("orders.ShownOrder", without=("nonce"
 GivenOrder = Annotated[orders.Tracked, Shown("orders.GivenOrder", also={"order": ShownOrder, "state": str})]
 
 GpuEvent = Annotated[incidents.Member, Shown("incidents.GpuEvent", also={"incident": str})]
-# What a node page says of a node that no list names any more.
-NODE_OR_NAME = fleet.Node | dict[str, str]
+NODE_OR_NAME = fleet.Node | NodeName
 
 
 @dataclass(frozen=True, slots=True)

@@ -1101,6 +1101,42 @@ export interface ReplicasStep {
   replicas: number;
   wanted: number;
 }
+export interface Backtest {
+  wape: number | null;
+  naive_wape: number | null;
+  coverage: number | null;
+  naive_day_wape: number | null;
+  naive_week_wape: number | null;
+  straight_line_wape: number | null;
+  origins: number;
+  since: string | null;
+  whole_horizon: boolean;
+}
+export interface Full {
+  capacity_gpus: number;
+  is_full_now: boolean;
+  full_at: string | null;
+  earliest: string | null;
+  latest: string | null;
+  likely: number;
+}
+export interface PastDemand {
+  from: string;
+  to: string;
+  steps: number;
+  gaps: number;
+  recent: Point[];
+}
+export interface Point {
+  time: string;
+  value: number | null;
+}
+export interface ReportStep {
+  time: string;
+  mean: number;
+  low: number;
+  high: number;
+}
 export interface Amounts {
   total: number;
   allocated: number;
@@ -1113,17 +1149,6 @@ export interface Amounts {
   used_by_util: number;
   kwh: number;
   spare: number;
-}
-export interface Backtest {
-  wape: number | null;
-  naive_wape: number | null;
-  coverage: number | null;
-  naive_day_wape: number | null;
-  naive_week_wape: number | null;
-  straight_line_wape: number | null;
-  origins: number;
-  since: string | null;
-  whole_horizon: boolean;
 }
 export interface Bill {
   since: number;
@@ -1163,14 +1188,6 @@ export interface BillLine {
   pool?: string;
   cluster?: string;
   kind?: string;
-}
-export interface Full {
-  capacity_gpus: number;
-  is_full_now: boolean;
-  full_at: string | null;
-  earliest: string | null;
-  latest: string | null;
-  likely: number;
 }
 export interface Hours {
   since: number;
@@ -1214,79 +1231,12 @@ export interface ReportMoney {
   unpriced_hours: number;
   hours: Amounts;
 }
-export interface NeverFits {
-  jobs: number;
-  gpus: number[];
-}
-export interface PastDemand {
-  from: string;
-  to: string;
-  steps: number;
-  gaps: number;
-  recent: Point[];
-}
-export interface Point {
-  time: string;
-  value: number | null;
-}
-export interface Problems {
-  counts: Record<string, number>;
-  lines: string[];
-}
 export interface Rate {
   of: string;
   kind: string;
   per_gpu_hour: number;
   source: string;
   checked: string;
-}
-export interface Recorded {
-  wait: Waits;
-}
-export interface Replayed {
-  gpus: number;
-  utilisation: number | null;
-  gpu_hours_used: number;
-  gpu_hours_available: number;
-  peak_gpus: number;
-  wait: Waits;
-  started_after_the_record: number;
-  never_fits: NeverFits;
-}
-export interface Spread {
-  jobs: number;
-  mean: number | null;
-  p50: number | null;
-  p95: number | null;
-  max: number | null;
-}
-export interface ReportStep {
-  time: string;
-  mean: number;
-  low: number;
-  high: number;
-}
-export interface Waits {
-  jobs: number;
-  mean: number | null;
-  p50: number | null;
-  p95: number | null;
-  max: number | null;
-  by_gpus: Record<string, Spread>;
-}
-export interface WhatIf {
-  change: string;
-  policy: string;
-  jobs: Record<string, number>;
-  layout: string;
-  since: number;
-  until: number;
-  recorded: Recorded;
-  before: Replayed;
-  after: Replayed;
-  unknown_models: Record<string, number>;
-  assumes: string[];
-  problems: Problems;
 }
 export interface WholeForecast {
   about: string;
@@ -1482,6 +1432,10 @@ export interface Wait {
   p50_seconds: number | null;
   p95_seconds: number | null;
 }
+export interface PlainProblems {
+  counts: Record<string, number>;
+  lines: string[];
+}
 export interface GpuView {
   index: number | null;
   uuid: string | null;
@@ -1561,6 +1515,52 @@ export interface Waste {
   job: string;
   gpu_hours: number;
   money: number | null;
+}
+export interface NeverFits {
+  jobs: number;
+  gpus: number[];
+}
+export interface RecordedWaits {
+  wait: Waits;
+}
+export interface Replayed {
+  gpus: number;
+  utilisation: number | null;
+  gpu_hours_used: number;
+  gpu_hours_available: number;
+  peak_gpus: number;
+  wait: Waits;
+  started_after_the_record: number;
+  never_fits: NeverFits;
+}
+export interface Spread {
+  jobs: number;
+  mean: number | null;
+  p50: number | null;
+  p95: number | null;
+  max: number | null;
+}
+export interface Waits {
+  jobs: number;
+  mean: number | null;
+  p50: number | null;
+  p95: number | null;
+  max: number | null;
+  by_gpus: Record<string, Spread>;
+}
+export interface WhatIf {
+  change: string;
+  policy: string;
+  jobs: Record<string, number>;
+  layout: string;
+  since: number;
+  until: number;
+  recorded: RecordedWaits;
+  before: Replayed;
+  after: Replayed;
+  unknown_models: Record<string, number>;
+  assumes: string[];
+  problems: PlainProblems;
 }
 /** An open incident, as much as one line needs. */
 export interface Brief {

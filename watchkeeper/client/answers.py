@@ -1027,6 +1027,52 @@ class ReplicasStep(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Backtest(Answer):
+    wape: float | None
+    naive_wape: float | None
+    coverage: float | None
+    naive_day_wape: float | None
+    naive_week_wape: float | None
+    straight_line_wape: float | None
+    origins: int
+    since: str | None
+    whole_horizon: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full(Answer):
+    capacity_gpus: float
+    is_full_now: bool
+    full_at: str | None
+    earliest: str | None
+    latest: str | None
+    likely: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastDemand(Answer):
+    from_: str
+    to: str
+    steps: int
+    gaps: int
+    recent: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(Answer):
+    time: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportStep(Answer):
+    time: str
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts(Answer):
     total: float
     allocated: float
@@ -1039,19 +1085,6 @@ class Amounts(Answer):
     used_by_util: float
     kwh: float
     spare: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backtest(Answer):
-    wape: float | None
-    naive_wape: float | None
-    coverage: float | None
-    naive_day_wape: float | None
-    naive_week_wape: float | None
-    straight_line_wape: float | None
-    origins: int
-    since: str | None
-    whole_horizon: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1095,16 +1128,6 @@ class BillLine(Answer):
     pool: str | None = None
     cluster: str | None = None
     kind: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Full(Answer):
-    capacity_gpus: float
-    is_full_now: bool
-    full_at: str | None
-    earliest: str | None
-    latest: str | None
-    likely: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1156,99 +1179,12 @@ class ReportMoney(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeverFits(Answer):
-    jobs: int
-    gpus: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastDemand(Answer):
-    from_: str
-    to: str
-    steps: int
-    gaps: int
-    recent: tuple[Point, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point(Answer):
-    time: str
-    value: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problems(Answer):
-    counts: Mapping[str, int]
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rate(Answer):
     of: str
     kind: str
     per_gpu_hour: float
     source: str
     checked: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded(Answer):
-    wait: Waits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed(Answer):
-    gpus: float
-    utilisation: float | None
-    gpu_hours_used: float
-    gpu_hours_available: float
-    peak_gpus: float
-    wait: Waits
-    started_after_the_record: int
-    never_fits: NeverFits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread(Answer):
-    jobs: int
-    mean: float | None
-    p50: float | None
-    p95: float | None
-    max: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportStep(Answer):
-    time: str
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waits(Answer):
-    jobs: int
-    mean: float | None
-    p50: float | None
-    p95: float | None
-    max: float | None
-    by_gpus: Mapping[str, Spread]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf(Answer):
-    change: str
-    policy: str
-    jobs: Mapping[str, int]
-    layout: str
-    since: float
-    until: float
-    recorded: Recorded
-    before: Replayed
-    after: Replayed
-    unknown_models: Mapping[str, int]
-    assumes: tuple[str, ...]
-    problems: Problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1471,6 +1407,12 @@ class Wait(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlainProblems(Answer):
+    counts: Mapping[str, int]
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuView(Answer):
     index: int | None
     uuid: str | None
@@ -1571,6 +1513,64 @@ class Waste(Answer):
     job: str
     gpu_hours: float
     money: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeverFits(Answer):
+    jobs: int
+    gpus: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedWaits(Answer):
+    wait: Waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed(Answer):
+    gpus: float
+    utilisation: float | None
+    gpu_hours_used: float
+    gpu_hours_available: float
+    peak_gpus: float
+    wait: Waits
+    started_after_the_record: int
+    never_fits: NeverFits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread(Answer):
+    jobs: int
+    mean: float | None
+    p50: float | None
+    p95: float | None
+    max: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits(Answer):
+    jobs: int
+    mean: float | None
+    p50: float | None
+    p95: float | None
+    max: float | None
+    by_gpus: Mapping[str, Spread]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf(Answer):
+    change: str
+    policy: str
+    jobs: Mapping[str, int]
+    layout: str
+    since: float
+    until: float
+    recorded: RecordedWaits
+    before: Replayed
+    after: Replayed
+    unknown_models: Mapping[str, int]
+    assumes: tuple[str, ...]
+    problems: PlainProblems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import typing
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -30,8 +31,8 @@ class Record(Protocol):
 
 
 Answer = Callable[[Request], Awaitable[Response]]
-# What answers with a dataclass is written as its fields, in our envelope.
-Handler = Callable[[Request], Awaitable[Response | Record]]
+# What answers with a dataclass or a TypedDict is written as its fields, in our envelope.
+Handler = Callable[[Request], Awaitable[Response | Record | Mapping[str, object]]]
 PROMETHEUS_PREFIX = "/api/v1/"
 # orjson has its own way with times and dataclasses; `wire` is the one way here.
 OUR_FORM = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
@@ -94,11 +95,11 @@ class Endpoint:
 
     @property
     def shape(self) -> Shape:
-        """What is answered: `gives`, or the dataclass that `answer` is declared to return."""
+        """What is answered: `gives`, or the dataclass or TypedDict that `answer` is declared to return."""
         if self.gives is not None:
             return self.gives
         declared = inspect.get_annotations(self.answer, eval_str=True).get("return")
-        return declared if dataclasses.is_dataclass(declared) else None
+        return declared if dataclasses.is_dataclass(declared) or typing.is_typeddict(declared) else None
 
     async def respond(self, request: Request) -> Response:
         found = await self.answer(request)
@@ -114,8 +115,10 @@ def ok(**content: Any) -> Response:
     return json_answer({"ok": True, **content})
 
 
-def written(answer: Record) -> Response:
+def written(answer: Record | Mapping[str, object]) -> Response:
     """A typed answer as JSON: its fields beside `ok`."""
+    if isinstance(answer, Mapping):
+        return ok(**answer)
     return ok(**{name: getattr(answer, name) for name in wire.field_types(type(answer))})
 
 

@@ -209,10 +209,10 @@ def _wait_row(one: answers.Wait) -> list[str]:
 
 def _problems_of_table(answer: reading.Answer, name: str) -> Iterator[str]:
     if name in answer.plain:
-        yield from _problems(reading.read(answers.Problems, answer.plain[name]))
+        yield from _problems(reading.read(answers.PlainProblems, answer.plain[name]))
 
 
-def _problems(found: answers.Problems) -> Iterator[str]:
+def _problems(found: answers.PlainProblems) -> Iterator[str]:
     if not found.counts:
         return
     yield f"Left out: {', '.join(f'{count} × {kind}' for kind, count in found.counts.items())}."

@@ -140,7 +140,7 @@ def python_answers() -> str:
 
 def _python_class(name: str, schema: dict[str, Any]) -> str:
     words = schema.get("description")
-    lines = ["@dataclass(frozen=True, slots=True, kw_only=True)", f"class {names()[name]}(Answer):"]
+    lines = ["@dataclass(frozen=True, slots=True, kw_only=True, eq=False)", f"class {names()[name]}(Answer):"]
     lines += [f'    """{words}"""', ""] if words else []
     for field, kind in schema["properties"].items():
         called = f"{field}_" if keyword.iskeyword(field) else field

@@ -8,15 +8,16 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from watchkeeper.cli import tables
-from watchkeeper.client import reading
 from watchkeeper.client.address import DEFAULT_URL
-from watchkeeper.client.hub import Client
 from watchkeeper.net import access
+
+if TYPE_CHECKING:
+    from watchkeeper.client import reading
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -57,6 +58,9 @@ def with_hub(command: Callable[..., Any]) -> Callable[..., Any]:
     @token
     @functools.wraps(command)
     def wrapper(*args: Any, hub_url: str | None, token: str | None, **kwargs: Any) -> Any:
+        # Its types take a twentieth of a second to load, which commands without a hub are spared.
+        from watchkeeper.client.hub import Client
+
         context = click.get_current_context()
         chosen = context.find_object(Client)
         if chosen is None or hub_url or token:

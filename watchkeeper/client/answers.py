@@ -40,33 +40,33 @@ from watchkeeper.model.standing import Standing
 from watchkeeper.model.trust import Mode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rehearsal(Answer):
     incidents: tuple[Rehearsed, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RepairChanged(Answer):
     repair: ShownRepair
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RepairLog(Answer):
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Repairs(Answer):
     repairs: tuple[ShownRepair, ...]
     switch: ShownSwitch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Switched(Answer):
     switch: ShownSwitch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece(Answer):
     """One piece of advice. `action` is a word for programs: add, shrink, defragment, repartition or none."""
 
@@ -76,14 +76,14 @@ class Piece(Answer):
     confidence: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Whoami(Answer):
     name: str
     role: str
     needs_sign_in: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Blast(Answer):
     """`broken_gpus` lie in the incident's places; `gpus` are those, or what the hit workloads hold if that is more."""
 
@@ -95,7 +95,7 @@ class Blast(Answer):
     dollars_per_hour: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hit(Answer):
     """One workload; `gpus` is how many it holds anywhere, None where nobody says. A `team` may be `unmapped`."""
 
@@ -104,7 +104,7 @@ class Hit(Answer):
     gpus: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Budget(Answer):
     """One team's month. `spent` is None where no GPU has a price, `low` and `high` where too few days are known."""
 
@@ -117,7 +117,7 @@ class Budget(Answer):
     state: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BurnRate(Answer):
     """How many times faster than sustainable the budget goes; at `factor` over both windows someone is told."""
 
@@ -129,7 +129,7 @@ class BurnRate(Answer):
     short_rate: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShownBudget(Answer):
     """One objective for one label set. `since` is when its worst burn-rate alert began to fire, None without one."""
 
@@ -149,14 +149,14 @@ class ShownBudget(Answer):
     incidents: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CapacityAdvice(Answer):
     now: datetime
     sentence: str | None
     advice: tuple[Piece, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CapacityNow(Answer):
     now: datetime
     standing: Standing
@@ -168,19 +168,19 @@ class CapacityNow(Answer):
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UseNow(Answer):
     window: str
     held_gpus: int
     used_gpus: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CauseAccuracy(Answer):
     accuracy: tuple[Accuracy, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Corrected(Answer):
     incident: NamedIncident
     diagnosis: Diagnosis | None
@@ -191,7 +191,7 @@ class Corrected(Answer):
     correction: Correction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lemons(Answer):
     since: datetime
     lemons: tuple[Lemon, ...]
@@ -200,7 +200,7 @@ class Lemons(Answer):
     unseen: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry(Answer):
     """One line of the audit: who did what to which subject, when, and under which leader epoch."""
 
@@ -215,7 +215,7 @@ class Entry(Answer):
     hash: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Nodes(Answer):
     now: datetime
     nodes: tuple[NodeLine, ...]
@@ -225,7 +225,7 @@ class Nodes(Answer):
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scheduler(Answer):
     """When it was last heard, and why it is not."""
 
@@ -234,7 +234,7 @@ class Scheduler(Answer):
     problem: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Who(Answer):
     asked: str
     gpus: tuple[GpuAnswer, ...]
@@ -243,7 +243,7 @@ class Who(Answer):
     left_out: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CauseLine(Answer):
     """Medians in seconds; None where nothing was measured."""
 
@@ -254,13 +254,13 @@ class CauseLine(Answer):
     repair_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DigestCounted(Answer):
     name: str
     incidents: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Digest(Answer):
     since: datetime
     until: datetime
@@ -274,7 +274,7 @@ class Digest(Answer):
     by_pool: tuple[DigestCounted, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CauseScore(Answer):
     """How often a cause was named rightly in drills; `instead` are what was named, the most frequent first."""
 
@@ -286,7 +286,7 @@ class CauseScore(Answer):
     instead: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drill(Answer):
     """One fault of the simulator and the truth about it; `ended_at` None while it lasts."""
 
@@ -303,20 +303,20 @@ class Drill(Answer):
     verdict: DrillsVerdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrillAccuracy(Answer):
     drills: tuple[CauseScore, ...]
     game_day_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drills(Answer):
     now: datetime
     drills: tuple[Drill, ...]
     score: Score
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Score(Answer):
     drills: int
     detected: int
@@ -325,7 +325,7 @@ class Score(Answer):
     slowest_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrillsVerdict(Answer):
     """What the hub has made of a drill: None where it has made nothing yet."""
 
@@ -339,13 +339,13 @@ class DrillsVerdict(Answer):
     resolved_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExplainAnswer(Answer):
     explained: Explained
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Explained(Answer):
     """`cause` None: nothing is wrong with it, or nobody can say; `headline` says which of the two."""
 
@@ -359,7 +359,7 @@ class Explained(Answer):
     unseen: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExplainedLine(Answer):
     """One thing and what is so about it: a node and why it refuses, a rank and what it does."""
 
@@ -367,7 +367,7 @@ class ExplainedLine(Answer):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExplainedRepair(Answer):
     """Explanation(incident: 'str', cause: 'str', policy_key: 'str', mode: 'trust.Mode', mode_why: 'str', digest: 'str | None', why_not: 'str', steps: 'tuple[Step, ...]', refusals: 'tuple[guards.Refusal, ...]', repair: 'repairs.Repair | None')"""
 
@@ -384,7 +384,7 @@ class ExplainedRepair(Answer):
     switch: ShownSwitch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rehearsed(Answer):
     """What one incident of the past would have got."""
 
@@ -400,7 +400,7 @@ class Rehearsed(Answer):
     would_begin: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExplanationStep(Answer):
     kind: ActionKind
     place: str
@@ -409,7 +409,7 @@ class ExplanationStep(Answer):
     limit_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Offer(Answer):
     kind: str
     begins: int
@@ -417,14 +417,14 @@ class Offer(Answer):
     words: tuple[Word, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Word(Answer):
     word: str
     kind: str
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counts(Answer):
     links: int
     down: int
@@ -437,7 +437,7 @@ class Counts(Answer):
     mute_nodes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FabricMap(Answer):
     """`states` are what the second part of a cell counts in."""
 
@@ -452,7 +452,7 @@ class FabricMap(Answer):
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Grown(Answer):
     name: str
     grown: float
@@ -460,7 +460,7 @@ class Grown(Answer):
     action: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lines(Answer):
     """PromQL of the lines of a link."""
 
@@ -469,7 +469,7 @@ class Lines(Answer):
     wait: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Link(Answer):
     id: str
     kind: str
@@ -493,14 +493,14 @@ class Link(Answer):
     jobs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Links(Answer):
     now: datetime
     total: int
     links: tuple[Link, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Port(Answer):
     now: datetime
     window: str
@@ -510,7 +510,7 @@ class Port(Answer):
     incidents: tuple[Brief, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Row(Answer):
     """A leaf or a rack with its cells."""
 
@@ -522,7 +522,7 @@ class Row(Answer):
     trunks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spine(Answer):
     name: str
     state: str
@@ -530,7 +530,7 @@ class Spine(Answer):
     trouble: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fleet(Answer):
     version: str
     edition: str
@@ -539,7 +539,7 @@ class Fleet(Answer):
     teams: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GpuPage(Answer):
     gpu: Gpu
     node: Node | NodeName
@@ -548,17 +548,17 @@ class GpuPage(Answer):
     incidents: tuple[Card, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Incidents(Answer):
     incidents: tuple[Card, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Kept(Answer):
     kept: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Status(Answer):
     version: str
     cluster: str
@@ -574,7 +574,7 @@ class Status(Answer):
     colours: Mapping[str, Colour]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Need(Answer):
     """GPUs to add so that demand stays at or below `target` of the fleet in 95 % of all steps; 0: none. `likely_gpus` is by the middle of the forecast, `sure_gpus` by its upper edge: with so many the target holds with about 90 %."""
 
@@ -583,13 +583,13 @@ class Need(Answer):
     sure_gpus: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Refusal(Answer):
     guard: str
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HistoryCounted(Answer):
     kind: str
     code: int | None
@@ -598,7 +598,7 @@ class HistoryCounted(Answer):
     meaning: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EventHistory(Answer):
     now: datetime
     days: int
@@ -607,7 +607,7 @@ class EventHistory(Answer):
     counts: tuple[HistoryCounted, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shown(Answer):
     id: str
     at: str
@@ -620,7 +620,7 @@ class Shown(Answer):
     severity: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Holder(Answer):
     """One workload on one GPU."""
 
@@ -638,40 +638,40 @@ class Holder(Answer):
     share: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AlertsTaken(Answer):
     taken: int
     problems: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assigned(Answer):
     incident: Incident
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DigestText(Answer):
     digest: Digest
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Notices(Answer):
     notices: tuple[Notice, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SilenceMade(Answer):
     silence: ShownSilence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Silences(Answer):
     silences: tuple[ListedSilence, ...]
     problem: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Card(Answer):
     """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None)"""
 
@@ -699,7 +699,7 @@ class Card(Answer):
     silenced_by: SilencedBy | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GpuEvent(Answer):
     """One signal that belongs to an incident. `ref` is the event's id, the alert's label set as text, or the domain with the family. `since` is when it was first true, `until` when it stopped (None while it lasts)."""
 
@@ -715,7 +715,7 @@ class GpuEvent(Answer):
     incident: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedIncident(Answer):
     """Incident(id: 'IncidentId', place: 'Place', title: 'str', severity: 'Severity', state: 'IncidentState', opened_at: 'datetime', cause: 'str', family: 'str', members: 'tuple[Member, ...]', workloads: 'tuple[str, ...]' = (), resolved_at: 'datetime | None' = None, assignee: 'str | None' = None, version: 'int' = 1, reopened: 'int' = 0, part_of: 'str | None' = None)"""
 
@@ -737,7 +737,7 @@ class NamedIncident(Answer):
     place_name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Jobs(Answer):
     jobs: tuple[JobLine, ...]
     total: int
@@ -745,14 +745,14 @@ class Jobs(Answer):
     problems: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replicas(Answer):
     replicas: tuple[ReplicasAdvice, ...]
     past: Past | None
     problems: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JournalPage(Answer):
     now: datetime
     entries: tuple[JournalLine, ...]
@@ -762,7 +762,7 @@ class JournalPage(Answer):
     kinds: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JournalLine(Answer):
     """An entry of the journal, with its sentence."""
 
@@ -777,7 +777,7 @@ class JournalLine(Answer):
     hash: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JournalVerdict(Answer):
     checked_at: datetime
     entries: int
@@ -785,7 +785,7 @@ class JournalVerdict(Answer):
     first_broken: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lemon(Answer):
     """`hazard` is expected faults a month; `times_fleet` against the fleet; `chance` of so many faults by luck. `is_lemon`: that chance is small even though the whole fleet was looked at."""
 
@@ -798,7 +798,7 @@ class Lemon(Answer):
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Accuracy(Answer):
     """How often a cause that we named was right, where a person said; `right_share` is None where nobody did."""
 
@@ -810,7 +810,7 @@ class Accuracy(Answer):
     instead: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Correction(Answer):
     """A person's word about an incident: `was` is what we had said, `cause` what it is; the same twice confirms."""
 
@@ -823,7 +823,7 @@ class Correction(Answer):
     place: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Statement(Answer):
     """One team's month: what it pays, None where no GPU of it has a price, and the page that says why."""
 
@@ -834,7 +834,7 @@ class Statement(Answer):
     page: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GivenOrder(Answer):
     """An order as the hub keeps it; `is_proven` False: the receipt did not carry the node's seal."""
 
@@ -847,7 +847,7 @@ class GivenOrder(Answer):
     state: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShownOrder(Answer):
     """One piece of work for one node. Doing the same id twice has the effect of doing it once."""
 
@@ -860,23 +860,23 @@ class ShownOrder(Answer):
     arguments: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Envelopes(Answer):
     orders: tuple[Envelope, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Orders(Answer):
     orders: tuple[GivenOrder, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Queried(Answer):
     resultType: str
     result: tuple[Series, ...] | tuple[float, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Series(Answer):
     metric: Mapping[str, str] | None = None
     value: tuple[float, str] | None = None
@@ -885,7 +885,7 @@ class Series(Answer):
     histograms: tuple[tuple[float, Mapping[str, Any]], ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome(Answer):
     """How the last reading of the rule files went; with `problems`, the rules of `in_force_since` stay in force."""
 
@@ -897,7 +897,7 @@ class Outcome(Answer):
     is_successful: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RuleState(Answer):
     """How the last reading of the rule files went; with `problems`, the rules of `in_force_since` stay in force."""
 
@@ -910,7 +910,7 @@ class RuleState(Answer):
     owner: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShownRepair(Answer):
     """One attempt at one incident's plan, which several incidents of the node may wait for."""
 
@@ -950,7 +950,7 @@ class ShownRepair(Answer):
     is_held: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShownSwitch(Answer):
     """What a person or the circuit breaker has switched off; kept until a person switches it on again."""
 
@@ -964,7 +964,7 @@ class ShownSwitch(Answer):
     is_tripped: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Episode(Answer):
     """One alert from its first true answer to its end; None where the window ends before."""
 
@@ -977,7 +977,7 @@ class Episode(Answer):
     annotations: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Failure(Answer):
     """A rule that could not be asked, and why."""
 
@@ -985,7 +985,7 @@ class Failure(Answer):
     problem: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicasAdvice(Answer):
     """How many replicas would do now; `wanted` None: too little is known to say."""
 
@@ -998,7 +998,7 @@ class ReplicasAdvice(Answer):
     burn: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Past(Answer):
     """What following the advice would have done, over the part of the window in which the model was seen. `crowded_seconds` is the time with more waiting for each replica than the target, `late_seconds` the time in which more requests were late than the latency objective allows (None: no objective of it is measured); both as it was and as it would have been. `changes` and `had_changes` count changes of the number of replicas."""
 
@@ -1019,14 +1019,14 @@ class Past(Answer):
     steps: tuple[ReplicasStep, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicasStep(Answer):
     at: float
     replicas: int
     wanted: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Backtest(Answer):
     wape: float | None
     naive_wape: float | None
@@ -1039,7 +1039,7 @@ class Backtest(Answer):
     whole_horizon: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Full(Answer):
     capacity_gpus: float
     is_full_now: bool
@@ -1049,7 +1049,7 @@ class Full(Answer):
     likely: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PastDemand(Answer):
     from_: str
     to: str
@@ -1058,13 +1058,13 @@ class PastDemand(Answer):
     recent: tuple[Point, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Point(Answer):
     time: str
     value: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReportStep(Answer):
     time: str
     mean: float
@@ -1072,7 +1072,7 @@ class ReportStep(Answer):
     high: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Amounts(Answer):
     total: float
     allocated: float
@@ -1087,7 +1087,7 @@ class Amounts(Answer):
     spare: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bill(Answer):
     since: float
     until: float
@@ -1109,7 +1109,7 @@ class Bill(Answer):
     words: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BillLine(Answer):
     money: float | None
     direct: float | None
@@ -1130,7 +1130,7 @@ class BillLine(Answer):
     kind: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hours(Answer):
     since: float
     until: float
@@ -1142,7 +1142,7 @@ class Hours(Answer):
     words: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HoursLine(Answer):
     total: float
     allocated: float
@@ -1167,7 +1167,7 @@ class HoursLine(Answer):
     kind: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReportMoney(Answer):
     money: float | None
     direct: float | None
@@ -1178,7 +1178,7 @@ class ReportMoney(Answer):
     hours: Amounts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rate(Answer):
     of: str
     kind: str
@@ -1187,7 +1187,7 @@ class Rate(Answer):
     checked: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WholeForecast(Answer):
     about: str
     capacity_gpus: float | None
@@ -1206,7 +1206,7 @@ class WholeForecast(Answer):
     advice: tuple[Piece, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RightsizingAdvice(Answer):
     """What would do for a workload; `profile` names the slice or the smaller GPU, `saves_gpus` is left to others."""
 
@@ -1219,7 +1219,7 @@ class RightsizingAdvice(Answer):
     saves_gpus: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Repartition(Answer):
     """How many GPUs of a model, cut into slices, would hold the workloads that fit into slices; the rest is free."""
 
@@ -1230,7 +1230,7 @@ class Repartition(Answer):
     slices: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AlertLine(Answer):
     name: str
     labels: Mapping[str, str]
@@ -1241,7 +1241,7 @@ class AlertLine(Answer):
     summary: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RuleLine(Answer):
     name: str
     group: str
@@ -1261,7 +1261,7 @@ class RuleLine(Answer):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RuleReplay(Answer):
     since: datetime
     until: datetime
@@ -1272,7 +1272,7 @@ class RuleReplay(Answer):
     failures: tuple[Failure, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rules(Answer):
     now: datetime
     rules: tuple[RuleLine, ...]
@@ -1280,7 +1280,7 @@ class Rules(Answer):
     alerts_total: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Colour(Answer):
     title: str
     unit: str
@@ -1289,7 +1289,7 @@ class Colour(Answer):
     metric: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Detail(Answer):
     incident: NamedIncident
     diagnosis: Diagnosis | None
@@ -1299,7 +1299,7 @@ class Detail(Answer):
     timeline: tuple[Happened, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fault(Answer):
     id: str
     scenario: str
@@ -1312,7 +1312,7 @@ class Fault(Answer):
     truth: Truth
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FullDetail(Answer):
     incident: NamedIncident
     diagnosis: Diagnosis | None
@@ -1323,12 +1323,12 @@ class FullDetail(Answer):
     blast: Blast | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeName(Answer):
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SilencedBy(Answer):
     id: str
     author: str
@@ -1337,7 +1337,7 @@ class SilencedBy(Answer):
     keeper: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Swept(Answer):
     source: str | None
     at: datetime | None
@@ -1349,7 +1349,7 @@ class Swept(Answer):
     unnamed_hosts: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Truth(Answer):
     cause: str
     action: str
@@ -1357,7 +1357,7 @@ class Truth(Answer):
     place: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ListedSilence(Answer):
     """`ended_by` is who ended it before its time, `keeper` whose silence it is."""
 
@@ -1373,7 +1373,7 @@ class ListedSilence(Answer):
     active: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShownSilence(Answer):
     """`ended_by` is who ended it before its time, `keeper` whose silence it is."""
 
@@ -1388,13 +1388,13 @@ class ShownSilence(Answer):
     keeper: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Slos(Answer):
     now: datetime
     slos: tuple[ShownBudget, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Wait(Answer):
     """Waiting by shape, in seconds: of those who wait now, and of those who have started."""
 
@@ -1406,13 +1406,13 @@ class Wait(Answer):
     p95_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlainProblems(Answer):
     counts: Mapping[str, int]
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GpuView(Answer):
     index: int | None
     uuid: str | None
@@ -1420,7 +1420,7 @@ class GpuView(Answer):
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LeafView(Answer):
     """Nodes of one rack on one leaf; `name` None where nobody has said which leaf it is."""
 
@@ -1430,7 +1430,7 @@ class LeafView(Answer):
     why: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkView(Answer):
     """A host's port; `switch` None where only the host itself is known to have it."""
 
@@ -1443,7 +1443,7 @@ class LinkView(Answer):
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeView(Answer):
     name: str
     pool: str
@@ -1454,7 +1454,7 @@ class NodeView(Answer):
     why: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RackView(Answer):
     name: str | None
     state: str
@@ -1462,7 +1462,7 @@ class RackView(Answer):
     why: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SwitchView(Answer):
     name: str
     role: str
@@ -1471,13 +1471,13 @@ class SwitchView(Answer):
     trouble: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SweepTaken(Answer):
     changes: int
     problem: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Topology(Answer):
     cluster: str
     now: datetime
@@ -1487,7 +1487,7 @@ class Topology(Answer):
     unmapped: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Budgets(Answer):
     month: str
     currency: str
@@ -1496,7 +1496,7 @@ class Budgets(Answer):
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Wasted(Answer):
     since: float
     until: float
@@ -1504,7 +1504,7 @@ class Wasted(Answer):
     waste: tuple[Waste, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waste(Answer):
     """GPUs that somebody holds and does not use, with who that is and what it costs; None where there is no price."""
 
@@ -1515,18 +1515,18 @@ class Waste(Answer):
     money: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NeverFits(Answer):
     jobs: int
     gpus: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedWaits(Answer):
     wait: Waits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replayed(Answer):
     gpus: float
     utilisation: float | None
@@ -1538,7 +1538,7 @@ class Replayed(Answer):
     never_fits: NeverFits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spread(Answer):
     jobs: int
     mean: float | None
@@ -1547,7 +1547,7 @@ class Spread(Answer):
     max: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waits(Answer):
     jobs: int
     mean: float | None
@@ -1557,7 +1557,7 @@ class Waits(Answer):
     by_gpus: Mapping[str, Spread]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WhatIf(Answer):
     change: str
     policy: str
@@ -1573,7 +1573,7 @@ class WhatIf(Answer):
     problems: PlainProblems
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Brief(Answer):
     """An open incident, as much as one line needs."""
 
@@ -1582,7 +1582,7 @@ class Brief(Answer):
     title: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GpuAnswer(Answer):
     """One GPU and its holders; `reason` is why there are none."""
 
@@ -1597,13 +1597,13 @@ class GpuAnswer(Answer):
     incidents: tuple[Brief, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeAnswer(Answer):
     node: NodeLine
     gpus: tuple[GpuAnswer, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkloadAnswer(Answer):
     """One workload and what it holds; a waiting one holds nothing and says why it waits."""
 

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 
 from tests import servers
 from tests.product.running import Product, await_that, up
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 GPUS = 512
@@ -49,7 +49,7 @@ def take(folder: Path, *, speed: float) -> None:
         up(Path(kept), *FLEET, "--speed", f"{speed:g}") as product,
         sync_playwright() as play,
     ):
-        hub = HubClient(product.url)
+        hub = Client(product.url)
         live_through(hub, product)
         browser = play.chromium.launch(executable_path=str(servers.require("chromium")), args=["--no-sandbox"])
         for shot in shots(product):
@@ -57,25 +57,25 @@ def take(folder: Path, *, speed: float) -> None:
         browser.close()
 
 
-def live_through(hub: HubClient, product: Product) -> None:
-    await_that(lambda: len(hub.fleet()["nodes"]) == GPUS // 8, within_seconds=PATIENCE_SECONDS)
+def live_through(hub: Client, product: Product) -> None:
+    await_that(lambda: len(hub.fleet().nodes) == GPUS // 8, within_seconds=PATIENCE_SECONDS)
     until(hub, HISTORY)
     for fault in BROKEN:
-        hub.simulator("POST", "/faults", dict(fault))
+        hub.inject(dict(fault))
     while not all(found(product, str(fault["node"])) for fault in BROKEN):
         time.sleep(LOOK_SECONDS)
     until(hub, AFTERWARDS)
 
 
-def until(hub: HubClient, later: timedelta) -> None:
+def until(hub: Client, later: timedelta) -> None:
     """Wait until the fleet's own clock has gone that far; asked now and then, because the hub has enough to do."""
     end = clock(hub) + later
     while clock(hub) < end:
         time.sleep(LOOK_SECONDS)
 
 
-def clock(hub: HubClient) -> datetime:
-    return datetime.fromisoformat(hub.status()["now"])
+def clock(hub: Client) -> datetime:
+    return hub.status().now
 
 
 def found(product: Product, node: str) -> str:

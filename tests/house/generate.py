@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-import json
 import re
 import sys
 import types
@@ -21,8 +20,8 @@ from typing import Any
 import click
 import yaml
 
+from tests.house import generate_api
 from tests.house.tree import PACKAGE, ROOT, Source, sources, summary
-from tests.web.fake_hub import FakeHub
 from watchkeeper.agent import diag_page
 from watchkeeper.catalogue import causes
 from watchkeeper.cli import main as cli_main
@@ -30,8 +29,6 @@ from watchkeeper.clusters import cluster_series
 from watchkeeper.config import settings
 from watchkeeper.rules import slo
 from watchkeeper.web import openapi
-from watchkeeper.web.app import create_app
-from watchkeeper.web.auth.auth import Auth
 
 REFERENCE = ROOT / "docs" / "reference"
 RULE_FILES = PACKAGE / "packs" / "rules"
@@ -201,7 +198,7 @@ def causes_page() -> str:
 
 def api_page() -> str:
     """Every endpoint, from the document that a hub serves of itself."""
-    document = openapi.document(create_app(FakeHub().services, Auth()).state.endpoints, version="")
+    document = generate_api.document()
     by_tag: dict[str, list[str]] = {}
     for path, ways in document["paths"].items():
         # GET and POST of one row differ in nothing that a reader of the table sees.
@@ -221,18 +218,6 @@ def api_page() -> str:
         f"{openapi.PATH}` (OpenAPI 3.1). How to ask: [the API](../howto/api.md).\n"
     )
     return "\n".join([HEAD.format(title="HTTP API", law=law), more, *parts])
-
-
-def promised() -> str:
-    """The shapes of a hub's answers, which our own client holds them against; a line for each, to be read in a diff."""
-    made = openapi.promised(create_app(FakeHub().services, Auth()).state.endpoints)
-    parts = [
-        f'"{part}": {{\n'
-        + ",\n".join(f"{json.dumps(name)}: {json.dumps(shape)}" for name, shape in shapes.items())
-        + "\n}"
-        for part, shapes in made.items()
-    ]
-    return "{" + ",\n".join(parts) + "}\n"
 
 
 def _tag(operation: dict[str, Any]) -> str:
@@ -286,7 +271,8 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     REFERENCE / "api.md": api_page,
     REFERENCE / "modules.md": modules_page,
     RULE_FILES / "slo.yaml": slo_rules,
-    PACKAGE / "client" / "promised.json": promised,
+    PACKAGE / "client" / "answers.py": generate_api.python_answers,
+    ROOT / "console" / "src" / "lib" / "types.ts": generate_api.console_types,
 }
 
 

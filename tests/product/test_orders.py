@@ -10,18 +10,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from tests import servers
 from tests.fake_nvml import driver
 from tests.product.running import command
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
+from watchkeeper.model import orders
 from watchkeeper.model.orders import node_key
 
 HUB_KEY = "5" * 32
 PATIENCE_SECONDS = 90.0
+
+
+T = TypeVar("T")
 
 
 class Place:
@@ -30,7 +35,7 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.port = servers.free_port()
-        self.hub = HubClient(f"http://127.0.0.1:{self.port}", timeout_seconds=30)
+        self.hub = Client(f"http://127.0.0.1:{self.port}", timeout_seconds=30)
         for name, key in (("hub.key", HUB_KEY), ("n1.key", node_key(HUB_KEY.encode(), "main", "n1").decode())):
             (root / name).write_text(key)
             (root / name).chmod(0o600)
@@ -56,11 +61,11 @@ class Place:
         who = ["--hub", self.hub.url, "--node", "n1", "--order-key", str(self.root / "n1.key")]
         return self.running("agent", "--no-gpus", "--listen", "none", *who, *where)
 
-    def answered(self, id: str) -> dict[str, object]:
-        return await_that(lambda: self.hub.order(id)["receipt"])
+    def answered(self, id: str) -> orders.Receipt:
+        return await_that(lambda: self.hub.order(id).receipt)
 
 
-def await_that(true: Callable[[], dict[str, object] | None]) -> dict[str, object]:
+def await_that(true: Callable[[], T | None]) -> T:
     """What it gives once it gives something; a hub that is away may come back."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
@@ -77,11 +82,9 @@ def test_an_order_survives_the_death_of_the_hub_and_is_done_once(tmp_path: Path)
     place = Place(tmp_path)
     with place.a_hub():
         given = await_that(lambda: place.hub.give_order("n1", "profiling_pause", {"seconds": "600"}))
-    order = given["order"]
-    assert isinstance(order, dict)
     with place.an_agent(), place.a_hub():
-        receipt = place.answered(order["id"])
-        assert receipt["result"] == "done"
+        receipt = place.answered(given.order.id)
+        assert receipt.result == "done"
         pause = json.loads((tmp_path / "spool" / "profiling_pause.json").read_text())
         resumed = command("agent", "profiling", "resume", "--node", "n1", "--hub", place.hub.url)
         assert (resumed.returncode, resumed.stdout) == (0, "n1: done: profiling goes on\n")
@@ -105,10 +108,10 @@ def test_work_that_died_with_its_agent_is_answered_by_the_next_one(
         monkeypatch.setitem(os.environ, name, fake.environment[name])
     with place.a_hub():
         with place.an_agent() as first:
-            id = str(await_that(lambda: place.hub.give_order("n1", "scan", {}))["order"]["id"])  # type: ignore[index]
-            await_that(lambda: {"begun": True} if "Order begun" in log.read_text() else None)
+            id = await_that(lambda: place.hub.give_order("n1", "scan", {})).order.id
+            await_that(lambda: "Order begun" in log.read_text())
             first.kill()
         fake.tell(driver.EVERY, Init=None)
         with place.an_agent():
             receipt = place.answered(id)
-    assert (receipt["result"], "whether it was done is not known" in str(receipt["text"])) == ("failed", True)
+    assert (receipt.result, "whether it was done is not known" in receipt.text) == ("failed", True)

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from tests.product.running import await_that
 from tests.remediate.cluster import Machine, TestCluster, nodes
 from watchkeeper.cli.main import watchkeeper
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.config import settings
 from watchkeeper.errors import HubError, SettingsError
 from watchkeeper.hub.hub import Hub, opened
@@ -35,7 +35,7 @@ class Desk:
     def __init__(self, hub: Hub, cluster: TestCluster, port: int, loop: asyncio.AbstractEventLoop) -> None:
         self.hub, self.cluster, self.loop = hub, cluster, loop
         self.url = f"http://127.0.0.1:{port}"
-        self.client = HubClient(self.url)
+        self.client = Client(self.url)
 
     def breaks(self, node: str, code: int = 79) -> None:
         place = fleet.Place("main", node=node, gpu=f"GPU-{node}")
@@ -48,8 +48,8 @@ class Desk:
 
     def planned(self, node: str = "n1") -> str:
         self.breaks(node)
-        found = await_that(lambda: [one for one in self.client.repairs()["repairs"] if one["node"]["node"] == node])
-        return str(found[0]["incident"])
+        found = await_that(lambda: [one for one in self.client.repairs().repairs if one.node.node == node])
+        return found[0].incident
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_policy_is_played_against_the_report_of_an_incident(desk: Desk, tmp_pa
 
 def test_an_incident_without_a_repair_says_why(desk: Desk) -> None:
     desk.breaks("n2", 13)
-    id = await_that(lambda: [one["id"] for one in desk.client.incidents() if one["plan"]])[0]
+    id = await_that(lambda: [one.id for one in desk.client.incidents() if one.plan])[0]
     assert "nobody knows which pods or jobs are to be restarted" in desk.types("explain", id).output
     with pytest.raises(HubError, match="there is no repair for"):
         desk.types("reject", id, "--why", "x")
@@ -156,6 +156,6 @@ def test_the_audit_is_json_with_who_what_and_why(desk: Desk) -> None:
     id = desk.planned()
     desk.types("reject", id, "--why", "no")
     last = desk.client.repair_log()[-1]
-    assert (last["actor"], last["kind"], last["subject"]) == ("local", "repair", id)
-    assert last["body"]["text"] == "local rejected it: no"
+    assert (last.actor, last.kind, last.subject) == ("local", "repair", id)
+    assert last.body["text"] == "local rejected it: no"
     assert desk.hub.current.stages.journal.verify() is None

@@ -13,7 +13,7 @@ import pytest
 
 from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
-from watchkeeper.client.hub import HubClient
+from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError, StartRefused
 from watchkeeper.net.access import Access
 from watchkeeper.web.auth.tls import Certificates
@@ -65,7 +65,7 @@ def ask(site: Site, ca: Path, client: tuple[Path, Path] | None) -> str:
     cert, key = (str(path) for path in client) if client else ("", "")
     access = Access(ca_file=str(ca), cert_file=cert, key_file=key)
     try:
-        return str(HubClient(site.url.replace("http:", "https:"), access=access).status()["ok"])
+        return str(Client(site.url.replace("http:", "https:"), access=access).status().plain["ok"])
     except HubError as error:
         return str(error)
 

@@ -110,10 +110,15 @@ def problems(status: int, answer: Any, operation: dict[str, Any], *, document: d
     schema = operation["responses"]["200" if status == 200 else "default"]["content"][JSON]["schema"]
     whole = {**schema, "components": document["components"]}
     found = [error.message[:200] for error in jsonschema.Draft202012Validator(whole).iter_errors(answer)]
-    said = set(schema.get("properties", ())) - {"ok"}
+    said = {name for part in schema.get("allOf", [schema]) for name in fields(part, document)} - {"ok"}
     # What is said at all is said completely: a field that nobody wrote down is one that nobody may rely on.
     unsaid: set[str] = set(answer) - said - {"ok"} if said else set()
     return found + [f"not in the document: {name}" for name in sorted(unsaid)]
+
+
+def fields(schema: dict[str, Any], document: dict[str, Any]) -> list[str]:
+    named = document["components"]["schemas"].get(schema.get("$ref", "").rpartition("/")[2], schema)
+    return list(named.get("properties", ()))
 
 
 class Colour(StrEnum):

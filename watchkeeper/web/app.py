@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,7 +22,7 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.services import Services
 from watchkeeper.web import openapi, pages, sign_in
 from watchkeeper.web.accounting import advice_hook, capacity_api, usage_api, whatif_api
-from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Auth, Caller, Proof, Role
 from watchkeeper.web.auth.doors import Doors
 from watchkeeper.web.fleet import (
@@ -54,6 +55,13 @@ LIVE_WORDS = (
     "A WebSocket: incidents as they change, pictures of the fleet, and for whoever says which `edition` of /api/fleet "
     "it has, what has changed since; 426 without an upgrade"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Whoami:
+    name: str
+    role: Role
+    needs_sign_in: bool
 
 
 def create_app(offered: Services, auth: Auth | Doors, *, live_interval_seconds: float | None = None) -> Starlette:
@@ -201,9 +209,9 @@ def own_endpoints(runtime: Runtime, health: Health) -> list[Endpoint]:
     async def metrics(_: Request) -> Response:
         return PlainTextResponse(runtime.metrics.render(), media_type="text/plain; version=0.0.4")
 
-    async def whoami(request: Request) -> Response:
+    async def whoami(request: Request) -> Whoami:
         caller: Caller = request.state.caller
-        return ok(name=caller.name, role=caller.role, needs_sign_in=caller.proof is not Proof.LOOPBACK)
+        return Whoami(name=caller.name, role=caller.role, needs_sign_in=caller.proof is not Proof.LOOPBACK)
 
     async def not_a_socket(_: Request) -> Response:
         raise HTTPException(426, "live updates come over a WebSocket", {"Upgrade": "websocket"})
@@ -218,7 +226,6 @@ def own_endpoints(runtime: Runtime, health: Health) -> list[Endpoint]:
             Role.VIEWER,
             whoami,
             words="Who is asking, and with which role",
-            gives={"name": str, "role": Role, "needs_sign_in": bool},
         ),
         Endpoint(("GET",), LIVE_PATH, Role.VIEWER, not_a_socket, words=LIVE_WORDS),
     ]

@@ -93,10 +93,10 @@ class Gate:
                 request.state.caller = self._admit(request, endpoint)
             accepted = request.headers.get("accept-encoding", "")
             if not self._shedding.begin(endpoint):
-                return await packed(await endpoint.answer(request), accepted)
+                return await packed(await endpoint.respond(request), accepted)
             try:
                 async with self._shedding.turn(endpoint):
-                    return await packed(await endpoint.answer(request), accepted)
+                    return await packed(await endpoint.respond(request), accepted)
             finally:
                 self._shedding.end()
 

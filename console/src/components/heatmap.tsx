@@ -4,9 +4,10 @@
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Fits } from "../lib/find";
 import { many } from "../lib/format";
+import type { Frame } from "../lib/live_types";
 import { go, to } from "../lib/router";
 import { STATES } from "../lib/states";
-import type { Fleet, FleetNode, Frame } from "../lib/types";
+import type { Fleet, FleetNode } from "../lib/types";
 import { draw } from "./heatmap_draw";
 import { arrange, type Cell, type Layout, type Paint, wrongIn } from "./heatmap_layout";
 

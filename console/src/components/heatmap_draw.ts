@@ -1,7 +1,7 @@
 // The map's cells on a canvas: state is a shape, colour is the metric.
 
+import type { Frame } from "../lib/live_types";
 import { STATES } from "../lib/states";
-import type { Frame } from "../lib/types";
 import type { Props } from "./heatmap";
 import { type Layout, wrongIn } from "./heatmap_layout";
 

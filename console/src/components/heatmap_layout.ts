@@ -1,7 +1,8 @@
 // Where each cell of the map lies, how it is coloured, and what is wrong in a block.
 
 import { quantity } from "../lib/format";
-import type { Fleet, FleetNode, Frame, Gpu } from "../lib/types";
+import type { Frame } from "../lib/live_types";
+import type { Fleet, FleetNode, Gpu } from "../lib/types";
 
 // One hue, dark to light, in both themes: status colours stay free for status.
 const LOW = [0x1f, 0x3b, 0x57];

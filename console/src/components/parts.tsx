@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { acknowledge } from "../lib/api";
-import { ago, clock, day, dollars, percent, utc, words, workloadName } from "../lib/format";
+import { ago, clock, day, percent, utc, words, workloadName } from "../lib/format";
 import { to } from "../lib/router";
 import { get, now } from "../lib/store";
 import type { Card as CardValue, Severity } from "../lib/types";
@@ -235,9 +235,6 @@ export function IncidentCard({ card }: { card: CardValue }) {
             silenced
           </Chip>
         )}
-        {card.dollars_per_hour ? (
-          <Chip title="what the GPUs it holds up cost">{dollars(card.dollars_per_hour)} / h</Chip>
-        ) : null}
         <Chip title={utc(card.opened_at)}>
           {open
             ? `${card.state} ${ago(now() - Date.parse(card.opened_at))}`

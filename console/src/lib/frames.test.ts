@@ -19,6 +19,7 @@ const fleet = (edition: string, ...names: string[]): Fleet => ({
   edition,
   nodes: names.map(node),
   workloads: null,
+  teams: {},
 });
 
 test("a picture is read with a value and a state for each GPU", () => {

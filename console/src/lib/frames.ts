@@ -1,6 +1,7 @@
 // What the live socket brings, made into what pages draw: pictures of the fleet, and news of what has changed in it.
 
-import type { Fleet, Frame, News } from "./types";
+import type { Frame, News } from "./live_types";
+import type { Fleet } from "./types";
 
 /**
  * A picture as web/fleet/frames.py writes it: the length of a JSON header, the header, a float and a state for each

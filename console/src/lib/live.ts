@@ -2,8 +2,9 @@
 
 import { ask } from "./api";
 import { readFrame, withNews } from "./frames";
+import type { Frame, News } from "./live_types";
 import { get, set } from "./store";
-import type { Card, Fleet, Frame, News, Status } from "./types";
+import type { Card, Fleet, Status } from "./types";
 
 let socket: WebSocket | undefined;
 let pause = 500;

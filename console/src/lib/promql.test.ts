@@ -1,9 +1,8 @@
 import { describe, expect, test } from "vitest";
-import { anyOf, fill, jobOf, layers } from "./promql";
-import type { Place } from "./types";
+import { anyOf, fill, jobOf, layers, type Where } from "./promql";
 
-const nowhere: Place = { cluster: "lab", node: null, gpu: null, domain: null };
-const expr = (place: Partial<Place>, label: string, workloads: string[] = []) =>
+const nowhere: Where = { cluster: "lab", node: null, gpu: null, domain: null };
+const expr = (place: Partial<Where>, label: string, workloads: string[] = []) =>
   layers({ ...nowhere, ...place }, workloads).find((strip) => strip.label === label)?.expr;
 
 describe("the layers of a place", () => {

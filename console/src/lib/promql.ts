@@ -30,8 +30,11 @@ const partsOf = (domain: string): [string, string] => {
   return [domain.slice(0, at), domain.slice(at + 1)];
 };
 
+/** What names a place in a query. */
+export type Where = Pick<Place, "cluster" | "node" | "gpu" | "domain">;
+
 /** All layers of one place: what the hardware does, what its links carry, and what the work on it achieves. */
-export function layers(place: Place, workloads: string[] = []): Strip[] {
+export function layers(place: Where, workloads: string[] = []): Strip[] {
   const values = valuesOf(place, workloads);
   const readings = readingsOf(place);
   return Object.entries(pack.strips as Record<string, Strip[]>).flatMap(([group, strips]) =>
@@ -46,7 +49,7 @@ export function layers(place: Place, workloads: string[] = []): Strip[] {
  * A metric of the GPUs of a place. What spans nodes has no label of its own in the readings: another series has its
  * GPUs.
  */
-function readingsOf(place: Place): string {
+function readingsOf(place: Where): string {
   if (place.gpu) return pack.places.gpu;
   if (place.node) return pack.places.node;
   if (!place.domain) return pack.places.all;
@@ -57,7 +60,7 @@ function readingsOf(place: Place): string {
 /**
  * Without a node there is no `instance`, without a workload there are no `jobs`: strips that need them are left out.
  */
-function valuesOf({ cluster, node, gpu, domain }: Place, workloads: string[]): Values {
+function valuesOf({ cluster, node, gpu, domain }: Where, workloads: string[]): Values {
   const [kind, name] = partsOf(domain ?? "");
   const [namespace, workload] = name.includes("/") ? name.split("/") : ["", name];
   const named = kind === "job" || kind === "model" ? [name] : [];

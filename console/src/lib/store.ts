@@ -1,7 +1,8 @@
 // The one store that pages read: what the hub said last, and how the connection to it is.
 
 import { useEffect, useLayoutEffect, useState } from "preact/hooks";
-import type { Card, Fleet, Frame, Status } from "./types";
+import type { Frame } from "./live_types";
+import type { Card, Fleet, Status } from "./types";
 
 export interface State {
   status?: Status;

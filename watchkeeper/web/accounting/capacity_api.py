@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.capacity import advice, demand, hub_demand, report, rightsizing, standing
+from watchkeeper.capacity.rightsizing import Advice, Repartition
+from watchkeeper.capacity.standing import Wait
 from watchkeeper.clusters import inventory
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import CollectError, QueryError
@@ -56,6 +58,32 @@ FORECAST_ASKS = (
     shapes.CLUSTER,
 )
 WINDOW_ASK = Asked("window", "the time that use is measured over; 1d unless given, at most 7d")
+
+
+@dataclass(frozen=True, slots=True)
+class UseNow:
+    window: str
+    held_gpus: int
+    used_gpus: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityNow:
+    now: datetime
+    standing: Standing
+    waits: list[Wait]
+    use: UseNow
+    rightsizing: list[Advice]
+    repartition: list[Repartition]
+    unmapped: dict[str, int]
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityAdvice:
+    now: datetime
+    sentence: str | None
+    advice: list[advice.Piece]
 
 
 class CapacityApi:
@@ -134,16 +162,16 @@ class CapacityApi:
                 break
         return points, float(step)
 
-    async def now(self, request: Request) -> Response:
+    async def now(self, request: Request) -> CapacityNow:
         window, named = _window(request.query_params), request.query_params.get("cluster")
         found, held = await self._standing(named)
         advised, used_gpus = await self._rightsizing(held, window, named)
         now = self._runtime.clock.now()
-        return ok(
+        return CapacityNow(
             now=now,
             standing=found,
             waits=standing.waits(await self._asks(named), now=now.timestamp()),
-            use={"window": durations.format_seconds(window), "held_gpus": found.held_gpus, "used_gpus": used_gpus},
+            use=UseNow(durations.format_seconds(window), found.held_gpus, used_gpus),
             rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
             repartition=rightsizing.repartition(advised),
             unmapped=inventory.unmapped(self._fleet.nodes()),
@@ -285,16 +313,6 @@ def endpoints(api: CapacityApi) -> list[Endpoint]:
             api.now,
             words="What is free, stranded and waited for now, and which workloads would do with less",
             asks=(WINDOW_ASK, shapes.CLUSTER),
-            gives={
-                "now": datetime,
-                "standing": Standing,
-                "waits": list[standing.Wait],
-                "use": {"window": str, "held_gpus": int, "used_gpus": float | None},
-                "rightsizing": list[rightsizing.Advice],
-                "repartition": list[rightsizing.Repartition],
-                "unmapped": dict[str, int],
-                "problem": str | None,
-            },
         ),
         Endpoint(
             ("GET",),
@@ -303,6 +321,6 @@ def endpoints(api: CapacityApi) -> list[Endpoint]:
             api.advice,
             words="Scaling advice alone, for programs",
             asks=(*FORECAST_ASKS, WINDOW_ASK),
-            gives={"now": datetime, "sentence": str | None, "advice": list[advice.Piece]},
+            gives=CapacityAdvice,
         ),
     ]

@@ -48,6 +48,23 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Wasted:
+    since: float
+    until: float
+    currency: str
+    waste: list[waste.Waste]
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    month: str
+    currency: str
+    until: float
+    budgets: list[budgets.Budget]
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Month:
     """A month of a zone; `until` is its end, or now."""
 
@@ -79,11 +96,11 @@ class UsageApi:
         whole = await self._bill(request, {*by, *of}, policy=_policy(request))
         return ok(**cost.plain(cost.bounded(await asyncio.to_thread(cost.view, whole, by, of=of))))
 
-    async def waste(self, request: Request) -> Response:
+    async def waste(self, request: Request) -> Wasted:
         """GPUs that are held and not used, with who holds them and what that costs."""
         of, whole = _of(request), await self._bill(request, {"job"}, policy=cost.Policy.NONE)
         found = await asyncio.to_thread(lambda: waste.wasted(whole, summary.rows_of(whole.table, of)))
-        return ok(since=whole.table.since, until=whole.table.until, currency=whole.book.currency, waste=found)
+        return Wasted(since=whole.table.since, until=whole.table.until, currency=whole.book.currency, waste=found)
 
     async def budgets(self, request: Request) -> Response:
         month, book, policy = self._month(request), await self._prices(), _policy(request)
@@ -215,7 +232,7 @@ def endpoints(api: UsageApi) -> list[Endpoint]:
             api.hours,
             words="GPU-hours: who held them, used them, wasted them; idle, lost, unknown",
             asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
-            gives=report_shapes.HOURS,
+            gives=report_shapes.Hours,
         ),
         Endpoint(
             ("GET",),
@@ -224,7 +241,7 @@ def endpoints(api: UsageApi) -> list[Endpoint]:
             api.bill,
             words="What it cost, by the price book",
             asks=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_ASK),
-            gives=report_shapes.BILL,
+            gives=report_shapes.Bill,
         ),
         Endpoint(
             ("GET",),
@@ -233,7 +250,6 @@ def endpoints(api: UsageApi) -> list[Endpoint]:
             api.waste,
             words="GPUs that are held and not used, with who holds them and what that costs",
             asks=(shapes.FROM, shapes.TO, shapes.OF),
-            gives={"since": float, "until": float, "currency": str, "waste": list[waste.Waste]},
         ),
         Endpoint(
             ("GET",),
@@ -242,7 +258,7 @@ def endpoints(api: UsageApi) -> list[Endpoint]:
             api.budgets,
             words="What is left of the budgets of a month, and where they will end",
             asks=(*MONTH_ASKS, POLICY_ASK),
-            gives={"month": str, "currency": str, "until": float, "budgets": list[budgets.Budget], "notes": list[str]},
+            gives=Budgets,
         ),
         Endpoint(
             ("GET",),

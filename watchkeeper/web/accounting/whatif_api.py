@@ -12,7 +12,6 @@ from typing import Any, TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.capacity import hub_jobs, jobs, replay, stock, whatif
 from watchkeeper.clusters.clusters import Clusters
@@ -23,8 +22,7 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import fleet
 from watchkeeper.query.engine import Span
-from watchkeeper.web import report_shapes
-from watchkeeper.web.answers import Endpoint, ok, read_object
+from watchkeeper.web.answers import Endpoint, read_object
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import inventory
 from watchkeeper.web.shedding import Places
@@ -63,11 +61,11 @@ class WhatIfApi:
         self._clusters = clusters
         self._busy, self._places = asyncio.Lock(), Places("replays of jobs")
 
-    async def compare(self, request: Request) -> Response:
+    async def compare(self, request: Request) -> whatif.WhatIf:
         with self._places:
             return await self._compare(request)
 
-    async def _compare(self, request: Request) -> Response:
+    async def _compare(self, request: Request) -> whatif.WhatIf:
         body = await read_object(request, BODY_BYTES)
         change, policy = _change(body), _policy(body)
         text = body.get("jobs")
@@ -82,7 +80,7 @@ class WhatIfApi:
         async with self._busy:
             try:
                 seen = None if text is not None else await self._recorded(window)
-                return ok(**await asyncio.to_thread(_replayed, text, seen, nodes, change=change, policy=policy))
+                return await asyncio.to_thread(_replayed, text, seen, nodes, change=change, policy=policy)
             except WatchkeeperError as error:
                 raise HTTPException(400, str(error)) from error
 
@@ -124,7 +122,7 @@ def _replayed(
     *,
     change: whatif.Change,
     policy: replay.Policy,
-) -> dict[str, Any]:
+) -> whatif.WhatIf:
     recorded = seen if seen is not None else jobs.read_jobs(text or "", where="jobs")
     if len(recorded.jobs) > MOST_JOBS:
         raise HTTPException(413, f"{len(recorded.jobs):,} jobs; the most is {MOST_JOBS:,}. Take a shorter time")
@@ -186,6 +184,5 @@ def endpoints(api: WhatIfApi) -> list[Endpoint]:
             changes=True,
             words="Recorded jobs replayed on this fleet as it is and as it might be: waiting and utilisation of both",
             body=Question,
-            gives=report_shapes.WHATIF,
         )
     ]

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.inventory import UNMAPPED
@@ -21,12 +21,40 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.model import cluster
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.node_list import NodeLine, NodeState
-from watchkeeper.web.answers import Asked, Endpoint, ok
+from watchkeeper.web.answers import Asked, Endpoint
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import holders, node_list, who
 
 LONGEST_NAME = 300
 MOST_INCIDENTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """When it was last heard, and why it is not."""
+
+    source: str
+    at_ms: int | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    now: datetime
+    nodes: list[NodeLine]
+    total: int
+    schedulers: list[Scheduler]
+    unmapped: dict[str, int]
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    asked: str
+    gpus: Sequence[who.GpuAnswer]
+    nodes: Sequence[who.NodeAnswer]
+    workloads: Sequence[who.WorkloadAnswer]
+    left_out: int
 
 
 class ClusterApi:
@@ -43,7 +71,7 @@ class ClusterApi:
         self._runtime, self._queries, self._journal = runtime, queries, journal
         self._fleet, self._targets, self._clusters = fleet, targets, clusters
 
-    async def nodes(self, request: Request) -> Response:
+    async def nodes(self, request: Request) -> Nodes:
         pool = request.query_params.get("pool")
         # `never seen`, as the table shows it, is `never_seen`.
         state = request.query_params.get("state", "").strip().replace(" ", "_") or None
@@ -61,18 +89,18 @@ class ClusterApi:
             if (state is None or line.state == state or any(word.state == state for word in line.scheduler))
             and (pool is None or (line.pool or UNMAPPED) == pool)
         ]
-        return ok(
+        return Nodes(
             now=self._runtime.clock.now(),
             nodes=shown,
             total=len(lines),
             schedulers=[
-                {"source": view.source, "at_ms": view.at_ms, "problem": view.problem} for view in self._views()
+                Scheduler(source=view.source, at_ms=view.at_ms, problem=view.problem) for view in self._views()
             ],
             unmapped={fact: sum(fact in line.unmapped for line in lines) for fact in sorted(_facts(lines))},
             problem=held.problem,
         )
 
-    async def who(self, request: Request) -> Response:
+    async def who(self, request: Request) -> Who:
         asked = request.query_params.get("name", "").strip()
         if not asked or len(asked) > LONGEST_NAME or not asked.isprintable():
             raise HTTPException(400, f"name a GPU, node, pod or job, in at most {LONGEST_NAME} visible characters")
@@ -84,7 +112,7 @@ class ClusterApi:
         found = await asyncio.to_thread(who.find, asked, facts)
         if not (found.gpus or found.nodes or found.workloads):
             raise HTTPException(404, f"nothing here is called `{asked[:60]}`: no GPU, node, pod, job, user or team")
-        return ok(asked=asked, gpus=found.gpus, nodes=found.nodes, workloads=found.workloads, left_out=found.left_out)
+        return Who(asked=asked, gpus=found.gpus, nodes=found.nodes, workloads=found.workloads, left_out=found.left_out)
 
     async def _lines(self, held: holders.Holders) -> list[NodeLine]:
         facts = node_list.Facts(self._fleet, self._targets.targets(), self._views(), held, await self._open_incidents())
@@ -114,14 +142,6 @@ def endpoints(api: ClusterApi) -> list[Endpoint]:
                 Asked("state", "only nodes in this state, ours or the scheduler's"),
                 Asked("pool", "only nodes of this pool"),
             ),
-            gives={
-                "now": datetime,
-                "nodes": list[NodeLine],
-                "total": int,
-                "schedulers": list[dict[str, Any]],
-                "unmapped": dict[str, int],
-                "problem": str | None,
-            },
         ),
         Endpoint(
             ("GET",),
@@ -130,12 +150,5 @@ def endpoints(api: ClusterApi) -> list[Endpoint]:
             api.who,
             words="Who holds a GPU or node, and what a job, pod, user or team holds",
             asks=(Asked("name", "a GPU's UUID or node/3, a node, a pod, a job, a user, a team", is_required=True),),
-            gives={
-                "asked": str,
-                "gpus": list[who.GpuAnswer],
-                "nodes": list[who.NodeAnswer],
-                "workloads": list[who.WorkloadAnswer],
-                "left_out": int,
-            },
         ),
     ]

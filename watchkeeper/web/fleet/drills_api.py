@@ -21,7 +21,6 @@ from typing import Any
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import WatchkeeperError, reason
@@ -31,7 +30,7 @@ from watchkeeper.hub.simulator import Simulator
 from watchkeeper.kit import files, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
-from watchkeeper.web.answers import Endpoint, ok, read_object
+from watchkeeper.web.answers import Endpoint, read_object
 from watchkeeper.web.auth.auth import Role
 
 log = logging.getLogger(__name__)
@@ -39,22 +38,6 @@ log = logging.getLogger(__name__)
 MOST_KEPT = 100
 BODY_BYTES, MOST_LINES = 1024 * 1024, 1000
 MOST_INCIDENTS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Drill:
-    """One fault of the simulator and the truth about it; `ended_at` None while it lasts."""
-
-    id: str
-    scenario: str
-    node: str
-    gpu: int | None
-    uuid: str | None
-    at: datetime
-    cause: str
-    severity: str
-    scope: str
-    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +56,23 @@ class Verdict:
     @property
     def is_right(self) -> bool:
         return bool(self.cause_right and self.severity_right and self.place_right)
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """One fault of the simulator and the truth about it; `ended_at` None while it lasts."""
+
+    id: str
+    scenario: str
+    node: str
+    gpu: int | None
+    uuid: str | None
+    at: datetime
+    cause: str
+    severity: str
+    scope: str
+    ended_at: datetime | None = None
+    verdict: Verdict = Verdict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,28 @@ class CauseScore:
     instead: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    drills: int
+    detected: int
+    right: int
+    median_seconds: float | None
+    slowest_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drills:
+    now: datetime
+    drills: list[Drill]
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class DrillAccuracy:
+    drills: list[CauseScore]
+    game_day_at: datetime | None
+
+
 class DrillsApi:
     def __init__(self, runtime: Runtime, journal: services.Journal, *, simulator: Simulator | None) -> None:
         self._runtime, self._journal, self._simulator = runtime, journal, simulator
@@ -115,15 +137,15 @@ class DrillsApi:
         self._game_day = _kept(self._path)
         self._count([])
 
-    async def drills(self, _: Request) -> Response:
+    async def drills(self, _: Request) -> Drills:
         if self._simulator is None:
             raise HTTPException(404, "this fleet is real: there is no simulator behind this hub, and nothing to break")
         await self._look()
         judged = await self._judged()
         self._count(judged)
-        return ok(
+        return Drills(
             now=self._runtime.clock.now(),
-            drills=[{**wire.to_plain(drill), "verdict": wire.to_plain(told)} for drill, told in judged],
+            drills=[replace(drill, verdict=told) for drill, told in judged],
             score=score([told for _, told in judged]),
         )
 
@@ -137,11 +159,11 @@ class DrillsApi:
 
         return await self._journal.read(judge) if known else []
 
-    async def accuracy(self, _: Request) -> Response:
+    async def accuracy(self, _: Request) -> DrillAccuracy:
         await self._look()
-        return ok(drills=self._count(await self._judged()), game_day_at=self._game_day.at)
+        return DrillAccuracy(self._count(await self._judged()), self._game_day.at)
 
-    async def tell(self, request: Request) -> Response:
+    async def tell(self, request: Request) -> DrillAccuracy:
         """Keep the score of a game day; it takes the place of the one before."""
         told = _game_day(await read_object(request, BODY_BYTES), self._runtime.clock.now())
         try:
@@ -149,7 +171,7 @@ class DrillsApi:
         except OSError as error:
             raise HTTPException(503, f"the score cannot be kept: {reason(error)}") from error
         self._game_day = told
-        return ok(drills=self._count(await self._judged()), game_day_at=told.at)
+        return DrillAccuracy(self._count(await self._judged()), told.at)
 
     def _count(self, judged: Sequence[tuple[Drill, Verdict]]) -> list[CauseScore]:
         """By cause, for pages and as a metric."""
@@ -233,15 +255,15 @@ def _drill(plain: dict[str, Any]) -> Drill:
     )
 
 
-def score(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def score(verdicts: Sequence[Verdict]) -> Score:
     seconds = [one.detected_seconds for one in verdicts if one.detected_seconds is not None]
-    return {
-        "drills": len(verdicts),
-        "detected": len(seconds),
-        "right": sum(one.is_right for one in verdicts),
-        "median_seconds": median(seconds) if seconds else None,
-        "slowest_seconds": max(seconds, default=None),
-    }
+    return Score(
+        drills=len(verdicts),
+        detected=len(seconds),
+        right=sum(one.is_right for one in verdicts),
+        median_seconds=median(seconds) if seconds else None,
+        slowest_seconds=max(seconds, default=None),
+    )
 
 
 def by_cause(lines: Sequence[Line]) -> list[CauseScore]:
@@ -287,7 +309,6 @@ def _kept(path: Path) -> GameDay:
 
 
 def endpoints(api: DrillsApi) -> list[Endpoint]:
-    counted = {"drills": list[CauseScore], "game_day_at": datetime | None}
     return [
         Endpoint(
             ("GET",),
@@ -295,7 +316,6 @@ def endpoints(api: DrillsApi) -> list[Endpoint]:
             Role.VIEWER,
             api.accuracy,
             words="For each cause how often it was named rightly in drills, the worst first",
-            gives=counted,
         ),
         Endpoint(
             ("POST",),
@@ -305,7 +325,6 @@ def endpoints(api: DrillsApi) -> list[Endpoint]:
             changes=True,
             words="Keep the score of a game day, as `watchkeeper drill --json` prints it",
             body={"scenarios": list[dict[str, Any]]},
-            gives=counted,
         ),
         Endpoint(
             ("GET",),
@@ -313,6 +332,5 @@ def endpoints(api: DrillsApi) -> list[Endpoint]:
             Role.VIEWER,
             api.drills,
             words="Faults put into a simulated fleet, what this hub made of each, and the score; 404 on a real fleet",
-            gives={"now": datetime, "drills": list[dict[str, Any]], "score": dict[str, Any]},
         ),
     ]

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.kubernetes import kubernetes_source
 from watchkeeper.diagnose import explained, job, node, pending, pod, surroundings
 from watchkeeper.diagnose.checks import placing
+from watchkeeper.diagnose.explained import Explained
 from watchkeeper.diagnose.job import Asked
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
@@ -26,7 +26,7 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
 from watchkeeper.model.fleet import Place
-from watchkeeper.web.answers import Endpoint, ok
+from watchkeeper.web.answers import Endpoint
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import jobs_api
 from watchkeeper.workloads import waiting
@@ -34,6 +34,12 @@ from watchkeeper.workloads import waiting
 MOST_INCIDENTS = 1000
 LONGEST_NAME = 300
 Trouble = tuple[incidents.Incident, diagnosis.Finding | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainAnswer:
+    explained: Explained
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class ExplainApi:
     clusters: Clusters | None
     jobs: jobs_api.JobsApi
 
-    async def pod(self, request: Request) -> Response:
+    async def pod(self, request: Request) -> ExplainAnswer:
         name = _checked(request.path_params["name"])
         namespace = request.path_params.get("namespace")
         if namespace is None:
@@ -103,7 +109,7 @@ class ExplainApi:
             found |= {namespace} if (kind, short) == ("pod", name) else set()
         return sorted(found - {""})
 
-    async def node(self, request: Request) -> Response:
+    async def node(self, request: Request) -> ExplainAnswer:
         asked = _checked(request.path_params["name"])
         known = next((one for one in self.fleet.nodes() if asked == one.name or asked in one.aliases), None)
         names = {asked} if known is None else {known.name, *known.aliases}
@@ -115,7 +121,7 @@ class ExplainApi:
         expected = None if known is None else known.expected_gpus
         return _answer(await asyncio.to_thread(self._node, place, words, expected=expected, troubles=troubles))
 
-    async def job(self, request: Request) -> Response:
+    async def job(self, request: Request) -> ExplainAnswer:
         parts = (request.path_params.get("namespace"), request.path_params["name"])
         name = _checked("/".join(part for part in parts if part))
         scheduled = [workload for view in self._views() for workload in view.workloads]
@@ -233,14 +239,13 @@ def _checked(text: str) -> str:
     return text
 
 
-def _answer(found: explained.Explained) -> Response:
-    return ok(explained=found, text="\n".join(explained.as_text(found)))
+def _answer(found: explained.Explained) -> ExplainAnswer:
+    return ExplainAnswer(found, "\n".join(explained.as_text(found)))
 
 
 def endpoints(api: ExplainApi) -> list[Endpoint]:
-    gives = {"explained": explained.Explained, "text": str}
     return [
-        Endpoint(("GET",), path, Role.VIEWER, answer, words=f"Why a {what} is as it is, in words", gives=gives)
+        Endpoint(("GET",), path, Role.VIEWER, answer, words=f"Why a {what} is as it is, in words")
         for path, answer, what in (
             ("/api/explain/pod/{name}", api.pod, "pod, whose namespace is looked for,"),
             ("/api/explain/pod/{namespace}/{name}", api.pod, "pod"),

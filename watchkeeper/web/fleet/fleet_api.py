@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -51,6 +52,50 @@ PUSHES_IN_FLIGHT, PUSHED_BYTES_IN_FLIGHT, PUSH_WAIT_SECONDS = 2000, 64 << 20, 3.
 RETRY_AFTER_SECONDS = range(2, 11)
 # The second is of a GPU that is divided, which has no utilisation of its own.
 GPU_METRICS = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_TEMP")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    version: str
+    cluster: str
+    mode: str
+    now: datetime
+    ready: bool
+    not_ready_because: str | None
+    degraded: list[str]
+    simulated: bool
+    dollars_per_gpu_hour: float
+    docs_url: str | None
+    rules: shapes.RuleState
+    colours: dict[str, shapes.Colour]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    version: str
+    edition: str
+    nodes: list[fleet.NodeInFleet]
+    workloads: dict[str, str] | None
+    teams: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPage:
+    gpu: fleet.Gpu
+    node: shapes.NODE_OR_NAME
+    labels: dict[str, str] | None
+    events: list[shapes.GpuEvent]
+    incidents: list[shapes.Card]
+
+
+@dataclass(frozen=True, slots=True)
+class Incidents:
+    incidents: list[shapes.Card]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    kept: int
 
 
 class FleetApi:
@@ -138,7 +183,7 @@ class FleetApi:
     async def _said(self, request: Request, name: str) -> str:
         return about_incident.text(await read_object(request, about_incident.BODY_BYTES), name)
 
-    async def events(self, request: Request) -> Response:
+    async def events(self, request: Request) -> Kept:
         """Take a batch of an agent; 200 means it is on disk, so the agent may forget it."""
         # Before anything is read: a thousand agents that are refused must cost next to nothing.
         self._refuse_more(0)
@@ -149,7 +194,7 @@ class FleetApi:
         mine = object()
         self._pushes[mine] = asyncio.get_running_loop().time(), len(body)
         try:
-            return ok(kept=await self._incidents.take_events(batch))
+            return Kept(kept=await self._incidents.take_events(batch))
         finally:
             del self._pushes[mine]
 
@@ -281,20 +326,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.VIEWER,
             api.status,
             words="The hub itself: version, cluster, mode, rules, and the colours of the map",
-            gives={
-                "version": str,
-                "cluster": str,
-                "mode": str,
-                "now": datetime,
-                "ready": bool,
-                "not_ready_because": str | None,
-                "degraded": list[str],
-                "simulated": bool,
-                "dollars_per_gpu_hour": float,
-                "docs_url": str | None,
-                "rules": shapes.RuleState,
-                "colours": dict[str, shapes.Colour],
-            },
+            gives=Status,
         ),
         Endpoint(
             get,
@@ -311,13 +343,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
                 ),
                 Asked("workloads", "0: leave `workloads` empty, since each GPU names its own", int),
             ),
-            gives={
-                "version": str,
-                "edition": str,
-                "nodes": list[fleet.NodeInFleet],
-                "workloads": dict[str, str] | None,
-                "teams": dict[str, str],
-            },
+            gives=Fleet,
         ),
         Endpoint(
             get,
@@ -325,13 +351,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.VIEWER,
             api.gpu,
             words="One GPU: where it is, who holds it, what its exporter says of it, and what happened to it",
-            gives={
-                "gpu": fleet.Gpu,
-                "node": shapes.NODE_OR_NAME,
-                "labels": dict[str, str] | None,
-                "events": list[dict[str, Any]],
-                "incidents": list[shapes.Card],
-            },
+            gives=GpuPage,
         ),
         Endpoint(
             get,
@@ -343,7 +363,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
                 Asked("open", "0: resolved ones too; 1 unless given"),
                 Asked("limit", f"at most {LIST_LIMIT}; 200 unless given", int),
             ),
-            gives={"incidents": list[shapes.Card]},
+            gives=Incidents,
         ),
         Endpoint(
             get,
@@ -351,7 +371,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.VIEWER,
             api.incident,
             words="One incident with its diagnosis, plan, timeline and whom it hits",
-            gives=shapes.FULL_DETAIL,
+            gives=shapes.FullDetail,
         ),
         Endpoint(
             post,
@@ -360,7 +380,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             api.acknowledge,
             changes=True,
             words="Say that somebody works on it",
-            gives=shapes.DETAIL,
+            gives=shapes.Detail,
         ),
         Endpoint(
             post,
@@ -370,7 +390,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             changes=True,
             words="Close an incident, with the reason",
             body={"why": str},
-            gives=shapes.DETAIL,
+            gives=shapes.Detail,
         ),
         Endpoint(
             post,
@@ -380,7 +400,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             changes=True,
             words="Write a note into the timeline",
             body={"text": str},
-            gives=shapes.DETAIL,
+            gives=shapes.Detail,
         ),
         Endpoint(
             post,
@@ -390,7 +410,6 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             changes=True,
             words="Take a batch of events of an agent; 200 means that it is on disk",
             body=list[happenings.Event],
-            gives={"kept": int},
         ),
         Endpoint(
             post,

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.catalogue import xid
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, events, fleet
-from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
+from watchkeeper.web.answers import Asked, Endpoint, whole_number
 from watchkeeper.web.auth.auth import Role
 
 USUAL_DAYS, MOST_DAYS = 90, 366
@@ -50,11 +50,20 @@ class Counted(TypedDict):
     meaning: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class EventHistory:
+    now: datetime
+    days: int
+    total: int
+    events: list[Shown]
+    counts: list[Counted]
+
+
 class HistoryApi:
     def __init__(self, runtime: Runtime, journal: services.Journal, *, fleet: services.FleetView) -> None:
         self._runtime, self._journal, self._fleet = runtime, journal, fleet
 
-    async def history(self, request: Request) -> Response:
+    async def history(self, request: Request) -> EventHistory:
         asked = request.query_params
         node, gpu, days = (
             asked.get("node", ""),
@@ -73,7 +82,7 @@ class HistoryApi:
         place = fleet.Place(cluster, node=node, gpu=gpu)
         found = await self._journal.read(lambda: self._journal.events_at(place, now - timedelta(days=days), now))
         newest = sorted(found, key=lambda event: event.at, reverse=True)
-        return ok(
+        return EventHistory(
             now=now, days=days, total=len(found), events=[show(e) for e in newest[:MOST_SHOWN]], counts=count(newest)
         )
 
@@ -113,7 +122,6 @@ def count(newest: Sequence[events.Event]) -> list[Counted]:
 
 
 def endpoints(api: HistoryApi) -> list[Endpoint]:
-    gives: dict[str, Any] = {"now": datetime, "days": int, "total": int, "events": list[Shown], "counts": list[Counted]}
     return [
         Endpoint(
             ("GET",),
@@ -127,6 +135,5 @@ def endpoints(api: HistoryApi) -> list[Endpoint]:
                 Asked("cluster", "where two clusters have a node of this name"),
                 Asked("days", f"how far back, at most {MOST_DAYS}; {USUAL_DAYS} unless given", int),
             ),
-            gives=gives,
         )
     ]

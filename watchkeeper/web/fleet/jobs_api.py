@@ -11,8 +11,8 @@ have no team, `problems` says what could not be asked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -29,12 +29,14 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import jobs, workloads
 from watchkeeper.model.fleet import UNMAPPED
+from watchkeeper.model.jobs import JobLine
 from watchkeeper.query.engine import Span
 from watchkeeper.render import keda
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Asked, Endpoint, ok, whole_number
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.workloads import board, identity, replicas, report
+from watchkeeper.workloads.replicas import Advice, Past
 
 DEFAULT_LIMIT, MOST_JOBS, MOST_INCIDENTS, LONGEST_ID = 500, 10_000, 1000, 300
 # A list is the same for everybody who looks within some seconds; when jobs began changes only by new ones.
@@ -42,6 +44,21 @@ KEPT_SECONDS, FIRST_SEEN_SECONDS = 5.0, 60.0
 # Replicas are changed within a minute, so a past that is looked at more rarely would be another one.
 DAY_SECONDS, DAY_STEP_MS, LONGEST_WINDOW, WEEK_STEP_MS = 86_400, 15_000, 7 * 86_400, 60_000
 LARGEST_BOOK_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    jobs: list[JobLine]
+    total: int
+    unmapped: dict[str, int]
+    problems: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    replicas: list[Advice]
+    past: Past | None
+    problems: list[str]
 
 
 class JobsApi:
@@ -62,7 +79,7 @@ class JobsApi:
         self._board: tuple[float, board.Board] | None = None
         self._first_seen: tuple[float, Mapping[identity.Key, float]] | None = None
 
-    async def listing(self, request: Request) -> Response:
+    async def listing(self, request: Request) -> Jobs:
         form = request.query_params
         state, team, cluster = form.get("state"), form.get("team"), form.get("cluster")
         if state is not None and state not in list(jobs.JobState):
@@ -80,7 +97,7 @@ class JobsApi:
         is_known = board.NOT_YET not in found.problems
         without = [line for line in kept if is_known and _team(line) == UNMAPPED]
         unmapped = {"jobs": len(without), "gpus": sum(line.gpus for line in without)}
-        return ok(jobs=kept[:limit], total=len(kept), unmapped=unmapped, problems=found.problems)
+        return Jobs(jobs=kept[:limit], total=len(kept), unmapped=unmapped, problems=found.problems)
 
     async def one(self, request: Request) -> Response:
         id, cluster = request.path_params["id"], request.query_params.get("cluster")
@@ -117,7 +134,7 @@ class JobsApi:
         )
         return await asyncio.to_thread(report.make, self._queries.engine, now, asked)
 
-    async def replicas(self, request: Request) -> Response:
+    async def replicas(self, request: Request) -> Replicas:
         form = request.query_params
         budgets = {one.name: one.budget for one in self._rules.slos if keda.is_latency(one)}
         now = clock.to_ms(self._runtime.clock.now())
@@ -125,7 +142,7 @@ class JobsApi:
         model, cluster = form.get("model"), form.get("cluster")
         kept = [one for one in advised if model in (None, one.model) and cluster in (None, one.cluster)]
         if model is None:
-            return ok(replicas=kept, past=None, problems=problems)
+            return Replicas(replicas=kept, past=None, problems=problems)
         if not kept:
             raise HTTPException(404, f"no replica of {model[:100]} tells of its requests")
         span = _span(form.get("window", "1d"), now)
@@ -135,7 +152,7 @@ class JobsApi:
             )
         except WatchkeeperError as error:
             raise HTTPException(400, str(error)) from error
-        return ok(replicas=kept, past=past, problems=problems)
+        return Replicas(replicas=kept, past=past, problems=problems)
 
     async def _look(self) -> board.Board:
         now = self._runtime.clock.now()
@@ -220,7 +237,6 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
                 shapes.CLUSTER,
                 Asked("limit", f"at most {MOST_JOBS:,}; {DEFAULT_LIMIT} unless given", int),
             ),
-            gives={"jobs": list[jobs.JobLine], "total": int, "unmapped": dict[str, int], "problems": list[str]},
         ),
         Endpoint(
             ("GET",),
@@ -242,6 +258,5 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
                 shapes.CLUSTER,
                 Asked("window", "with `model`: how far back, at most 7d; 1d unless given"),
             ),
-            gives={"replicas": list[replicas.Advice], "past": replicas.Past | None, "problems": list[str]},
         ),
     ]

@@ -43,6 +43,16 @@ MOST_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class Envelopes:
+    orders: list[orders.Envelope]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    orders: list[shapes.GivenOrder]
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """What a person sends; `cluster` None is the hub's own, `seconds` is how long the order may wait."""
 
@@ -114,7 +124,7 @@ class OrdersApi:
             raise HTTPException(409, "this hub gives no work orders: [hub] order_key_file is not set")
         return outbox
 
-    async def fetch(self, request: Request) -> Response:
+    async def fetch(self, request: Request) -> Envelopes:
         """What waits for a node; with `wait`, only once there is something or the seconds are over."""
         outbox, polls = self._outbox, self.polls
         assert polls is not None
@@ -137,7 +147,7 @@ class OrdersApi:
             finally:
                 self._waiting.set(polls.count)
             found = outbox.waiting(*address, now=self._runtime.clock.now())
-        return ok(orders=found)
+        return Envelopes(orders=found)
 
     async def answer(self, request: Request) -> Response:
         """Keep what came of an order; 200 means that it is on disk, so the agent may forget it."""
@@ -233,7 +243,6 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
                 shapes.CLUSTER,
                 Asked("wait", f"seconds to wait for one, at most {LONGEST_WAIT_SECONDS}; 0 unless given", int),
             ),
-            gives={"orders": list[orders.Envelope]},
         ),
         Endpoint(
             post,
@@ -252,7 +261,7 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
             api.recent,
             words="The newest orders and what came of them",
             asks=(Asked("limit", f"at most {MOST_LISTED}; 100 unless given", int),),
-            gives={"orders": list[shapes.GivenOrder]},
+            gives=Orders,
         ),
         Endpoint(
             get,

@@ -7,12 +7,11 @@ the second, because the hub need not have one. What the tree says is decided in 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
 from watchkeeper.clusters.fabric.fabric_watch import FabricWatch
 from watchkeeper.errors import WatchkeeperError, WireError
@@ -23,7 +22,7 @@ from watchkeeper.kit import clock, wire
 from watchkeeper.model import fabric
 from watchkeeper.scrape import target_loop
 from watchkeeper.web import shapes
-from watchkeeper.web.answers import Asked, Endpoint, check_node, ok, read_body
+from watchkeeper.web.answers import Asked, Endpoint, check_node, read_body
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.fleet import inventory, topology
 
@@ -31,6 +30,22 @@ STATE_EXPR = "node_infiniband_state_id"
 RATE_EXPR = "node_infiniband_rate_bytes_per_second"
 # A port is about 400 bytes of JSON: room for 80,000 of them.
 SWEEP_LIMIT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    cluster: str
+    now: datetime
+    fabric: shapes.Swept | None
+    racks: list[topology.RackView]
+    switches: list[topology.SwitchView]
+    unmapped: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepTaken:
+    changes: int
+    problem: str
 
 
 class TopologyApi:
@@ -49,7 +64,7 @@ class TopologyApi:
         self._incidents, self._fleet, self._targets = incidents, fleet, targets
         self._fabric = fabric
 
-    async def tree(self, request: Request) -> Response:
+    async def tree(self, request: Request) -> Topology:
         asked = {name: request.query_params.get(name) or None for name in ("rack", "leaf", "node")}
         chosen = topology.Chosen(**asked)
         stock = inventory.take(self._fleet)
@@ -66,12 +81,12 @@ class TopologyApi:
         if any(asked.values()) and not racks:
             named = ", ".join(f"{name} {value[:60]}" for name, value in asked.items() if value)
             raise HTTPException(404, f"no node is in {named}")
-        return ok(
+        return Topology(
             cluster=self._runtime.settings.fleet.cluster,
             now=self._runtime.clock.now(),
             fabric=self._drawn(frozenset(node.name for node in stock.nodes)),
-            racks=wire.to_plain(racks),
-            switches=wire.to_plain(topology.switches(self._fabric, is_fresh=self._is_fresh())),
+            racks=racks,
+            switches=topology.switches(self._fabric, is_fresh=self._is_fresh()),
             unmapped=topology.unmapped(stock, racks),
         )
 
@@ -99,7 +114,7 @@ class TopologyApi:
             return {}
         return topology.told_links(states.latest().items(), rates.latest().items(), nodes)
 
-    def _drawn(self, nodes: frozenset[str]) -> dict[str, Any] | None:
+    def _drawn(self, nodes: frozenset[str]) -> shapes.Swept | None:
         watched = self._fabric
         if watched is None or (watched.fabric is None and not watched.problem):
             return None
@@ -117,7 +132,7 @@ class TopologyApi:
             "unnamed_hosts": 0 if watched.layout is None else len(watched.layout.unnamed_hosts()),
         }
 
-    async def take_sweep(self, request: Request) -> Response:
+    async def take_sweep(self, request: Request) -> SweepTaken:
         """Take a sweep of another host; 200 means that what changed with it is on disk."""
         check_node(request.state.caller, None)
         watched = self._fabric
@@ -132,7 +147,7 @@ class TopologyApi:
         changed = await asyncio.to_thread(watched.take, found, self._runtime.clock.now())
         if changed:
             await self._incidents.take_events(changed)
-        return ok(changes=len(changed), problem=watched.problem)
+        return SweepTaken(changes=len(changed), problem=watched.problem)
 
 
 def endpoints(api: TopologyApi) -> list[Endpoint]:
@@ -144,14 +159,6 @@ def endpoints(api: TopologyApi) -> list[Endpoint]:
             api.tree,
             words="Racks, leaves, nodes, GPUs and links with their states",
             asks=tuple(Asked(name, f"only this {name}") for name in ("rack", "leaf", "node")),
-            gives={
-                "cluster": str,
-                "now": datetime,
-                "fabric": shapes.Swept | None,
-                "racks": list[topology.RackView],
-                "switches": list[topology.SwitchView],
-                "unmapped": dict[str, int],
-            },
         ),
         Endpoint(
             ("POST",),
@@ -161,6 +168,5 @@ def endpoints(api: TopologyApi) -> list[Endpoint]:
             changes=True,
             words="Take a sweep of the InfiniBand fabric that another host made",
             body=fabric.Fabric,
-            gives={"changes": int, "problem": str},
         ),
     ]

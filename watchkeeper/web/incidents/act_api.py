@@ -7,6 +7,7 @@ viewer, every word that lets a machine be touched an operator.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -28,6 +29,32 @@ from watchkeeper.web.incidents import about_incident
 
 POLICY_BYTES = 1024 * 1024
 MOST_PAST, MOST_ENTRIES = 100, 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Repairs:
+    repairs: list[shapes.ShownRepair]
+    switch: shapes.ShownSwitch
+
+
+@dataclass(frozen=True, slots=True)
+class RepairLog:
+    entries: list[chain.Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    incidents: list[explanation.Rehearsed]
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    switch: shapes.ShownSwitch
+
+
+@dataclass(frozen=True, slots=True)
+class RepairChanged:
+    repair: shapes.ShownRepair
 
 
 class ActApi:
@@ -114,13 +141,13 @@ class ActApi:
         # In a thread of its own: to stop everything must not wait behind calls that hang.
         return ok(switch=_switch(await self._repairs.at_once(lambda: work(actor))))
 
-    async def log(self, request: Request) -> Response:
+    async def log(self, request: Request) -> RepairLog:
         limit = whole_number(request.query_params.get("limit", "1000"))
         if limit is None or not 1 <= limit <= MOST_ENTRIES:
             raise HTTPException(400, f"limit must be a number from 1 to {MOST_ENTRIES:,}")
-        return ok(entries=await self._repairs.at_once(lambda: self._repairs.audit(limit)))
+        return RepairLog(entries=await self._repairs.at_once(lambda: self._repairs.audit(limit)))
 
-    async def test(self, request: Request) -> Response:
+    async def test(self, request: Request) -> Rehearsal:
         """Which plan every past incident would have got under the policy in the body."""
         text = (await read_object(request, POLICY_BYTES)).get("policy")
         if not isinstance(text, str):
@@ -129,7 +156,7 @@ class ActApi:
             chosen = policy.parse(text, where="policy", over=policy.load())
         except SettingsError as error:
             raise HTTPException(400, str(error)) from error
-        return ok(incidents=await self._repairs.at_once(lambda: self._repairs.rehearse(chosen)))
+        return Rehearsal(incidents=await self._repairs.at_once(lambda: self._repairs.rehearse(chosen)))
 
 
 def _shown(repair: Repair) -> dict[str, Any]:
@@ -159,7 +186,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             api.list,
             words="Repairs that wait, run or hold a node",
             asks=(Asked("all", "1: the newest that ended too"),),
-            gives={"repairs": list[shapes.ShownRepair], "switch": shapes.ShownSwitch},
+            gives=Repairs,
         ),
         Endpoint(
             get,
@@ -168,7 +195,6 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             api.log,
             words="The audit of repairs, oldest first",
             asks=(Asked("limit", f"the newest so many, at most {MOST_ENTRIES:,}; 1000 unless given", int),),
-            gives={"entries": list[chain.Entry]},
         ),
         Endpoint(
             post,
@@ -178,7 +204,6 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             changes=True,
             words="Which plan every past incident would have got under another policy",
             body={"policy": str},
-            gives={"incidents": list[explanation.Rehearsed]},
         ),
         Endpoint(
             post,
@@ -188,7 +213,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             changes=True,
             words="Stop all repairs at once",
             body={"why": str},
-            gives={"switch": shapes.ShownSwitch},
+            gives=Switched,
         ),
         Endpoint(
             post,
@@ -197,7 +222,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             api.resume,
             changes=True,
             words="Let repairs go on",
-            gives={"switch": shapes.ShownSwitch},
+            gives=Switched,
         ),
         Endpoint(
             post,
@@ -206,7 +231,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             api.reset,
             changes=True,
             words="Close the circuit breaker again",
-            gives={"switch": shapes.ShownSwitch},
+            gives=Switched,
         ),
         Endpoint(
             get,
@@ -223,7 +248,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             api.approve,
             changes=True,
             words="Approve the plan that this digest names",
-            gives={"repair": shapes.ShownRepair},
+            gives=RepairChanged,
             body={"digest": str},
         ),
         Endpoint(
@@ -233,7 +258,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             api.reject,
             changes=True,
             words="Reject the plan",
-            gives={"repair": shapes.ShownRepair},
+            gives=RepairChanged,
             body={"why": str},
         ),
         Endpoint(
@@ -243,7 +268,7 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             api.step_done,
             changes=True,
             words="Say that a step which a person does is done",
-            gives={"repair": shapes.ShownRepair},
+            gives=RepairChanged,
         ),
         Endpoint(
             post,
@@ -252,6 +277,6 @@ def endpoints(api: ActApi) -> list[Endpoint]:
             api.again,
             changes=True,
             words="Try the repair once more",
-            gives={"repair": shapes.ShownRepair},
+            gives=RepairChanged,
         ),
     ]

@@ -6,6 +6,7 @@ POST /api/incidents/{id}/cause corrects or confirms a cause; GET /api/accuracy c
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from starlette.exceptions import HTTPException
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from watchkeeper.catalogue import causes
 from watchkeeper.clusters import inventory
 from watchkeeper.diagnose import lemons, lessons
+from watchkeeper.diagnose.lemons import Lemon
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
@@ -29,6 +31,25 @@ from watchkeeper.web.incidents.cards import Cards
 MOST_INCIDENTS = 100_000
 MOST_DAYS = 366
 MOST_LEMONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected(shapes.Detail):
+    correction: lessons.Correction
+
+
+@dataclass(frozen=True, slots=True)
+class CauseAccuracy:
+    accuracy: list[lessons.Accuracy]
+
+
+@dataclass(frozen=True, slots=True)
+class Lemons:
+    since: datetime
+    lemons: list[Lemon]
+    left_out: int
+    unmapped: dict[str, int]
+    unseen: list[str]
 
 
 class CausesApi:
@@ -63,15 +84,15 @@ class CausesApi:
         self._count(said)
         return ok(correction=said, **await self._cards.told(incident))
 
-    async def accuracy(self, _: Request) -> Response:
-        return ok(accuracy=await self._journal.read(self._accuracy, is_long=True))
+    async def accuracy(self, _: Request) -> CauseAccuracy:
+        return CauseAccuracy(accuracy=await self._journal.read(self._accuracy, is_long=True))
 
-    async def lemon_nodes(self, request: Request) -> Response:
+    async def lemon_nodes(self, request: Request) -> Lemons:
         days = whole_number(request.query_params.get("days", "90"))
         if days is None or not 1 <= days <= MOST_DAYS:
             raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
         since, found, unseen = await self._journal.read(lambda: self._lemons(days), is_long=True)
-        return ok(
+        return Lemons(
             since=since,
             lemons=found[:MOST_LEMONS],
             left_out=max(0, len(found) - MOST_LEMONS),
@@ -94,7 +115,7 @@ class CausesApi:
         now = self._runtime.clock.now()
         return max(now - timedelta(days=days), self._journal.first_opened_at() or now)
 
-    def _lemons(self, days: int) -> tuple[datetime, list[lemons.Lemon], list[str]]:
+    def _lemons(self, days: int) -> tuple[datetime, list[Lemon], list[str]]:
         now, since = self._runtime.clock.now(), self._since(days)
         nodes = [node.place for node in self._fleet.nodes()]
         happened = self._journal.incidents(open_only=False, limit=MOST_INCIDENTS, opened_since=since)
@@ -123,7 +144,7 @@ def endpoints(api: CausesApi) -> list[Endpoint]:
             changes=True,
             words="Correct a cause, or confirm it with the same one",
             body={"cause": str, "why": str},
-            gives={"correction": lessons.Correction, **shapes.DETAIL},
+            gives=Corrected,
         ),
         Endpoint(
             ("GET",),
@@ -131,7 +152,6 @@ def endpoints(api: CausesApi) -> list[Endpoint]:
             Role.VIEWER,
             api.accuracy,
             words="For each cause how often it was named, judged by a person, and right",
-            gives={"accuracy": list[lessons.Accuracy]},
         ),
         Endpoint(
             ("GET",),
@@ -140,12 +160,5 @@ def endpoints(api: CausesApi) -> list[Endpoint]:
             api.lemon_nodes,
             words="Nodes by how often they break against the fleet, the most hazardous first",
             asks=(Asked("days", f"of the last so many days, at most {MOST_DAYS}; 90 unless given", int),),
-            gives={
-                "since": datetime,
-                "lemons": list[lemons.Lemon],
-                "left_out": int,
-                "unmapped": dict[str, int],
-                "unseen": list[str],
-            },
         ),
     ]

@@ -7,6 +7,7 @@ request is checked, handed to the hub, and its answer written.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -34,6 +35,39 @@ WEBHOOK_BYTES = 16 * 1024 * 1024
 WEBHOOKS_IN_FLIGHT = 32
 MOST_MATCHERS = 20
 MOST_DAYS = 366
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceMade:
+    silence: shapes.ShownSilence
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    notices: list[Notice]
+
+
+@dataclass(frozen=True, slots=True)
+class Silences:
+    silences: list[shapes.ListedSilence]
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class DigestText:
+    digest: digest.Digest
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlertsTaken:
+    taken: int
+    problems: list[str]
 
 
 class SilencedFor(TypedDict):
@@ -64,13 +98,13 @@ class IncidentApi:
         self._silences, self._rules, self._stories = silences, rules, stories
         self._webhooks = 0
 
-    async def assign(self, request: Request) -> Response:
+    async def assign(self, request: Request) -> Assigned:
         incident, body = (
             await about_incident.named(self._journal, request),
             await read_object(request, about_incident.BODY_BYTES),
         )
         changed = await self._incidents.assign(incident.id, request.state.caller.name, about_incident.line(body, "to"))
-        return ok(incident=changed)
+        return Assigned(incident=changed)
 
     async def silence_incident(self, request: Request) -> Response:
         """Silence everything at the place of an incident for some time."""
@@ -109,18 +143,18 @@ class IncidentApi:
             return ok(**report.plain(story))
         return Response(report.text(story), media_type="text/markdown; charset=utf-8")
 
-    async def digest(self, request: Request) -> Response:
+    async def digest(self, request: Request) -> DigestText:
         days = whole_number(request.query_params.get("days", "7"))
         if days is None or not 1 <= days <= MOST_DAYS:
             raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
         until = self._runtime.clock.now()
         made = await self._stories.digest_of(until - timedelta(days=days), until)
-        return ok(digest=made, text="\n".join(digest.lines(made)))
+        return DigestText(digest=made, text="\n".join(digest.lines(made)))
 
-    async def notices(self, request: Request) -> Response:
+    async def notices(self, request: Request) -> Notices:
         """Who was told about an incident, when, and what they answered."""
         id = (await about_incident.named(self._journal, request)).id
-        return ok(notices=await self._journal.read(lambda: self._journal.notices(id)))
+        return Notices(notices=await self._journal.read(lambda: self._journal.notices(id)))
 
     async def webhook(self, request: Request) -> Response:
         """Alertmanager tells us about alerts of somebody else's rules; the token of one node is not enough."""
@@ -188,7 +222,6 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             changes=True,
             words="Give an incident to somebody",
             body={"to": str},
-            gives={"incident": Incident},
         ),
         Endpoint(
             post,
@@ -198,7 +231,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             changes=True,
             words="Silence everything at the place of an incident for some time",
             body=SilencedFor,
-            gives={"silence": shapes.ShownSilence},
+            gives=SilenceMade,
         ),
         Endpoint(
             get,
@@ -215,7 +248,6 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.VIEWER,
             api.notices,
             words="Who was told about an incident, when, and what they answered",
-            gives={"notices": list[Notice]},
         ),
         Endpoint(
             get,
@@ -223,7 +255,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.VIEWER,
             api.silences,
             words="Silences that are, will be, or were in force within the last day",
-            gives={"silences": list[shapes.ListedSilence], "problem": str},
+            gives=Silences,
         ),
         Endpoint(
             post,
@@ -233,7 +265,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             changes=True,
             words="Silence what fits all matchers",
             body=NewSilence,
-            gives={"silence": shapes.ShownSilence},
+            gives=SilenceMade,
         ),
         Endpoint(
             ("DELETE",),
@@ -242,7 +274,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             api.end_silence,
             changes=True,
             words="End a silence now",
-            gives={"silence": shapes.ShownSilence},
+            gives=SilenceMade,
         ),
         Endpoint(
             get,
@@ -251,7 +283,6 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             api.digest,
             words="A review of the incidents of some days, with a text for people",
             asks=(Asked("days", f"at most {MOST_DAYS}; 7 unless given", int),),
-            gives={"digest": digest.Digest, "text": str},
         ),
         Endpoint(
             post,
@@ -261,6 +292,6 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             changes=True,
             words="Take alerts of somebody else's rules, in the form of Alertmanager's webhook",
             body=dict[str, Any],
-            gives={"taken": int, "problems": list[str]},
+            gives=AlertsTaken,
         ),
     ]

@@ -5,6 +5,7 @@ The console's page of objectives, `watchkeeper slo` and `watchkeeper rules reloa
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +22,12 @@ from watchkeeper.rules import budgets, reload
 from watchkeeper.web import shapes
 from watchkeeper.web.answers import Endpoint, json_answer, ok
 from watchkeeper.web.auth.auth import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Slos:
+    now: datetime
+    slos: list[shapes.ShownBudget]
 
 
 class SloApi:
@@ -73,7 +80,7 @@ def endpoints(api: SloApi) -> list[Endpoint]:
             Role.VIEWER,
             api.slos,
             words="What is left of each error budget, and how fast it burns",
-            gives={"now": datetime, "slos": list[shapes.ShownBudget]},
+            gives=Slos,
         ),
         Endpoint(
             ("POST",),

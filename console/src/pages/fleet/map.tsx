@@ -8,10 +8,11 @@ import { type Column, Table } from "../../components/table";
 import { ask } from "../../lib/api";
 import { type Fits, finder } from "../../lib/find";
 import { count, many, quantity } from "../../lib/format";
+import type { Frame } from "../../lib/live_types";
 import { param, put, to, withParams } from "../../lib/router";
 import { STATES } from "../../lib/states";
 import { now } from "../../lib/store";
-import type { Fleet, FleetNode, Frame, Status } from "../../lib/types";
+import type { Fleet, FleetNode, Status } from "../../lib/types";
 import { GROUPS, type Grouped, usePaint } from "./paint";
 
 interface MapProps {

@@ -2,8 +2,9 @@
 
 import { useMemo } from "preact/hooks";
 import { type Cell, heat, type Paint, scaled } from "../../components/heatmap_layout";
+import type { Frame } from "../../lib/live_types";
 import { STATES } from "../../lib/states";
-import type { Fleet, FleetNode, Frame, Gpu, Status } from "../../lib/types";
+import type { Fleet, FleetNode, Gpu, Status } from "../../lib/types";
 
 export const GROUPS = { state: "State", workload: "Workload", team: "Team", pool: "Pool", model: "Model" } as const;
 

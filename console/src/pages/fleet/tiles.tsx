@@ -3,9 +3,9 @@
 import { Skeleton, Tile } from "../../components/parts";
 import { useAsk } from "../../lib/api";
 import { count, dollars, many, percent, watts } from "../../lib/format";
+import type { Summary } from "../../lib/live_types";
 import { to } from "../../lib/router";
 import { now } from "../../lib/store";
-import type { Summary } from "../../lib/types";
 
 interface Full {
   reason: string | null;

@@ -106,7 +106,12 @@ export function EvidenceLines({ detail }: { detail: Detail }) {
   const lines = (detail.diagnosis?.findings ?? [])
     .flatMap((f) => f.evidence)
     .concat(
-      detail.incident.members.map((m) => ({ source: m.kind === "alert" ? m.ref : m.kind, text: m.text, at: m.since })),
+      detail.incident.members.map((m) => ({
+        source: m.kind === "alert" ? m.ref : m.kind,
+        text: m.text,
+        at: m.since,
+        place: m.place,
+      })),
     )
     .filter((e) => !seen.has(e.text) && seen.add(e.text))
     .sort((a, b) => (a.at ?? "").localeCompare(b.at ?? ""));

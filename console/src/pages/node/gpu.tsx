@@ -10,7 +10,7 @@ import { fill, quoted } from "../../lib/promql";
 import { type PageProps, to } from "../../lib/router";
 import { STATES } from "../../lib/states";
 import { now, useHub } from "../../lib/store";
-import type { GpuDetail } from "../../lib/types";
+import type { GpuDetail, Node, NodeName } from "../../lib/types";
 import { HistoryPanel, LayersPanel } from "./panels";
 import { called, type GpuAnswer, type Holder } from "./words";
 
@@ -48,7 +48,8 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
         </Panel>
       </main>
     );
-  const { gpu, node, labels, incidents } = answer;
+  const { gpu, labels, incidents } = answer;
+  const node: NodeName & Partial<Node> = answer.node;
   const gpus = fleet?.nodes.flatMap((n) => n.gpus) ?? [];
   const slot = gpus.findIndex((g) => g?.uuid === uuid);
   const state = STATES[frame && slot >= 0 && frame.version === fleet?.version ? frame.states[slot] : 6];

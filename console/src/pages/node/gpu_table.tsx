@@ -5,10 +5,11 @@ import { Chip, Empty, Panel } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
 import { useAsk } from "../../lib/api";
 import { many, quantity, workloadName } from "../../lib/format";
+import type { Frame } from "../../lib/live_types";
 import { fill, quoted } from "../../lib/promql";
 import { to } from "../../lib/router";
 import { STATES } from "../../lib/states";
-import type { Fleet, Frame } from "../../lib/types";
+import type { Fleet } from "../../lib/types";
 import { called, type GpuAnswer, isSilent, type Line } from "./words";
 
 export function GpuTable({

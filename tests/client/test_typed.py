@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.client import answers
 from watchkeeper.client.reading import read
 from watchkeeper.client.typed import Client
@@ -25,7 +25,7 @@ from watchkeeper.web import openapi
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth
 
-SCHEMAS = openapi.document(create_app(FakeHub().services, Auth()).state.endpoints, version="")["components"]["schemas"]
+SCHEMAS = openapi.document(create_app(SmallHub().services, Auth()).state.endpoints, version="")["components"]["schemas"]
 # Which component of the document each of the client's own types reads.
 SHAPES: dict[type, str] = {
     answers.Card: "incidents.Card",
@@ -37,7 +37,7 @@ SHAPES: dict[type, str] = {
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    hub = FakeHub()
+    hub = SmallHub()
     stories.lose_gpu(hub)
     with serving(hub) as running:
         yield running

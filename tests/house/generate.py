@@ -22,7 +22,7 @@ import click
 import yaml
 
 from tests.house.tree import PACKAGE, ROOT, Source, sources, summary
-from tests.web.fake_hub import FakeHub
+from tests.web.small_hub import SmallHub
 from watchkeeper.agent import diag_page
 from watchkeeper.catalogue import causes
 from watchkeeper.cli import main as cli_main
@@ -202,7 +202,7 @@ def causes_page() -> str:
 
 def api_page() -> str:
     """Every endpoint, from the document that a hub serves of itself."""
-    document = openapi.document(create_app(FakeHub().services, Auth()).state.endpoints, version="")
+    document = openapi.document(create_app(SmallHub().services, Auth()).state.endpoints, version="")
     by_tag: dict[str, list[str]] = {}
     for path, ways in document["paths"].items():
         # GET and POST of one row differ in nothing that a reader of the table sees.
@@ -226,7 +226,7 @@ def api_page() -> str:
 
 def promised() -> str:
     """The shapes of a hub's answers, which our own client holds them against; a line for each, to be read in a diff."""
-    made = openapi.promised(create_app(FakeHub().services, Auth()).state.endpoints)
+    made = openapi.promised(create_app(SmallHub().services, Auth()).state.endpoints)
     parts = [
         f'"{part}": {{\n'
         + ",\n".join(f"{json.dumps(name)}: {json.dumps(shape)}" for name, shape in shapes.items())

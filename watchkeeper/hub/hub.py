@@ -77,7 +77,9 @@ class Hub:
         self._thread = journal_thread.JournalThread()
         self._reader = journal_reader.JournalReader(self.current, self.fleet.fleet, cluster=settings.fleet.cluster)
         self.rules = rule_loops.RuleLoops(settings, self._around_rules(), time=time, metrics=metrics)
-        self.repairs = repair_loop.RepairLoop(settings.remediate, time=time, metrics=metrics)
+        self.repairs = repair_loop.RepairLoop(
+            settings.remediate, cluster=settings.fleet.cluster, time=time, metrics=metrics
+        )
         self._policy = repair_loop.policy_of(settings.remediate, gives_orders=together.gives_orders(settings))
         self._cluster_driver = driver or choices.driver_of(
             settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped
@@ -210,7 +212,6 @@ class Hub:
             survived=self.loops.survived,
             validators=node_checks.node_validators(self._orders),
             bundles=Path(settings.hub.data) / "bundles",
-            cluster=settings.fleet.cluster,
             connected=self._cluster_driver if isinstance(self._cluster_driver, kubernetes.Kubernetes) else None,
         )
 

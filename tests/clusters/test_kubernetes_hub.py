@@ -11,11 +11,12 @@ from pathlib import Path
 import yaml
 
 from tests.clusters.api_server import NODES, PODS, ApiServer, node, pod, serving, waiting
+from tests.hub.opened import opened
 from tests.scrape import loopback
 from tests.web import stories
 from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
-from watchkeeper.hub.hub import Hub, opened
+from watchkeeper.hub.hub import Hub
 from watchkeeper.incidents import subject
 from watchkeeper.kit import clock
 

@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from tests.hub.opened import opened
 from tests.hub.stories import HOT, NOON, gpu, xid
 from tests.incidents.test_services import Web, running
 from watchkeeper.config import settings
 from watchkeeper.hub.diagnosis_queue import DIAGNOSIS_TRIES
-from watchkeeper.hub.hub import opened
 from watchkeeper.kit.clock import ManualClock, ScaledClock, to_ms
 from watchkeeper.model.actions import Action
 from watchkeeper.model.fleet import Gpu, Node, NodeRegistration

@@ -7,8 +7,8 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
 from tests.product.running import Product
-from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
+from tests.web.small_hub import SmallHub
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
@@ -40,7 +40,7 @@ def test_what_cannot_be_broken_is_said(page: Page, demo: Product) -> None:  # no
 
 
 def test_a_real_fleet_says_that_nothing_is_broken_here(page: Page) -> None:  # noqa: F811
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         page.goto(f"{site.url}/drills")
         expect(page.get_by_test_id("empty").first).to_contain_text("This fleet is real")
         expect(page.get_by_test_id("accuracy-panel")).to_contain_text("Right causes")

@@ -10,8 +10,8 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.test_console import COLOURS, browser, page  # noqa: F401 (fixtures)
 from tests.clusters.fabrics import leaf
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from tests.web.test_fabric_api import HOST, CountingHub, host_ports, swept
 
 pytestmark = pytest.mark.servers
@@ -89,7 +89,7 @@ def test_hosts_alone_leave_switches_unknown_and_errors_name_the_job(page: Page) 
 
 
 def test_a_fleet_without_a_fabric_says_how_to_see_one(page: Page) -> None:  # noqa: F811
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         page.goto(f"{site.url}/fabric")
         expect(page.get_by_test_id("empty")).to_contain_text("watchkeeper fabric sweep --push")
         page.goto("about:blank")

@@ -14,8 +14,8 @@ from playwright.sync_api import Page, Route, expect
 from tests.browser.test_console import browser, open_fleet, page  # noqa: F401 (fixtures)
 from tests.product.running import await_that
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.rules import notation
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.servers
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with serving(FakeHub(racks=16, per_rack=4)) as running:
+    with serving(SmallHub(racks=16, per_rack=4)) as running:
         yield running
 
 
@@ -173,7 +173,7 @@ SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(() => do
 
 
 def test_a_map_is_drawn_for_a_new_picture_and_not_because_the_status_was_asked_for_again(page: Page) -> None:  # noqa: F811
-    with serving(FakeHub(), interval_seconds=3600) as site:
+    with serving(SmallHub(), interval_seconds=3600) as site:
         page.clock.install()
         open_fleet(page, site)
         expect(page.get_by_test_id("now")).to_have_attribute("data-ready", "yes")

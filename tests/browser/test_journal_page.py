@@ -11,8 +11,8 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import PATIENCE_SECONDS
 from tests.browser.test_console import browser, page  # noqa: F401 (fixtures)
 from tests.product.running import Product, await_that
-from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
+from tests.web.small_hub import SmallHub
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(240)]
 
@@ -69,7 +69,7 @@ def test_the_chain_is_read_again_when_asked(page: Page, demo: Product) -> None: 
 
 
 def test_a_recording_has_no_journal_and_says_so(page: Page) -> None:  # noqa: F811
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         page.goto(f"{site.url}/journal")
         expect(page.get_by_test_id("chain-panel")).to_contain_text("it has no journal")
         page.goto("about:blank")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.client.reading import read
 from watchkeeper.client.typed import Client
 from watchkeeper.errors import HubError
@@ -23,7 +23,7 @@ from watchkeeper.model import alerts, fleet
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    hub = FakeHub()
+    hub = SmallHub()
     stories.lose_gpu(hub)
     with serving(hub) as running:
         yield running

@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from tests.clusters.api_server import NODES, PODS, ApiServer, node, pod, serving, waiting
+from tests.hub.opened import opened
 from tests.scrape import loopback
 from tests.web import stories
-from tests.web.fake_hub import FakeHub
+from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
-from watchkeeper.hub.hub import Hub, opened
+from watchkeeper.hub.hub import Hub
 from watchkeeper.incidents import subject
 from watchkeeper.kit import clock
 
@@ -64,7 +65,7 @@ def test_an_incident_is_routed_to_the_team_that_the_inventory_names(tmp_path: Pa
     hub = opened(wanted, time=clock.ScaledClock())
     try:
         about = hub._around_delivery(hub.current.stages.journal).inventory
-        incident = replace(stories.lose_gpu(FakeHub()), workloads=("research/llm-0", "vision/detector-1", "4711"))
+        incident = replace(stories.lose_gpu(SmallHub()), workloads=("research/llm-0", "vision/detector-1", "4711"))
         assert subject.subject_of(incident, about)["team"] == {"language", "vision", "unmapped"}
     finally:
         hub.close()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.hub.opened import opened
 from tests.hub.stories import HOT, NOON, gpu, xid
 from tests.incidents.test_services import Web, running
 from watchkeeper.config import settings
 from watchkeeper.hub.diagnosis_queue import DIAGNOSIS_TRIES
-from watchkeeper.hub.hub import opened
 from watchkeeper.kit.clock import ManualClock, ScaledClock, to_ms
 from watchkeeper.model.actions import Action
 from watchkeeper.model.fleet import Gpu, Node, NodeRegistration

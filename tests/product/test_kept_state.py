@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.hub.opened import opened as open_hub
 from watchkeeper import errors
 from watchkeeper.cli.hub import up
 from watchkeeper.config import settings as config
@@ -41,7 +42,7 @@ def opened(state: tuple[Path, dict[str, Any]]) -> Iterator[hub.Hub]:
     demo = up.demo_settings("127.0.0.1", 0, directory=str(folder), tokens=None)
     calm = dataclasses.replace(demo.remediate, driver=config.DriverName.DRY_RUN)
     now = datetime.fromtimestamp(told["at"] + 120, UTC)
-    made = hub.opened(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(now))
+    made = open_hub(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(now))
     yield made
     made.close()
 
@@ -86,4 +87,4 @@ def test_a_later_watchkeepers_directory_is_refused_with_both_numbers(tmp_path: P
     with pytest.raises(
         errors.StartRefused, match=f"format {files.FORMAT + 1}, this Watchkeeper knows up to {files.FORMAT}"
     ):
-        hub.opened(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(datetime.now(UTC)))
+        open_hub(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(datetime.now(UTC)))

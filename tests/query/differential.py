@@ -29,8 +29,8 @@ from typing import Any
 
 from tests import servers
 from tests.query import questions
-from tests.web.fake_hub import FakeHub
 from tests.web.running import serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.model.histograms import CUSTOM, Hint, Histogram, HistogramSample, total
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
@@ -170,7 +170,7 @@ def connected(url: str) -> Iterator[Api]:
 @contextlib.contextmanager
 def ours() -> Iterator[Api]:
     """Our API over an engine that holds the samples."""
-    hub, engine = FakeHub(), EmbeddedEngine(Head(retention_ms=10**11))
+    hub, engine = SmallHub(), EmbeddedEngine(Head(retention_ms=10**11))
     for body in bodies():
         taken = remote_write.receive(body, engine.appender)
         assert not taken.dropped, taken.dropped

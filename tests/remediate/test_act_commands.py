@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.hub.opened import opened
 from tests.product.running import await_that
 from tests.remediate.cluster import Machine, TestCluster, nodes
 from watchkeeper.cli.main import watchkeeper
 from watchkeeper.client.hub import Client
 from watchkeeper.config import settings
 from watchkeeper.errors import HubError, SettingsError
-from watchkeeper.hub.hub import Hub, opened
+from watchkeeper.hub.hub import Hub
 from watchkeeper.kit import clock
 from watchkeeper.model import events, fleet
 from watchkeeper.model.trust import Mode

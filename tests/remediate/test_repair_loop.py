@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.hub.opened import opened
 from tests.remediate.cluster import Machine, TestCluster, nodes
 from tests.remediate.world import NOON
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import SettingsError, StoreError
-from watchkeeper.hub.hub import opened
 from watchkeeper.hub.repair_loop import ladder_of, limits_of, policy_of
 from watchkeeper.kit.clock import ManualClock, to_ms
 from watchkeeper.model import events, fleet

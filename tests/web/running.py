@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.web.fake_hub import FakeHub
+from tests.web.small_hub import SmallHub
 from watchkeeper.hub.services import Services
 from watchkeeper.web import server
 from watchkeeper.web.app import create_app
@@ -80,7 +80,7 @@ class Site:
 
 @contextlib.contextmanager
 def serving(
-    hub: FakeHub | Services,
+    hub: SmallHub | Services,
     auth: Auth | Doors | None = None,
     *,
     interval_seconds: float = 0.5,

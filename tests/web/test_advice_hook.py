@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.remediate.drivers.scripted_server import Reply, Scripted, serving
-from tests.web.fake_hub import FakeHub
+from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
 from watchkeeper.web.accounting.advice_hook import AdviceHook
 from watchkeeper.web.app import create_app
@@ -21,14 +21,14 @@ from watchkeeper.web.auth.auth import Auth
 ADD = {"action": "add", "gpus": 24, "why": "demand would take more than 80 % of the fleet", "confidence": 0.5}
 
 
-def hub_for(url: str | None, **more: Any) -> FakeHub:
-    hub = FakeHub()
+def hub_for(url: str | None, **more: Any) -> SmallHub:
+    hub = SmallHub()
     capacity = settings.Capacity(advice_webhook=url, **more)
     hub.settings = replace(hub.settings, capacity=capacity)
     return hub
 
 
-def hook(hub: FakeHub, *advice: dict[str, Any] | None) -> AdviceHook:
+def hook(hub: SmallHub, *advice: dict[str, Any] | None) -> AdviceHook:
     """One that is given other advice at each look; None is no advice."""
     left = list(advice)
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests import servers
 from tests.product.running import WATCHKEEPER, await_that, command
-from tests.web.fake_hub import FakeHub
+from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth import users
@@ -149,7 +149,7 @@ def said(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, bytes]:
 
 
 def readable() -> list[str]:
-    table = create_app(FakeHub().services, Auth()).state.endpoints
+    table = create_app(SmallHub().services, Auth()).state.endpoints
     paths = [re.sub(r"\{[^}]*\}", "n1", row.path) for row in table if "GET" in row.methods and row.path != "/api/live"]
     return [*paths, "/api/bundle?node=n1", "/api/incidents/INC-1", "/api/incidents/INC-1/notices"]
 

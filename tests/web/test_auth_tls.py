@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError, StartRefused
 from watchkeeper.net.access import Access
@@ -52,7 +52,7 @@ def put(folder: Path, pair: tuple[Path, Path]) -> None:
 @pytest.fixture
 def hub(folder: Path, pairs: dict[str, tuple[Path, Path]]) -> Iterator[tuple[Site, Certificates]]:
     certificates = Certificates(folder / "hub.pem", folder / "hub.key", client_ca=folder / "ca.pem")
-    with serving(FakeHub(), certificates=certificates) as site:
+    with serving(SmallHub(), certificates=certificates) as site:
         yield site, certificates
 
 

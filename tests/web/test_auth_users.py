@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.hub.users import command
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.kit.clock import ManualClock
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 def site(file: Path) -> Iterator[Site]:
     doors = Doors(auth.Auth(is_guarded=True), users_file=file)
     doors.read()
-    with serving(FakeHub(clock=ManualClock(NOW)), doors) as running:
+    with serving(SmallHub(clock=ManualClock(NOW)), doors) as running:
         yield running
 
 

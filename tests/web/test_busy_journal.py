@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.hub.opened import opened
 from tests.hub.stories import gpu, xid
 from watchkeeper.config import settings
-from watchkeeper.hub.hub import Hub, opened
+from watchkeeper.hub.hub import Hub
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.web import server
 from watchkeeper.web.answers import Endpoint

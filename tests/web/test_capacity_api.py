@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.web.fake_hub import START, FakeHub
+from tests.web.kept_services import START
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.cli.accounting import capacity_words
 from watchkeeper.cli.accounting.capacity import command
 from watchkeeper.client import answers, reading
@@ -64,7 +65,7 @@ class Schedulers:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     kept = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))
     hub.engine, hub.clusters = kept, Schedulers()
     for at_ms in range(clock.to_ms(START) - DAYS * 86_400_000, clock.to_ms(START) + 1, FIVE_MINUTES_MS):
@@ -80,7 +81,7 @@ def site() -> Iterator[Site]:
 
 
 def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_not_free() -> None:
-    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     now_ms = clock.to_ms(START)
     seen = [replace(one, last_seen_ms=now_ms) for one in hub.fleet.seen]
     hub.fleet.seen = [replace(seen[0], gone_since_ms=now_ms), *seen[1:8], *hub.fleet.seen[8:]]
@@ -92,7 +93,7 @@ def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_no
 
 
 def test_of_a_node_whose_scheduler_counts_slices_the_gpus_that_report_are_counted() -> None:
-    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     hub.fleet.seen = [replace(one, last_seen_ms=clock.to_ms(START)) for one in hub.fleet.seen]
     told = {"cluster": hub.fleet.seen[0].cluster, "source": "kubernetes", "is_ready": True, "gpu_part": 1 / 7}
     names = ("gpu-r01-01", "gpu-r01-02", "gpu-r01-03")
@@ -151,8 +152,8 @@ def held_since(minutes: int, *, cluster_name: str = "main", gpu: str) -> Iterato
                 yield Sample(Labels({"__name__": name, **owner}), at_ms, 1.0)
 
 
-def small_hub() -> FakeHub:
-    hub = FakeHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+def small_hub() -> SmallHub:
+    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     hub.engine = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))
     return hub
 

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from tests.clusters.fabrics import fabric_of, leaf, without_link
-from tests.web.fake_hub import START, FakeHub
+from tests.web.kept_services import START
 from tests.web.running import Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.clusters.fabric import fabric_watch
 from watchkeeper.config import settings as config
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query import embedded, engine
+from watchkeeper.query import embedded
 from watchkeeper.store.head import head
 from watchkeeper.web.fleet import fabric_map
 from watchkeeper.web.fleet.topology import State
@@ -25,17 +26,14 @@ NOW_MS = clock.to_ms(START)
 HOST = {"Hostname": "gpu-r01-01", "port": "1"}
 
 
-class CountingHub(FakeHub):
+class CountingHub(SmallHub):
     """A hub whose engine holds what a test has put into it."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.clock = clock.ManualClock(START)
+        super().__post_init__()
         self.fabric = fabric_watch.FabricWatch(config.Fabric(), "main")
-        self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))  # type: ignore[assignment]
-
-    async def ask(self, expr: str, at_ms: int) -> engine.Answer:
-        return self.engine.instant(expr, at_ms)
+        self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))
 
     def count(self, metric: str, labels: dict[str, str], *, per_minute: float) -> None:
         """An hour of a counter that grows steadily."""

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.sync.client import ClientConnection
 
-from tests.web.fake_hub import FakeHub, Seen
 from tests.web.running import Site, serving
+from tests.web.small_fleet import Seen
+from tests.web.small_hub import SmallHub
 from tests.web.test_live import PATIENCE_SECONDS, header, viewer
 from watchkeeper.kit import clock
 from watchkeeper.model import fleet
@@ -57,21 +58,21 @@ class Follower:
         return list(parts)
 
 
-def lose_gpu(hub: FakeHub) -> None:
+def lose_gpu(hub: SmallHub) -> None:
     hub.fleet.seen.pop(9)
 
 
-def lose_node(hub: FakeHub) -> None:
+def lose_node(hub: SmallHub) -> None:
     gone = hub.fleet._nodes.pop(1)
     hub.fleet.seen = [seen for seen in hub.fleet.seen if seen.node != gone.name]
 
 
-def gain_node(hub: FakeHub) -> None:
+def gain_node(hub: SmallHub) -> None:
     hub.fleet._nodes.append(fleet.Node("main", "gpu-r01-10", "h200", domains={"rack": "r01"}))
     hub.fleet.seen.append(Seen("gpu-r01-10", fleet.Gpu("GPU-new", 0)))
 
 
-def move_rack(hub: FakeHub) -> None:
+def move_rack(hub: SmallHub) -> None:
     first = hub.fleet._nodes.pop(0)
     hub.fleet._nodes.append(fleet.Node("main", first.name, "h200", expected_gpus=8, domains={"rack": "r09"}))
 
@@ -86,9 +87,9 @@ def move_rack(hub: FakeHub) -> None:
     ],
 )
 def test_only_nodes_that_have_changed_are_sent_and_the_follower_has_the_fleet(
-    change: Callable[[FakeHub], None], sent: list[Any]
+    change: Callable[[SmallHub], None], sent: list[Any]
 ) -> None:
-    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         site.call(change, site.hub)
         parts = page.follow()
@@ -98,10 +99,10 @@ def test_only_nodes_that_have_changed_are_sent_and_the_follower_has_the_fleet(
 
 def test_a_gpu_that_changed_its_holder_is_told_within_a_minute_though_the_map_is_the_same() -> None:
     time = clock.ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
-    with serving(FakeHub(clock=time), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(clock=time), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         version = page.fleet["version"]
-        site.hub.moved["GPU-r01-02-3"] = "train-next"
+        site.hub.readings.moved["GPU-r01-02-3"] = "train-next"
         asyncio.run_coroutine_threadsafe(time.advance(live.HOLDERS_SECONDS), site.loop).result(60)
         site.call(site.hub.changes.send, "fleet")
         assert len(page.follow()) == 3
@@ -110,10 +111,10 @@ def test_a_gpu_that_changed_its_holder_is_told_within_a_minute_though_the_map_is
 
 
 def test_holders_that_nobody_can_tell_any_more_are_unknown_to_a_follower_too() -> None:
-    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         assert page.fleet["workloads"] == {}
-        site.hub.failing = True
+        site.hub.queries.failing = True
         site.call(lose_gpu, site.hub)
         page.follow()
         assert page.fleet["workloads"] is None
@@ -122,7 +123,7 @@ def test_holders_that_nobody_can_tell_any_more_are_unknown_to_a_follower_too() -
 
 @pytest.mark.slow
 def test_a_follower_of_an_edition_that_nobody_knows_is_told_so_until_it_has_another() -> None:
-    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         page.say("from before the restart")
         for _ in range(2):
@@ -136,7 +137,7 @@ def test_a_follower_of_an_edition_that_nobody_knows_is_told_so_until_it_has_anot
 
 @pytest.mark.slow
 def test_a_follower_that_missed_some_editions_is_told_everything_since_its_own() -> None:
-    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         own = page.fleet
         for change in (lose_gpu, gain_node):
@@ -151,7 +152,7 @@ def test_a_follower_that_missed_some_editions_is_told_everything_since_its_own()
 
 @pytest.mark.slow
 def test_a_viewer_that_does_not_say_what_it_has_is_sent_pictures_only() -> None:
-    with serving(FakeHub(), interval_seconds=60) as site, viewer(site) as socket:
+    with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         kinds = set()
         for _ in range(3):
             site.call(lose_gpu, site.hub)
@@ -162,7 +163,7 @@ def test_a_viewer_that_does_not_say_what_it_has_is_sent_pictures_only() -> None:
 
 
 def test_the_long_answer_names_holders_by_uuid_and_the_short_one_with_each_gpu() -> None:
-    with serving(FakeHub(), interval_seconds=60) as site:
+    with serving(SmallHub(), interval_seconds=60) as site:
         long, short = site.ask("/api/fleet").json, site.ask(WHOLE).json
     assert long["workloads"] == {
         gpu["uuid"]: gpu["workload"] for node in short["nodes"] for gpu in node["gpus"] if gpu["workload"]

@@ -15,15 +15,15 @@ import pytest
 from starlette.routing import Route, WebSocketRoute
 
 from tests.product import running as product
-from tests.web.fake_hub import FakeHub
 from tests.web.running import ask_json, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.kit import api_version, wire
 from watchkeeper.web import openapi
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth, Role
 from watchkeeper.web.schema import Schemas, Shown
 
-APP = create_app(FakeHub().services, Auth())
+APP = create_app(SmallHub().services, Auth())
 DOCUMENT = openapi.document(APP.state.endpoints, version="0.0.0")
 JSON = "application/json"
 
@@ -68,7 +68,7 @@ def test_a_role_in_the_document_is_the_role_at_the_gate() -> None:
 
 
 def test_every_answer_names_the_version_of_the_api() -> None:
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         for path in ("/api/status", "/api/no-such-thing", openapi.PATH):
             assert site.ask(path).headers[api_version.HEADER.lower()] == DOCUMENT["info"]["version"]
         assert site.ask(openapi.PATH).json["info"]["version"] == str(api_version.API_VERSION)

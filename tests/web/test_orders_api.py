@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.web.fake_hub import FakeHub
 from tests.web.running import Reply, Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import wire
 from watchkeeper.model import orders
@@ -32,7 +32,7 @@ SECRET = "s" * 32
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    hub = FakeHub()
+    hub = SmallHub()
     with closing(Journal(tmp_path / "journal.db")) as journal:
         hub.orders = Outbox(journal, HUB_KEY, now=hub.clock.now())
         with serving(hub) as running:
@@ -185,7 +185,7 @@ def test_too_many_polls_are_sent_away_with_both_numbers(site: Site, monkeypatch:
 
 
 def test_a_hub_without_a_key_says_how_to_get_orders() -> None:
-    with serving(FakeHub()) as site:
+    with serving(SmallHub()) as site:
         for reply in (site.ask("/api/orders?node=n1"), give(site), answer(site, "WO-1")):
             assert (reply.status, "order_key_file is not set" in reply.json["error"]) == (409, True)
 
@@ -195,7 +195,7 @@ def bound(pattern: str | None) -> Auth:
 
 
 def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
-    hub = FakeHub()
+    hub = SmallHub()
     headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
     event = {"id": "e", "kind": "xid", "code": 79, "place": {"cluster": "main", "node": "r2-n1"}, "text": ""}
     event["at"] = wire.format_time(hub.clock.now())

@@ -14,14 +14,17 @@ from urllib.parse import urlencode
 import pytest
 
 from tests import servers
-from tests.web.fake_hub import FakeHub
+from tests.web.canned_engine import CannedQueries
+from tests.web.kept_services import NoTargets
 from tests.web.running import Reply, Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import clock
 from watchkeeper.model import exemplars, histograms
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import embedded
+from watchkeeper.query.engine import Answer
 from watchkeeper.query.remote import remote_write
 from watchkeeper.readers.exposition import Family
 from watchkeeper.rules import rulefile
@@ -42,8 +45,19 @@ groups:
 """
 
 
-class StoredHub(FakeHub):
-    """The fake hub over a real engine: two nodes with a temperature each, one of them gone."""
+class StoredTargets(NoTargets):
+    """What the agents of these nodes answer."""
+
+    def targets(self) -> list[Any]:
+        target = jobs.Target("n1:9400", "http://n1:9400/metrics", Labels({"job": "dcgm"}), "main", job=jobs.Job("dcgm"))
+        return [scrape.TargetState(target, families={"temp": Family("gauge", "Temperature", "celsius")})]
+
+    def dropped_targets(self) -> list[Any]:
+        return [discovery.Dropped("dcgm", {"__address__": "n9:9400"})]
+
+
+class StoredHub(SmallHub):
+    """A small hub over a real engine: two nodes with a temperature each, one of them gone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,20 +73,11 @@ class StoredHub(FakeHub):
         work = Labels({"__name__": "work_total", "node": "n1"})
         trace = exemplars.Exemplar(Labels({"trace_id": "ab"}), 2.5, 4500)
         kept.exemplars.note(work, trace)
-        self.in_force = rulefile.read({"heat.yaml": RULES}).groups
+        self.rules.in_force = [(group, {}) for group in rulefile.read({"heat.yaml": RULES}).groups]
+        self.targets = StoredTargets()
 
     def add(self, name: str, at_ms: int, value: float, **labels: str) -> None:
         self.engine.appender.append([Sample(Labels({"__name__": name, **labels}), at_ms, value)])
-
-    def groups(self) -> list[Any]:
-        return [(group, {}) for group in self.in_force]
-
-    def targets(self) -> list[Any]:
-        target = jobs.Target("n1:9400", "http://n1:9400/metrics", Labels({"job": "dcgm"}), "main", job=jobs.Job("dcgm"))
-        return [scrape.TargetState(target, families={"temp": Family("gauge", "Temperature", "celsius")})]
-
-    def dropped_targets(self) -> list[Any]:
-        return [discovery.Dropped("dcgm", {"__address__": "n9:9400"})]
 
 
 @pytest.fixture(scope="module")
@@ -248,13 +253,16 @@ def test_a_parameter_that_cannot_be_honoured_is_refused_with_words(site: Site, f
     assert form.partition("=")[0] in reply.json["error"]
 
 
-class SlowHub(StoredHub):
-    async def ask(self, expr: str, at_ms: int) -> Any:
+class SlowQueries(CannedQueries):
+    async def instant(self, expr: str, at_ms: int | None = None) -> Answer:
         await asyncio.Event().wait()
+        return await super().instant(expr, at_ms)
 
 
 def test_a_query_that_takes_longer_than_the_caller_waits_is_a_timeout() -> None:
-    with serving(SlowHub()) as site:
+    hub = StoredHub()
+    hub.queries = SlowQueries(hub.engine, hub.clock)
+    with serving(hub) as site:
         reply = site.ask("/api/v1/query?query=temp&timeout=10ms")
     assert (reply.status, reply.json["errorType"]) == (503, "timeout")
     assert "after 0.01 s" in reply.json["error"]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.web.fake_hub import START, FakeHub
+from tests.web.kept_services import START
 from tests.web.running import Reply, Site, serving
+from tests.web.small_hub import SmallHub
 from watchkeeper.kit import clock
 from watchkeeper.model import alerts
 from watchkeeper.model.labels import Labels
@@ -34,13 +35,13 @@ groups:
 """
 
 
-class HotHub(FakeHub):
+class HotHub(SmallHub):
     """GPU 0 was hot for ten minutes of the last hour, GPU 1 for one."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.clock = clock.ManualClock(START)
-        self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))  # type: ignore[assignment]
+        super().__post_init__()
+        self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))
         for gpu, hot in (("0", range(30, 40)), ("1", range(20, 21))):
             series = Labels({"__name__": "temperature", "gpu": gpu})
             readings = [
@@ -48,12 +49,9 @@ class HotHub(FakeHub):
             ]
             self.engine.appender.append(readings)
 
-    def groups(self) -> list[Any]:
         (group,) = rulefile.read({"heat.yaml": RULES}).groups
-        return [(group, {})]
-
-    def alerts(self) -> list[alerts.Alert]:
-        return [
+        self.rules.in_force = [(group, {})]
+        self.rules.active = [
             alerts.Alert(Labels({"alertname": "GpuHot", "gpu": str(gpu)}), state, START - timedelta(seconds=gpu), 91.0)
             for gpu in range(300)
             for state in [alerts.AlertState.FIRING if gpu == 299 else alerts.AlertState.PENDING]

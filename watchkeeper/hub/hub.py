@@ -12,7 +12,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from watchkeeper.config import settings as config
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import (
     choices,
@@ -32,30 +31,13 @@ from watchkeeper.hub import (
     stages,
 )
 from watchkeeper.hub.loops import Loops
-from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Samples
 from watchkeeper.incidents import subject
-from watchkeeper.kit import clock
 from watchkeeper.notify import delivery, message
 from watchkeeper.remediate import driver as drivers
 from watchkeeper.remediate import evidence, node_checks, orders
 from watchkeeper.remediate.drivers import kubernetes, together
 from watchkeeper.store.journal import journal as journals
-
-
-def opened(
-    settings: config.Settings,
-    *,
-    time: clock.Clock,
-    simulator_url: str | None = None,
-    driver: drivers.Driver | None = None,
-) -> Hub:
-    """A hub that is built and opened in one go; a server does it in steps, and answers questions in between."""
-    samples = Samples(Runtime(settings, time))
-    hub = Hub(samples, simulator_url=simulator_url, driver=driver)
-    samples.open()
-    hub.open()
-    return hub
 
 
 class Hub:
@@ -77,7 +59,9 @@ class Hub:
         self._thread = journal_thread.JournalThread()
         self._reader = journal_reader.JournalReader(self.current, self.fleet.fleet, cluster=settings.fleet.cluster)
         self.rules = rule_loops.RuleLoops(settings, self._around_rules(), time=time, metrics=metrics)
-        self.repairs = repair_loop.RepairLoop(settings.remediate, time=time, metrics=metrics)
+        self.repairs = repair_loop.RepairLoop(
+            settings.remediate, cluster=settings.fleet.cluster, time=time, metrics=metrics
+        )
         self._policy = repair_loop.policy_of(settings.remediate, gives_orders=together.gives_orders(settings))
         self._cluster_driver = driver or choices.driver_of(
             settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped
@@ -210,7 +194,6 @@ class Hub:
             survived=self.loops.survived,
             validators=node_checks.node_validators(self._orders),
             bundles=Path(settings.hub.data) / "bundles",
-            cluster=settings.fleet.cluster,
             connected=self._cluster_driver if isinstance(self._cluster_driver, kubernetes.Kubernetes) else None,
         )
 

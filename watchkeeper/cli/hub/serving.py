@@ -120,7 +120,7 @@ class Builder:
 
 def left_to_build(build: Builder) -> Iterator[None]:
     """What a hub needs besides its samples, in steps, for when it would wait; wrong settings are told here."""
-    yield from late.steps("watchkeeper.web", "watchkeeper.hub.pipeline")
+    yield from late.steps("watchkeeper.web", "watchkeeper.hub")
     build()
     yield
 

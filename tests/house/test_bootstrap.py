@@ -102,3 +102,12 @@ def test_an_unknown_part_is_answered_with_the_known_ones(machine: Path, parts: t
     code, said = bootstrap(machine, *parts)
     assert code == 1
     assert "hub, dev, console, servers" in said
+
+
+def test_make_test_builds_no_server_from_source_and_ci_does() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ntest:")[2].partition("\n\n")[0]
+    part = (ROOT / "scripts" / "bootstrap").read_text().partition("\npart_servers()")[2].partition("\n}")[0]
+    assert "scripts/bootstrap" in recipe
+    assert "scripts/render-tools" in part
+    assert "kubernetes" not in recipe + part
+    assert "make servers" in (ROOT / ".ci" / "run").read_text()

@@ -119,3 +119,12 @@ def test_the_packages_of_the_console_are_installed_once_for_each_lock(machine: P
     (machine / "console" / "package-lock.json").write_text('{"packages": {}}')
     assert bootstrap(machine, "node")[0] == 0
     assert (machine / "calls").read_text() == "ci\nci\n"
+
+
+def test_make_test_builds_no_server_from_source_and_ci_does() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ntest:")[2].partition("\n\n")[0]
+    part = (ROOT / "scripts" / "bootstrap").read_text().partition("\npart_servers()")[2].partition("\n}")[0]
+    assert "scripts/bootstrap" in recipe
+    assert "scripts/render-tools" in part
+    assert "kubernetes" not in recipe + part
+    assert "make servers" in (ROOT / ".ci" / "run").read_text()
